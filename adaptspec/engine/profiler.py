@@ -388,6 +388,7 @@ def cost_path(target: Runner, drafters: Sequence[Drafter], max_rows: int) -> Pat
     """Where the cost table of these models is cached on this machine; all rows must be free."""
     facts = [str(_MEASURING), _device(target), processor(), str(torch.get_num_threads()), torch.__version__]
     facts += [f"{m.info.fingerprint} {m.info.dtype} {Extent.of(m, max_rows)}" for m in _models(target, drafters)]
+    facts += ["strict"] * target.info.strict
     key = hashlib.blake2b("\n".join(facts).encode(), digest_size=12)
     return costs_folder() / f"{key.hexdigest()}.json"
 
