@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from adaptspec.tables import Table
 
 
-_AS_GIVEN = ("model", "device", "tensor_parallel_size", "draft_device", "dtype", "context", "eager")
+_AS_GIVEN = ("model", "device", "tensor_parallel_size", "draft_device", "dtype", "context", "exact", "eager")
 
 
 def add_models(parser: argparse.ArgumentParser) -> None:
@@ -33,8 +33,8 @@ def add_models(parser: argparse.ArgumentParser) -> None:
     add(
         "--draft",
         default="auto",
-        help="directory or hub id of the draft model, or 'none' (default: the bundled one "
-        "for the bundled target, none for any other)",
+        help="directory or hub id of the draft model; quantized:int8 or :int4, the target itself in fewer bits; "
+        "or 'none' (default: the bundled one for the bundled target, none for any other)",
     )
     add(
         "--counts",
@@ -70,6 +70,13 @@ def add_models(parser: argparse.ArgumentParser) -> None:
         default="auto",
         choices=["auto", "float32", "bfloat16", "float16"],
         help="of weights and caches (default: %(default)s, what suits device and model)",
+    )
+    add(
+        "--exact",
+        default="depths",
+        choices=["depths", "strict"],
+        help="on CUDA, what must not change a text: how much is drafted, or (strict, and slower) the batch, too "
+        "(default: %(default)s)",
     )
     add("--eager", "--enforce-eager", action="store_true", help="capture no CUDA graphs: slower, and starts sooner")
     add(

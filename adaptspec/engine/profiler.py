@@ -390,6 +390,7 @@ def cost_path(target: Runner, drafters: Sequence[Drafter], max_rows: int) -> Pat
     devices = " ".join(dict.fromkeys(map(_device, _models(target, drafters))))
     facts = [str(_MEASURING), devices, processor(), str(torch.get_num_threads()), torch.__version__]
     facts += [f"{m.info.fingerprint} {m.info.dtype} {Extent.of(m, max_rows)}" for m in _models(target, drafters)]
+    facts += ["strict"] * target.info.strict
     key = hashlib.blake2b("\n".join(facts).encode(), digest_size=12)
     return costs_folder() / f"{key.hexdigest()}.json"
 

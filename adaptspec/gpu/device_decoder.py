@@ -7,7 +7,7 @@ is in its pass: in 16 bits, where the last bit decides ties, text is the same at
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import ModuleType
 
@@ -62,9 +62,9 @@ def device_decoder(
         return DeviceDecoder(info, config, weights, cache)
 
 
-def bucket(tokens: int) -> int:
+def bucket(tokens: int, sizes: Sequence[int] = BUCKETS) -> int:
     """How many tokens a pass of so many is padded to."""
-    return next((size for size in BUCKETS if size >= tokens), -(-tokens // BUCKETS[-1]) * BUCKETS[-1])
+    return next((size for size in sizes if size >= tokens), -(-tokens // sizes[-1]) * sizes[-1])
 
 
 def shared_tokens(heads: Heads, places: int) -> int:
@@ -104,6 +104,8 @@ class DeviceDecoder:
         self._config, self._weights = config, weights
         mine = self.group.part.vocabulary(config.vocab_size)
         self.tokens = mine.stop - mine.start  # that this rank's head is for
+        # Products of one shape alone: no logit depends on what else is in the pass, nor on how much that is.
+        self._sizes = BUCKETS[-1:] if info.strict else BUCKETS
         table = rotations(config.rope, config.head_dim, info.context).to(self.device)
         self._cos, self._sin = table.real.contiguous(), table.imag.contiguous()
         shared = shared_tokens(self.heads, info.context)
@@ -124,17 +126,21 @@ class DeviceDecoder:
         weights, residual, added = self._weights, self._weights.embedding.index_select(0, inputs.tokens), None
         plans = {window: self._plan(inputs, window) for window in set(self._config.windows)}
         for layer, pool, window in zip(weights.layers, self.cache.pool, self._config.windows, strict=True):
-            qkv = layer.qkv(self._normed(added, residual, layer.attention_norm))
+            qkv = self._product(layer.qkv, self._normed(added, residual, layer.attention_norm))
             norm = None if layer.qk_norm is None else HeadNorm(*_plain(layer.qk_norm, self.heads.dim))
             queries = self.ops.rope_store(qkv, self._cos, self._sin, inputs.positions, inputs.slots, pool, norm)
-            added = self.group.total(layer.output(self.ops.attend(queries, pool, plans[window])))
-            gate_up = layer.gate_up(self._normed(added, residual, layer.mlp_norm))
-            added = self.group.total(layer.down(self.ops.silu_mul(gate_up)))
+            added = self.group.total(self._product(layer.output, self.ops.attend(queries, pool, plans[window])))
+            gate_up = self._product(layer.gate_up, self._normed(added, residual, layer.mlp_norm))
+            added = self.group.total(self._product(layer.down, self.ops.silu_mul(gate_up)))
         return self._normed(added, residual, weights.norm)
 
     def logits(self, states: torch.Tensor) -> torch.Tensor:
         """[N, this rank's tokens] in float32, of states [N, hidden]. N should be one of `bucket`'s."""
-        return self._weights.head.logits(states)
+        return self._product(self._weights.head.logits, states)
+
+    def bucket(self, tokens: int) -> int:
+        """How many tokens a pass of so many is padded to."""
+        return bucket(tokens, self._sizes)
 
     def joined(self, logits: torch.Tensor) -> torch.Tensor:
         """[N, vocab] of what each rank has."""
@@ -164,7 +170,7 @@ class DeviceDecoder:
         """See `Runner.forward`."""
         spans = new_spans(self.cache, packed)
         last = last_places(spans, packed.wanted.tolist())
-        padded = np.pad(last, (0, bucket(max(len(last), 1)) - len(last)))
+        padded = np.pad(last, (0, self.bucket(max(len(last), 1)) - len(last)))
         self.cache.send()
         laid = self._laid(packed.tokens, spans)
         with self.group.together("call", "read", laid, padded):
@@ -182,7 +188,7 @@ class DeviceDecoder:
 
     def _laid(self, tokens: IntArray, spans: Sequence[Span]) -> Sequence[IntArray]:
         """All that `Inputs` are made of, but rows and places in them for slots."""
-        size, rows = bucket(len(tokens)), np.array([span.row for span in spans])
+        size, rows = self.bucket(len(tokens)), np.array([span.row for span in spans])
         counts = np.array([span.size for span in spans])
         owners, places = np.repeat(rows, counts), np.concatenate([np.arange(span.start, span.end) for span in spans])
         base, seen = places + 1, np.zeros(len(tokens), dtype=np.int64)
@@ -220,6 +226,12 @@ class DeviceDecoder:
             self._workspace if shared else None,
             several if shared else 1,
         )
+
+    def _product(self, product: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor) -> torch.Tensor:
+        """`product` of x [T, in], in tiles of one size where the decoder is strict."""
+        if not self.info.strict or len(x) <= BUCKETS[-1]:
+            return product(x)
+        return torch.cat([product(tile) for tile in torch.split(x, BUCKETS[-1])])
 
     def _normed(self, added: torch.Tensor | None, residual: torch.Tensor, norm: Norm) -> torch.Tensor:
         normed: torch.Tensor = self.ops.add_norm(added, residual, *_plain(norm, residual.shape[1]))

@@ -10,7 +10,7 @@ from torch.nn import functional
 
 from adaptspec.decision_tables import ENTROPY_EDGES
 from adaptspec.gpu import combs, draft_bounds
-from adaptspec.gpu.device_decoder import DeviceDecoder, Inputs, bucket
+from adaptspec.gpu.device_decoder import DeviceDecoder, Inputs
 from adaptspec.gpu.graphs import Captured
 from adaptspec.gpu.staging import Block
 from adaptspec.models.noise import token_keys
@@ -108,7 +108,7 @@ class DraftSteps:
         return self.model.run(inputs(self.model, tokens, (owners, places, live), laid))
 
     def _keep_logits(self, states: torch.Tensor) -> None:
-        more = bucket(len(states)) - len(states)
+        more = self.model.bucket(len(states)) - len(states)
         logits = self.model.logits(functional.pad(states, (0, 0, 0, more)))
         self.logits[: len(states)].copy_(logits[: len(states)])
 
@@ -157,7 +157,7 @@ def inputs(
     """A pass over these tokens, padded to its bucket. `at`: the row and the place of each, and whether it lives; what
     does not is written to nobody's block.
     """
-    more = bucket(tokens.numel()) - tokens.numel()
+    more = model.bucket(tokens.numel()) - tokens.numel()
     tokens, rows, places, live = (part.flatten() for part in (tokens, *at))
     rows, places = torch.where(live, rows, model.cache.nobody), torch.where(live, places, 0)
     base, slots = torch.where(live, places + 1, 0).int(), model.slots(rows, places)

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from adaptspec.gpu import combs, draft_bounds, rules
-from adaptspec.gpu.device_decoder import BUCKETS, DeviceDecoder, bucket
+from adaptspec.gpu.device_decoder import BUCKETS, DeviceDecoder
 from adaptspec.gpu.draft_steps import DraftSteps, inputs, reset
 from adaptspec.gpu.graphs import Captured
 from adaptspec.gpu.ops import RuledPositions, RuledRows, RuleTables
@@ -296,7 +296,7 @@ class DeviceRounds:
 
     def _width(self, rows: int) -> int:
         """Tokens of a verify pass of the longest chains."""
-        return bucket(max(rows * (self._steps + 1), LEAST))
+        return self.target.bucket(max(rows * (self._steps + 1), LEAST))
 
     def _tiles(self, width: int, rows: int) -> int:
         """The most tiles that so many tokens of so many rows make."""
@@ -318,7 +318,7 @@ class DeviceRounds:
             combs.write(host, plan.tree, plan.nodes)
         wide = (np.maximum(plan.nodes, plan.counts) + 1)[:decoding]
         tokens = int(wide.sum())
-        width = max(bucket(max(tokens, 1)), self._room(self._bucket(count)))
+        width = max(self.target.bucket(max(tokens, 1)), self._room(self._bucket(count)))
         host["owners"][:tokens] = np.repeat(np.arange(decoding), wide)
         host["offsets"][:tokens] = np.arange(tokens) - np.repeat(np.cumsum(wide) - wide, wide)
         host["owners"][tokens:], host["offsets"][tokens:] = 0, self.most_nodes + 1

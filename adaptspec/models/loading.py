@@ -14,6 +14,7 @@ from adaptspec.models.config import FAMILIES, WHOLE, DecoderConfig, Part, check_
 from adaptspec.models.decoder import Decoder
 from adaptspec.models.kv_cache import CacheLimits, CachePlan, KVCache, plan_cache
 from adaptspec.models.model_files import CONFIG, eos_token_ids, fingerprint, read_json, resolve_model, weight_files
+from adaptspec.models.quantized import quantized_weights
 from adaptspec.models.runner import ModelInfo, Runner
 from adaptspec.models.transformers_runner import (
     BLOCK,
@@ -44,6 +45,7 @@ class LoadedModel:
     start: Callable[[ModelInfo, CachePlan], Runner]
     block_size: int | None = None
     config: DecoderConfig | None = None
+    quantized: Callable[[str], LoadedModel] | None = None  # itself in 8 or 4 bits, sharing what stays; None: it cannot
 
     def runner(self, limits: CacheLimits) -> Runner:
         """With a cache; ModelError if none of these limits fits."""
@@ -99,14 +101,18 @@ def _load_lean(
 ) -> LoadedModel:
     whole, (make, part) = read_decoder_config(raw), how
     config, weights = whole.part(part), load_weights(folder, whole, dtype, device, part)
-    return LoadedModel(
-        folder,
-        _info(folder, raw, dtype, (weights.parameters, config.vocab_size, config.context)),
-        device,
-        config.cache_shape.bytes_per_token(dtype),
-        lambda info, plan: make(info, config, weights, plan),
-        config=config,
-    )
+
+    def loaded(info: ModelInfo, own: DecoderWeights) -> LoadedModel:
+        each = config.cache_shape.bytes_per_token(dtype)
+        return LoadedModel(folder, info, device, each, lambda info, plan: make(info, config, own, plan), config=config)
+
+    found = loaded(_info(folder, raw, dtype, (weights.parameters, config.vocab_size, config.context)), weights)
+
+    def quantized(kind: str) -> LoadedModel:
+        info = replace(found.info, fingerprint=f"{found.info.fingerprint}-{kind}")
+        return loaded(info, quantized_weights(weights, kind))
+
+    return replace(found, quantized=quantized)
 
 
 def _load_other(folder: Path, raw: Mapping[str, Any], dtype: torch.dtype, device: torch.device) -> LoadedModel:

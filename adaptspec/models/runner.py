@@ -20,6 +20,7 @@ class ModelInfo:
 
     `context` is the most tokens a row can hold; `fingerprint` tells weights apart; `dtype` is what they are computed
     in, in torch's words (float32). A model that does not take trees takes no `Packed.seen`: drafts for it are chains.
+    `strict`: its logits are to be the same bits whatever else is in a pass.
     """
 
     name: str
@@ -31,6 +32,7 @@ class ModelInfo:
     eos_token_ids: tuple[int, ...]
     dtype: str
     takes_trees: bool = True
+    strict: bool = False
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import PreTrainedTokenizerFast
+from transformers import AutoModelForCausalLM, GPT2Config, PreTrainedTokenizerFast
 
 from adaptspec.drafting.draft_model import DraftModelDrafter
 from adaptspec.engine import assembly as module
@@ -248,3 +248,14 @@ def test_canaries_that_want_too_much_are_refused_before_models_are_loaded(tmp_pa
     both = [policy_file(tmp_path / f"{n}.yaml", n, "{algorithm: static, depth: 2}", body) for n in ("a", "b")]
     with pytest.raises(ConfigError, match="120 percent"):
         build(EngineConfig(str(tmp_path / "nowhere"), policies=tuple(both)))
+
+
+def test_what_needs_a_device_or_another_model_is_refused(draft_path: Path, tmp_path: Path) -> None:
+    with pytest.raises(
+        ConfigError, match="--exact strict shapes the passes of Llama-like models on CUDA; leave it out"
+    ):
+        build(EngineConfig(str(draft_path), None, device="cpu", exact="strict"))
+    other = GPT2Config(n_embd=16, n_layer=1, n_head=2, vocab_size=60, eos_token_id=1)
+    AutoModelForCausalLM.from_config(other).save_pretrained(tmp_path)
+    with pytest.raises(ConfigError, match="only Llama-like models can draft for themselves; use a draft model"):
+        build(EngineConfig(str(tmp_path), "quantized:int8", device="cpu"))

@@ -192,6 +192,17 @@ def test_a_larger_cache_is_measured_again(monkeypatch: pytest.MonkeyPatch, tmp_p
     assert profiled_costs(TableRunner(context=128), [NgramDrafter()], 4).profile.rows == (1, 2, 4)
 
 
+def test_a_strict_model_has_costs_of_its_own() -> None:
+    """Its passes are larger; the same weights without that keep their table."""
+    usual, strict = TableRunner(), TableRunner()
+    strict.info = replace(strict.info, strict=True)
+    assert (
+        profiler.cost_path(usual, [], 4)
+        == profiler.cost_path(TableRunner(), [], 4)
+        != profiler.cost_path(strict, [], 4)
+    )
+
+
 def test_a_broken_cache_file_is_measured_again(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -1,56 +1,87 @@
-"""In bfloat16 texts depend on how many tokens a pass has: how many texts do, by depth and shape of the drafts."""
+"""In bfloat16 the last bit decides many ties: on the device path neither depths nor trees change one, on a real CPU."""
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
+from typing import Any
 
 import pytest
 
-from adaptspec.bench.exactness import Reference, _alone, _fixed
-from adaptspec.bench.workloads import encode, read_workloads
+from adaptspec.bench.workloads import read_workloads
 from adaptspec.control.cost import CostTable
 from adaptspec.engine import assembly
-from adaptspec.engine.assembly import EngineConfig, build
+from adaptspec.engine.assembly import Built, EngineConfig, build, make_executor
+from adaptspec.engine.core import EngineLimits
+from adaptspec.gpu.device_decoder import device_decoder
+from adaptspec.request import Request, SamplingParams
+from tests.engine.branching import Branched, Shape
+from tests.engine.conftest import make_core, run
 from tests.engine.policies import COSTS
-from tests.gpu.pretend import PretendCuda
 
-WAYS = ("0", "3", "7", "tree")
-CUTS = (80, 1000)  # characters: the built-in prompts whole, and their beginnings
-TOKENS = 32
+PROMPT, TOKENS = 16, 12
+CONTEXT = 64
+CHAIN, TREE = Shape(width=1), Shape(4, 16, beam=True)
 
 
-def changed_texts(device: str, dtype: str) -> dict[str, int]:
-    """Of 20 greedy texts, how many are not those of plain decoding, by what the draft model drafts.
+def loaded(monkeypatch: pytest.MonkeyPatch, **settings: Any) -> Built:
+    """The bundled models as a CUDA device has them."""
+    monkeypatch.setattr(assembly, "decoder", device_decoder)
+    monkeypatch.setattr(assembly, "warm_up", lambda *_: None)
+    limits = EngineLimits(max_rows=16)
+    config = EngineConfig(device="cpu", dtype="bfloat16", context=CONTEXT, limits=limits, **settings)
+    return build(config, costs=lambda *_: CostTable(COSTS))
 
-    `device` cpu, or cuda pretended. `adaptspec bench exactness --dtype bfloat16 --drafter draft-model` asks the same of
-    more prompts, and holds them against transformers.
-    """
-    with ExitStack() as stack:
-        if device == "cuda":
-            cuda = stack.enter_context(PretendCuda())
-            patch = stack.enter_context(pytest.MonkeyPatch.context())
-            patch.setattr(assembly, "ThreadPoolExecutor", partial(ThreadPoolExecutor, initializer=cuda.enter_thread))
-        config = EngineConfig(device=device, dtype=dtype, context=512)
-        built = build(config, costs=lambda *_: CostTable(COSTS))
-        built = replace(built, drafters=tuple(one for one in built.drafters if one.name == "draft-model"))
-        prompts = [
-            Reference(encode(built.tokenizer, replace(prompt, text=prompt.text[:cut]), 400), (), ())
-            for prompts in read_workloads(None, 1).values()
-            for prompt in prompts
-            for cut in CUTS
-        ]
-        cores = {names["depth"]: core for names, core in _fixed(built, config)}
-        cores["plain"] = cores["0"]
-        texts = {way: [done.tokens for done in _alone(cores[way](), prompts, TOKENS)] for way in ("plain", *WAYS)}
-    return {way: sum(a != b for a, b in zip(texts["plain"], texts[way], strict=True)) for way in WAYS}
+
+def prompts(built: Built, count: int) -> list[tuple[int, ...]]:
+    """Of as many tokens, from all over the built-in ones."""
+    words = " ".join(one.text for some in read_workloads(None, 1).values() for one in some)
+    tokens = built.tokenizer.encode(words)
+    step = (len(tokens) - PROMPT) // (count - 1)
+    return [tuple(tokens[step * i : step * i + PROMPT]) for i in range(count)]
+
+
+def texts(
+    built: Built, count: int, depths: Sequence[int], shape: Shape = CHAIN, *, limits: EngineLimits, also: str = ""
+) -> list[tuple[int, ...]]:
+    """Every other one greedy; what is drafted by the draft model, or in turn by another one, too."""
+    drafters = [one for one in built.drafters if one.name in ("draft-model", also)]
+    names = tuple(one.name for one in drafters)
+    policy = Branched(names, lambda n, size: [depths[(n + i) % len(depths)] for i in range(size)], shape)
+    executor: Any = lambda target, those: make_executor(target, those, limits, eager=True)  # noqa: E731
+    target: Any = built.target
+    core = make_core(built.tokenizer, target, drafters, {"p": (policy, "coupled")}, limits=limits, executor=executor)
+    usual = SamplingParams(TOKENS, ignore_eos=True)
+    asked = [
+        Request(f"r{i}", prompt, replace(usual, temperature=0.8 * (i % 2), seed=i))
+        for i, prompt in enumerate(prompts(built, count))
+    ]
+    done = run(core, asked)
+    assert {one.error for one in done.values()} == {None}
+    drafted = sum(one.stats.accepted for one in done.values())
+    assert bool(drafted) == any(depths)
+    return [done[request.id].tokens for request in asked]
+
+
+def changed(some: Sequence[tuple[int, ...]], other: Sequence[tuple[int, ...]]) -> int:
+    return sum(a != b for a, b in zip(some, other, strict=True))
 
 
 @pytest.mark.whole
-def test_texts_that_depths_change_on_the_cpu() -> None:
-    """Until products have fixed shapes, ties are many, and processors break them in their own ways: half at most."""
-    found = changed_texts("cpu", "bfloat16")
-    assert found.pop("0") == 0
-    assert max(found.values()) <= 10, found
+def test_depths_and_trees_change_no_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 200; passes are as wide for any of these few rows, and prompts are read one by one."""
+    built, limits = loaded(monkeypatch), EngineLimits(max_rows=2, prefill_tokens=PROMPT, max_depth=7)
+    plain = texts(built, 200, [0], limits=limits)
+    for depth, shape in ((3, CHAIN), (7, CHAIN), (7, TREE)):
+        assert changed(texts(built, 200, [depth], shape, limits=limits), plain) == 0
+
+
+@pytest.mark.whole
+def test_strictly_no_batch_changes_a_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many requests run, prompts are cut, and drafts branch, in rounds that run whole or part by part."""
+    built = loaded(monkeypatch, exact="strict")
+    plain = texts(built, 40, [0], limits=EngineLimits(max_rows=1, max_depth=7))
+    for rows, prefill in ((3, 9), (16, 256)):
+        limits = EngineLimits(max_rows=rows, prefill_tokens=prefill, max_depth=7)
+        for shape, also in ((CHAIN, ""), (TREE, "ngram")):
+            assert changed(texts(built, 40, [0, 3, 7, 5], shape, limits=limits, also=also), plain) == 0

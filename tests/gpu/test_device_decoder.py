@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 from adaptspec.gpu.device_decoder import BUCKETS, DeviceDecoder, branches, bucket, device_decoder
 from adaptspec.models.attention import Span
 from adaptspec.models.kv_cache import CacheLimits
+from adaptspec.models.layers import Linear
 from adaptspec.models.loading import load_model
 from adaptspec.models.runner import Packed, Runner
 from tests.conftest import MakeModel
@@ -98,6 +100,27 @@ def test_bits_say_what_branches_see(parents: list[int], fed: int) -> None:
         line[base:] = [bool(word >> bit & 1) for bit in range(end - base)]
     assert (visible[:, 20:] == own).all()
     assert visible[:, :20].all()
+
+
+def test_a_strict_decoder_makes_all_products_of_one_size(
+    make_model: MakeModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of whatever pass: one token, three, prompts of more than one tile."""
+    model = load_model(str(make_model("llama")), device="cpu", dtype="bfloat16", make=device_decoder)
+    device = replace(model, info=replace(model.info, strict=True)).runner(
+        replace(LIMITS, context=256, cache_tokens=768)
+    )
+    shapes = set()
+    for name in ("__call__", "logits"):
+        product = getattr(Linear, name)
+        monkeypatch.setattr(
+            Linear, name, lambda self, x, product=product: (shapes.add(len(x)), product(self, x))[1], raising=True
+        )
+    for rows, counts in (([0], [1]), ([1, 0], [2, 1]), ([2, 1], [200, 100])):
+        for row, count in zip(rows, counts, strict=True):
+            assert device.reserve(row, device.length(row) + count)
+        assert len(device.forward(_packed(rows, counts, 0))) == sum(counts)
+    assert shapes == {BUCKETS[-1]}
 
 
 @given(tokens=st.integers(1, 3000))
