@@ -21,9 +21,10 @@ from rich.console import Console
 from adaptspec import __version__
 from adaptspec.control.tasks import Labels
 from adaptspec.drafting.counts import CountsDrafter
-from adaptspec.engine.assembly import BUNDLED, Built, EngineConfig, build
+from adaptspec.engine.assembly import Built, build
 from adaptspec.engine.async_engine import AsyncEngine
 from adaptspec.engine.checkpointer import Checkpointer, HistoryFile, StateStore, tasks_in
+from adaptspec.engine.engine_config import BUNDLED, EngineConfig
 from adaptspec.engine.policy_manager import PolicyManager
 from adaptspec.engine.policy_watch import PolicyWatch
 from adaptspec.engine.watchdog import Watchdog

@@ -14,8 +14,8 @@ import aiohttp
 from rich.console import Console
 
 from adaptspec.app import ServeConfig, serve
-from adaptspec.engine.assembly import EngineConfig
 from adaptspec.engine.core import EngineLimits
+from adaptspec.engine.engine_config import EngineConfig
 
 HEAD = "apiVersion: adaptspec.dev/v1\nkind: SpeculationPolicy\nmetadata: {name: %s}\nspec:\n"
 MAIN = HEAD % "main" + "  choose: {algorithm: goodput}\n"

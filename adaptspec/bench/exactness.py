@@ -24,8 +24,9 @@ from adaptspec.control.controller import Controller
 from adaptspec.control.policy import BatchSignals, Decision, Policy, Union
 from adaptspec.decision_tables import StopTable, TreeTable
 from adaptspec.drafting.drafter import Drafter, ModelFreeDrafter
-from adaptspec.engine.assembly import Built, EngineConfig, assemble, build, model_place
+from adaptspec.engine.assembly import Built, assemble, build
 from adaptspec.engine.core import EngineCore
+from adaptspec.engine.engine_config import EngineConfig, model_place
 from adaptspec.engine.inputs import InputProcessor
 from adaptspec.engine.model_executor import ModelExecutor
 from adaptspec.engine.task_methods import TaskMethods

@@ -26,7 +26,8 @@ from adaptspec.control.language.build import parse_policy_spec
 from adaptspec.control.language.spec import PolicySpec
 from adaptspec.control.tasks import TaskDetector
 from adaptspec.drafters import Kind, kind_of
-from adaptspec.engine.assembly import Built, EngineConfig, assemble, build, model_place
+from adaptspec.engine.assembly import Built, assemble, build
+from adaptspec.engine.engine_config import EngineConfig, model_place
 from adaptspec.engine.profiler import processor
 from adaptspec.errors import ConfigError
 from adaptspec.tables import Table

@@ -15,8 +15,9 @@ from adaptspec.control.cost import CostTable
 from adaptspec.control.language.spec import PolicySpec
 from adaptspec.control.tasks import TaskDetector
 from adaptspec.drafting.drafter import make_drafters
-from adaptspec.engine.assembly import Built, EngineConfig, assemble, build
+from adaptspec.engine.assembly import Built, assemble, build
 from adaptspec.engine.core import EngineCore
+from adaptspec.engine.engine_config import EngineConfig
 from adaptspec.engine.profiler import processor
 from adaptspec.errors import ConfigError
 from adaptspec.request import Request, SamplingParams

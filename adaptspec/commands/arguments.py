@@ -18,7 +18,7 @@ from adaptspec.command_line import TEXT, given_values
 from adaptspec.control.language.library import shipped_policies
 
 if TYPE_CHECKING:
-    from adaptspec.engine.assembly import EngineConfig
+    from adaptspec.engine.engine_config import EngineConfig
     from adaptspec.tables import Table
 
 
@@ -114,7 +114,7 @@ def add_policy(parser: argparse._ActionsContainer, *names: str, **more: Any) -> 
 
 def engine_config(arguments: argparse.Namespace, base: EngineConfig | None = None) -> EngineConfig:
     """What `add_models` was given, over `base` or the defaults."""
-    from adaptspec.engine.assembly import EngineConfig
+    from adaptspec.engine.engine_config import EngineConfig
 
     given, config = given_values(arguments), base or EngineConfig()
     changes: dict[str, Any] = {name: given[name] for name in _AS_GIVEN if name in given}

@@ -122,7 +122,7 @@ def _add_workloads(parser: argparse.ArgumentParser) -> None:
 def _quick(arguments: argparse.Namespace) -> int:
     from adaptspec.bench.quick import QuickSettings, disturbed, quick_report, run_quick
     from adaptspec.bench.workloads import read_workloads
-    from adaptspec.engine.assembly import EngineConfig
+    from adaptspec.engine.engine_config import EngineConfig
 
     workloads = read_workloads(arguments.workloads, arguments.prompts)
     settings = QuickSettings(arguments.tokens, arguments.repeats, arguments.policy)
@@ -140,7 +140,7 @@ def _exactness(arguments: argparse.Namespace) -> int:
     """The exit status is 1 if text differed by more than rounding."""
     from adaptspec.bench.exactness import DEPTHS, exactness_report, run_exactness
     from adaptspec.bench.workloads import read_workloads
-    from adaptspec.engine.assembly import EngineConfig
+    from adaptspec.engine.engine_config import EngineConfig
 
     workloads = read_workloads(arguments.workloads, arguments.prompts)
     config = EngineConfig(device=arguments.device, dtype=arguments.dtype)
@@ -156,7 +156,7 @@ def _exactness(arguments: argparse.Namespace) -> int:
 def _policies(arguments: argparse.Namespace) -> int:
     from adaptspec.bench.side_by_side import SideBySideSettings, run_side_by_side, side_by_side_report
     from adaptspec.bench.workloads import read_workloads
-    from adaptspec.engine.assembly import EngineConfig
+    from adaptspec.engine.engine_config import EngineConfig
 
     workloads = read_workloads(arguments.workloads, arguments.prompts)
     settings = SideBySideSettings(

@@ -95,7 +95,7 @@ def _add_train_counts(parser: argparse.ArgumentParser) -> None:
 def _train_counts(arguments: argparse.Namespace) -> int:
     from rich.console import Console
 
-    from adaptspec.engine.assembly import model_place
+    from adaptspec.engine.engine_config import model_place
     from adaptspec.training.corpus_counting import count_corpus
 
     count_corpus(

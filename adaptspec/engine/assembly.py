@@ -8,7 +8,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Literal
 
 from transformers import PreTrainedTokenizerFast
 
@@ -25,85 +24,18 @@ from adaptspec.drafting.corpus_counts import CorpusCounts, read_corpus_counts
 from adaptspec.drafting.drafter import Drafter, Loaded, ModelDrafter, make_drafters
 from adaptspec.engine.core import EngineCore, EngineLimits
 from adaptspec.engine.device_executor import DeviceExecutor
+from adaptspec.engine.engine_config import AUTO, EngineConfig, model_place
 from adaptspec.engine.inputs import InputProcessor
 from adaptspec.engine.model_executor import ModelExecutor
+from adaptspec.engine.model_set import load_models
 from adaptspec.engine.profiler import profiled_costs, warm_up
 from adaptspec.engine.task_methods import TaskMethods
 from adaptspec.errors import ConfigError
-from adaptspec.gpu.device_decoder import BUCKETS, DeviceDecoder, beside_cache, device_decoder
-from adaptspec.gpu.follower import lead
-from adaptspec.gpu.ranks import ALONE, Group
-from adaptspec.models.config import WHOLE, DecoderConfig
-from adaptspec.models.kv_cache import CacheLimits, CachePlan, bytes_for_cache
-from adaptspec.models.loading import (
-    DTYPES,
-    LoadedModel,
-    MakeDecoder,
-    check_parts,
-    device_of,
-    load_model,
-    plain_decoder,
-)
+from adaptspec.gpu.device_decoder import DeviceDecoder
 from adaptspec.models.model_files import resolve_model
-from adaptspec.models.quantized import PREFIX
-from adaptspec.models.runner import ModelInfo, Runner
+from adaptspec.models.runner import Runner
 from adaptspec.models.tokenization import check_pair, check_tokenizer, fingerprint, load_tokenizer
-from adaptspec.models.weights import DecoderWeights
 from adaptspec.types import Sink
-
-BUNDLED = "bundled"
-AUTO = "auto"
-
-
-@dataclass(frozen=True)
-class EngineConfig:
-    """What to serve and how. `model` and `draft` are directories, hub ids, or "bundled".
-
-    `draft` "quantized:int8" or "quantized:int4" is the model itself in fewer bits; "auto" is the bundled draft for the
-    bundled model and none for any other. `policies` are names of shipped policies or paths of YAML files; the first is
-    the default for requests that name none (left empty: `goodput`, or `goodput-ngram` without a draft model), and every
-    shipped policy whose drafters are at hand can be asked for by name. `counts` is a file of a corpus's counts for the
-    counts drafter; "auto" is that in the model's folder, if there is one. `detect_tasks`: the task of a request
-    that names none is read off its prompt. `eager`: no CUDA graphs are captured. `draft_device`: where
-    the draft model is, if not with the target. `tensor_parallel_size`: devices that share the target, from this one on.
-    `exact`: on CUDA, "depths" keeps texts the same whatever is drafted, "strict" whatever else is in the batch, too.
-    """
-
-    model: str = BUNDLED
-    draft: str | None = AUTO
-    policies: tuple[str, ...] = ()
-    device: str = AUTO
-    dtype: str = AUTO
-    context: int | None = None
-    cache_tokens: int | None = None
-    limits: EngineLimits = EngineLimits()
-    detect_tasks: bool = True
-    counts: str | None = AUTO
-    eager: bool = False
-    draft_device: str | None = None
-    tensor_parallel_size: int = 1
-    exact: Literal["depths", "strict"] = "depths"
-
-    @property
-    def draft_model(self) -> str | None:
-        if self.draft == AUTO:
-            return BUNDLED if self.model == BUNDLED else None
-        return self.draft
-
-    @property
-    def quantized(self) -> str | None:
-        """In which kind of weights the model drafts for itself, if it does."""
-        name = self.draft_model or ""
-        return name.removeprefix(PREFIX) if name.startswith(PREFIX) else None
-
-    @property
-    def policy_names(self) -> tuple[str, ...]:
-        return self.policies or (self.default_policy,)
-
-    @property
-    def default_policy(self) -> str:
-        """What serves requests that name no policy, if no live one is asked for."""
-        return "goodput" if self.draft_model is not None else "goodput-ngram"
 
 
 @dataclass(frozen=True)
@@ -153,17 +85,7 @@ def _build(config: EngineConfig, sinks: Sequence[Sink], costs: Costs, labels: La
     places = [model_place(config.model, "target")]
     if config.draft_model is not None:
         places.append(places[0] if config.quantized else model_place(config.draft_model, "draft"))
-    group = _ranks(config, places)
-    try:
-        target, *drafts = _load(config, places, group, partial(_deepest, config, specs, labels))
-    except BaseException:
-        group.close()
-        raise
-    if config.exact == "strict" and not isinstance(target, DeviceDecoder):
-        raise ConfigError(
-            "--exact strict shapes the passes of Llama-like models on CUDA; leave it out here (on a CPU in float32 no "
-            "batch has been seen to change a text, but products of other sizes may round in other ways)"
-        )
+    target, *drafts = load_models(config, places, partial(_deepest, config, specs, labels))
     tokenizer = load_tokenizer(places[0])
     check_tokenizer(tokenizer, target.info)
     for place, draft in zip(places[1:], drafts, strict=True):
@@ -245,11 +167,6 @@ def make_executor(target: Runner, drafters: Sequence[Drafter], limits: EngineLim
     return executor
 
 
-def model_place(name: str, role: str) -> str:
-    """The directory of the bundled `role` ("target" or "draft") for "bundled", any other name as it is."""
-    return str(Path(__file__).parents[1] / "models" / "bundled" / role) if name == BUNDLED else name
-
-
 def _counts(
     wanted: str | None, folder: Path, tokenizer: PreTrainedTokenizerFast, vocab_size: int
 ) -> CorpusCounts | None:
@@ -258,67 +175,6 @@ def _counts(
         return None
     path = folder / COUNTS if wanted == AUTO else Path(wanted)
     return read_corpus_counts(path, fingerprint(tokenizer), vocab_size)
-
-
-def _ranks(config: EngineConfig, places: Sequence[str]) -> Group:
-    """Those that share the target; what cannot be shared is refused before they start."""
-    if config.quantized and (config.tensor_parallel_size > 1 or config.draft_device):
-        raise ConfigError(
-            f"--draft {config.draft} is made of the model that is here, whole: it goes neither with "
-            "--tensor-parallel-size nor with --draft-device; leave those out, or give a draft model"
-        )
-    if config.tensor_parallel_size == 1:
-        return ALONE
-    check_parts(places[0], config.tensor_parallel_size)
-    return lead(config.tensor_parallel_size, device_of(config.device))
-
-
-def _load(config: EngineConfig, places: Sequence[str], group: Group, deepest: Callable[[], int]) -> list[Runner]:
-    """The target and, if there is a second place, its draft. All weights are loaded before any cache is sized."""
-    group.tell("load", places[0], config.dtype)
-    makes: list[MakeDecoder] = (
-        [decoder] * 2 if group is ALONE else [partial(device_decoder, group=group), device_decoder]
-    )
-    parts, where = (group.part, WHOLE), (config.device, config.draft_device or config.device)
-    own = places[:1] if config.quantized else places
-    models = [
-        load_model(place, device=device, dtype=config.dtype, make=make, part=part)
-        for place, device, make, part in zip(own, where, makes, parts, strict=False)
-    ]
-    if config.quantized:
-        models.append(_quantized(models[0], config.quantized))
-    models[0] = replace(models[0], info=replace(models[0].info, strict=config.exact == "strict"))
-    answers, tokens = group.answers(), {}
-    for device in dict.fromkeys(model.device for model in models):
-        # What memory is left on it, its models share so that each holds as many tokens, on all ranks the same.
-        mine = [model for model in models if model.device == device]
-        left = min([bytes_for_cache(device), *(answers if device == models[0].device else ())])
-        left -= sum(_beside_cache(model, config, deepest) for model in mine)
-        tokens[device] = max(0, left) // sum(model.bytes_per_token for model in mine)
-    limits = CacheLimits(config.limits.max_rows, config.cache_tokens, config.context)
-    runners: list[Runner] = []
-    for model in models:
-        runners.append(model.runner(replace(limits, room=tokens[model.device] * model.bytes_per_token)))
-        # A draft of a shorter context drafts as far as it reaches; a longer one than the target's is of no use.
-        limits = replace(limits, context=runners[0].info.context, context_is_ceiling=True)
-    return runners
-
-
-def _quantized(model: LoadedModel, kind: str) -> LoadedModel:
-    if model.quantized is None:
-        raise ConfigError(f"{model.folder}: only Llama-like models can draft for themselves; use a draft model")
-    return model.quantized(kind)
-
-
-def _beside_cache(model: LoadedModel, config: EngineConfig, deepest: Callable[[], int]) -> int:
-    """Bytes that rounds take on a device; where memory is the system's, nobody counts."""
-    if model.config is None or model.device.type == "cpu":
-        return 0
-    limits, places = config.limits.settled(cpu=False), min(config.context or model.info.context, model.info.context)
-    least = BUCKETS[-1] if model.info.strict else 1
-    verified, asked = max(limits.max_rows * (deepest() + 1), least), max(limits.max_rows, least)
-    passes = (verified, verified), (max(limits.prefill_tokens, least), asked)
-    return beside_cache(model.config, DTYPES[model.info.dtype], places, passes)
 
 
 def _deepest(config: EngineConfig, specs: Sequence[PolicySpec], labels: Labels) -> int:
@@ -330,12 +186,6 @@ def _deepest(config: EngineConfig, specs: Sequence[PolicySpec], labels: Labels) 
 def _any_costs() -> CostTable:
     """For policies that only tell of themselves."""
     return CostTable(CostProfile((1,), (1,), ((1.0,),)))
-
-
-def decoder(info: ModelInfo, config: DecoderConfig, weights: DecoderWeights, plan: CachePlan) -> Runner:
-    """The decoder for the device that the weights are on."""
-    make = plain_decoder if weights.embedding.device.type == "cpu" else device_decoder
-    return make(info, config, weights, plan)
 
 
 def _specs(config: EngineConfig, labels: Labels) -> tuple[list[PolicySpec], dict[str, Path]]:

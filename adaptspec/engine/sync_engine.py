@@ -8,8 +8,9 @@ from collections.abc import Iterator, Sequence
 
 from transformers import PreTrainedTokenizerFast
 
-from adaptspec.engine.assembly import AUTO, BUNDLED, EngineConfig, build
+from adaptspec.engine.assembly import build
 from adaptspec.engine.core import EngineCore, EngineLimits
+from adaptspec.engine.engine_config import AUTO, BUNDLED, EngineConfig
 from adaptspec.errors import RequestError
 from adaptspec.request import Request, SamplingParams, SpeculationParams
 from adaptspec.types import Completion, Delta

@@ -15,8 +15,8 @@ from adaptspec.bench import exactness
 from adaptspec.bench.exactness import TIES, Reference, run_exactness
 from adaptspec.bench.workloads import read_workloads
 from adaptspec.control.language.library import shipped_policies
-from adaptspec.engine.assembly import EngineConfig
 from adaptspec.engine.core import EngineLimits
+from adaptspec.engine.engine_config import EngineConfig
 from adaptspec.training import measure
 from adaptspec.types import Completion, FinishReason, SpeculationStats, Timings
 from adaptspec.verification.coupled import Coupled

@@ -19,8 +19,8 @@ from adaptspec.bench import quick
 from adaptspec.bench.contenders import TransformersGenerate
 from adaptspec.bench.quick import QuickSettings, disturbed, run_quick
 from adaptspec.bench.workloads import read_workloads
-from adaptspec.engine.assembly import EngineConfig
 from adaptspec.engine.core import EngineLimits
+from adaptspec.engine.engine_config import EngineConfig
 from adaptspec.errors import ConfigError
 
 

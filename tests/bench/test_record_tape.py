@@ -18,8 +18,9 @@ from adaptspec.control.controller import Controller
 from adaptspec.control.cost import CostTable
 from adaptspec.control.policy import BatchSignals, Decision
 from adaptspec.decision_tables import StopTable, TreeTable
-from adaptspec.engine.assembly import Built, EngineConfig, assemble, build
+from adaptspec.engine.assembly import Built, assemble, build
 from adaptspec.engine.core import EngineLimits
+from adaptspec.engine.engine_config import EngineConfig
 from adaptspec.request import Request, SamplingParams, SpeculationParams
 from adaptspec.simulation.cost_profiles import load_costs
 from adaptspec.simulation.replay import replay, static_spec

@@ -8,7 +8,7 @@ import pytest
 
 from adaptspec.bench.side_by_side import SideBySideSettings, run_side_by_side, side_by_side_report
 from adaptspec.bench.workloads import read_workloads
-from adaptspec.engine.assembly import EngineConfig
+from adaptspec.engine.engine_config import EngineConfig
 from adaptspec.errors import ConfigError
 
 

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from adaptspec.engine.assembly import Built, EngineConfig, build
+from adaptspec.engine.assembly import Built, build
 from adaptspec.engine.core import EngineLimits
+from adaptspec.engine.engine_config import EngineConfig
 from tests.chaos.harness import Server, running
 
 

@@ -9,8 +9,8 @@ import pytest
 from adaptspec.command_line import Parser
 from adaptspec.commands.arguments import add_models, add_policy, engine_config, positive, seconds, share
 from adaptspec.control.language.library import shipped_policies
-from adaptspec.engine.assembly import EngineConfig
 from adaptspec.engine.core import EngineLimits
+from adaptspec.engine.engine_config import EngineConfig
 
 
 def test_policies_are_completed_by_name() -> None:

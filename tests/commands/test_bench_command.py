@@ -9,7 +9,7 @@ import pytest
 
 from adaptspec.bench import exactness, quick
 from adaptspec.cli import main
-from adaptspec.engine.assembly import EngineConfig
+from adaptspec.engine.engine_config import EngineConfig
 
 
 def _exactness(monkeypatch: pytest.MonkeyPatch, unexplained: int) -> int:

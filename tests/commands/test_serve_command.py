@@ -13,8 +13,8 @@ from adaptspec.app import ServeConfig
 from adaptspec.cli import main
 from adaptspec.command_line import Parser
 from adaptspec.commands.serve_command import add_arguments
-from adaptspec.engine.assembly import EngineConfig
 from adaptspec.engine.core import EngineLimits
+from adaptspec.engine.engine_config import EngineConfig
 
 
 @pytest.fixture

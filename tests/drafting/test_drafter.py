@@ -14,8 +14,9 @@ from adaptspec.drafters import DRAFTERS, Entry, Kind, available_drafters, kind_o
 from adaptspec.drafting.draft_model import DraftModelDrafter
 from adaptspec.drafting.drafter import Drafter, Loaded, ModelDrafter, ModelFreeDrafter, make_drafters
 from adaptspec.drafting.ngram import NgramDrafter
-from adaptspec.engine.assembly import EngineConfig, build
+from adaptspec.engine.assembly import build
 from adaptspec.engine.core import EngineLimits
+from adaptspec.engine.engine_config import EngineConfig
 from adaptspec.errors import PolicyError
 from adaptspec.models.kv_cache import CacheLimits
 from adaptspec.models.loading import load_model

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from adaptspec.bench.exactness import run_exactness
 from adaptspec.bench.workloads import read_workloads
-from adaptspec.engine.assembly import EngineConfig
+from adaptspec.engine.engine_config import EngineConfig
 
 
 def test_greedy_output_equals_transformers_at_every_depth() -> None:

@@ -14,8 +14,8 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from adaptspec.app import ServeConfig
-from adaptspec.engine.assembly import EngineConfig
 from adaptspec.engine.core import EngineLimits
+from adaptspec.engine.engine_config import EngineConfig
 from adaptspec.journal import RequestFinished, read_entries, read_journal
 from adaptspec.telemetry.otlp_export import PushSettings, TraceSettings
 from tests.telemetry.otlp import Collector, collecting

@@ -23,8 +23,9 @@ from adaptspec.drafting.counts import CountsDrafter
 from adaptspec.drafting.draft_model import DraftModelDrafter
 from adaptspec.drafting.drafter import Drafter, DraftJob
 from adaptspec.drafting.ngram import NgramDrafter
-from adaptspec.engine.assembly import Built, EngineConfig, assemble, build
+from adaptspec.engine.assembly import Built, assemble, build
 from adaptspec.engine.core import EngineLimits
+from adaptspec.engine.engine_config import EngineConfig
 from adaptspec.models.draft import Draft
 from adaptspec.models.runner import Packed as Pass
 from adaptspec.models.runner import Runner

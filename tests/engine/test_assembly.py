@@ -10,9 +10,10 @@ import torch
 from transformers import AutoModelForCausalLM, GPT2Config, PreTrainedTokenizerFast
 
 from adaptspec.drafting.draft_model import DraftModelDrafter
-from adaptspec.engine import assembly as module
-from adaptspec.engine.assembly import EngineConfig, assemble, build
+from adaptspec.engine import assembly, model_set
+from adaptspec.engine.assembly import assemble, build
 from adaptspec.engine.core import EngineLimits
+from adaptspec.engine.engine_config import EngineConfig
 from adaptspec.engine.sync_engine import Engine
 from adaptspec.errors import ConfigError, ModelError, PairError, PolicyError
 from adaptspec.request import SamplingParams, SpeculationParams
@@ -58,16 +59,16 @@ def test_the_thread_that_loads_ends_with_loading(
 ) -> None:
     """While it lives its OpenMP workers count, and with more threads than cores the engine's sleep at every barrier."""
     names = []
-    load = module.load_tokenizer
+    load = assembly.load_tokenizer
 
     def told(place: str) -> PreTrainedTokenizerFast:
         names.append(threading.current_thread().name)
         return load(place)
 
-    monkeypatch.setattr(module, "load_tokenizer", told)
+    monkeypatch.setattr(assembly, "load_tokenizer", told)
     build(EngineConfig(str(target_path), str(draft_path), limits=SMALL))
     assert {name.rpartition("_")[0] for name in names} == {"adaptspec-load"}
-    monkeypatch.setattr(module, "warm_up", _broken)
+    monkeypatch.setattr(assembly, "warm_up", _broken)
     with pytest.raises(ZeroDivisionError):
         build(EngineConfig(str(target_path), str(draft_path), limits=SMALL))
     assert not any(thread.name.startswith("adaptspec-load") for thread in threading.enumerate())
@@ -155,7 +156,7 @@ def test_policies_are_checked_before_models_are_loaded(monkeypatch: pytest.Monke
     def load_model(*_: object, **__: object) -> None:
         raise AssertionError("a model was loaded")
 
-    monkeypatch.setattr(module, "load_model", load_model)
+    monkeypatch.setattr(model_set, "load_model", load_model)
     with pytest.raises(PolicyError, match="did you mean goodput"):
         build(EngineConfig(policies=("goodputt",)))
     tasks = ", tasks: {chatt: {stop: {rule: none}}}"
@@ -191,7 +192,7 @@ def test_target_and_draft_share_the_memory(
 ) -> None:
     """Caches are sized when both models' weights are loaded, and together keep to what there is."""
     events: list[str] = []
-    load_model = module.load_model
+    load_model = model_set.load_model
 
     def noted(place: str, **options: str) -> object:
         events.append("weights")
@@ -201,8 +202,8 @@ def test_target_and_draft_share_the_memory(
         events.append("room")
         return 100 * (2 + 1) * 2 * 2 * 8 * 4  # 100 tokens in 2 + 1 layers
 
-    monkeypatch.setattr(module, "load_model", noted)
-    monkeypatch.setattr(module, "bytes_for_cache", room)
+    monkeypatch.setattr(model_set, "load_model", noted)
+    monkeypatch.setattr(model_set, "bytes_for_cache", room)
     built = build(EngineConfig(str(target_path), str(draft_path), limits=SMALL))
     assert events == ["weights", "weights", "room"]
     (draft,) = [d.runner for d in built.drafters if isinstance(d, DraftModelDrafter)]

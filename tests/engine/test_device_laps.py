@@ -10,7 +10,7 @@ import torch
 
 from adaptspec.drafting.draft_model import DraftModelDrafter
 from adaptspec.engine import device_laps
-from adaptspec.engine.assembly import model_place
+from adaptspec.engine.engine_config import model_place
 from adaptspec.engine.profiler import Stopwatch, disagreement, measure
 from adaptspec.gpu.device_decoder import device_decoder
 from adaptspec.models.kv_cache import CacheLimits

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from adaptspec.engine import Engine, SamplingParams
-from adaptspec.engine.assembly import EngineConfig
 from adaptspec.engine.core import EngineLimits
+from adaptspec.engine.engine_config import EngineConfig
 from adaptspec.errors import RequestError
 
 GREEDY = SamplingParams(max_tokens=10, temperature=0.0, ignore_eos=True)

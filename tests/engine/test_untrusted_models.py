@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from adaptspec.engine.assembly import EngineConfig, build
+from adaptspec.engine.assembly import build
+from adaptspec.engine.engine_config import EngineConfig
 from adaptspec.errors import ModelError
 
 ASKS_FOR_CODE = [

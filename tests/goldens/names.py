@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from adaptspec import server
-from adaptspec.engine.assembly import model_place
+from adaptspec.engine.engine_config import model_place
 from adaptspec.server import live_page
 from adaptspec.server.openapi import describe
 from adaptspec.server.routes import Operation

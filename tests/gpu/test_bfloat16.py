@@ -10,9 +10,10 @@ import pytest
 
 from adaptspec.bench.workloads import read_workloads
 from adaptspec.control.cost import CostTable
-from adaptspec.engine import assembly
-from adaptspec.engine.assembly import Built, EngineConfig, build, make_executor
+from adaptspec.engine import assembly, model_set
+from adaptspec.engine.assembly import Built, build, make_executor
 from adaptspec.engine.core import EngineLimits
+from adaptspec.engine.engine_config import EngineConfig
 from adaptspec.gpu.device_decoder import device_decoder
 from adaptspec.request import Request, SamplingParams
 from tests.engine.branching import Branched, Shape
@@ -26,7 +27,7 @@ CHAIN, TREE = Shape(width=1), Shape(4, 16, beam=True)
 
 def loaded(monkeypatch: pytest.MonkeyPatch, **settings: Any) -> Built:
     """The bundled models as a CUDA device has them."""
-    monkeypatch.setattr(assembly, "decoder", device_decoder)
+    monkeypatch.setattr(model_set, "decoder", device_decoder)
     monkeypatch.setattr(assembly, "warm_up", lambda *_: None)
     limits = EngineLimits(max_rows=16)
     config = EngineConfig(device="cpu", dtype="bfloat16", context=CONTEXT, limits=limits, **settings)

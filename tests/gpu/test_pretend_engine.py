@@ -16,9 +16,10 @@ import pytest
 from adaptspec.control.cost import CostTable
 from adaptspec.control.language.library import shipped_policies
 from adaptspec.engine import assembly
-from adaptspec.engine.assembly import Built, EngineConfig, assemble, build, make_executor
+from adaptspec.engine.assembly import Built, assemble, build, make_executor
 from adaptspec.engine.core import EngineCore, EngineLimits
 from adaptspec.engine.device_executor import DeviceExecutor
+from adaptspec.engine.engine_config import EngineConfig
 from adaptspec.request import Grammar, Request, SamplingParams, SpeculationParams
 from adaptspec.types import Completion, FinishReason, TokenLogprob
 from adaptspec.verification import METHODS

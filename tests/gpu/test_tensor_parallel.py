@@ -9,8 +9,9 @@ import pytest
 import torch
 
 from adaptspec.control.cost import CostTable
-from adaptspec.engine.assembly import Built, EngineConfig, assemble, build
+from adaptspec.engine.assembly import Built, assemble, build
 from adaptspec.engine.core import EngineLimits
+from adaptspec.engine.engine_config import EngineConfig
 from adaptspec.gpu.device_decoder import DeviceDecoder
 from adaptspec.request import Request, SamplingParams, SpeculationParams
 from adaptspec.types import Completion

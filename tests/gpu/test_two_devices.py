@@ -12,9 +12,10 @@ import pytest
 
 from adaptspec.control.cost import CostTable
 from adaptspec.drafting.draft_model import DraftModelDrafter
-from adaptspec.engine import assembly
-from adaptspec.engine.assembly import Built, EngineConfig, build
+from adaptspec.engine import assembly, model_set
+from adaptspec.engine.assembly import Built, build
 from adaptspec.engine.core import EngineLimits
+from adaptspec.engine.engine_config import EngineConfig, model_place
 from adaptspec.errors import ConfigError
 from adaptspec.gpu.device_decoder import device_decoder
 from adaptspec.models.loading import load_model
@@ -69,13 +70,13 @@ def test_a_draft_on_the_cpu_serves_a_target_on_the_device(cuda: PretendCuda) -> 
 
 def test_a_device_that_is_not_there_says_how_many_are(cuda: PretendCuda) -> None:
     with pytest.raises(ConfigError, match="cuda:1, but the CUDA devices here are 1, from cuda:0 on"):
-        load_model(assembly.model_place("bundled", "draft"), device="cuda:1")
+        load_model(model_place("bundled", "draft"), device="cuda:1")
 
 
 def test_drafts_run_whole_on_a_device_of_their_own(cuda: PretendCuda, monkeypatch: pytest.MonkeyPatch) -> None:
     """The plan goes there, and the drafted tokens come back. The CPU is as good as another: what mixes them fails."""
     plain = texts(built(replace(CONFIG, device="cpu")))
-    monkeypatch.setattr(assembly, "decoder", device_decoder)
+    monkeypatch.setattr(model_set, "decoder", device_decoder)
     apart = built(replace(CONFIG, device="cuda", draft_device="cpu"))
     parts = mock.Mock(side_effect=AssertionError)
     monkeypatch.setattr(DraftModelDrafter, "propose", parts)  # by which drafts run part by part

@@ -8,8 +8,10 @@ import pytest
 import torch
 
 from adaptspec.control.cost import CostTable
-from adaptspec.engine import assembly
-from adaptspec.engine.assembly import EngineConfig, build, decoder
+from adaptspec.engine import assembly, model_set
+from adaptspec.engine.assembly import build
+from adaptspec.engine.engine_config import EngineConfig
+from adaptspec.engine.model_set import decoder
 from adaptspec.errors import ConfigError
 from adaptspec.gpu.device_decoder import device_decoder
 from adaptspec.models.layers import Linear
@@ -45,7 +47,7 @@ def test_a_shape_that_no_kernel_takes_stays_as_it_is() -> None:
 def test_texts_are_those_of_the_model_alone(
     kind: str, least: float, make: object, dtype: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(assembly, "decoder", make)
+    monkeypatch.setattr(model_set, "decoder", make)
     monkeypatch.setattr(assembly, "warm_up", lambda *_: None)
     built = build(replace(CONFIG, draft=f"quantized:{kind}", dtype=dtype), costs=lambda *_: CostTable(COSTS))
     prompt = tuple(built.tokenizer.encode("Once upon a time, in a village by the sea,"))

@@ -1,0 +1,69 @@
+"""What to serve and how, as the command line and files say it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from adaptspec.engine.core import EngineLimits
+from adaptspec.models.quantized import PREFIX
+
+BUNDLED = "bundled"
+AUTO = "auto"
+
+
+@dataclass(frozen=True)
+class EngineConfig:
+    """What to serve and how. `model` and `draft` are directories, hub ids, or "bundled".
+
+    `draft` "quantized:int8" or "quantized:int4" is the model itself in fewer bits; "auto" is the bundled draft for the
+    bundled model and none for any other. `policies` are names of shipped policies or paths of YAML files; the first is
+    the default for requests that name none (left empty: `goodput`, or `goodput-ngram` without a draft model), and every
+    shipped policy whose drafters are at hand can be asked for by name. `counts` is a file of a corpus's counts for the
+    counts drafter; "auto" is that in the model's folder, if there is one. `detect_tasks`: the task of a request
+    that names none is read off its prompt. `eager`: no CUDA graphs are captured. `draft_device`: where
+    the draft model is, if not with the target. `tensor_parallel_size`: devices that share the target, from this one on.
+    `exact`: on CUDA, "depths" keeps texts the same whatever is drafted, "strict" whatever else is in the batch, too.
+    """
+
+    model: str = BUNDLED
+    draft: str | None = AUTO
+    policies: tuple[str, ...] = ()
+    device: str = AUTO
+    dtype: str = AUTO
+    context: int | None = None
+    cache_tokens: int | None = None
+    limits: EngineLimits = EngineLimits()
+    detect_tasks: bool = True
+    counts: str | None = AUTO
+    eager: bool = False
+    draft_device: str | None = None
+    tensor_parallel_size: int = 1
+    exact: Literal["depths", "strict"] = "depths"
+
+    @property
+    def draft_model(self) -> str | None:
+        if self.draft == AUTO:
+            return BUNDLED if self.model == BUNDLED else None
+        return self.draft
+
+    @property
+    def quantized(self) -> str | None:
+        """In which kind of weights the model drafts for itself, if it does."""
+        name = self.draft_model or ""
+        return name.removeprefix(PREFIX) if name.startswith(PREFIX) else None
+
+    @property
+    def policy_names(self) -> tuple[str, ...]:
+        return self.policies or (self.default_policy,)
+
+    @property
+    def default_policy(self) -> str:
+        """What serves requests that name no policy, if no live one is asked for."""
+        return "goodput" if self.draft_model is not None else "goodput-ngram"
+
+
+def model_place(name: str, role: str) -> str:
+    """The directory of the bundled `role` ("target" or "draft") for "bundled", any other name as it is."""
+    return str(Path(__file__).parents[1] / "models" / "bundled" / role) if name == BUNDLED else name

@@ -1,0 +1,111 @@
+"""The target and its draft, loaded where they are to run, and what memory is left shared out among their caches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+
+from adaptspec.engine.engine_config import EngineConfig
+from adaptspec.errors import ConfigError
+from adaptspec.gpu.device_decoder import BUCKETS, DeviceDecoder, beside_cache, device_decoder
+from adaptspec.gpu.follower import lead
+from adaptspec.gpu.ranks import ALONE, Group
+from adaptspec.models.config import WHOLE, DecoderConfig
+from adaptspec.models.kv_cache import CacheLimits, CachePlan, bytes_for_cache
+from adaptspec.models.loading import (
+    DTYPES,
+    LoadedModel,
+    MakeDecoder,
+    check_parts,
+    device_of,
+    load_model,
+    plain_decoder,
+)
+from adaptspec.models.runner import ModelInfo, Runner
+from adaptspec.models.weights import DecoderWeights
+
+
+def load_models(config: EngineConfig, places: Sequence[str], deepest: Callable[[], int]) -> list[Runner]:
+    """The target and, if there is a second place, its draft. All weights are loaded before any cache is sized.
+
+    `deepest` is asked for the most tokens that may be drafted where memory is counted.
+    """
+    group = _ranks(config, places)
+    try:
+        target, *drafts = _load(config, places, group, deepest)
+    except BaseException:
+        group.close()
+        raise
+    if config.exact == "strict" and not isinstance(target, DeviceDecoder):
+        raise ConfigError(
+            "--exact strict shapes the passes of Llama-like models on CUDA; leave it out here (on a CPU in float32 no "
+            "batch has been seen to change a text, but products of other sizes may round in other ways)"
+        )
+    return [target, *drafts]
+
+
+def _ranks(config: EngineConfig, places: Sequence[str]) -> Group:
+    """Those that share the target; what cannot be shared is refused before they start."""
+    if config.quantized and (config.tensor_parallel_size > 1 or config.draft_device):
+        raise ConfigError(
+            f"--draft {config.draft} is made of the model that is here, whole: it goes neither with "
+            "--tensor-parallel-size nor with --draft-device; leave those out, or give a draft model"
+        )
+    if config.tensor_parallel_size == 1:
+        return ALONE
+    check_parts(places[0], config.tensor_parallel_size)
+    return lead(config.tensor_parallel_size, device_of(config.device))
+
+
+def _load(config: EngineConfig, places: Sequence[str], group: Group, deepest: Callable[[], int]) -> list[Runner]:
+    group.tell("load", places[0], config.dtype)
+    makes: list[MakeDecoder] = (
+        [decoder] * 2 if group is ALONE else [partial(device_decoder, group=group), device_decoder]
+    )
+    parts, where = (group.part, WHOLE), (config.device, config.draft_device or config.device)
+    own = places[:1] if config.quantized else places
+    models = [
+        load_model(place, device=device, dtype=config.dtype, make=make, part=part)
+        for place, device, make, part in zip(own, where, makes, parts, strict=False)
+    ]
+    if config.quantized:
+        models.append(_quantized(models[0], config.quantized))
+    models[0] = replace(models[0], info=replace(models[0].info, strict=config.exact == "strict"))
+    answers, tokens = group.answers(), {}
+    for device in dict.fromkeys(model.device for model in models):
+        # What memory is left on it, its models share so that each holds as many tokens, on all ranks the same.
+        mine = [model for model in models if model.device == device]
+        left = min([bytes_for_cache(device), *(answers if device == models[0].device else ())])
+        left -= sum(_beside_cache(model, config, deepest) for model in mine)
+        tokens[device] = max(0, left) // sum(model.bytes_per_token for model in mine)
+    limits = CacheLimits(config.limits.max_rows, config.cache_tokens, config.context)
+    runners: list[Runner] = []
+    for model in models:
+        runners.append(model.runner(replace(limits, room=tokens[model.device] * model.bytes_per_token)))
+        # A draft of a shorter context drafts as far as it reaches; a longer one than the target's is of no use.
+        limits = replace(limits, context=runners[0].info.context, context_is_ceiling=True)
+    return runners
+
+
+def _quantized(model: LoadedModel, kind: str) -> LoadedModel:
+    if model.quantized is None:
+        raise ConfigError(f"{model.folder}: only Llama-like models can draft for themselves; use a draft model")
+    return model.quantized(kind)
+
+
+def _beside_cache(model: LoadedModel, config: EngineConfig, deepest: Callable[[], int]) -> int:
+    """Bytes that rounds take on a device; where memory is the system's, nobody counts."""
+    if model.config is None or model.device.type == "cpu":
+        return 0
+    limits, places = config.limits.settled(cpu=False), min(config.context or model.info.context, model.info.context)
+    least = BUCKETS[-1] if model.info.strict else 1
+    verified, asked = max(limits.max_rows * (deepest() + 1), least), max(limits.max_rows, least)
+    passes = (verified, verified), (max(limits.prefill_tokens, least), asked)
+    return beside_cache(model.config, DTYPES[model.info.dtype], places, passes)
+
+
+def decoder(info: ModelInfo, config: DecoderConfig, weights: DecoderWeights, plan: CachePlan) -> Runner:
+    """The decoder for the device that the weights are on."""
+    make = plain_decoder if weights.embedding.device.type == "cpu" else device_decoder
+    return make(info, config, weights, plan)
