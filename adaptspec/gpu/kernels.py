@@ -17,11 +17,9 @@ import torch
 import triton
 import triton.language as tl
 
-from adaptspec.gpu.ops import Choice, ChoiceParts, HeadNorm
+from adaptspec.gpu.choice_kernels import apply_rules, choose, choose_parts, merge_choices
+from adaptspec.gpu.ops import HeadNorm
 from adaptspec.gpu.plan import BRANCH, SPLIT, AttentionPlan, tile_lines
-from adaptspec.gpu.rule_kernels import apply_rules
-from adaptspec.models.noise import PAIR_FIRST, PAIR_SECOND, SIGN_AND_LAST, UNIT
-from adaptspec.models.processors import MIN_TEMPERATURE
 
 __all__ = [
     "add_norm",
@@ -33,13 +31,9 @@ __all__ = [
     "rope_store",
     "silu_mul",
 ]
-# Scores of one program: a vocabulary of 128k makes 125, so that one position alone fills a large device.
-PART = 1024
 # Numbers of one program of `silu_mul`, and heads of one of `rope_store`: 8 or 16 bytes for each of its threads.
 CHUNK, HEADS_AT_ONCE = 1024, 8
-_BRANCH, _SPLIT, _MIN_TEMPERATURE = tl.constexpr(BRANCH), tl.constexpr(SPLIT), tl.constexpr(MIN_TEMPERATURE)
-_FIRST, _SECOND = tl.constexpr(PAIR_FIRST), tl.constexpr(PAIR_SECOND)
-_LAST, _UNIT = tl.constexpr(SIGN_AND_LAST), tl.constexpr(UNIT)
+_BRANCH, _SPLIT = tl.constexpr(BRANCH), tl.constexpr(SPLIT)
 _LOWEST = tl.constexpr(-1e30)  # the peak of no scores: finite, so that differences are numbers
 _EXACT = {"enable_fp_fusion": False}
 
@@ -238,83 +232,6 @@ def _silu_mul(gate_up, out, MLP: tl.constexpr, CHUNK: tl.constexpr):
     tl.store(out + token * MLP + i, result.to(out.dtype.element_ty), mask=i < MLP)
 
 
-@triton.jit
-def _gumbel(word):
-    """See `models.noise.gumbel_of`."""
-    word = word * _FIRST
-    word = (word ^ (word >> 32)) * _SECOND
-    v = (word | _LAST).to(tl.float32) * _UNIT
-    # log1p as Kahan computes it: the rounding of 1 + v is taken out again.
-    near = 1.0 + v
-    scale = tl.div_rn(v, tl.where(near == 1.0, -1.0, near - 1.0))
-    return -tl.log(-tl.where(near == 1.0, v, tl.log(near) * scale))
-
-
-@triton.jit
-def _choose_parts(
-    logits, stride, temperatures, keys, token_keys, numbers, tokens, width, first,
-    PART: tl.constexpr, CANDIDATES: tl.constexpr,
-):  # fmt: skip
-    """One part of the vocabulary at one position."""
-    part, position = tl.program_id(0), tl.program_id(1)
-    token = part * PART + tl.arange(0, PART)
-    inside = token < width
-    logit = tl.load(logits + position.to(tl.int64) * stride + token, mask=inside, other=-float("inf"))
-    temperature = tl.load(temperatures + position)
-    divisor = tl.where(temperature > 0.0, tl.maximum(temperature, _MIN_TEMPERATURE), 1.0)
-    score = tl.div_rn(logit, tl.zeros_like(logit) + divisor)
-    top = tl.max(score, 0)
-    removed = score == -float("inf")
-    below = tl.where(removed, 0.0, score - top)
-    share = tl.where(removed, 0.0, tl.exp(below))
-    noisy = score
-    if temperature > 0.0:
-        noisy = score + _gumbel(tl.load(keys + position) ^ tl.load(token_keys + token, mask=inside, other=0))
-    best = tl.max(noisy, 0)
-    total = tl.sum(tl.where(removed, 0.0, tl.exp(noisy - best)), 0)
-    shares, weighted = tl.sum(share, 0), tl.sum(share * below, 0)
-    count = tl.num_programs(0) * tl.num_programs(1) * CANDIDATES
-    for rank in tl.static_range(CANDIDATES):
-        at = (position * tl.num_programs(0) + part) * CANDIDATES + rank
-        # The first of equals; where no score is a number, still a token that there is.
-        chosen = tl.min(tl.where(inside & (noisy == best), token, 2147483647), 0)
-        tl.store(numbers + at, best)
-        tl.store(numbers + count + at, total)
-        tl.store(numbers + 2 * count + at, top)
-        tl.store(numbers + 3 * count + at, shares)
-        tl.store(numbers + 4 * count + at, weighted)
-        tl.store(tokens + at, first + tl.where(chosen == 2147483647, part * PART, chosen))
-        noisy = tl.where(token == chosen, -float("inf"), noisy)
-        best, total, top, shares, weighted = tl.max(noisy, 0), 0.0, -float("inf"), 0.0, 0.0
-
-
-@triton.jit
-def _merge_choices(numbers, tokens, token, confidence, entropy, parts, PAD: tl.constexpr, CANDIDATES: tl.constexpr):
-    """All parts at one position."""
-    position = tl.program_id(0)
-    count = tl.num_programs(0) * parts
-    part = tl.arange(0, PAD)
-    inside, at = part < parts, position * parts + part
-    best = tl.load(numbers + at, mask=inside, other=-float("inf"))
-    total = tl.load(numbers + count + at, mask=inside, other=0.0)
-    top = tl.load(numbers + 2 * count + at, mask=inside, other=-float("inf"))
-    share = tl.load(numbers + 3 * count + at, mask=inside, other=0.0)
-    weighted = tl.load(numbers + 4 * count + at, mask=inside, other=0.0)
-    own = tl.load(tokens + at, mask=inside, other=0)
-    leading, peak = tl.max(best, 0), tl.max(top, 0)
-    every = tl.sum(total * tl.exp(best - leading), 0)
-    for rank in tl.static_range(CANDIDATES):
-        at, most = position * CANDIDATES + rank, tl.max(best, 0)
-        chosen = tl.min(tl.where(inside & (best == most), own, 2147483647), 0)
-        tl.store(token + at, tl.where(chosen == 2147483647, tl.max(own, 0), chosen))
-        tl.store(confidence + at, tl.div_rn(tl.exp(most - leading), every))
-        best = tl.where(own == chosen, -float("inf"), best)
-    scale, below = tl.exp(top - peak), tl.where(top == -float("inf"), 0.0, top - peak)
-    shares = tl.sum(share * scale, 0)
-    mean = tl.div_rn(tl.sum((weighted + share * below) * scale, 0), shares)
-    tl.store(entropy + position, tl.log(shares) - mean)
-
-
 def attend(queries: torch.Tensor, pool: torch.Tensor, plan: AttentionPlan) -> torch.Tensor:
     """See `ops.attend`.
 
@@ -379,42 +296,6 @@ def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
     out = gate_up.new_empty((len(gate_up), mlp))
     _silu_mul[len(gate_up), triton.cdiv(mlp, CHUNK)](gate_up, out, MLP=mlp, CHUNK=CHUNK, num_warps=4, **_EXACT)
     return out
-
-
-def choose(
-    logits: torch.Tensor, temperatures: torch.Tensor, keys: torch.Tensor, token_keys: torch.Tensor, candidates: int = 1
-) -> Choice:
-    """See `ops.choose`."""
-    return merge_choices(choose_parts(logits, temperatures, keys, token_keys, candidates=candidates), candidates)
-
-
-def choose_parts(
-    logits: torch.Tensor, temperatures: torch.Tensor, keys: torch.Tensor, token_keys: torch.Tensor,
-    first: int = 0, candidates: int = 1,
-) -> ChoiceParts:  # fmt: skip
-    """See `ops.choose_parts`: each logit is read once."""
-    count, width = len(logits), min(logits.shape[1], len(token_keys))
-    parts = triton.cdiv(width, PART)
-    numbers = logits.new_empty((5, count, parts * candidates))
-    tokens = keys.new_empty((count, parts * candidates), dtype=torch.int32)
-    _choose_parts[parts, count](
-        logits, logits.stride(0), temperatures, keys, token_keys, numbers, tokens, width, first,
-        PART=PART, CANDIDATES=candidates, num_warps=4, **_EXACT,
-    )  # fmt: skip
-    return ChoiceParts(numbers, tokens)
-
-
-def merge_choices(parts: ChoiceParts, candidates: int = 1) -> Choice:
-    """See `ops.merge_choices`."""
-    count, split = parts.tokens.shape
-    shape = (count, candidates) if candidates > 1 else (count,)
-    token, confidence = parts.tokens.new_empty(shape), parts.numbers.new_empty(shape)
-    entropy = parts.numbers.new_empty(count)
-    _merge_choices[(count,)](
-        *parts, token, confidence, entropy, split,
-        PAD=triton.next_power_of_2(split), CANDIDATES=candidates, num_warps=1 if candidates == 1 else 4, **_EXACT,
-    )  # fmt: skip
-    return Choice(token, confidence, entropy)
 
 
 def _like(tensor: torch.Tensor) -> dict[str, Any]:

@@ -1,0 +1,233 @@
+"""The choice of tokens as Triton kernels: `choose` of `ops`, and the rules before it. See `kernels` for the rest."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from adaptspec.gpu.ops import Choice, ChoiceParts, RuledPositions, RuledRows, RuleTables
+from adaptspec.models.noise import PAIR_FIRST, PAIR_SECOND, SIGN_AND_LAST, UNIT
+from adaptspec.models.processors import MIN_TEMPERATURE
+
+# Scores of one program of a choice: a vocabulary of 128k makes 125, so that one position alone fills a large device.
+PART = 1024
+# Logits that a program of `apply_rules` has in registers at a time: 8 for each of its threads.
+CHUNK, WARPS = 2048, 8
+_MIN_TEMPERATURE = tl.constexpr(MIN_TEMPERATURE)
+_FIRST, _SECOND = tl.constexpr(PAIR_FIRST), tl.constexpr(PAIR_SECOND)
+_LAST, _UNIT = tl.constexpr(SIGN_AND_LAST), tl.constexpr(UNIT)
+_EXACT = {"enable_fp_fusion": False}
+
+
+@triton.jit
+def _ordered(score):
+    """Whole numbers in [0, 2^32) in the order of the scores."""
+    bits = score.to(tl.int32, bitcast=True)
+    return (bits ^ ((bits >> 31) & 0x7FFFFFFF)).to(tl.int64) + 2147483648
+
+
+@triton.jit
+def _least_kept(at, width, divisor, peak, floor, goal, MASS: tl.constexpr, CHUNK: tl.constexpr):
+    """The largest number such that so much lies at or above it: `goal` scores, or that share of what is above `floor`.
+
+    Three of its bits are found at a time.
+    """
+    digit = tl.arange(0, 8)
+    found = floor * 0
+    for step in range(11):
+        shift = 30 - 3 * step
+        least = found + (digit.to(tl.int64) << shift)
+        sums = tl.zeros((8,), tl.float32)
+        for start in range(0, width, CHUNK):
+            token = start + tl.arange(0, CHUNK)
+            score = tl.load(at + token, mask=token < width, other=-float("inf"))
+            key = _ordered(score)
+            if MASS:
+                weight = tl.where(key >= floor, tl.exp(tl.div_rn(score - peak, tl.zeros_like(score) + divisor)), 0.0)
+            else:
+                weight = (token < width).to(tl.float32)
+            sums += tl.sum(tl.where(key[None, :] >= least[:, None], weight[None, :], 0.0), 1)
+        if MASS and step == 0:
+            # A normal number: Triton 3.6 takes smaller ones for doubles.
+            goal = tl.maximum(goal * tl.sum(tl.where(digit == 0, sums, 0.0), 0), 1e-37)
+        found += tl.max(tl.where(sums >= goal, digit, 0), 0).to(tl.int64) << shift
+    return found
+
+
+@triton.jit
+def _apply_rules(
+    logits, stride, index, before, aside, mask_lines, lines, temperatures, penalties, top_k, cuts, drafted, depth,
+    counts, bias, masks, words, vocab, width, CHUNK: tl.constexpr,
+):  # fmt: skip
+    position = tl.program_id(0)
+    row = tl.load(index + position)
+    line = tl.load(lines + row)
+    if line < 0:
+        return
+    at = logits + position.to(tl.int64) * stride
+    mask_line, ahead = tl.load(mask_lines + position), tl.load(before + position)
+    repetition, frequency = tl.load(penalties + row * 3), tl.load(penalties + row * 3 + 1)
+    presence = tl.load(penalties + row * 3 + 2)
+    peak = -float("inf")
+    for start in range(0, width, CHUNK):
+        token = start + tl.arange(0, CHUNK)
+        inside = token < width
+        score = tl.load(at + token, mask=inside, other=-float("inf"))
+        word = tl.load(counts + line * vocab + token, mask=inside, other=0)
+        count = (word >> 1) + (token == tl.load(aside + position)).to(tl.int32)
+        for place in range(ahead):
+            count += (tl.load(drafted + row * depth + place) == token).to(tl.int32)
+        there = tl.minimum(count, 1)
+        factor = tl.maximum(there, word & 1).to(tl.float32) * (repetition - 1.0) + 1.0
+        score = tl.div_rn(tl.where(score < 0.0, 0.0, score), factor) + tl.where(score > 0.0, 0.0, score) * factor
+        score = score - frequency * count.to(tl.float32) - presence * there.to(tl.float32)
+        score += tl.load(bias + line * vocab + token, mask=inside, other=0.0)
+        if mask_line >= 0:
+            word = tl.load(masks + mask_line * words + (token >> 5), mask=inside, other=0)
+            score = tl.where(((word >> (token & 31)) & 1) == 1, score, -float("inf"))
+        tl.store(at + token, score, mask=inside)
+        peak = tl.maximum(peak, tl.max(score, 0))
+    tl.debug_barrier()  # what other threads wrote is read next
+    rank, share, least = tl.load(top_k + row), tl.load(cuts + row * 2), tl.load(cuts + row * 2 + 1)
+    if (rank > 0) | (share < 1.0) | (least > -float("inf")):
+        temperature = tl.load(temperatures + row)
+        divisor = tl.where(temperature > 0.0, tl.maximum(temperature, _MIN_TEMPERATURE), 1.0)
+        kept = rank * 0
+        if rank > 0:
+            kept = _least_kept(at, width, divisor, peak, kept, rank.to(tl.float32), False, CHUNK)
+        if share < 1.0:
+            kept = tl.maximum(kept, _least_kept(at, width, divisor, peak, kept, share, True, CHUNK))
+        floor = peak + least * divisor
+        for start in range(0, width, CHUNK):
+            token = start + tl.arange(0, CHUNK)
+            score = tl.load(at + token, mask=token < width, other=0.0)
+            out = (_ordered(score) < kept) | (score < floor)
+            tl.store(at + token, tl.where(out, -float("inf"), score), mask=token < width)
+
+
+@triton.jit
+def _gumbel(word):
+    """See `models.noise.gumbel_of`."""
+    word = word * _FIRST
+    word = (word ^ (word >> 32)) * _SECOND
+    v = (word | _LAST).to(tl.float32) * _UNIT
+    # log1p as Kahan computes it: the rounding of 1 + v is taken out again.
+    near = 1.0 + v
+    scale = tl.div_rn(v, tl.where(near == 1.0, -1.0, near - 1.0))
+    return -tl.log(-tl.where(near == 1.0, v, tl.log(near) * scale))
+
+
+@triton.jit
+def _choose_parts(
+    logits, stride, temperatures, keys, token_keys, numbers, tokens, width, first,
+    PART: tl.constexpr, CANDIDATES: tl.constexpr,
+):  # fmt: skip
+    """One part of the vocabulary at one position."""
+    part, position = tl.program_id(0), tl.program_id(1)
+    token = part * PART + tl.arange(0, PART)
+    inside = token < width
+    logit = tl.load(logits + position.to(tl.int64) * stride + token, mask=inside, other=-float("inf"))
+    temperature = tl.load(temperatures + position)
+    divisor = tl.where(temperature > 0.0, tl.maximum(temperature, _MIN_TEMPERATURE), 1.0)
+    score = tl.div_rn(logit, tl.zeros_like(logit) + divisor)
+    top = tl.max(score, 0)
+    removed = score == -float("inf")
+    below = tl.where(removed, 0.0, score - top)
+    share = tl.where(removed, 0.0, tl.exp(below))
+    noisy = score
+    if temperature > 0.0:
+        noisy = score + _gumbel(tl.load(keys + position) ^ tl.load(token_keys + token, mask=inside, other=0))
+    best = tl.max(noisy, 0)
+    total = tl.sum(tl.where(removed, 0.0, tl.exp(noisy - best)), 0)
+    shares, weighted = tl.sum(share, 0), tl.sum(share * below, 0)
+    count = tl.num_programs(0) * tl.num_programs(1) * CANDIDATES
+    for rank in tl.static_range(CANDIDATES):
+        at = (position * tl.num_programs(0) + part) * CANDIDATES + rank
+        # The first of equals; where no score is a number, still a token that there is.
+        chosen = tl.min(tl.where(inside & (noisy == best), token, 2147483647), 0)
+        tl.store(numbers + at, best)
+        tl.store(numbers + count + at, total)
+        tl.store(numbers + 2 * count + at, top)
+        tl.store(numbers + 3 * count + at, shares)
+        tl.store(numbers + 4 * count + at, weighted)
+        tl.store(tokens + at, first + tl.where(chosen == 2147483647, part * PART, chosen))
+        noisy = tl.where(token == chosen, -float("inf"), noisy)
+        best, total, top, shares, weighted = tl.max(noisy, 0), 0.0, -float("inf"), 0.0, 0.0
+
+
+@triton.jit
+def _merge_choices(numbers, tokens, token, confidence, entropy, parts, PAD: tl.constexpr, CANDIDATES: tl.constexpr):
+    """All parts at one position."""
+    position = tl.program_id(0)
+    count = tl.num_programs(0) * parts
+    part = tl.arange(0, PAD)
+    inside, at = part < parts, position * parts + part
+    best = tl.load(numbers + at, mask=inside, other=-float("inf"))
+    total = tl.load(numbers + count + at, mask=inside, other=0.0)
+    top = tl.load(numbers + 2 * count + at, mask=inside, other=-float("inf"))
+    share = tl.load(numbers + 3 * count + at, mask=inside, other=0.0)
+    weighted = tl.load(numbers + 4 * count + at, mask=inside, other=0.0)
+    own = tl.load(tokens + at, mask=inside, other=0)
+    leading, peak = tl.max(best, 0), tl.max(top, 0)
+    every = tl.sum(total * tl.exp(best - leading), 0)
+    for rank in tl.static_range(CANDIDATES):
+        at, most = position * CANDIDATES + rank, tl.max(best, 0)
+        chosen = tl.min(tl.where(inside & (best == most), own, 2147483647), 0)
+        tl.store(token + at, tl.where(chosen == 2147483647, tl.max(own, 0), chosen))
+        tl.store(confidence + at, tl.div_rn(tl.exp(most - leading), every))
+        best = tl.where(own == chosen, -float("inf"), best)
+    scale, below = tl.exp(top - peak), tl.where(top == -float("inf"), 0.0, top - peak)
+    shares = tl.sum(share * scale, 0)
+    mean = tl.div_rn(tl.sum((weighted + share * below) * scale, 0), shares)
+    tl.store(entropy + position, tl.log(shares) - mean)
+
+
+def apply_rules(logits: torch.Tensor, at: RuledPositions, rows: RuledRows, tables: RuleTables) -> None:
+    """See `ops.apply_rules`: one program for each position, and only those with rules do work.
+
+    Thresholds are found digit by digit, as a sort would take ten times as long.
+    """
+    lines, temperatures, penalties, top_k, cuts, drafted = rows
+    width, vocab = min(logits.shape[1], tables.counts.shape[1]), tables.counts.shape[1]
+    _apply_rules[(len(logits),)](
+        logits, logits.stride(0), *at, lines, temperatures, penalties, top_k, cuts,
+        drafted, drafted.shape[1], tables.counts, tables.bias, tables.masks, tables.masks.shape[1], vocab, width,
+        CHUNK=min(CHUNK, triton.next_power_of_2(width)), num_warps=WARPS, **_EXACT,
+    )  # fmt: skip
+
+
+def choose(
+    logits: torch.Tensor, temperatures: torch.Tensor, keys: torch.Tensor, token_keys: torch.Tensor, candidates: int = 1
+) -> Choice:
+    """See `ops.choose`."""
+    return merge_choices(choose_parts(logits, temperatures, keys, token_keys, candidates=candidates), candidates)
+
+
+def choose_parts(
+    logits: torch.Tensor, temperatures: torch.Tensor, keys: torch.Tensor, token_keys: torch.Tensor,
+    first: int = 0, candidates: int = 1,
+) -> ChoiceParts:  # fmt: skip
+    """See `ops.choose_parts`: each logit is read once."""
+    count, width = len(logits), min(logits.shape[1], len(token_keys))
+    parts = triton.cdiv(width, PART)
+    numbers = logits.new_empty((5, count, parts * candidates))
+    tokens = keys.new_empty((count, parts * candidates), dtype=torch.int32)
+    _choose_parts[parts, count](
+        logits, logits.stride(0), temperatures, keys, token_keys, numbers, tokens, width, first,
+        PART=PART, CANDIDATES=candidates, num_warps=4, **_EXACT,
+    )  # fmt: skip
+    return ChoiceParts(numbers, tokens)
+
+
+def merge_choices(parts: ChoiceParts, candidates: int = 1) -> Choice:
+    """See `ops.merge_choices`."""
+    count, split = parts.tokens.shape
+    shape = (count, candidates) if candidates > 1 else (count,)
+    token, confidence = parts.tokens.new_empty(shape), parts.numbers.new_empty(shape)
+    entropy = parts.numbers.new_empty(count)
+    _merge_choices[(count,)](
+        *parts, token, confidence, entropy, split,
+        PAD=triton.next_power_of_2(split), CANDIDATES=candidates, num_warps=1 if candidates == 1 else 4, **_EXACT,
+    )  # fmt: skip
+    return Choice(token, confidence, entropy)
