@@ -115,11 +115,10 @@ class Candidates:
 def aside(inputs: Inputs, by: torch.Tensor) -> Inputs:
     """The same pass where tokens lie `by` [T] places behind where their text has them, and see what is before that.
 
-    They see themselves, and nothing in between.
+    They see themselves, and nothing in between: to the last bit as if they lay there.
     """
-    side, positions = by > 0, inputs.positions - by.int()
-    seen = torch.where(side, torch.ones_like(by) << by, inputs.seen)
-    return replace(inputs, positions=positions, base=torch.where(side, positions, inputs.base), seen=seen)
+    back = by.int()
+    return replace(inputs, positions=inputs.positions - back, base=inputs.base - back)
 
 
 def layout(rows: int) -> dict[str, tuple[torch.dtype, tuple[int, ...]]]:

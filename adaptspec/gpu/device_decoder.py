@@ -191,7 +191,7 @@ class DeviceDecoder:
         size, rows = self.bucket(len(tokens)), np.array([span.row for span in spans])
         counts = np.array([span.size for span in spans])
         owners, places = np.repeat(rows, counts), np.concatenate([np.arange(span.start, span.end) for span in spans])
-        base, seen = places + 1, np.zeros(len(tokens), dtype=np.int64)
+        base, seen = places.copy(), np.zeros(len(tokens), dtype=np.int64)
         at = 0
         for span in spans:
             if span.seen is not None:
@@ -204,7 +204,7 @@ class DeviceDecoder:
         return (
             np.pad(tokens, (0, more)),
             np.pad(positions(spans), (0, more)).astype(np.int32),
-            np.pad(base, (0, more)).astype(np.int32),
+            np.pad(base, (0, more), constant_values=-1).astype(np.int32),
             np.pad(seen, (0, more)),
             laid.astype(np.int32),
             owners,
@@ -220,6 +220,7 @@ class DeviceDecoder:
             inputs.tiles,
             inputs.base,
             inputs.seen,
+            inputs.slots,
             inputs.positions,
             self.cache.table,
             window,
@@ -241,16 +242,18 @@ class DeviceDecoder:
         return torch.from_numpy(np.ascontiguousarray(numbers)).to(self.device)
 
 
-def branches(span: Span) -> tuple[int, IntArray]:
+def branches(span: Span) -> tuple[IntArray, IntArray]:
     """`base` and `seen` [size] of the tokens of a row that branches: what all of them see is no longer told one by one.
 
     A window of a newest token and 64 nodes is thus 64 bits.
     """
     assert span.seen is not None
     common = int(np.logical_and.accumulate(span.seen.all(axis=0)).sum())
-    own = span.seen[:, common:]
-    packed = np.packbits(np.pad(own, ((0, 0), (0, 64 - own.shape[1]))), axis=1, bitorder="little")
-    return span.end - own.shape[1], packed.view(np.int64)[:, 0]
+    others = span.seen.copy()
+    others[np.arange(span.size), np.arange(-span.size, 0)] = False
+    told = others[:, common:]
+    packed = np.packbits(np.pad(told, ((0, 0), (0, 64 - told.shape[1]))), axis=1, bitorder="little")
+    return np.minimum(span.end - told.shape[1], np.arange(span.start, span.end)), packed.view(np.int64)[:, 0]
 
 
 def _plain(norm: Norm, dim: int) -> tuple[torch.Tensor, float]:

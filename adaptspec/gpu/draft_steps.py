@@ -160,8 +160,8 @@ def inputs(
     more = model.bucket(tokens.numel()) - tokens.numel()
     tokens, rows, places, live = (part.flatten() for part in (tokens, *at))
     rows, places = torch.where(live, rows, model.cache.nobody), torch.where(live, places, 0)
-    base, slots = torch.where(live, places + 1, 0).int(), model.slots(rows, places)
+    base, slots = torch.where(live, places, -1).int(), model.slots(rows, places)
     if more:
-        tokens, places, base = (functional.pad(part, (0, more)) for part in (tokens, places, base))
-        slots = functional.pad(slots, (0, more), value=model.rubbish)
+        tokens, places = (functional.pad(part, (0, more)) for part in (tokens, places))
+        base, slots = functional.pad(base, (0, more), value=-1), functional.pad(slots, (0, more), value=model.rubbish)
     return Inputs(tokens, places.int(), slots, base, torch.zeros_like(tokens), laid)

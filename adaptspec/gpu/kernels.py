@@ -3,9 +3,10 @@
 Import it only where Triton is: CUDA builds of torch bring it. The tensors must lie on the current device.
 
 A result never depends on what else is in a pass. Sums over the context are made per split of `SPLIT` places and added
-in ascending order, whether one program walks over a tile's splits or each has its own. Peaks of scores (in units of
-log 2) are rounded up to whole numbers: sums are then rescaled by powers of two, without rounding, so that it does not
-matter when. Products and sums are not fused: that would be the compiler's choice, another one for every kernel.
+in ascending order to what a token has of itself, whether one program walks over a tile's splits or each has its own.
+Peaks of scores (in units of log 2) are rounded up to whole numbers: sums are then rescaled by powers of two, without
+rounding, so that it does not matter when. Products and sums are not fused: that would be the compiler's choice, another
+one for every kernel.
 """
 
 from __future__ import annotations
@@ -96,21 +97,31 @@ def _sum_places(
 
 
 @triton.jit
+def _leave(sums, peaks, totals, at, acc, peak, total, live, DIM: tl.constexpr, PAD: tl.constexpr):
+    """Leaves what was summed of one split for the merge."""
+    d = tl.arange(0, PAD)
+    tl.store(peaks + at, peak, mask=live)
+    tl.store(totals + at, total, mask=live)
+    tl.store(sums + at[:, None] * DIM + d[None, :], acc, mask=live[:, None] & (d < DIM)[None, :])
+
+
+@triton.jit
 def _attend(
-    queries, stride, pool, out, tiles, base, seen, positions, table, table_stride, sums, peaks, totals, splits, scale,
+    queries, stride, pool, out, tiles, base, seen, positions, own, table, table_stride,
+    sums, peaks, totals, splits, scale,
     GROUP: tl.constexpr, KV: tl.constexpr, DIM: tl.constexpr, PAD: tl.constexpr, BLOCK: tl.constexpr,
     LINES: tl.constexpr, PLACES: tl.constexpr, WINDOW: tl.constexpr, WALKS: tl.constexpr,
 ):  # fmt: skip
-    """One tile, one head of keys, and every so manieth split of what it sees."""
+    """One tile, one head of keys, and every so manieth split of what it sees; the first of them the tokens, too."""
     head = tl.program_id(0)
     tile = tiles + (tl.num_programs(1) - 1 - tl.program_id(1)) * 3  # the end of a prompt, which sees most, first
     count = tl.load(tile + 1)
     if count == 0:
         return
     line, d = tl.arange(0, LINES), tl.arange(0, PAD)
-    live = line < count * GROUP
     token = tl.load(tile) + line // GROUP
-    at = tl.load(base + token, mask=live, other=0)
+    at = tl.load(base + token, mask=line < count * GROUP, other=-1)
+    live = at >= 0
     bits = tl.load(seen + token, mask=live, other=0)
     oldest = tl.load(positions + token, mask=live, other=0) - (WINDOW - 1)
     index = token.to(tl.int64) * (KV * GROUP) + head * GROUP + line % GROUP  # of a token's head
@@ -125,7 +136,16 @@ def _attend(
     row = table + tl.load(tile + 2) * table_stride
     none, nothing = tl.full((LINES,), _LOWEST, tl.float32), tl.zeros((LINES,), tl.float32)
     zero = tl.zeros((LINES, PAD), tl.float32)
-    acc, peak, total = zero, none, nothing
+    slot = tl.load(own + token, mask=live, other=0)
+    where = pool + slot[:, None] * (2 * KV * DIM) + head * DIM + d[None, :]
+    key, value = tl.load(where, mask=inside, other=0.0), tl.load(where + KV * DIM, mask=inside, other=0.0)
+    score = tl.sum(query.to(tl.float32) * key.to(tl.float32), 1) * scale
+    peak = tl.ceil(score)
+    total = tl.exp2(score - peak)
+    acc = value.to(tl.float32) * total[:, None]
+    if not WALKS:  # noqa: SIM102 - this is settled when it is compiled
+        if tl.program_id(2) == 0:
+            _leave(sums, peaks, totals, index * splits + splits - 1, acc, peak, total, live, DIM, PAD)
     for split in range(begin // _SPLIT + tl.program_id(2), tl.cdiv(end, _SPLIT), tl.num_programs(2)):
         low = tl.maximum(split * _SPLIT, begin // PLACES * PLACES)
         high = tl.minimum((split + 1) * _SPLIT, end)
@@ -143,12 +163,9 @@ def _attend(
             old, new = _power(peak - higher), _power(p - higher)
             acc, total, peak = acc * old[:, None] + a * new[:, None], total * old + t * new, higher
         else:
-            own = index * splits + split
-            tl.store(peaks + own, p, mask=live)
-            tl.store(totals + own, t, mask=live)
-            tl.store(sums + own[:, None] * DIM + d[None, :], a, mask=inside)
+            _leave(sums, peaks, totals, index * splits + split, a, p, t, live, DIM, PAD)
     if WALKS:
-        result = tl.div_rn(acc, tl.where(total == 0.0, 1.0, total)[:, None])
+        result = tl.div_rn(acc, total[:, None])
         tl.store(out + index[:, None] * DIM + d[None, :], result.to(out.dtype.element_ty), mask=inside)
 
 
@@ -157,24 +174,29 @@ def _merge_splits(
     out, base, seen, positions, sums, peaks, totals, splits,
     HEADS: tl.constexpr, DIM: tl.constexpr, PAD: tl.constexpr, SPLITS: tl.constexpr, WINDOW: tl.constexpr,
 ):  # fmt: skip
-    """One head of one token: its splits, in ascending order, as `_attend` adds them where it walks."""
-    token = tl.program_id(0)
-    d = tl.arange(0, PAD)
-    end = tl.cdiv(tl.load(base + token) + _bits(tl.load(seen + token)), _SPLIT)
+    """One head of one token: itself and then its splits, in ascending order, as `_attend` adds them where it walks."""
+    token, last = tl.program_id(0), splits - 1
+    d, at = tl.arange(0, PAD), tl.load(base + token)
+    index = token.to(tl.int64) * HEADS + tl.program_id(1)
+    if at < 0:
+        tl.store(out + index * DIM + d, tl.zeros((PAD,), out.dtype.element_ty), mask=d < DIM)
+        return
+    end = tl.cdiv(at + _bits(tl.load(seen + token)), _SPLIT)
     begin = end * 0
     if WINDOW > 0:
         begin = tl.maximum(tl.load(positions + token) - (WINDOW - 1), 0) // _SPLIT
-    index = token.to(tl.int64) * HEADS + tl.program_id(1)
-    split = tl.arange(0, SPLITS)
-    own = (split >= begin) & (split < end)
-    highest = tl.max(tl.load(peaks + index * splits + split, mask=own, other=_LOWEST), 0)
-    acc, total = tl.zeros((PAD,), tl.float32), 0.0
+    split, own = tl.arange(0, SPLITS), index * splits + last
+    mine = ((split >= begin) & (split < end)) | (split == last)
+    highest = tl.max(tl.load(peaks + index * splits + split, mask=mine, other=_LOWEST), 0)
+    rescale = _power(tl.load(peaks + own) - highest)
+    acc = tl.load(sums + own * DIM + d, mask=d < DIM, other=0.0) * rescale
+    total = tl.load(totals + own) * rescale
     for i in tl.range(begin, end, loop_unroll_factor=8):  # loads of eight splits are under way at a time
         part = tl.load(sums + (index * splits + i) * DIM + d, mask=d < DIM, other=0.0)
         rescale = _power(tl.load(peaks + index * splits + i) - highest)
         acc += part * rescale
         total += tl.load(totals + index * splits + i) * rescale
-    result = tl.div_rn(acc, tl.where(total == 0.0, 1.0, total))
+    result = tl.div_rn(acc, total)
     tl.store(out + index * DIM + d, result.to(out.dtype.element_ty), mask=d < DIM)
 
 
@@ -245,7 +267,7 @@ def attend(queries: torch.Tensor, pool: torch.Tensor, plan: AttentionPlan) -> to
     sums, peaks, totals = (out, out, out) if work is None else (work.sums, work.peaks, work.totals)
     seen, splits = (plan.base, plan.seen, plan.positions), totals.shape[-1]
     _attend[heads.kv, len(plan.tiles), 1 if work is None else plan.programs](
-        queries, queries.stride(0), pool, out, plan.tiles, *seen, plan.table, plan.table.stride(0),
+        queries, queries.stride(0), pool, out, plan.tiles, *seen, plan.own, plan.table, plan.table.stride(0),
         sums, peaks, totals, splits, plan.scale / math.log(2.0),
         GROUP=heads.group, KV=heads.kv, PAD=max(16, triton.next_power_of_2(heads.dim)), BLOCK=plan.block,
         LINES=tile_lines(heads), PLACES=32 if wide else 64, WALKS=work is None,

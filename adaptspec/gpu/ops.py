@@ -79,12 +79,13 @@ class RuledPositions(NamedTuple):
 
 
 def attend(queries: torch.Tensor, pool: torch.Tensor, plan: AttentionPlan) -> torch.Tensor:
-    """What queries [T, heads * dim] see of one layer's `pool` [slots, 2 * kv_heads * dim]; 0 for tokens in no tile."""
+    """What queries [T, heads * dim] see of one layer's `pool` [slots, 2 * kv_heads * dim]; 0 for padding."""
     heads, count = plan.heads, len(queries)
     first, size, row = plan.tiles.long().unbind(1)
     within = torch.arange(tile_tokens(heads), device=queries.device)
     live = within < size[:, None]
     token = torch.where(live, first[:, None] + within, 0)
+    live &= plan.base[token] >= 0
     table = plan.table.index_select(0, row).flatten()
     blocks = pool.view(-1, plan.block, pool.shape[1]).index_select(0, table)
     cached = blocks.view(len(row), -1, pool.shape[1]).float()
@@ -93,9 +94,15 @@ def attend(queries: torch.Tensor, pool: torch.Tensor, plan: AttentionPlan) -> to
     cached = torch.where(visible.any(1).unsqueeze(2), cached, 0.0)
     keys, values = cached.view(len(row), -1, 2, heads.kv, heads.dim).permute(2, 0, 3, 1, 4)
     folded = fold(queries.index_select(0, token.flatten()).float().view(*token.shape, -1), heads)
-    mask = visible.repeat(1, heads.group, 1).unsqueeze(1)
-    out = F.scaled_dot_product_attention(folded, keys, values, attn_mask=mask, scale=plan.scale)
-    flat = torch.where(visible.any(2)[:, :, None], unfold(out, heads), 0.0).flatten(0, 1).to(queries.dtype)
+    own = pool.index_select(0, plan.own[token].flatten()).float().view(*token.shape, 2, heads.kv, heads.dim)
+    own_key, own_value = own.permute(2, 0, 3, 1, 4).repeat(1, 1, 1, heads.group, 1)
+    hidden = ~visible.repeat(1, heads.group, 1).unsqueeze(1)
+    scores = (folded @ keys.transpose(2, 3) * plan.scale).masked_fill(hidden, -torch.inf)
+    mine = (folded * own_key).sum(3, keepdim=True) * plan.scale
+    peak = torch.maximum(scores.amax(3, keepdim=True), mine)
+    shares, share = (scores - peak).exp(), (mine - peak).exp()
+    out = (shares @ values + share * own_value) / (shares.sum(3, keepdim=True) + share)
+    flat = unfold(out, heads).flatten(0, 1).to(queries.dtype)
     result = flat.new_zeros((count + 1, flat.shape[1]))
     return result.index_copy_(0, torch.where(live, token, count).flatten(), flat)[:count]
 

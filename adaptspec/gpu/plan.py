@@ -21,7 +21,10 @@ BRANCH = 64  # places behind `base` that a token may see one by one: the bits of
 
 @dataclass(frozen=True)
 class Workspace:
-    """What splits leave for the merge: `sums` [T, heads, splits, dim] and, for each, `peaks` and `totals`, float32."""
+    """What splits leave for the merge: `sums` [T, heads, splits, dim] and, for each, `peaks` and `totals`, float32.
+
+    The last of them is the token's own place.
+    """
 
     sums: torch.Tensor
     peaks: torch.Tensor  # [T, heads, splits]
@@ -30,23 +33,26 @@ class Workspace:
     @staticmethod
     def of(tokens: int, heads: Heads, places: int, device: torch.device) -> Workspace:
         """For passes of up to `tokens` tokens whose rows hold up to `places`. It can serve all layers, one by one."""
-        shape = tokens, heads.query, _splits(places)
+        shape = tokens, heads.query, _splits(places) + 1
         peaks, totals = torch.empty((2, *shape), dtype=torch.float32, device=device).unbind(0)
         return Workspace(torch.empty((*shape, heads.dim), dtype=torch.float32, device=device), peaks, totals)
 
     @staticmethod
     def bytes(tokens: int, heads: Heads, places: int) -> int:
         """What that takes."""
-        return 4 * tokens * heads.query * _splits(places) * (heads.dim + 2)
+        return 4 * tokens * heads.query * (_splits(places) + 1) * (heads.dim + 2)
 
 
 @dataclass(frozen=True)
 class AttentionPlan:
     """T packed tokens, and which places of its row each of them sees.
 
-    Token t sees all places before `base[t]` and, of the 64 from there on, those whose bit is set in `seen[t]`. A token
-    of a chain or a prompt: its own place + 1, and 0. A node of a tree: the places up to and including the row's newest
-    token, and the bits of its ancestors and itself. Padding: 0 and 0.
+    Token t sees all places before `base[t]`, of the 64 from there on those whose bit is set in `seen[t]`, and itself:
+    slot `own[t]`. A token of a chain or a prompt: its own place, and 0. A node of a tree: the places up to and
+    including the row's newest token, and the bits of its ancestors. Padding: -1 and 0; nothing comes of it.
+
+    What a token has of itself is added by itself. So a node of a tree sums up what a token of a chain does that sees
+    the same, wherever in the row it lies: they have the same bits.
 
     `tiles` are up to `tile_tokens` consecutive tokens of one row each: the first, how many, the row of `table`. Of a
     static number of them those that are not needed count 0.
@@ -57,6 +63,7 @@ class AttentionPlan:
     tiles: torch.Tensor  # int32 [n, 3]
     base: torch.Tensor  # int32 [T]
     seen: torch.Tensor  # int64 [T]
+    own: torch.Tensor  # int64 [T]
     positions: torch.Tensor  # int32 [T]
     table: torch.Tensor  # int32 [rows, blocks]: where the blocks of each row lie in the pool
     window: int | None = None  # of this layer: a token sees places > its position - window

@@ -86,7 +86,7 @@ def launches(model: Model, dtype: torch.dtype) -> list[Launch]:
         torch.empty(4096, 2 * heads.kv * heads.dim, dtype=dtype, device=META),
     )
     queries, table = torch.empty(count, width, dtype=dtype, device=META), i32.new_empty(16, 256)
-    plan = AttentionPlan(heads, 32, i32.new_empty(16, 3), i32, i64, i32, table)
+    plan = AttentionPlan(heads, 32, i32.new_empty(16, 3), i32, i64, i64, i32, table)
     qkv, angles = queries.new_empty(count, width + pool.shape[1]), floats.new_empty(4096, heads.dim // 2)
     hidden, weight = queries.new_empty(count, model.hidden), queries.new_empty(model.hidden)
     norm = HeadNorm(queries.new_empty(heads.query + heads.kv, heads.dim), 1e-6)

@@ -37,10 +37,9 @@ class Row:
         """`base` and `seen` of its new tokens."""
         span = self.span(0)
         if span.seen is None:
-            return list(range(span.start + 1, span.end + 1)), [0] * span.size
-        bits = [sum(1 << j for j in np.flatnonzero(line[1:]).tolist()) for line in span.seen]
-        signed = [number - 2**64 if number >= 2**63 else number for number in bits]
-        return [self.length] * span.size, signed
+            return list(range(span.start, span.end)), [0] * span.size
+        bits = [sum(1 << j for j in np.flatnonzero(line[1:i]).tolist()) for i, line in enumerate(span.seen)]
+        return [span.start, *[self.length] * len(self.parents)], bits
 
 
 @dataclass(frozen=True)
@@ -97,17 +96,17 @@ def made(
         pool[slots] = torch.randn(span.end, pool.shape[1], generator=draw)
     count = sum(span.size for span in spans) + PADDING
     queries = torch.randn(count, heads.query * heads.dim, generator=draw)
-    base, seen = (np.zeros(count, dtype=np.int64) for _ in range(2))
-    positions = np.zeros(count, dtype=np.int64)
+    seen, positions, own = (np.zeros(count, dtype=np.int64) for _ in range(3))
+    base = np.full(count, -1)
     ends = np.cumsum([span.size for span in spans])
     for row, span, end in zip(rows, spans, ends, strict=True):
-        own = slice(end - span.size, end)
-        base[own], seen[own] = row.sees()
-        positions[own] = span.positions
+        new, place = slice(end - span.size, end), torch.arange(span.start, span.end)
+        base[new], seen[new] = row.sees()
+        positions[new] = span.positions
+        own[new] = table[span.row].long()[place // BLOCK] * BLOCK + place % BLOCK
     cut = tiles(np.arange(len(rows)), np.array([span.size for span in spans]), heads)
     cut = np.concatenate([cut, np.zeros((SPARE, 3), dtype=np.int64)])
     small = [torch.from_numpy(array).to(device, torch.int32) for array in (cut, base, positions)]
-    plan = AttentionPlan(
-        heads, BLOCK, small[0], small[1], torch.from_numpy(seen).to(device), small[2], table.to(device), window
-    )
+    wide = [torch.from_numpy(array).to(device) for array in (seen, own)]
+    plan = AttentionPlan(heads, BLOCK, small[0], small[1], *wide, small[2], table.to(device), window)
     return Pass(queries.to(device, dtype), pool.to(device, dtype), plan, spans)

@@ -81,6 +81,29 @@ def test_a_window_gives_its_tokens_the_logits_they_have_alone(make_model: MakeMo
     assert torch.equal(found[0], found[2])
 
 
+@pytest.mark.parametrize("family", ["llama", "mistral"])
+def test_a_side_node_has_the_logits_of_the_chain(make_model: MakeModel, family: str) -> None:
+    """To the last bit, in bfloat16, where it carries the chain's own token; so has the next token, if it is kept."""
+    _, device = _both(make_model(family, **FAMILIES[family]))
+    depth, prompt, window, after = 6, _packed([0], [60], 0), _packed([0], [7], 1), _packed([0], [1], 2)
+    comb = np.tril(np.ones((1 + 2 * depth, 1 + 2 * depth), dtype=np.bool_))
+    comb[1 + depth :, 1:] = np.eye(depth, 2 * depth, depth) + np.tri(depth, 2 * depth, -1)
+    sizes = np.array([1 + 2 * depth])
+    nodes = Packed(window.rows, sizes, np.append(window.tokens, window.tokens[1:]), sizes, [comb])
+    for kept in range(1, depth + 1):
+        found = []
+        for packed, last in ((window, kept), (nodes, depth + kept)):
+            device.free(0)
+            device.reserve(0, 80)
+            device.forward(prompt)
+            logits = device.forward(packed)
+            device.keep(0, 60, [*range(kept), last])
+            found.append((logits, device.forward(after)))
+        (chain, plain), (both, moved) = found
+        assert torch.equal(both, torch.cat((chain, chain[1:])))
+        assert torch.equal(moved, plain)
+
+
 @settings(max_examples=60, deadline=None)
 @given(parents=st.lists(st.integers(-1, 62), min_size=1, max_size=64), fed=st.integers(0, 3))
 def test_bits_say_what_branches_see(parents: list[int], fed: int) -> None:
@@ -95,9 +118,11 @@ def test_bits_say_what_branches_see(parents: list[int], fed: int) -> None:
     end = 20 + seen.shape[1]
     base, bits = branches(Span(0, end - len(own), end, own))
     visible = np.zeros((len(own), end), dtype=np.bool_)
-    visible[:, :base] = True
-    for line, word in zip(visible, bits.tolist(), strict=True):
-        line[base:] = [bool(word >> bit & 1) for bit in range(end - base)]
+    for i, (line, first, word) in enumerate(zip(visible, base.tolist(), bits.tolist(), strict=True)):
+        line[:first] = True
+        line[first:] = [bit < 64 and bool(word >> bit & 1) for bit in range(end - first)]
+        assert not line[end - len(own) + i]
+        line[end - len(own) + i] = True
     assert (visible[:, 20:] == own).all()
     assert visible[:, :20].all()
 
