@@ -218,7 +218,8 @@ def attention(shape: Mapping[str, Any], bench: Bench, limit: Limit) -> list[dict
         at = torch.arange(context, context + new, device=device).repeat(count).int()
         queries = torch.randn(count * new, heads.query * heads.dim, dtype=torch.bfloat16, device=device)
         tiled = torch.from_numpy(laid.astype(np.int32)).to(device)
-        plan = AttentionPlan(heads, CUDA_BLOCK, tiled, at + 1, torch.zeros_like(at).long(), at, table)
+        own = torch.arange(0, len(pool), places, device=device).repeat_interleave(new) + at
+        plan = AttentionPlan(heads, CUDA_BLOCK, tiled, at, torch.zeros_like(own), own, at, table)
         several = programs(len(laid), heads, places, processors)
         line: dict[str, Any] = {"rows": count, "context": context, "new": new}
         moved = count * context * pool.shape[1] * 2

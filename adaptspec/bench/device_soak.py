@@ -93,7 +93,9 @@ async def _watch(seen: Seen, until: float, device: torch.device) -> None:
 
 
 async def _client(engine: AsyncEngine, bench: Bench, seen: Seen, until: float, chance: random.Random) -> None:
-    while time.monotonic() < until:
+    """One request at least, however slow the machine is."""
+    again = True
+    while again:
         request = _request(bench, chance)
         leaves = chance.randrange(1, 20) if chance.random() < ABORTED else math.inf
         got, completion = 0, None
@@ -107,6 +109,7 @@ async def _client(engine: AsyncEngine, bench: Bench, seen: Seen, until: float, c
             seen.errors.append(f"{type(error).__name__}: {error}")
             return
         _note(seen, request, completion, got)
+        again = time.monotonic() < until
 
 
 def _note(seen: Seen, request: Request, completion: Completion | None, tokens: int) -> None:

@@ -53,16 +53,18 @@ def attention(shape: Mapping[str, Any], device: torch.device) -> list[dict[str, 
         counts = np.minimum(new, np.array(lengths))
         at = np.concatenate([np.arange(n - c, n) for n, c in zip(lengths, counts.tolist(), strict=True)])
         queries = torch.randn(len(at), heads.query * heads.dim, device=device).bfloat16()
-        laid, base, positions = (
+        rows = np.repeat(np.arange(len(lengths)), counts)
+        laid, base, owners = (
             torch.from_numpy(one.astype(np.int32)).to(device)
-            for one in (tiles(np.arange(len(lengths)), counts, heads), at + 1, at)
+            for one in (tiles(np.arange(len(lengths)), counts, heads), at, rows)
         )
-        plan = AttentionPlan(heads, CUDA_BLOCK, laid, base, torch.zeros_like(base).long(), positions, table)
+        own = table[owners, base // CUDA_BLOCK].long() * CUDA_BLOCK + base % CUDA_BLOCK
+        plan = AttentionPlan(heads, CUDA_BLOCK, laid, base, torch.zeros_like(own), own, base, table)
         work = Workspace.of(len(at), heads, places, device)
         walked, shared = (
             kernels.attend(queries, pool, one) for one in (plan, replace(plan, workspace=work, programs=2))
         )
-        want = _attended(queries, pool, plan, np.repeat(np.arange(len(lengths)), counts))
+        want = _attended(queries, pool, plan, rows)
         error = float(((walked.double() - want) / (1.0 + want.abs())).abs().max())
         same = torch.equal(walked, shared)
         found.append(

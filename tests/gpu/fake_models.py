@@ -98,6 +98,9 @@ class FakeBlock:
     def __init__(self, layout: dict[str, tuple[torch.dtype, tuple[int, ...]]], device: torch.device) -> None:
         self.device = {name: torch.empty(shape, dtype=dtype, device=device) for name, (dtype, shape) in layout.items()}
 
+    def on(self, device: torch.device) -> FakeBlock:
+        return self
+
 
 class Kernels:
     """`ops` in place of `kernels`: each call counts as what the kernel of its name reads and writes.
