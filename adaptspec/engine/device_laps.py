@@ -131,3 +131,10 @@ def per_cached_token(target: DeviceDecoder, rows: Sequence[int], context: int) -
                 longer.append(found[1] - start[1])
     tokens, seconds = np.array(more), np.array(longer)
     return max(0.0, float(tokens @ seconds) / max(float(tokens @ tokens), 1.0))
+
+
+def device_name(target: Runner) -> str:
+    """What costs are measured on."""
+    name = torch.cuda.get_device_name(target.device) if target.device.type == "cuda" else "cpu"
+    parts = target.group.part.size if isinstance(target, DeviceDecoder) else 1
+    return name if parts == 1 else f"{parts} x {name}"

@@ -24,10 +24,9 @@ from adaptspec.control.cost import CostProfile, CostTable, DrafterCost
 from adaptspec.control.grid import LearnedGrid
 from adaptspec.drafting.drafter import Drafter, ModelDrafter
 from adaptspec.engine.cost_files import costs_folder, read_cost_file, write_cost_file
-from adaptspec.engine.device_laps import device_laps, on_device, per_cached_token
+from adaptspec.engine.device_laps import device_laps, device_name, on_device, per_cached_token
 from adaptspec.engine.profiler_rounds import ProfiledRounds, fill, packed_rows
 from adaptspec.errors import ConfigError
-from adaptspec.gpu.device_decoder import DeviceDecoder
 from adaptspec.models.runner import Runner
 from adaptspec.models.sampling import certainty
 from adaptspec.types import FloatArray
@@ -87,7 +86,7 @@ def measured_costs(target: Runner, drafters: Sequence[Drafter], max_rows: int) -
         )
         return costs
     about = {
-        "device": _device(target),
+        "device": device_name(target),
         "processor": processor(),
         "threads": torch.get_num_threads(),
         "torch": torch.__version__,
@@ -387,7 +386,7 @@ def _clear(runner: Runner, rows: int) -> None:
 
 def cost_path(target: Runner, drafters: Sequence[Drafter], max_rows: int) -> Path:
     """Where the cost table of these models is cached on this machine; all rows must be free."""
-    devices = " ".join(dict.fromkeys(map(_device, _models(target, drafters))))
+    devices = " ".join(dict.fromkeys(map(device_name, _models(target, drafters))))
     facts = [str(_MEASURING), devices, processor(), str(torch.get_num_threads()), torch.__version__]
     facts += [f"{m.info.fingerprint} {m.info.dtype} {Extent.of(m, max_rows)}" for m in _models(target, drafters)]
     facts += ["strict"] * target.info.strict
@@ -397,9 +396,3 @@ def cost_path(target: Runner, drafters: Sequence[Drafter], max_rows: int) -> Pat
 
 def _models(target: Runner, drafters: Sequence[Drafter]) -> list[Runner]:
     return [target, *(d.runner for d in drafters if isinstance(d, ModelDrafter))]
-
-
-def _device(target: Runner) -> str:
-    name = torch.cuda.get_device_name(target.device) if target.device.type == "cuda" else "cpu"
-    parts = target.group.part.size if isinstance(target, DeviceDecoder) else 1
-    return name if parts == 1 else f"{parts} x {name}"

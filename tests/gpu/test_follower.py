@@ -17,7 +17,7 @@ from adaptspec.errors import ConfigError, ModelError
 from adaptspec.gpu.follower import lead
 from tests.conftest import TINY_VOCAB, MakeModel
 from tests.engine.conftest import run
-from tests.gpu.test_pretend_engine import dictated, same
+from tests.gpu.test_device_executor import dictated, same
 from tests.gpu.test_tensor_parallel import CONFIG, DRAWN, GREEDY, built, close, requests
 
 

@@ -18,7 +18,7 @@ from adaptspec.types import Completion
 from tests.engine.branching import Shape
 from tests.engine.conftest import Notes, run
 from tests.engine.policies import COSTS
-from tests.gpu.test_pretend_engine import ASKED, dictated, same
+from tests.gpu.test_device_executor import ASKED, dictated, same
 
 PROMPTS = (
     "Once upon a time, in a village by the sea, there was a boat that nobody had ever seen sail, and",

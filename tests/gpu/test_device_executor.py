@@ -289,7 +289,7 @@ ROUNDS = 4
 @pytest.mark.parametrize("name", PER_ROUND)
 def test_reads_and_copies_per_round(pair: tuple[Built, Built], cuda: PretendCuda, name: str, rows: int) -> None:
     depth, shape, params, alone, together = PER_ROUND[name]
-    core, _ = dictated(pair[1], shape, depth, beside=name != "comb")
+    core, _ = dictated(pair[1], shape, depth, beside=not name.startswith("comb"))
     for request in requests(pair[1], *[replace(params, max_tokens=64)] * rows):
         core.add(request)
     for _ in range(5):  # prompts are read
