@@ -28,7 +28,7 @@ HOPS, RECORDS = 6, 10
 BUDGETS: Mapping[tuple[str, ...], tuple[int, int]] = {
     ("control",): (7240, 40),
     ("engine",): (4395, 25),
-    ("gpu",): (2690, 17),
+    ("gpu",): (2705, 17),
     ("models",): (3620, 20),
     ("drafting", "verification"): (2500, 19),
     ("server", "top"): (5950, 40),

@@ -14,6 +14,7 @@ from adaptspec.drafting.drafter import ModelDrafter
 from adaptspec.gpu.device_decoder import DeviceDecoder
 from adaptspec.gpu.round import DeviceRounds
 from adaptspec.gpu.round_plan import RoundPlan
+from adaptspec.gpu.staging import at_work
 from adaptspec.models.processors import SamplingRow
 from adaptspec.models.runner import Runner
 from adaptspec.models.sampling import SamplingBatch
@@ -59,8 +60,9 @@ class DeviceLaps:
 
     def _time(self, plan: RoundPlan) -> tuple[float, float]:
         start = time.perf_counter()
-        self._rounds.launch(plan)
-        self._rounds.end()
+        with at_work(self._rounds.target.device):
+            self._rounds.launch(plan)
+            self._rounds.end()
         # Without a clock of its own, drafting and verifying are one.
         return self._rounds.result(plan).seconds or (0.0, time.perf_counter() - start)
 

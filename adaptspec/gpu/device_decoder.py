@@ -239,7 +239,10 @@ class DeviceDecoder:
         return normed
 
     def _sent(self, numbers: IntArray) -> torch.Tensor:
-        return torch.from_numpy(np.ascontiguousarray(numbers)).to(self.device)
+        tensor = torch.from_numpy(np.ascontiguousarray(numbers))
+        if self.device.type == "cuda":
+            tensor = tensor.pin_memory()  # or the host would wait for the pass that is under way
+        return tensor.to(self.device, non_blocking=True)
 
 
 def branches(span: Span) -> tuple[IntArray, IntArray]:

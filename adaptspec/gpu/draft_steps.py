@@ -22,9 +22,17 @@ class DraftSteps:
     """The steps of rounds. The model may be on another device: then it has a plan and a result of its own."""
 
     def __init__(
-        self, model: DeviceDecoder, whole: tuple[Block, Block, Captured], steps: int, ends: Collection[int]
+        self,
+        model: DeviceDecoder,
+        whole: tuple[Block, Block, Captured],
+        steps: int,
+        ends: Collection[int],
+        vocab_size: int,
     ) -> None:
-        """`whole` are the round's plan, result and captured parts; drafts are of up to `steps` tokens."""
+        """`whole` are the round's plan, result and captured parts; drafts are of up to `steps` tokens.
+
+        Of a model's tokens those from `vocab_size` on, which the target does not have, are not drawn.
+        """
         plan, result, parts = whole
         self.model, self._round = model, (plan, result)
         self.plan, self.result = plan.on(model.device), result.on(model.device)
@@ -36,7 +44,7 @@ class DraftSteps:
         self._step = torch.zeros(1, dtype=torch.int64, device=there)
         self._edges = torch.tensor(ENTROPY_EDGES, device=there)
         self._ends = torch.tensor(sorted(ends) or [-1], dtype=torch.int64, device=there)
-        self._token_keys = token_keys(model.info.vocab_size, there)
+        self._token_keys = token_keys(min(model.info.vocab_size, vocab_size), there)
         # Of the latest pass: drawing is captured by itself, as rows with rules have theirs in between.
         self.logits = torch.empty((rows, model.info.vocab_size), device=there)
 
@@ -159,6 +167,8 @@ def inputs(
     """
     more = model.bucket(tokens.numel()) - tokens.numel()
     tokens, rows, places, live = (part.flatten() for part in (tokens, *at))
+    # What does not live may be anything, a token that this model does not have, too.
+    tokens = torch.where(live, tokens, 0)
     rows, places = torch.where(live, rows, model.cache.nobody), torch.where(live, places, 0)
     base, slots = torch.where(live, places, -1).int(), model.slots(rows, places)
     if more:

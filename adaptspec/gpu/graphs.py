@@ -17,6 +17,7 @@ class Captured:
         self._device = device
         self._graphs: dict[tuple[str, int, int], torch.cuda.CUDAGraph] = {}
         self._pool: Any = None
+        self._aside: Any = None
 
     def capture(
         self, function: Callable[[int, Any], None], size: int, other: int, before: Callable[[], object] = bool
@@ -27,7 +28,8 @@ class Captured:
         """
         graph = torch.cuda.CUDAGraph()
         with at_work(self._device):
-            stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+            # One for all: libraries keep memory for every stream that they have worked on.
+            stream = self._aside = self._aside or torch.cuda.Stream()  # type: ignore[no-untyped-call]
             stream.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(stream):
                 before()

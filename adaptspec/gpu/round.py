@@ -83,8 +83,8 @@ class DeviceRounds:
         self._scores = torch.empty(self._widest * target.tokens, device=device)
         self._told: list[torch.Tensor] = []
         self._parts = Captured(device)
-        whole_round = self._plan, self._result, self._parts
-        self._drafts = None if draft is None else DraftSteps(draft, whole_round, steps, ends)
+        whole_round, vocab = (self._plan, self._result, self._parts), target.info.vocab_size
+        self._drafts = None if draft is None else DraftSteps(draft, whole_round, steps, ends, vocab)
         self._waits = False
         if device.type == "cuda":
             self._marks = [torch.cuda.Event(enable_timing=True) for _ in range(3)]  # type: ignore[no-untyped-call]
@@ -92,9 +92,10 @@ class DeviceRounds:
     def launch(self, plan: RoundPlan) -> None:
         """Send a plan and begin."""
         self._wait()  # for a round that nobody wants any more: what it reads must stay until then
-        width, moving = self._lay(plan), self._tell_tables()
+        width = self._lay(plan)
+        self._book.send_masks(None, None)  # what may fail comes before caches take for told what is in the plan
+        moving = self._tell_tables()
         self._plan.send()
-        self._book.send_masks(None, None)
         self._mark(0)
         shape = RoundShape(
             self._bucket(len(plan.rows)),

@@ -15,7 +15,7 @@ import pytest
 
 from adaptspec.control.cost import CostTable
 from adaptspec.control.language.library import shipped_policies
-from adaptspec.engine import assembly
+from adaptspec.engine import assembly, model_set
 from adaptspec.engine.assembly import Built, assemble, build, make_executor
 from adaptspec.engine.core import EngineCore, EngineLimits
 from adaptspec.engine.device_executor import DeviceExecutor
@@ -68,10 +68,10 @@ def pair(cuda: PretendCuda, tmp_path_factory: pytest.TempPathFactory) -> tuple[B
 def test_rounds_have_memory_beside_the_caches(cuda: PretendCuda, monkeypatch: pytest.MonkeyPatch) -> None:
     """Caches take what is left by passes of the widest round and of a prompt, which is read in larger parts."""
     monkeypatch.setattr(assembly, "ThreadPoolExecutor", partial(ThreadPoolExecutor, initializer=cuda.enter_thread))
-    monkeypatch.setattr(assembly, "bytes_for_cache", lambda _: 2**28)
+    monkeypatch.setattr(model_set, "bytes_for_cache", lambda _: 2**28)
     beside: list[int] = []
-    counted = assembly._beside_cache
-    monkeypatch.setattr(assembly, "_beside_cache", lambda *given: beside.append(counted(*given)) or beside[-1])
+    counted = model_set._beside_cache
+    monkeypatch.setattr(model_set, "_beside_cache", lambda *given: beside.append(counted(*given)) or beside[-1])
     config = EngineConfig(device="cuda", dtype="float32", eager=True, context=256, limits=EngineLimits(max_rows=64))
     built = build(config, costs=lambda *_: CostTable(COSTS))
     runners: list[Any] = [built.target, built.loaded.draft]
