@@ -14,6 +14,7 @@ from torch._subclasses.fake_tensor import (
     FakeTensorDeviceMismatchError,
 )
 
+from adaptspec.bench.random_models import LLAMA_8B, QWEN_HALF_B
 from adaptspec.gpu import ops
 from adaptspec.gpu.device_decoder import DeviceDecoder, beside_cache, bucket
 from adaptspec.gpu.paged_cache import PagedCache
@@ -28,32 +29,8 @@ from tests.gpu.fake import Traffic, size, tensors
 
 CUDA, BF16, CONTEXT = torch.device("cuda"), torch.bfloat16, 32768
 SHAPES: dict[str, dict[str, Any]] = {
-    "llama-8b": {
-        "model_type": "llama",
-        "hidden_size": 4096,
-        "intermediate_size": 14336,
-        "num_hidden_layers": 32,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 8,
-        "vocab_size": 128256,
-        "max_position_embeddings": CONTEXT,
-        "rms_norm_eps": 1e-5,
-        "rope_theta": 500000.0,
-        "tie_word_embeddings": False,
-    },
-    "qwen-0.5b": {
-        "model_type": "qwen2",
-        "hidden_size": 896,
-        "intermediate_size": 4864,
-        "num_hidden_layers": 24,
-        "num_attention_heads": 14,
-        "num_key_value_heads": 2,
-        "vocab_size": 151936,
-        "max_position_embeddings": CONTEXT,
-        "rms_norm_eps": 1e-6,
-        "rope_theta": 1e6,
-        "tie_word_embeddings": True,
-    },
+    "llama-8b": {**LLAMA_8B, "max_position_embeddings": CONTEXT},
+    "qwen-0.5b": {**QWEN_HALF_B, "max_position_embeddings": CONTEXT, "vocab_size": 151_936},
 }
 
 
