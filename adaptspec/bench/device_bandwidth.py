@@ -18,7 +18,7 @@ from adaptspec.bench.gpu_kit import Bench
 from adaptspec.bench.random_models import FULL, random_decoder, room_for, weight_bytes
 from adaptspec.engine import device_laps
 from adaptspec.engine.device_laps import DeviceLaps
-from adaptspec.gpu.device_decoder import DeviceDecoder, bucket, kernels_for, shared_tokens
+from adaptspec.gpu.device_decoder import TILES, DeviceDecoder, kernels_for, padded, shared_tokens
 from adaptspec.gpu.plan import AttentionPlan, Workspace, programs, tiles
 from adaptspec.models.attention import Heads
 from adaptspec.models.config import read_decoder_config
@@ -111,7 +111,7 @@ def _clocked(run: Callable[[], object]) -> float:
 
 def plain(bench: Bench, target: DeviceDecoder, limit: Limit) -> list[dict[str, Any]]:
     """Rounds of one token per row, as they are captured, by rows and what each holds."""
-    laps, found = DeviceLaps(target, None, max(bench.sizes.rows), 1), []
+    laps, found = DeviceLaps([target], max(bench.sizes.rows), 1), []
     each = target.cache.shape.bytes_per_token(torch.bfloat16)
     for count, context in product(bench.sizes.rows, bench.sizes.contexts):
         seconds = laps.seconds(count, context, 1) if bench.has(f"plain rounds of {count} x {context}") else None
@@ -124,7 +124,7 @@ def plain(bench: Bench, target: DeviceDecoder, limit: Limit) -> list[dict[str, A
 
 def steps(bench: Bench, target: DeviceDecoder, draft: DeviceDecoder, limit: Limit) -> list[dict[str, Any]]:
     """Draft steps within rounds: what a token beyond the first takes, and what the first does; and verifying 8."""
-    laps, found = DeviceLaps(target, draft, max(bench.sizes.rows), DEPTH + 1), []
+    laps, found = DeviceLaps([target, draft], max(bench.sizes.rows), DEPTH + 1), []
     each = draft.cache.shape.bytes_per_token(torch.bfloat16)
     for count, context in product(bench.sizes.rows, bench.sizes.contexts):
         if not bench.has(f"draft steps of {count} x {context}"):
@@ -142,7 +142,7 @@ def steps(bench: Bench, target: DeviceDecoder, draft: DeviceDecoder, limit: Limi
 def profiled(bench: Bench, target: DeviceDecoder, draft: DeviceDecoder, *, alone: bool = False) -> dict[str, Any]:
     """Kernels of a round of one row at depth 7, or of drafting alone, by their time; and times that the host waits."""
     context, depth = bench.sizes.contexts[0], DEPTH
-    laps = DeviceLaps(draft, None, 1, 1) if alone else DeviceLaps(target, draft, 1, depth + 1)
+    laps = DeviceLaps([draft], 1, 1) if alone else DeviceLaps([target, draft], 1, depth + 1)
     width = 1 if alone else depth + 1
     laps.seconds(1, context, width, drafts=not alone)
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if bench.device.type == "cuda" else [])]
@@ -224,7 +224,7 @@ def attention(shape: Mapping[str, Any], bench: Bench, limit: Limit) -> list[dict
         line: dict[str, Any] = {"rows": count, "context": context, "new": new}
         moved = count * context * pool.shape[1] * 2
         ways = {"walked": plan}
-        if several > 1 and bucket(count * new) <= shared_tokens(heads, places):
+        if several > 1 and padded(count * new, TILES[0]) <= shared_tokens(heads, places):
             work = Workspace.of(count * new, heads, places, device)
             ways["shared"] = replace(plan, workspace=work, programs=several)
         for way, one in ways.items():

@@ -82,9 +82,9 @@ class DeviceExecutor(ModelExecutor):
             return Done(
                 batch, pending.draft, outcome._replace(seconds=(drafted - start, time.perf_counter() - drafted))
             )
-        plan, draft = self._planned(batch, decision)
         with at_work(self._target.device):
-            self._rounds.launch(plan)
+            plan, draft = self._planned(batch, decision)
+            self._rounds.launch(plan, begun=draft.caught_up > 0)
             if batch.chunks:
                 self._read_prompts(batch, plan.told)
             self._rounds.end()
@@ -121,6 +121,7 @@ class DeviceExecutor(ModelExecutor):
             wanted = decision.depths if tree is None else tree.within(decision.depths)
             texts = [s.tokens for s in batch.decoding]
             job = DraftJob(batch.rows[:size], texts, np.where(mine, wanted, 0), self._sampled(emitting))
+            self._rounds.begin()
             depths[:size], caught_up = self._drafters[self._which].catch_up(job)
         nodes = depths if tree is None else self._nodes(batch, tree, depths, draft.counts)
         newest = np.array([(s.tokens[-2] if s.length > 1 else 0, s.tokens[-1]) for s in emitting], dtype=np.int64)
@@ -150,7 +151,7 @@ class DeviceExecutor(ModelExecutor):
         size, cache = len(batch.decoding), self._target.cache
         nodes: IntArray = depths.copy()
         may = np.flatnonzero((depths[:size] > 0) & (tree.width > 1) & (tree.nodes > depths[:size])).tolist()
-        each = self._rounds.spare(np.maximum(depths, others)) // max(len(may), 1)
+        each = self._rounds.spare(np.maximum(depths, others)[:size]) // max(len(may), 1)
         for i in may:
             sequence = batch.decoding[i]
             row, length, params = held_row(sequence), sequence.length, sequence.request.sampling
@@ -177,7 +178,7 @@ class DeviceExecutor(ModelExecutor):
                 tokens,
             )
         )
-        logits = self._target.forward(Packed(rows, counts, fed, last))
+        logits = self._target.forward(Packed(rows, counts, fed, last, prompts=len(rows)))
         if len(logits):
             self._rounds.choose_first(logits, len(batch.decoding), told[len(batch.decoding) :])
 

@@ -10,6 +10,7 @@ from itertools import product
 import numpy as np
 import torch
 
+from adaptspec.drafting.draft_model import DraftModelDrafter
 from adaptspec.drafting.drafter import ModelDrafter
 from adaptspec.gpu.device_decoder import DeviceDecoder
 from adaptspec.gpu.round import DeviceRounds
@@ -21,22 +22,27 @@ from adaptspec.models.sampling import SamplingBatch
 from adaptspec.request import SamplingParams
 
 CONTEXTS = (512, 8192, 32_768)  # tokens that rows hold, as far as there is room
+SHORT = 128  # contexts below are too short to be measured at the same number of tokens
 TURNS = 5
 _LIKELIEST = SamplingRow(SamplingParams(temperature=0.0), 0, [0], 1, ())
 
 
 class DeviceLaps:
-    """Rounds of up to `rows` rows that verify up to `widest` tokens of each. All rows must be free, and stay so."""
+    """Rounds of up to `rows` rows that verify up to `widest` tokens of each, as they run in service.
+
+    All rows must be free, and stay so.
+    """
 
     @torch.inference_mode()
-    def __init__(self, target: DeviceDecoder, draft: DeviceDecoder | None, rows: int, widest: int) -> None:
-        self._models = [model for model in (target, draft) if model is not None]
-        for model in self._models:
+    def __init__(self, models: Sequence[DeviceDecoder], rows: int, widest: int) -> None:
+        """`models`: the target and, if there is one, its draft."""
+        self._models, target = models, models[0]
+        for model in models:
             for layer in model.cache.pool:
                 layer.zero_()  # what nobody has written may be no number, and stop a draft
         self._steps = max(widest - 1, 1)
-        self._rounds = DeviceRounds(target, draft, rows, self._steps, ())
-        if target.device.type == "cuda":
+        self._rounds = DeviceRounds(target, models[1] if len(models) > 1 else None, rows, self._steps, ())
+        if target.device.type == "cuda" and not target.info.eager:
             self._rounds.capture()
 
     @torch.inference_mode()
@@ -45,17 +51,19 @@ class DeviceLaps:
 
         None where a cache has no room for them. Without `drafts` what is verified comes from elsewhere.
         """
-        if context + width > min(model.info.context for model in self._models):
+        models = self._models[: 1 + drafts]
+        drafts = len(models) > 1
+        if context + width > min(model.info.context for model in models):
             return None
         try:
-            if all(m.reserve(row, context + width) for m, row in product(self._models, range(count))):
+            if all(m.reserve(row, context + width) for m, row in product(models, range(count))):
                 plan = self._plan(count, context, width - 1, drafts=drafts)
                 turns = [self._time(plan) for _ in range(TURNS + 1)][1:]
                 draft, verify = map(statistics.median, zip(*turns, strict=True))
                 return (draft if drafts else 0.0), verify
             return None
         finally:
-            for model, row in product(self._models, range(count)):
+            for model, row in product(models, range(count)):
                 model.free(row)
 
     def _time(self, plan: RoundPlan) -> tuple[float, float]:
@@ -86,44 +94,36 @@ class DeviceLaps:
         )
 
 
-def on_device(target: Runner, draft: ModelDrafter | None) -> tuple[DeviceDecoder, DeviceDecoder | None] | None:
-    """Both models, if their rounds run by themselves on one device that has a clock."""
-    own = None if draft is None else draft.runner
-    if not isinstance(target, DeviceDecoder) or target.device.type == "cpu":
+def on_device(target: Runner, drafters: Sequence[ModelDrafter], rows: int, widest: int) -> DeviceLaps | None:
+    """Laps of all these models, if their rounds run by themselves on one device that has a clock."""
+    models = [target, *(one.runner for one in drafters)]
+    here = [one for one in models if isinstance(one, DeviceDecoder) and one.device == target.device]
+    if target.device.type == "cpu" or len(here) < len(models) or min(one.info.context for one in models) < SHORT:
         return None
-    if own is None or (isinstance(own, DeviceDecoder) and own.device == target.device):
-        return target, own
-    return None
+    whole = all(isinstance(one, DraftModelDrafter) for one in drafters)  # others draft part by part
+    return DeviceLaps(here, rows, widest) if whole else None
 
 
 def device_laps(
-    target: DeviceDecoder,
-    draft: DeviceDecoder | None,
-    axes: tuple[Sequence[int], Sequence[int]],
-    context: int,
-    drawn: Sequence[int],
+    laps: DeviceLaps, axes: tuple[Sequence[int], Sequence[int]], context: int, drawn: Sequence[int]
 ) -> list[tuple[list[float], list[float]]]:
     """What drafting and verifying take, for each number of rows and by the width; `axes` are both.
 
-    The draft model has room for so many rows as are in `drawn`.
+    A draft model has room for so many rows as are in `drawn`.
     """
-    rows, widths = axes
-    laps, table = DeviceLaps(target, draft, max(rows), max(widths)), []
-    for count in rows:
-        found = [
-            laps.seconds(count, context, width, drafts=draft is not None and count in drawn and width > 1)
-            for width in widths
-        ]
+    table = []
+    for count in axes[0]:
+        found = [laps.seconds(count, context, width, drafts=count in drawn and width > 1) for width in axes[1]]
         table.append(([one[0] for one in found if one], [one[1] for one in found if one]))
     return table
 
 
-def per_cached_token(target: DeviceDecoder, rows: Sequence[int], context: int) -> float:
+def per_cached_token(laps: DeviceLaps, rows: Sequence[int], context: int) -> float:
     """Seconds that a pass of one token per row takes more for each token that its rows hold beyond `context` each.
 
     The line through rounds of all these numbers of rows and all contexts for which there is room.
     """
-    laps, more, longer = DeviceLaps(target, None, max(rows), 1), [0.0], [0.0]
+    more, longer = [0.0], [0.0]
     for count in rows:
         start = laps.seconds(count, context, 1)
         for length in CONTEXTS:

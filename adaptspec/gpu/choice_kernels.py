@@ -12,8 +12,8 @@ from adaptspec.models.processors import MIN_TEMPERATURE
 
 # Scores of one program of a choice: a vocabulary of 128k makes 125, so that one position alone fills a large device.
 PART = 1024
-# Logits that a program of `apply_rules` has in registers at a time: 8 for each of its threads.
-CHUNK, WARPS = 2048, 8
+# Logits that a program of `apply_rules` has in registers at a time: 4 for each of its threads, which fill a processor.
+LANES, WARPS = 4096, 32
 _MIN_TEMPERATURE = tl.constexpr(MIN_TEMPERATURE)
 _FIRST, _SECOND = tl.constexpr(PAIR_FIRST), tl.constexpr(PAIR_SECOND)
 _LAST, _UNIT = tl.constexpr(SIGN_AND_LAST), tl.constexpr(UNIT)
@@ -21,57 +21,79 @@ _EXACT = {"enable_fp_fusion": False}
 
 
 @triton.jit
-def _ordered(score):
-    """Whole numbers in [0, 2^32) in the order of the scores."""
-    bits = score.to(tl.int32, bitcast=True)
-    return (bits ^ ((bits >> 31) & 0x7FFFFFFF)).to(tl.int64) + 2147483648
+def _reached(listed, held, rows, least, peak, divisor, MASS: tl.constexpr, LANES: tl.constexpr):
+    """How many scores of a list, or how much of their mass, `least` does not exceed; each lane has `held` of `rows`."""
+    lane = tl.arange(0, LANES)
+    sums = tl.zeros((LANES,), tl.float32)
+    for row in range(rows):
+        score = tl.load(listed + row * LANES + lane, mask=row < held, other=-float("inf"))
+        weight = (row < held).to(tl.float32)
+        if MASS:
+            weight = tl.exp((score - peak) / divisor)
+        sums += tl.where(score >= least, weight, 0.0)
+    return tl.sum(sums, 0)
 
 
 @triton.jit
-def _least_kept(at, width, divisor, peak, floor, goal, MASS: tl.constexpr, CHUNK: tl.constexpr):
-    """The largest number such that so much lies at or above it: `goal` scores, or that share of what is above `floor`.
+def _least_kept(listed, held, rows, goal, peak, divisor, MASS: tl.constexpr, LANES: tl.constexpr):
+    """The largest score that so much of a list reaches, bit by bit; -inf where all of it is not so much."""
+    one, found = tl.full((), 1, tl.int32), tl.full((), -2147483648, tl.int32)
+    kept = tl.full((), -float("inf"), tl.float32)
+    goal = tl.maximum(goal, 1e-37)  # a normal number: Triton 3.6 takes smaller ones for doubles
+    for step in range(32):
+        tried = found ^ (one << (31 - step))  # whole numbers in the order of the scores that they stand for
+        least = (tried ^ ((tried >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
+        enough = _reached(listed, held, rows, least, peak, divisor, MASS, LANES) >= goal
+        found, kept = tl.where(enough, tried, found), tl.where(enough, least, kept)
+    return kept
 
-    Three of its bits are found at a time.
-    """
-    digit = tl.arange(0, 8)
-    found = floor * 0
-    for step in range(11):
-        shift = 30 - 3 * step
-        least = found + (digit.to(tl.int64) << shift)
-        sums = tl.zeros((8,), tl.float32)
-        for start in range(0, width, CHUNK):
-            token = start + tl.arange(0, CHUNK)
-            score = tl.load(at + token, mask=token < width, other=-float("inf"))
-            key = _ordered(score)
-            if MASS:
-                weight = tl.where(key >= floor, tl.exp(tl.div_rn(score - peak, tl.zeros_like(score) + divisor)), 0.0)
-            else:
-                weight = (token < width).to(tl.float32)
-            sums += tl.sum(tl.where(key[None, :] >= least[:, None], weight[None, :], 0.0), 1)
-        if MASS and step == 0:
-            # A normal number: Triton 3.6 takes smaller ones for doubles.
-            goal = tl.maximum(goal * tl.sum(tl.where(digit == 0, sums, 0.0), 0), 1e-37)
-        found += tl.max(tl.where(sums >= goal, digit, 0), 0).to(tl.int64) << shift
-    return found
+
+@triton.jit
+def _threshold(at, listed, width, peak, divisor, rank, share, LANES: tl.constexpr):
+    """The least score that top-k and top-p keep. The peak of each lane is listed, and written over."""
+    lane, one = tl.arange(0, LANES), tl.full((LANES,), 1, tl.int32)
+    goal = rank.to(tl.float32)
+    # What the peaks alone come to, all tokens do: below this score, none is kept.
+    if rank > 0:
+        least = _least_kept(listed, one, 1, goal, peak, divisor, False, LANES)
+    else:
+        every = (width + LANES - 1 - lane) // LANES
+        goal = share * _reached(at, every, tl.cdiv(width, LANES), -float("inf"), peak, divisor, True, LANES)
+        least = _least_kept(listed, one, 1, goal, peak, divisor, True, LANES)
+    held = one - 1
+    for start in range(0, width, LANES):
+        token = start + lane
+        score = tl.load(at + token, mask=token < width, other=-float("inf"))
+        taken = (token < width) & (score >= least)
+        tl.store(listed + held * LANES + lane, score, mask=taken)
+        held += taken.to(tl.int32)
+    tl.debug_barrier()
+    rows = tl.max(held, 0)
+    if rank > 0:
+        least = _least_kept(listed, held, rows, goal, peak, divisor, False, LANES)
+        goal = share * _reached(listed, held, rows, least, peak, divisor, True, LANES)
+    if share < 1.0:
+        least = tl.maximum(least, _least_kept(listed, held, rows, goal, peak, divisor, True, LANES))
+    return least
 
 
 @triton.jit
 def _apply_rules(
     logits, stride, index, before, aside, mask_lines, lines, temperatures, penalties, top_k, cuts, drafted, depth,
-    counts, bias, masks, words, vocab, width, CHUNK: tl.constexpr,
+    counts, bias, masks, words, vocab, width, listed, LANES: tl.constexpr,
 ):  # fmt: skip
     position = tl.program_id(0)
-    row = tl.load(index + position)
-    line = tl.load(lines + row)
+    row, lane = tl.load(index + position), tl.arange(0, LANES)
+    line = tl.load(lines + row, mask=row >= 0, other=-1)
     if line < 0:
         return
-    at = logits + position.to(tl.int64) * stride
+    at, listed = logits + position.to(tl.int64) * stride, listed + position.to(tl.int64) * tl.cdiv(width, LANES) * LANES
     mask_line, ahead = tl.load(mask_lines + position), tl.load(before + position)
     repetition, frequency = tl.load(penalties + row * 3), tl.load(penalties + row * 3 + 1)
     presence = tl.load(penalties + row * 3 + 2)
-    peak = -float("inf")
-    for start in range(0, width, CHUNK):
-        token = start + tl.arange(0, CHUNK)
+    peaks = tl.full((LANES,), -float("inf"), tl.float32)
+    for start in range(0, width, LANES):
+        token = start + lane
         inside = token < width
         score = tl.load(at + token, mask=inside, other=-float("inf"))
         word = tl.load(counts + line * vocab + token, mask=inside, other=0)
@@ -87,23 +109,20 @@ def _apply_rules(
             word = tl.load(masks + mask_line * words + (token >> 5), mask=inside, other=0)
             score = tl.where(((word >> (token & 31)) & 1) == 1, score, -float("inf"))
         tl.store(at + token, score, mask=inside)
-        peak = tl.maximum(peak, tl.max(score, 0))
+        peaks = tl.maximum(peaks, score)
+    tl.store(listed + lane, peaks)
     tl.debug_barrier()  # what other threads wrote is read next
-    rank, share, least = tl.load(top_k + row), tl.load(cuts + row * 2), tl.load(cuts + row * 2 + 1)
-    if (rank > 0) | (share < 1.0) | (least > -float("inf")):
-        temperature = tl.load(temperatures + row)
+    rank, share, ratio = tl.load(top_k + row), tl.load(cuts + row * 2), tl.load(cuts + row * 2 + 1)
+    if (rank > 0) | (share < 1.0) | (ratio > -float("inf")):
+        temperature, peak = tl.load(temperatures + row), tl.max(peaks, 0)
         divisor = tl.where(temperature > 0.0, tl.maximum(temperature, _MIN_TEMPERATURE), 1.0)
-        kept = rank * 0
-        if rank > 0:
-            kept = _least_kept(at, width, divisor, peak, kept, rank.to(tl.float32), False, CHUNK)
-        if share < 1.0:
-            kept = tl.maximum(kept, _least_kept(at, width, divisor, peak, kept, share, True, CHUNK))
-        floor = peak + least * divisor
-        for start in range(0, width, CHUNK):
-            token = start + tl.arange(0, CHUNK)
+        kept = peak + ratio * divisor
+        if (rank > 0) | (share < 1.0):
+            kept = tl.maximum(kept, _threshold(at, listed, width, peak, divisor, rank, share, LANES))
+        for start in range(0, width, LANES):
+            token = start + lane
             score = tl.load(at + token, mask=token < width, other=0.0)
-            out = (_ordered(score) < kept) | (score < floor)
-            tl.store(at + token, tl.where(out, -float("inf"), score), mask=token < width)
+            tl.store(at + token, tl.where(score < kept, -float("inf"), score), mask=token < width)
 
 
 @triton.jit
@@ -186,14 +205,18 @@ def _merge_choices(numbers, tokens, token, confidence, entropy, parts, PAD: tl.c
 def apply_rules(logits: torch.Tensor, at: RuledPositions, rows: RuledRows, tables: RuleTables) -> None:
     """See `ops.apply_rules`: one program for each position, and only those with rules do work.
 
-    Thresholds are found digit by digit, as a sort would take ten times as long.
+    It reads logits to change them, for top-p alone to add up their mass, to list those among which the thresholds lie
+    (most often some hundreds of 128k, which are gone through for each bit), and to remove what is below. Each lane has
+    a list of its own, in the order of its tokens: so have sums, whatever else is in the pass.
     """
     lines, temperatures, penalties, top_k, cuts, drafted = rows
     width, vocab = min(logits.shape[1], tables.counts.shape[1]), tables.counts.shape[1]
+    lanes = min(LANES, triton.next_power_of_2(width))
+    listed = logits.new_empty((len(logits), triton.cdiv(width, lanes) * lanes))
     _apply_rules[(len(logits),)](
-        logits, logits.stride(0), *at, lines, temperatures, penalties, top_k, cuts,
-        drafted, drafted.shape[1], tables.counts, tables.bias, tables.masks, tables.masks.shape[1], vocab, width,
-        CHUNK=min(CHUNK, triton.next_power_of_2(width)), num_warps=WARPS, **_EXACT,
+        logits, logits.stride(0), *at, lines, temperatures, penalties, top_k, cuts, drafted, drafted.shape[1],
+        tables.counts, tables.bias, tables.masks, tables.masks.shape[1], vocab, width, listed,
+        LANES=lanes, num_warps=WARPS, **_EXACT,
     )  # fmt: skip
 
 

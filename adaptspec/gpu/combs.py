@@ -7,7 +7,6 @@ same; beams, where the draft model reads those too, grow on the host alone.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,9 +14,7 @@ import numpy.typing as npt
 import torch
 
 from adaptspec.decision_tables import TreeTable
-from adaptspec.gpu.device_decoder import Inputs
 from adaptspec.gpu.draft_bounds import BINS
-from adaptspec.gpu.ops import Choice
 from adaptspec.trees import Tree
 from adaptspec.types import IntArray
 
@@ -75,22 +72,23 @@ class Candidates:
         shape = rows, steps, _BESIDE
         self.tokens = torch.zeros(shape, dtype=torch.int64, device=device)
         self.sure, self.chances = torch.zeros((2, *shape), device=device).unbind(0)
-        self._alive = torch.ones(rows, device=device)  # that the chain is kept so far
+        self.alive = torch.ones(rows, device=device)  # that the chain is kept so far
 
     def clear(self) -> None:
         self.chances.zero_()
-        self._alive.fill_(1.0)
+        self.alive.fill_(1.0)
 
-    def beside(self, found: Choice, comb: Comb, asked: torch.Tensor, step: torch.Tensor) -> Choice:
-        """Take in what was found at a step [1] by rows, those `asked`; return what the chains go on with."""
+    def beside(
+        self, tokens: torch.Tensor, sure: torch.Tensor, comb: Comb, asked: torch.Tensor, step: torch.Tensor
+    ) -> None:
+        """Take in the `tokens` [B, WIDTH] found at a step [1] by rows, those `asked`, the chain's first."""
         rows = len(asked)
-        chances = comb.chances(found.confidence, self._alive[:rows])
-        self._alive[:rows] = chances[:, 0]
+        chances = comb.chances(sure, self.alive[:rows])
+        self.alive[:rows] = chances[:, 0]
         likely = torch.where(asked.unsqueeze(1), comb.likely(chances[:, 1:]), 0.0)
-        told = found.token[:, 1:].long(), found.confidence[:, 1:], likely
+        told = tokens[:, 1:].long(), sure[:, 1:], likely
         for mine, values in zip((self.tokens, self.sure, self.chances), told, strict=True):
             mine[:rows].index_copy_(1, step, values.unsqueeze(1))
-        return found._replace(token=found.token[:, 0], confidence=found.confidence[:, 0])
 
     def follow(self, comb: Comb, result: Mapping[str, torch.Tensor]) -> None:
         """Let the best follow on the chains in a round's `result` [rows, nodes].
@@ -110,15 +108,6 @@ class Candidates:
         result["nodes"].copy_(result["counts"] + side.sum(1))
         straight = torch.arange(1, places + 1, device=picks.device)
         result["ways"][:, 1:] = torch.where(side, depths + 1, straight)
-
-
-def aside(inputs: Inputs, by: torch.Tensor) -> Inputs:
-    """The same pass where tokens lie `by` [T] places behind where their text has them, and see what is before that.
-
-    They see themselves, and nothing in between: to the last bit as if they lay there.
-    """
-    back = by.int()
-    return replace(inputs, positions=inputs.positions - back, base=inputs.base - back)
 
 
 def layout(rows: int) -> dict[str, tuple[torch.dtype, tuple[int, ...]]]:

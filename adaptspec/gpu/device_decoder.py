@@ -1,14 +1,15 @@
-"""A decoder on a device: passes of static shapes over a paged cache, whose products run at fixed numbers of tokens.
+"""A decoder on a device: passes of static shapes over a paged cache, whose products run in tiles of a fixed size.
 
 With the order of attention's sums fixed too (see `plan.SPLIT`), what a token's logits are does not depend on what else
-is in its pass: in 16 bits, where the last bit decides ties, text is the same at every depth.
+is in its pass: in 16 bits, where the last bit decides ties, text is the same at every depth, beside whatever prompts.
 """
 
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from types import ModuleType
 
 import numpy as np
@@ -23,16 +24,20 @@ from adaptspec.gpu.staging import at_work
 from adaptspec.models.attention import Heads, Span, last_places, new_spans, positions
 from adaptspec.models.config import DecoderConfig
 from adaptspec.models.kv_cache import CachePlan
-from adaptspec.models.layers import LengthNorm, Norm, RmsNorm, rotations
+from adaptspec.models.layers import LengthNorm, Linear, Norm, RmsNorm, rotations
 from adaptspec.models.runner import ModelInfo, Packed
 from adaptspec.models.weights import DecoderWeights
 from adaptspec.types import IntArray
 
-BUCKETS = (16, 32, 64, 128, 256)  # tokens of a pass; above them multiples of the last
-# Bytes for splits that several programs share: 64 tokens of an 8B model after 128k of context, all buckets after 32k.
-# In wider passes programs walk: they have a tile for most processors, or read a prompt.
+# Tokens of each product of a pass, by the rows that decode; prompts take the last. While 16-bit weights are read once,
+# devices compute 150 to 280 tokens (A100 153, H200 206, B200 281): 64 take no longer than one.
+TILES = (64, 128, 256)
+# Bytes for splits that several programs share: 64 tokens of an 8B model after 128k of context, 256 after 32k. In wider
+# passes programs walk: they have a tile for most processors, or read a prompt.
 WORKSPACE = 300_000_000
-SCORES = 2  # times that logits are held: as a product gives them, and where they are kept for rules and choices
+# Times that logits are held: where they are kept for rules and choices, and as they were before, for rows whose
+# probabilities are told. Of those that `forward` gives: tile by tile, and together.
+SCORES = 2
 
 
 @dataclass(frozen=True)
@@ -45,6 +50,7 @@ class Inputs:
     base: torch.Tensor  # int32 [T] and
     seen: torch.Tensor  # int64 [T]: see `AttentionPlan`
     tiles: torch.Tensor  # int32 [n, 3]
+    tile: int = 0  # tokens of each product, of which T is a multiple; 0: all of them
 
 
 def device_decoder(
@@ -62,14 +68,19 @@ def device_decoder(
         return DeviceDecoder(info, config, weights, cache)
 
 
-def bucket(tokens: int, sizes: Sequence[int] = BUCKETS) -> int:
-    """How many tokens a pass of so many is padded to."""
-    return next((size for size in sizes if size >= tokens), -(-tokens // sizes[-1]) * sizes[-1])
+def padded(tokens: int, tile: int) -> int:
+    """Tokens of a pass of so many, at least one."""
+    return -(-max(tokens, 1) // tile) * tile
+
+
+def tile_of(rows: int, info: ModelInfo) -> int:
+    """Tokens of each product of a pass in which so many rows decode: plain decoding is one of them."""
+    return TILES[-1] if info.strict else next((size for size in TILES if size >= rows), TILES[-1])
 
 
 def shared_tokens(heads: Heads, places: int) -> int:
     """Tokens of the widest pass whose splits are shared, of rows of up to `places`."""
-    return max((size for size in BUCKETS if Workspace.bytes(size, heads, places) <= WORKSPACE), default=BUCKETS[0])
+    return max(TILES[0], min(TILES[-1], WORKSPACE // Workspace.bytes(1, heads, places)))
 
 
 def beside_cache(config: DecoderConfig, dtype: torch.dtype, places: int, passes: Sequence[tuple[int, int]]) -> int:
@@ -81,8 +92,8 @@ def beside_cache(config: DecoderConfig, dtype: torch.dtype, places: int, passes:
     heads = Heads(config.heads, config.kv_heads, config.head_dim)
     standing = Workspace.bytes(shared_tokens(heads, places), heads, places) + 4 * places * heads.dim
     states = 4 * config.hidden + 2 * (heads.query + heads.kv) * heads.dim + 3 * config.mlp  # of one layer's steps
-    scored = sum(bucket(max(wanted, 1)) for _, wanted in passes) * 4 * SCORES * config.vocab_size
-    return standing + sum(bucket(tokens) for tokens, _ in passes) * states * dtype.itemsize + scored
+    scored = sum(SCORES * wanted + min(wanted, TILES[-1]) for _, wanted in passes)  # with a tile on its way
+    return standing + sum(tokens for tokens, _ in passes) * states * dtype.itemsize + 4 * scored * config.vocab_size
 
 
 class DeviceDecoder:
@@ -104,18 +115,15 @@ class DeviceDecoder:
         self._config, self._weights = config, weights
         mine = self.group.part.vocabulary(config.vocab_size)
         self.tokens = mine.stop - mine.start  # that this rank's head is for
-        # Products of one shape alone: no logit depends on what else is in the pass, nor on how much that is.
-        self._sizes = BUCKETS[-1:] if info.strict else BUCKETS
         table = rotations(config.rope, config.head_dim, info.context).to(self.device)
         self._cos, self._sin = table.real.contiguous(), table.imag.contiguous()
         shared = shared_tokens(self.heads, info.context)
         self._workspace = Workspace.of(shared, self.heads, info.context, self.device)
         self.ops, self._processors = kernels_for(self.device)
-        self.rubbish = cache.rubbish
         # What `Runner` asks of rows is all the cache's.
         self.reserve, self.length = cache.reserve, cache.length
         self.truncate, self.keep, self.free = cache.truncate, cache.keep, cache.free
-        self.show, self.shift = cache.show, cache.shift
+        self.show = cache.show
 
     @property
     def free_memory(self) -> float:
@@ -124,23 +132,24 @@ class DeviceDecoder:
     def run(self, inputs: Inputs) -> torch.Tensor:
         """States [T, hidden] behind the last norm; nothing of it asks the host, so a graph can hold it."""
         weights, residual, added = self._weights, self._weights.embedding.index_select(0, inputs.tokens), None
+        product = partial(in_tiles, inputs.tile or len(inputs.tokens))
         plans = {window: self._plan(inputs, window) for window in set(self._config.windows)}
         for layer, pool, window in zip(weights.layers, self.cache.pool, self._config.windows, strict=True):
-            qkv = self._product(layer.qkv, self._normed(added, residual, layer.attention_norm))
+            qkv = product(layer.qkv, self._normed(added, residual, layer.attention_norm))
             norm = None if layer.qk_norm is None else HeadNorm(*_plain(layer.qk_norm, self.heads.dim))
             queries = self.ops.rope_store(qkv, self._cos, self._sin, inputs.positions, inputs.slots, pool, norm)
-            added = self.group.total(self._product(layer.output, self.ops.attend(queries, pool, plans[window])))
-            gate_up = self._product(layer.gate_up, self._normed(added, residual, layer.mlp_norm))
-            added = self.group.total(self._product(layer.down, self.ops.silu_mul(gate_up)))
+            added = self.group.total(product(layer.output, self.ops.attend(queries, pool, plans[window])))
+            gate_up = product(layer.gate_up, self._normed(added, residual, layer.mlp_norm))
+            added = self.group.total(product(layer.down, self.ops.silu_mul(gate_up)))
         return self._normed(added, residual, weights.norm)
 
     def logits(self, states: torch.Tensor) -> torch.Tensor:
-        """[N, this rank's tokens] in float32, of states [N, hidden]. N should be one of `bucket`'s."""
-        return self._product(self._weights.head.logits, states)
+        """[N, this rank's tokens] in float32, of states [N, hidden], as one product."""
+        return self._weights.head.logits(states)
 
     def bucket(self, tokens: int) -> int:
-        """How many tokens a pass of so many is padded to."""
-        return bucket(tokens, self._sizes)
+        """Tokens of a pass of so many in one product: at least the 16 that tensor cores take."""
+        return max(tokens, 16)
 
     def joined(self, logits: torch.Tensor) -> torch.Tensor:
         """[N, vocab] of what each rank has."""
@@ -167,28 +176,35 @@ class DeviceDecoder:
 
     @torch.inference_mode()
     def forward(self, packed: Packed) -> torch.Tensor:
-        """See `Runner.forward`."""
-        spans = new_spans(self.cache, packed)
-        last = last_places(spans, packed.wanted.tolist())
-        padded = np.pad(last, (0, self.bucket(max(len(last), 1)) - len(last)))
+        """See `Runner.forward`. Rows that decode pass as in rounds, prompts by themselves: neither sees the other."""
+        spans, decoding = new_spans(self.cache, packed), len(packed.rows) - packed.prompts
         self.cache.send()
-        laid = self._laid(packed.tokens, spans)
-        with self.group.together("call", "read", laid, padded):
-            logits = self.read(laid, padded)[: len(last)]
+        tile, one, parts, first = tile_of(decoding, self.info), tile_of(1, self.info), list[torch.Tensor](), 0
+        # The head is for few of a prompt's tokens, as for those of one row that decodes.
+        for own, size, head in ((slice(decoding), tile, tile), (slice(decoding, None), TILES[-1], one)):
+            if spans[own]:
+                count = int(packed.counts[own].sum())
+                last = last_places(spans[own], packed.wanted[own].tolist())
+                places = np.pad(last, (0, padded(len(last), head) - len(last)))
+                laid = self._laid(packed.tokens[first : first + count], spans[own], size)
+                with self.group.together("call", "read", laid, places, size, head):
+                    parts.append(self.read(laid, places, size, head)[: len(last)])
+                first += count
         for span in spans:
             self.cache.set_length(span.row, span.end)
-        return logits
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
 
-    def read(self, laid: Sequence[IntArray], places: IntArray) -> torch.Tensor:
-        """Logits [N, vocab] after the tokens at these `places` [N] of a pass that `_laid` laid out."""
+    def read(self, laid: Sequence[IntArray], places: IntArray, tile: int, head: int) -> torch.Tensor:
+        """Logits [N, vocab] after the tokens at `places` [N] of a pass that `_laid` laid out; `head`: its head's."""
         with at_work(self.device):
             tokens, at, base, seen, parts, *slots = map(self._sent, laid)
-            states = self.run(Inputs(tokens, at, self.slots(*slots), base, seen, parts))
-            return self.joined(self.logits(states.index_select(0, self._sent(places))))
+            states = self.run(Inputs(tokens, at, self.slots(*slots), base, seen, parts, tile))
+            wanted = torch.split(states.index_select(0, self._sent(places)), head)
+            return self.joined(torch.cat([self.logits(part) for part in wanted]))
 
-    def _laid(self, tokens: IntArray, spans: Sequence[Span]) -> Sequence[IntArray]:
+    def _laid(self, tokens: IntArray, spans: Sequence[Span], tile: int) -> Sequence[IntArray]:
         """All that `Inputs` are made of, but rows and places in them for slots."""
-        size, rows = self.bucket(len(tokens)), np.array([span.row for span in spans])
+        size, rows = padded(len(tokens), tile), np.array([span.row for span in spans])
         counts = np.array([span.size for span in spans])
         owners, places = np.repeat(rows, counts), np.concatenate([np.arange(span.start, span.end) for span in spans])
         base, seen = places.copy(), np.zeros(len(tokens), dtype=np.int64)
@@ -228,12 +244,6 @@ class DeviceDecoder:
             several if shared else 1,
         )
 
-    def _product(self, product: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor) -> torch.Tensor:
-        """`product` of x [T, in], in tiles of one size where the decoder is strict."""
-        if not self.info.strict or len(x) <= BUCKETS[-1]:
-            return product(x)
-        return torch.cat([product(tile) for tile in torch.split(x, BUCKETS[-1])])
-
     def _normed(self, added: torch.Tensor | None, residual: torch.Tensor, norm: Norm) -> torch.Tensor:
         normed: torch.Tensor = self.ops.add_norm(added, residual, *_plain(norm, residual.shape[1]))
         return normed
@@ -243,6 +253,16 @@ class DeviceDecoder:
         if self.device.type == "cuda":
             tensor = tensor.pin_memory()  # or the host would wait for the pass that is under way
         return tensor.to(self.device, non_blocking=True)
+
+
+def in_tiles(tile: int, product: Linear, x: torch.Tensor) -> torch.Tensor:
+    """`product` of x [T, in], of so many tokens at a time."""
+    if len(x) <= tile:
+        return product(x)
+    result = x.new_empty((len(x), product.width))
+    for part, out in zip(torch.split(x, tile), torch.split(result, tile), strict=True):
+        product(part, out)
+    return result
 
 
 def branches(span: Span) -> tuple[IntArray, IntArray]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -12,6 +13,7 @@ from adaptspec.decision_tables import ENTROPY_EDGES
 from adaptspec.gpu import combs, draft_bounds
 from adaptspec.gpu.device_decoder import DeviceDecoder, Inputs
 from adaptspec.gpu.graphs import Captured
+from adaptspec.gpu.ops import Drafts, Reading
 from adaptspec.gpu.staging import Block
 from adaptspec.models.noise import token_keys
 
@@ -38,6 +40,12 @@ class DraftSteps:
         self.plan, self.result = plan.on(model.device), result.on(model.device)
         self.parts = parts if self.plan is plan else Captured(model.device)
         rows, there = len(self.result.device["drafted"]), model.device
+        # Of passes over one token of each row, and over two: which row they are of, and the tiles but for the rows of
+        # the cache; of two, how far behind the newest token.
+        each = torch.arange(2 * rows, device=there)
+        self._owners, self._offsets = (each, each // 2), each % 2 - 1
+        tiles = [torch.stack((n * each, torch.full_like(each, n), each), 1) for n in (1, 2)]
+        self._tiles = torch.stack(tiles)[:, :rows].int()
         self._steps, self._asked = steps, torch.zeros(rows, dtype=torch.bool, device=there)
         self._alive = torch.ones(rows, device=there)
         self._candidates = combs.Candidates(rows, steps, there)
@@ -85,6 +93,7 @@ class DraftSteps:
         self.model.cache.begin(plan, 1, moving=bool(moving))
         if self.plan is not self._round[0]:
             reset(plan, result)
+        self._tiles[:, :, 2] = plan["rows"]
         torch.gt(plan["depths"], 0, out=self._asked)
         self._alive.fill_(1.0)
         self._candidates.clear()
@@ -92,57 +101,39 @@ class DraftSteps:
 
     def _first(self, rows: int, _: int) -> None:
         """Read what the model has not seen of each row: its newest token at least."""
-        plan, asked = self.plan.device, self._asked[:rows]
-        back = torch.arange(1, -1, -1, device=asked.device)  # how far before the newest token
-        places = plan["lengths"][:rows, None] - 1 - back
-        live = asked[:, None] & (back < plan["unread"][:rows, None])
-        states = self._read(plan["newest"][:rows], places, live)
-        self._keep_logits(states[1::2][:rows])
+        offsets = self._offsets[: 2 * rows].view(rows, 2)
+        live = self._asked[:rows, None] & (-offsets < self.plan.device["unread"][:rows, None])
+        states = self._read(2, offsets.flatten(), live.flatten())[1::2]
+        padded = functional.pad(states, (0, 0, 0, self.model.bucket(rows) - len(states)))
+        self.logits[:rows].copy_(self.model.logits(padded)[:rows])
 
     def _next(self, rows: int, _: int) -> None:
         """Read the token drawn last."""
-        plan, asked = self.plan.device, self._asked[:rows]
-        drafted = self.result.device["drafted"][:rows].index_select(1, self._step - 1)
-        places = plan["lengths"][:rows, None] - 1 + self._step
-        self._keep_logits(self._read(drafted, places, asked[:, None])[:rows])
+        states = self._read(1, self._step.expand(rows), self._asked[:rows])
+        self.logits[:rows].copy_(self.model.logits(states)[:rows])
 
-    def _read(self, tokens: torch.Tensor, places: torch.Tensor, live: torch.Tensor) -> torch.Tensor:
-        """States after up to two new tokens [R, n] of each row, in order."""
-        rows, count = tokens.shape
-        own = self.plan.device["rows"][:rows]
-        first = torch.arange(0, rows * count, count, device=own.device)
-        laid = torch.stack((first, torch.full_like(first, count), own), 1).int()
-        owners = own.repeat_interleave(count, output_size=rows * count)
-        return self.model.run(inputs(self.model, tokens, (owners, places, live), laid))
-
-    def _keep_logits(self, states: torch.Tensor) -> None:
-        more = self.model.bucket(len(states)) - len(states)
-        logits = self.model.logits(functional.pad(states, (0, 0, 0, more)))
-        self.logits[: len(states)].copy_(logits[: len(states)])
+    def _read(self, count: int, offsets: torch.Tensor, live: torch.Tensor) -> torch.Tensor:
+        """States after up to `count` tokens of each row, at these offsets from its newest, in order; then padding."""
+        owners, tiles = self._owners[count - 1][: len(live)], self._tiles[count - 1, : len(live) // count]
+        at = owners, offsets, live
+        return self.model.run(inputs(self.model, (self.plan.device, self.result.device), at, tiles))
 
     def _draw(self, rows: int, kind: int) -> None:
         """A token for each row that drafts on, and whether it goes on from there."""
-        plan, result, choose = self.plan.device, self.result.device, self.model.ops.choose
-        logits, asked, step = self.logits[:rows], self._asked[:rows], self._step
-        temperatures, keys = plan["temperatures"][:rows], plan["keys"][:rows].index_select(1, step).squeeze(1)
+        plan, result, ops = self.plan.device, self.result.device, self.model.ops
+        logits, temperatures = self.logits[:rows], plan["temperatures"][:rows]
+        keys = plan["keys"][:rows].index_select(1, self._step).squeeze(1)
         bounds = draft_bounds.Bounds(*(plan[name][:rows] for name in draft_bounds.Bounds._fields))
         candidates = combs.WIDTH if kind & _WIDE else 1
-        found = choose(logits, temperatures, keys, self._token_keys, candidates)
-        spread = found.entropy
+        found = ops.choose(logits, temperatures, keys, self._token_keys, candidates)
         if kind & _WARM:
-            factors = bounds.temperatures(self._edges, spread)
-            found = choose(logits, temperatures * factors, keys, self._token_keys, candidates)
-        if kind & _WIDE:
-            found = self._candidates.beside(found, combs.Comb.of(plan, rows), asked, step)
-        for name, values in (("drafted", found.token.long()), ("confidence", found.confidence), ("entropy", spread)):
-            column = result[name][:rows]
-            kept = torch.where(asked, values, column.index_select(1, step).squeeze(1))
-            column.index_copy_(1, step, kept.unsqueeze(1))
-        result["counts"][:rows].add_(asked)
-        going = bounds.goes_on(step, asked, found.confidence, spread, self._alive[:rows])
-        going &= (plan["depths"][:rows] > step + 1) & ~(found.token.unsqueeze(1) == self._ends).any(1)
-        asked.copy_(going)
-        step.add_(1)
+            warmed = temperatures * bounds.temperatures(self._edges, found.entropy)
+            again = ops.choose(logits, warmed, keys, self._token_keys, candidates)
+            found = again._replace(entropy=found.entropy)  # tables go by the first
+        told = (result[name][:rows] for name in Drafts._fields[4:])
+        drafts = Drafts(self._step, self._asked[:rows], self._alive[:rows], plan["depths"][:rows], *told)
+        side = (combs.Comb.of(plan, rows), self._candidates) if kind & _WIDE else None
+        ops.extend_drafts(found, drafts, bounds, self._ends, side)
 
     def _branch(self, rows: int, _: int) -> None:
         """Let the best candidates beside the chains follow on these, as far as there is room."""
@@ -160,18 +151,22 @@ def reset(plan: dict[str, torch.Tensor], result: dict[str, torch.Tensor]) -> Non
 
 
 def inputs(
-    model: DeviceDecoder, tokens: torch.Tensor, at: tuple[torch.Tensor, torch.Tensor, torch.Tensor], laid: torch.Tensor
+    model: DeviceDecoder,
+    sides: tuple[Mapping[str, torch.Tensor], Mapping[str, torch.Tensor]],
+    at: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+    tiles: torch.Tensor,
 ) -> Inputs:
-    """A pass over these tokens, padded to its bucket. `at`: the row and the place of each, and whether it lives; what
-    does not is written to nobody's block.
+    """A pass over tokens of a round's plan and result, padded to its bucket. `at` [T]: see `Reading`."""
+    plan, result = sides
+    reading = Reading(*at, plan["rows"], plan["lengths"], plan["newest"], result["drafted"])
+    laid = model.ops.pass_inputs(reading, model.cache, model.bucket(len(reading.live)))
+    return Inputs(*(*laid, tiles))
+
+
+def aside(inputs: Inputs, by: torch.Tensor) -> Inputs:
+    """The same pass where tokens lie `by` [T] places behind where their text has them, and see what is before that.
+
+    They see themselves, and nothing in between: to the last bit as if they lay there.
     """
-    more = model.bucket(tokens.numel()) - tokens.numel()
-    tokens, rows, places, live = (part.flatten() for part in (tokens, *at))
-    # What does not live may be anything, a token that this model does not have, too.
-    tokens = torch.where(live, tokens, 0)
-    rows, places = torch.where(live, rows, model.cache.nobody), torch.where(live, places, 0)
-    base, slots = torch.where(live, places, -1).int(), model.slots(rows, places)
-    if more:
-        tokens, places = (functional.pad(part, (0, more)) for part in (tokens, places))
-        base, slots = functional.pad(base, (0, more), value=-1), functional.pad(slots, (0, more), value=model.rubbish)
-    return Inputs(tokens, places.int(), slots, base, torch.zeros_like(tokens), laid)
+    back = by.int()
+    return replace(inputs, positions=inputs.positions - back, base=inputs.base - back)

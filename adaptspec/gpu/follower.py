@@ -68,15 +68,17 @@ def follow(part: Part, store: str, device: str, leader: Connection) -> None:
         torch.cuda.set_device(place)  # Triton works where this is
     torch.set_num_threads(max(1, torch.get_num_threads() // part.size))
     try:
-        follower = Follower(join(part, store, place), place, leader)
+        group = join(part, store, place)
+        follower = Follower(group, place, leader)
         with torch.inference_mode():
             while True:
                 method, *values = leader.recv()
                 getattr(follower, method)(*values)
     except EOFError:
         # What is under way on a device may wait for a rank that has gone.
-        threading.Timer(PATIENCE, os._exit, (0,)).start()
-        dist.destroy_process_group()
+        late = f"rank {part.rank} could not leave the others within {PATIENCE:.0f} s, and ends as it is", ""
+        threading.Timer(PATIENCE, end_process, late).start()
+        group.leave()
         os._exit(0)
     except BaseException:  # noqa: BLE001
         end_process(f"rank {part.rank} failed")
@@ -108,8 +110,10 @@ def lead(size: int, device: torch.device) -> Group:
         its.close()
         connections.append(mine)
         processes.append(one)
-    ending = threading.Event()
-    threading.Thread(target=_watch, args=(processes, ending), name="adaptspec-ranks", daemon=True).start()
+    ending, ended = threading.Event(), threading.Event()
+    # Both from the start: where the interpreter ends, it starts no thread any more.
+    for watch, told in ((_watch, (ending,)), (_hurry, (ending, ended))):
+        threading.Thread(target=watch, args=(processes, *told), name="adaptspec-ranks", daemon=True).start()
 
     group = join(Part(0, size), store, devices[0], connections)
 
@@ -118,10 +122,11 @@ def lead(size: int, device: torch.device) -> Group:
         ending.set()
         for connection in connections:
             connection.close()
-        dist.destroy_process_group()
+        group.leave()
         for process in processes:
-            process.join(2 * PATIENCE)
+            process.join()
         folder.cleanup()
+        ended.set()
 
     group.close = close
     atexit.register(close)  # before multiprocessing ends the processes, which would look like their own doing
@@ -134,3 +139,13 @@ def _watch(processes: Sequence[BaseProcess], ending: threading.Event) -> None:
     if not ending.is_set():
         names = ", ".join(process.name for process in processes if process.sentinel in gone)
         end_process(f"{names} of tensor parallel has ended (why stands above, if it could say)")
+
+
+def _hurry(processes: Sequence[BaseProcess], ending: threading.Event, ended: threading.Event) -> None:
+    """Leave when the end takes too long: a rank may wait for ever for what is on its device."""
+    ending.wait()
+    if not ended.wait(2 * PATIENCE):
+        names = ", ".join(process.name for process in processes if process.is_alive()) or "rank-0"
+        for process in processes:
+            process.kill()
+        end_process(f"{names} of tensor parallel did not end within {2 * PATIENCE:.0f} s, and is killed", "")

@@ -15,18 +15,20 @@ class Captured:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._graphs: dict[tuple[str, int, int], torch.cuda.CUDAGraph] = {}
+        self._graphs: dict[tuple[str, int, Any], torch.cuda.CUDAGraph] = {}
         self._pool: Any = None
         self._aside: Any = None
 
     def capture(
-        self, function: Callable[[int, Any], None], size: int, other: int, before: Callable[[], object] = bool
+        self, function: Callable[[int, Any], None], size: int, other: Any, before: Callable[[], object] = bool
     ) -> None:
         """Run it once, so that all it needs is compiled and allocated, and capture it; `before` is called before both.
 
-        Largest shapes come first: the memory that they need in between serves all others.
+        Nothing is captured twice. Largest shapes come first: the memory that they need in between serves all others.
         """
-        graph = torch.cuda.CUDAGraph()
+        key, graph = (function.__qualname__, size, other), torch.cuda.CUDAGraph()
+        if key in self._graphs:
+            return
         with at_work(self._device):
             # One for all: libraries keep memory for every stream that they have worked on.
             stream = self._aside = self._aside or torch.cuda.Stream()  # type: ignore[no-untyped-call]
@@ -39,9 +41,13 @@ class Captured:
             with torch.cuda.graph(graph, pool=self._pool):
                 function(size, other)
         self._pool = self._pool or graph.pool()
-        self._graphs[function.__qualname__, size, other] = graph
+        self._graphs[key] = graph
 
-    def run(self, function: Callable[[int, Any], None], size: int, other: int) -> None:
+    def drop(self) -> None:
+        """Forget what was captured; it is run as it stands from now on."""
+        self._graphs.clear()
+
+    def run(self, function: Callable[[int, Any], None], size: int, other: Any) -> None:
         """Replay what was captured of it; what was not is run as it stands."""
         graph = self._graphs.get((function.__qualname__, size, other))
         if graph is not None:

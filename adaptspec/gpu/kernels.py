@@ -21,6 +21,7 @@ import triton.language as tl
 from adaptspec.gpu.choice_kernels import apply_rules, choose, choose_parts, merge_choices
 from adaptspec.gpu.ops import HeadNorm
 from adaptspec.gpu.plan import BRANCH, SPLIT, AttentionPlan, tile_lines
+from adaptspec.gpu.step_kernels import extend_drafts, pass_inputs
 
 __all__ = [
     "add_norm",
@@ -28,7 +29,9 @@ __all__ = [
     "attend",
     "choose",
     "choose_parts",
+    "extend_drafts",
     "merge_choices",
+    "pass_inputs",
     "rope_store",
     "silu_mul",
 ]

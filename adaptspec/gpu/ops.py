@@ -10,6 +10,9 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F
 
+from adaptspec.gpu.combs import Candidates, Comb
+from adaptspec.gpu.draft_bounds import Bounds
+from adaptspec.gpu.paged_cache import PagedCache
 from adaptspec.gpu.plan import BRANCH, AttentionPlan, tile_tokens
 from adaptspec.models.attention import fold, unfold
 from adaptspec.models.noise import gumbel_of
@@ -72,10 +75,35 @@ class RuleTables(NamedTuple):
 class RuledPositions(NamedTuple):
     """N positions, all int64: the row of each, and which of its drafted tokens come before it."""
 
-    rows: torch.Tensor
+    rows: torch.Tensor  # -1: padding, which is left as it is
     before: torch.Tensor  # so many of its chain
     aside: torch.Tensor  # and this one; -1: none
     masks: torch.Tensor  # the line of its mask; -1: none
+
+
+class Reading(NamedTuple):
+    """T tokens of B rows to be read in a pass. What does not live may be anything: it is padding."""
+
+    owners: torch.Tensor  # int64 [T]: which of the rows
+    offsets: torch.Tensor  # int64 [T]: how far behind its newest token; a drafted one from 1 on
+    live: torch.Tensor  # bool [T]
+    rows: torch.Tensor  # int64 [B] of the block table
+    lengths: torch.Tensor  # int64 [B] tokens so far
+    newest: torch.Tensor  # int64 [B, 2] the last two of them
+    drafted: torch.Tensor  # int64 [B, N]
+
+
+class Drafts(NamedTuple):
+    """The drafts of B rows, which a step [1] of the draft model extends in place."""
+
+    step: torch.Tensor  # int64 [1], from 0
+    asked: torch.Tensor  # bool [B]: who is still to be drafted for
+    alive: torch.Tensor  # float32 [B]: see `Bounds.goes_on`
+    depths: torch.Tensor  # int64 [B], at most
+    counts: torch.Tensor  # int64 [B] tokens so far
+    drafted: torch.Tensor  # int64 [B, N], and of each of them
+    confidence: torch.Tensor  # float32 [B, N]
+    entropy: torch.Tensor  # float32 [B, N]
 
 
 def attend(queries: torch.Tensor, pool: torch.Tensor, plan: AttentionPlan) -> torch.Tensor:
@@ -166,7 +194,7 @@ def apply_rules(logits: torch.Tensor, at: RuledPositions, rows: RuledRows, table
     They are not divided by the temperature, though top-p and min-p go by what would be left if they were.
     """
     width = min(logits.shape[1], tables.counts.shape[1])
-    given, line = logits[:, :width], rows.lines[at.rows]
+    given, line = logits[:, :width], torch.where(at.rows < 0, -1, rows.lines[at.rows])
     word, own = (table.index_select(0, line.clamp(min=0))[:, :width] for table in (tables.counts, tables.bias))
     steps = torch.arange(rows.drafted.shape[1] + 1, device=logits.device)
     drafted, counts = torch.cat((at.aside.unsqueeze(1), rows.drafted[at.rows]), 1), (word >> 1).float()
@@ -262,3 +290,37 @@ def merge_choices(parts: ChoiceParts, candidates: int = 1) -> Choice:
     entropy = shares.log() - ((weighted + share * below) * scale).sum(1) / shares
     shape = (-1, candidates) if candidates > 1 else (-1,)
     return Choice(torch.cat(found, 1).view(shape), torch.cat(likely, 1).view(shape), entropy)
+
+
+def pass_inputs(reading: Reading, cache: PagedCache, size: int) -> tuple[torch.Tensor, ...]:
+    """All that `Inputs` are made of but tiles, for a pass over these tokens that is padded to `size`."""
+    owners, offsets, live, rows, lengths, newest, drafted = reading
+    owner, offset = (torch.where(live, one, 0) for one in (owners, offsets))
+    token = torch.where(offset > 0, drafted[owner, (offset - 1).clamp(min=0)], newest[owner, 1 + offset.clamp(max=0)])
+    place = torch.where(live, lengths[owner] - 1 + offset, 0)
+    block, within = torch.div(place, cache.block_size, rounding_mode="floor"), place % cache.block_size
+    slot = cache.table[rows[owner], block].long() * cache.block_size + within
+    padding = (token, 0), (place.int(), 0), (slot, cache.rubbish), (place.int(), -1)
+    laid = [F.pad(torch.where(live, one, value), (0, size - len(live)), value=value) for one, value in padding]
+    return *laid, torch.zeros_like(laid[0])
+
+
+def extend_drafts(
+    found: Choice, drafts: Drafts, bounds: Bounds, ends: torch.Tensor, side: tuple[Comb, Candidates] | None = None
+) -> None:
+    """Keep what a step has `found` for the rows asked; of them those go on whom no table, depth or end [E] stops.
+
+    Of several candidates the first one is the chain's, the others are kept at its `side`.
+    """
+    step, asked = drafts.step, drafts.asked
+    if side is not None:
+        side[1].beside(found.token, found.confidence, side[0], asked, step)
+        found = found._replace(token=found.token[:, 0], confidence=found.confidence[:, 0])
+    for kept, values in zip(drafts[-3:], (found.token.long(), found.confidence, found.entropy), strict=True):
+        column = torch.where(asked, values, kept.index_select(1, step).squeeze(1))
+        kept.index_copy_(1, step, column.unsqueeze(1))
+    drafts.counts.add_(asked)
+    going = bounds.goes_on(step, asked, found.confidence, found.entropy, drafts.alive)
+    going &= (drafts.depths > step + 1) & ~(found.token.unsqueeze(1) == ends).any(1)
+    asked.copy_(going)
+    step.add_(1)

@@ -31,13 +31,12 @@ class PagedCache(KVCache):
         self.nobody = plan.rows
         self._host: IntArray = np.zeros((plan.rows + 1, -(-plan.context // size)), dtype=np.int32)
         self.table = torch.zeros(self._host.shape, dtype=torch.int32, device=device)
-        self._changed: list[int] = []  # entries of the table, counted row by row
+        self._changed: dict[int, int] = {}  # blocks of entries of the table, counted row by row
         self._moves: list[tuple[int, int]] = []
         self.group = group
         self.reserve(self.nobody, 1)
-        self._host[self.nobody] = self.held(self.nobody)[0]
-        self.rubbish = self.held(self.nobody)[0] * size  # where padding is written
-        self.send()
+        self._host[self.nobody] = self.table[self.nobody] = block = self.held(self.nobody)[0]
+        self.rubbish = block * size  # where padding is written
 
     @property
     def free_share(self) -> float:
@@ -50,72 +49,46 @@ class PagedCache(KVCache):
         for place, block in enumerate(self.held(row)[before:], start=before):
             if self._host[row, place] != block:
                 self._host[row, place] = block
-                self._changed.append(row * self._host.shape[1] + place)
+                self._changed[row * self._host.shape[1] + place] = block
         return True
-
-    @property
-    def unchanging(self) -> tuple[int, int]:
-        """An entry that always is what it is."""
-        return self.nobody * self._host.shape[1], int(self._host[self.nobody, 0])
 
     def move(self, pairs: Sequence[tuple[int, int]]) -> None:
         self._moves += pairs
 
-    def moves(self, most: int) -> list[tuple[int, int]]:
-        """What is to be `moved` first of all; where that is more than `most`, it is done here, and there is nothing."""
-        if len(self._moves) > most:
-            self.send()
-        pairs, self._moves = self._moves, []
-        return pairs
-
-    def moved(self, slots: torch.Tensor) -> None:
-        """Have slots[1] [n] hold what slots[0] [n] did before, in all layers."""
-        self._pool.index_copy_(1, slots[1], self._pool.index_select(1, slots[0]))
-
-    def begin(self, plan: Mapping[str, torch.Tensor], which: int, *, moving: bool) -> None:
-        """Take over what `write` wrote."""
-        self.table.view(-1).index_copy_(0, plan["entries"][which], plan["blocks"][which])
-        if moving:
-            self.moved(plan["moves"][which])
-
     def write(self, host: Mapping[str, npt.NDArray[Any]], which: int) -> bool:
-        """Write what has changed in the table, and what is to be moved, into a plan; whether anything is."""
-        entries, blocks = self.changes(host["entries"].shape[1])
-        # What is left over tells once more what nobody's first block is.
-        host["entries"][which], host["blocks"][which] = self.unchanging
-        host["entries"][which, : len(entries)], host["blocks"][which, : len(blocks)] = entries, blocks
+        """Write what has changed in the table, and what is to be moved, into a plan; whether anything is.
+
+        What is too much for the plan is sent here.
+        """
+        if len(self._changed) > host["entries"].shape[1] or len(self._moves) > host["moves"].shape[2]:
+            self.send()
+        count, pairs = len(self._changed), self._moves
+        # What is left over tells once more what nobody's first block is, and moves what is not read.
+        host["entries"][which], host["blocks"][which] = self.nobody * self._host.shape[1], self._host[self.nobody, 0]
+        host["entries"][which, :count], host["blocks"][which, :count] = [*self._changed], [*self._changed.values()]
         host["moves"][which] = self.rubbish
-        pairs = self.moves(host["moves"].shape[2])
         if pairs:
             host["moves"][which, :, : len(pairs)] = np.transpose(pairs)
+        self._changed, self._moves = {}, []
         return bool(pairs)
 
+    def begin(self, plan: Mapping[str, torch.Tensor], which: int, *, moving: bool) -> None:
+        """Take over what `write` wrote. All is read before anything is moved."""
+        self.table.view(-1).index_copy_(0, plan["entries"][which], plan["blocks"][which])
+        if moving:
+            sources, targets = plan["moves"][which]
+            self._pool.index_copy_(1, targets, self._pool.index_select(1, sources))
+
     def send(self) -> None:
-        """Tell the device all that has changed, and move what is to be moved; the host waits for that."""
-        if self._changed:
-            with self.group.together("call", "show", self._host):
-                self.show(self._host)
-            self._changed.clear()
-        if self._moves:
+        """Tell the device at once, for a pass without a plan; the host waits for that."""
+        if self._changed or self._moves:
             pairs, self._moves = self._moves, []
-            with self.group.together("call", "shift", pairs):
-                self.shift(pairs)
+            with self.group.together("call", "show", self._changed, pairs):
+                self.show(self._changed, pairs)
+            self._changed = {}
 
-    def show(self, table: IntArray) -> None:
-        """Have this be the device's table."""
-        self.table.copy_(torch.from_numpy(table))
-
-    def shift(self, pairs: Sequence[tuple[int, int]]) -> None:
-        """Move them now."""
+    def show(self, changed: Mapping[int, int], pairs: Sequence[tuple[int, int]]) -> None:
+        """Have the device's table hold these blocks at these entries, and move these pairs now."""
+        told = torch.tensor([[*changed], [*changed.values()]], dtype=torch.int64).to(self.table.device)
+        self.table.view(-1).index_copy_(0, told[0], told[1].int())
         super().move(pairs)
-
-    def changes(self, most: int) -> tuple[list[int], list[int]]:
-        """Entries of the table that the device is told of in another way, and what they are now; `most` of them.
-
-        Where more have changed, it is told here, and there are none.
-        """
-        if len(self._changed) > most:
-            self.send()
-        entries = list(dict.fromkeys(self._changed))
-        self._changed.clear()
-        return entries, self._host.ravel()[entries].tolist()

@@ -10,6 +10,7 @@ import logging
 import os
 import sys
 import time
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from multiprocessing.connection import Connection
@@ -18,6 +19,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from adaptspec.gpu.graphs import Captured
 from adaptspec.models.config import WHOLE, Part
 
 _log = logging.getLogger(__name__)
@@ -32,6 +34,7 @@ class Group:
         self.part = part
         self._followers = followers
         self.close: Callable[[], object] = bool  # ends the others
+        self.graphs: weakref.WeakSet[Captured] = weakref.WeakSet()  # in which ranks meet
 
     def tell(self, *words: object) -> None:
         """Have the others do this: a method of `Follower`, and what it is given."""
@@ -56,6 +59,12 @@ class Group:
     def answers(self) -> list[Any]:
         """What each of the others makes of what it was told; EOFError if one has ended."""
         return [one.recv() for one in self._followers]
+
+    def leave(self) -> None:
+        """Be a rank no more. Graphs go first: NCCL waits for those that hold its operations."""
+        for one in self.graphs:
+            one.drop()
+        dist.destroy_process_group()
 
     def total(self, own: torch.Tensor) -> torch.Tensor:
         """The sum of what all ranks have, in the same bits on each.
@@ -92,8 +101,8 @@ def join(part: Part, store: str, device: torch.device, followers: Sequence[Conne
     return Group(part, followers)
 
 
-def end_process(reason: str) -> None:
+def end_process(reason: str, advice: str = "; the server ends, start it again") -> None:
     """At once: a device may wait for ever for one that does not come, and with it whatever would end in order."""
-    _log.critical("%s; the server ends, start it again", reason, exc_info=sys.exc_info()[0] is not None)
+    _log.critical("%s%s", reason, advice, exc_info=sys.exc_info()[0] is not None)
     logging.shutdown()
     os._exit(1)

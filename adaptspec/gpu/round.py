@@ -6,15 +6,16 @@ The host lays a round out for the most that it may come to; rows whose stop tabl
 from __future__ import annotations
 
 from collections.abc import Collection
+from dataclasses import replace
 
 import numpy as np
 import torch
 
 from adaptspec.gpu import combs, draft_bounds, rules
-from adaptspec.gpu.device_decoder import BUCKETS, DeviceDecoder
-from adaptspec.gpu.draft_steps import DraftSteps, inputs, reset
+from adaptspec.gpu.device_decoder import TILES, DeviceDecoder, padded, tile_of
+from adaptspec.gpu.draft_steps import DraftSteps, aside, inputs, reset
 from adaptspec.gpu.graphs import Captured
-from adaptspec.gpu.ops import RuledPositions, RuledRows, RuleTables
+from adaptspec.gpu.ops import RuledPositions, RuledRows
 from adaptspec.gpu.plan import tile_tokens
 from adaptspec.gpu.plan import tiles as tiles_of
 from adaptspec.gpu.round_plan import RoundPlan, RoundResult, RoundShape
@@ -22,7 +23,6 @@ from adaptspec.gpu.staging import Block, at_work
 from adaptspec.models.noise import token_keys
 from adaptspec.types import FloatArray, IntArray
 
-LEAST = 32  # tokens of a verify pass: no slower than the 16 that tensor cores take, and room for branches
 CHANGES = 4  # of block tables per row that come with a plan; a long prompt brings more, and is told by itself
 
 
@@ -36,7 +36,8 @@ class DeviceRounds:
         target.group.tell("prepare", rows, steps)
         self.target, self._rows, self._steps = target, rows, steps
         device = target.device
-        self.most_nodes, self._widest = (nodes := max(steps, LEAST - 1)), self._width(rows)
+        # A row alone branches as far as the pass of plain decoding has room.
+        self.most_nodes, self._widest = (nodes := max(steps, TILES[0] - 1)), self._most(rows)
         whole, real, changes = torch.int64, torch.float32, CHANGES * rows
         self._plan = Block(
             {
@@ -50,6 +51,7 @@ class DeviceRounds:
                 "keys": (whole, (rows, steps + 1)),
                 "owners": (whole, (self._widest,)),
                 "offsets": (whole, (self._widest,)),
+                "asked": (whole, (self._widest,)),
                 "tiles": (torch.int32, (self._widest + rows, 3)),
                 "temperatures": (real, (rows,)),
                 "entries": (whole, (2, changes)),
@@ -78,72 +80,75 @@ class DeviceRounds:
         )
         self._token_keys = token_keys(target.info.vocab_size, device)
         self._book = rules.RuleBook(rows, steps, target.info.vocab_size, device)
-        self._tables: RuleTables | None = None  # where a row of the round has rules
         # Of the latest pass: what comes after it is captured by itself, as rows with rules have theirs in between.
-        self._scores = torch.empty(self._widest * target.tokens, device=device)
+        self._scores = torch.empty((self._widest, target.tokens), device=device)
         self._told: list[torch.Tensor] = []
         self._parts = Captured(device)
+        target.group.graphs.add(self._parts)
         whole_round, vocab = (self._plan, self._result, self._parts), target.info.vocab_size
         self._drafts = None if draft is None else DraftSteps(draft, whole_round, steps, ends, vocab)
         self._waits = False
         if device.type == "cuda":
             self._marks = [torch.cuda.Event(enable_timing=True) for _ in range(3)]  # type: ignore[no-untyped-call]
 
-    def launch(self, plan: RoundPlan) -> None:
-        """Send a plan and begin."""
+    def begin(self) -> None:
+        """What is asked for from here on belongs to drafting, if the next launch says so."""
+        if self.target.device.type == "cuda":
+            self._marks[0].record()
+
+    def launch(self, plan: RoundPlan, *, begun: bool = False) -> None:
+        """Send a plan and begin, unless it has `begun`."""
         self._wait()  # for a round that nobody wants any more: what it reads must stay until then
         width = self._lay(plan)
         self._book.send_masks(None, None)  # what may fail comes before caches take for told what is in the plan
         moving = self._tell_tables()
         self._plan.send()
-        self._mark(0)
-        shape = RoundShape(
-            self._bucket(len(plan.rows)),
-            int(plan.depths.max(initial=0)),
-            plan.warmth is not None,
-            plan.tree is not None,
-            width if plan.decoding else 0,
-            moving,
-            self._book.ruled or bool((plan.told[: plan.decoding] >= 0).any()),
-        )
-        with self.target.group.together("round", "play", shape):
-            self.play(shape, plan)
-
-    def play(self, shape: RoundShape, plan: RoundPlan | None = None) -> None:
-        """Draft and verify. All ranks do; one of them has the `plan`, and shares it."""
-        rows, group = shape.rows, self.target.group
-        group.share(self._plan.whole)
-        self._parts.run(self._begin, shape.moving, 0)
-        self._tables = self._book.tables(self._plan.device) if self._book.ruled else None
+        self._mark(1 if begun else 0)  # the next one is set once more when all is drafted
+        rows, deepest = self._bucket(plan.decoding), int(plan.depths.max(initial=0))
+        warm, wide, ruled = plan.warmth is not None, plan.tree is not None, self._book.ruled
+        shape = RoundShape(rows, deepest, warm, wide, width, moving, ruled or bool(len(self._asked)))
+        with self.target.group.together("round", "start", shape):
+            self.start(shape)
+        # What rank 0 does alone, here and in `_judge`, may fail: the others wait for words then, not in a sum.
+        self._book.count(self._plan.device)
         self._told.clear()
         if self._drafts is not None:
             self._draft(self._drafts, shape)
-        if shape.deepest:
-            group.share(self._result.whole)
-        if plan is not None and self._masks_drafts(plan):
+        if self._masks_drafts(plan):
             self._result.fetch()
         self._mark(1)
         if shape.width:
-            verify = self._verify_branches if shape.wide else self._verify
-            self._parts.run(verify, shape.width, self._tiles(shape.width, rows))
-            logits = self._logits(shape.width)
-            if shape.together:
-                logits = self.target.joined(logits)
-            if plan is not None:
+            with self.target.group.together("round", "verify", shape):
+                logits = self.verify(shape)
+            if logits is not None:
                 self._judge(plan, shape, logits)
-            elif not shape.together:
-                self._parts.run(self._choose, shape.width, shape.wide)
+
+    def start(self, shape: RoundShape) -> None:
+        """Take over rank 0's plan. All ranks do."""
+        self.target.group.share(self._plan.whole)
+        self._parts.run(self._begin, shape.moving, 0)
+
+    def verify(self, shape: RoundShape) -> torch.Tensor | None:
+        """Read rank 0's drafts, and choose; or return the logits of all ranks, where rank 0 is to choose by them."""
+        if shape.deepest:
+            self.target.group.share(self._result.whole)
+        self._parts.run(self._verify, shape.width, (shape.rows, shape.wide))
+        if shape.together:
+            return self.target.joined(self._scores[: shape.width])
+        self._parts.run(self._choose, shape.width, shape.wide)
+        return None
 
     def _draft(self, drafts: DraftSteps, shape: RoundShape) -> None:
         drafts.begin(moving=shape.moving)
         for step in range(shape.deepest):
             logits = drafts.read(shape.rows, step)
-            if self._tables is not None:
+            if self._book.ruled:
                 # The rules, and what they count, are with the target.
                 self._result.take(drafts.result)
                 there = logits.to(self.target.device)
                 own = torch.arange(shape.rows, device=there.device)
-                self._rule(there, own, torch.full_like(own, step), None, masked=not step)
+                asked = torch.where(self._plan.device["depths"][: shape.rows] > step, own, -1)
+                self._rule(there, asked, torch.full_like(own, step), torch.full_like(own, -1), masked=not step)
                 if there is not logits:
                     logits.copy_(there)
             drafts.draw(shape.rows, warm=shape.warm, wide=shape.wide)
@@ -151,45 +156,41 @@ class DeviceRounds:
             drafts.end(shape.rows, wide=shape.wide)
 
     def _judge(self, plan: RoundPlan, shape: RoundShape, logits: torch.Tensor) -> None:
-        """Choose after each token of the verify pass, by its logits, of all tokens or this rank's."""
+        """Choose after each token of the verify pass, by its logits."""
         if self._masks_drafts(plan):
             self._wait()  # the device is at the pass meanwhile
             self._book.send_masks(self._result.host["drafted"], self._result.host["counts"])
-        shares = _shares(logits, plan.told[: plan.decoding])
-        if self._tables is not None:
+        asked = self._plan.device["asked"][: len(self._asked)]
+        before = logits.index_select(0, asked) if len(asked) else logits
+        if self._book.ruled:
             owners, within, ways = self._verified(shape.width, branches=shape.wide)
             node = self._result.device["drafted"][owners, (within - 1).clamp(min=0)]
-            self._rule(logits, owners, ways, torch.where(ways < within, node, -1), masked=True)
+            rows = torch.where(self._live(shape.width, branches=shape.wide), owners, -1)
+            self._rule(logits, rows, ways, torch.where(ways < within, node, -1), masked=True)
         if logits.shape[1] == self.target.tokens:
             self._parts.run(self._choose, shape.width, shape.wide)
         else:
             self._choose_by(logits, branches=shape.wide)
-        if shares is not None:
-            self._told.append(_told(shares, self._result.device["choices"][: shape.width], int(plan.told.max())))
+        if len(asked):
+            chosen = self._result.device["choices"].index_select(0, asked)
+            self._told.append(_told(before, chosen, int(plan.told.max())))
 
     def _masks_drafts(self, plan: RoundPlan) -> bool:
         """Whether masks depend on what is drafted."""
         return bool(self._book.masked) and bool(plan.depths.any() or plan.counts.any())
 
     def _rule(
-        self, logits: torch.Tensor, rows: torch.Tensor, ways: torch.Tensor, aside: torch.Tensor | None, *, masked: bool
+        self, logits: torch.Tensor, rows: torch.Tensor, ways: torch.Tensor, aside: torch.Tensor, *, masked: bool
     ) -> None:
-        """Change logits [N, V] of these rows [N] behind so many [N] drafted tokens by the rows' rules.
+        """Change logits [N, V] of these rows [N] (-1: none) behind so many [N] drafted tokens by the rows' rules.
 
         The last of these tokens is not of the chain where `aside` [N] has one (else -1).
         """
-        assert self._tables is not None
-        slots = self._plan.device["masks"][rows]
+        sent, slots = self._plan.device, self._plan.device["masks"][rows]
         masks = torch.where((slots >= 0) & masked, slots + ways * self._book.masked, -1)
-        own = torch.full_like(ways, -1) if aside is None else aside
-        at = RuledPositions(rows, ways - (own >= 0).long(), own, masks)
-        sent = {name: self._plan.device[name] for name in RuledRows._fields[:-1]}
-        ruled = RuledRows(**sent, drafted=self._result.device["drafted"])
-        self.target.ops.apply_rules(logits, at, ruled, self._tables)
-
-    def _logits(self, positions: int) -> torch.Tensor:
-        """Where those of the target's pass are kept, [positions, this rank's tokens]."""
-        return self._scores[: positions * self.target.tokens].view(positions, self.target.tokens)
+        at = RuledPositions(rows, ways - (aside >= 0).long(), aside, masks)
+        ruled = RuledRows(**{one: sent[one] for one in RuledRows._fields[:-1]}, drafted=self._result.device["drafted"])
+        self.target.ops.apply_rules(logits, at, ruled, self._book.tables)
 
     def capture(self) -> None:
         """Capture the parts of rounds in all shapes, the largest first. They run on nobody's rows meanwhile."""
@@ -202,20 +203,20 @@ class DeviceRounds:
         host["owners"][:], host["offsets"][:] = 0, self.most_nodes + 1
         self._tell_tables()
         self._plan.send()
+        nobody = torch.full((1,), -1, device=self.target.device)  # rules are compiled, so that no request waits
+        self._rule(torch.zeros_like(self._token_keys)[None].float(), nobody, nobody, nobody, masked=True)
         for moving in (True, False):
             self._parts.capture(self._begin, moving, 0)
         if self._drafts is not None:
             self._drafts.plan.take(self._plan)
             self._drafts.capture_begin()
-        rows = self._rows
-        while rows:
-            for width in range(self._width(rows), self._room(rows) - 1, -BUCKETS[-1]):
-                for branches, verify in enumerate((self._verify, self._verify_branches)):
-                    self._parts.capture(verify, width, self._tiles(width, rows))
+        for rows in sorted({self._bucket(n) for n in range(1, self._rows + 1)}, reverse=True):
+            for width in sorted({self._width(n + 1, rows) for n in range(self._most(rows))}, reverse=True):
+                for branches in (False, True):
+                    self._parts.capture(self._verify, width, (rows, branches))
                     self._parts.capture(self._choose, width, branches)
             if self._drafts is not None:
                 self._drafts.capture(rows)
-            rows = rows // 2 if rows < self._rows else bucket_rows(rows) // 2
         for device in {self.target.device, self.target.device if self._drafts is None else self._drafts.model.device}:
             torch.cuda.synchronize(device)
 
@@ -228,15 +229,16 @@ class DeviceRounds:
         """The first tokens of rows whose prompts have ended, from `row` on, by their `logits` [n, V]; `told` [n]."""
         own = torch.arange(row, row + len(logits), device=logits.device)
         sent, result = self._plan.device, self._result.device
-        shares = _shares(logits, told)
-        if self._tables is not None:
-            self._rule(logits, own, torch.zeros_like(own), None, masked=True)
+        asks = bool((told >= 0).any())
+        before = logits.clone() if asks and self._book.ruled else logits
+        if self._book.ruled:
+            self._rule(logits, own, torch.zeros_like(own), torch.full_like(own, -1), masked=True)
         keys = sent["keys"][:, 0].index_select(0, own)
         found = self.target.ops.choose(logits, sent["temperatures"].index_select(0, own), keys, self._token_keys)
         result["first"].index_copy_(0, own, found.token.long())
         result["bad"].index_copy_(0, own, ~torch.isfinite(found.entropy))
-        if shares is not None:
-            self._told.append(_told(shares, found.token.long(), int(told.max())))
+        if asks:
+            self._told.append(_told(before, found.token.long(), int(told.max())))
 
     def result(self, plan: RoundPlan) -> RoundResult:
         """What has come: the one time that the host waits for the device."""
@@ -250,7 +252,7 @@ class DeviceRounds:
             host["picks"][:count] = -1
         names = ("drafted", "counts", "picks", "confidence", "entropy", "first", "bad")
         drafted, counts, picks, confidence, entropy, first, bad = (host[name][:count].copy() for name in names)
-        told = self._read_told(plan, owners[real], offsets[real])
+        told = self._read_told(plan, owners, offsets)
         steps = int(np.where(plan.depths > 0, counts, 0).max(initial=0))
         sure, spread = confidence.astype(np.float64), entropy.astype(np.float64)
         seconds = None
@@ -264,16 +266,17 @@ class DeviceRounds:
         if not parts:
             return None
         whole = np.zeros((len(plan.rows), self.most_nodes + 1, max(part.shape[1] for part in parts)))
-        if (plan.told[: plan.decoding] >= 0).any():
+        if len(self._asked):
             part = parts.pop(0)
-            whole[owners, offsets, : part.shape[1]] = part[: len(owners)]
+            whole[owners[self._asked], offsets[self._asked], : part.shape[1]] = part
         for part in parts:
             whole[plan.decoding :, 0, : part.shape[1]] = part
         return whole
 
     def spare(self, chains: IntArray) -> int:
-        """How many tokens the verify pass has room for beside chains of so many [B], however few they are."""
-        return max(0, self._room(self._bucket(len(chains))) - int(chains.sum()) - len(chains))
+        """How many tokens the verify pass of chains of so many [B] has room for beside them."""
+        tokens = int(chains.sum()) + len(chains)
+        return self._width(tokens, self._bucket(len(chains))) - tokens
 
     def _wait(self) -> None:
         if self._waits:
@@ -287,21 +290,17 @@ class DeviceRounds:
             self._last.record()
 
     def _bucket(self, rows: int) -> int:
-        return min(bucket_rows(rows), self._rows)
+        return min(1 << max(rows - 1, 0).bit_length(), self._rows)
 
-    def _room(self, rows: int) -> int:
-        """Tokens of a verify pass by the number of rows, as long as that is next to free: text is then the same
-        whatever their depths.
-        """
-        return min(self._width(rows), BUCKETS[-1])
+    def _most(self, rows: int) -> int:
+        """Tokens of the verify pass of the longest chains."""
+        return padded(rows * (self._steps + 1), tile_of(rows, self.target.info))
 
-    def _width(self, rows: int) -> int:
-        """Tokens of a verify pass of the longest chains."""
-        return self.target.bucket(max(rows * (self._steps + 1), LEAST))
-
-    def _tiles(self, width: int, rows: int) -> int:
-        """The most tiles that so many tokens of so many rows make."""
-        return width // tile_tokens(self.target.heads) + rows
+    def _width(self, tokens: int, rows: int) -> int:
+        """Tokens of a verify pass of so many: 1, 2, 3 or 4 tiles, 6, 8, 12, 16 and so on, as each is captured."""
+        tile = tile_of(rows, self.target.info)
+        step = tile << max((-(-tokens // tile) - 1).bit_length() - 2, 0)
+        return min(padded(tokens, step), self._most(rows))
 
     def _lay(self, plan: RoundPlan) -> int:
         """Write the plan on the host; return how many tokens the verify pass has room for."""
@@ -319,13 +318,15 @@ class DeviceRounds:
             combs.write(host, plan.tree, plan.nodes)
         wide = (np.maximum(plan.nodes, plan.counts) + 1)[:decoding]
         tokens = int(wide.sum())
-        width = max(self.target.bucket(max(tokens, 1)), self._room(self._bucket(count)))
         host["owners"][:tokens] = np.repeat(np.arange(decoding), wide)
         host["offsets"][:tokens] = np.arange(tokens) - np.repeat(np.cumsum(wide) - wide, wide)
         host["owners"][tokens:], host["offsets"][tokens:] = 0, self.most_nodes + 1
         laid = tiles_of(plan.rows[:decoding], wide, self.target.heads)
         host["tiles"][: len(laid)], host["tiles"][len(laid) :] = laid, 0
-        return width
+        # Tokens of whose choices is told how likely they are.
+        self._asked: IntArray = np.flatnonzero(np.repeat(plan.told[:decoding] >= 0, wide))
+        host["asked"][: len(self._asked)] = self._asked
+        return self._width(tokens, self._bucket(decoding)) if decoding else 0
 
     def _tell_tables(self) -> bool:
         """Write what has changed in the block tables, and what is to be moved; whether anything is."""
@@ -348,21 +349,24 @@ class DeviceRounds:
         within = offsets.clamp(max=self.most_nodes if branches else self._steps)
         return owners, within, result["ways"][owners, within].clamp(max=self._steps) if branches else within
 
-    def _verify_branches(self, width: int, tiles: int) -> None:
-        """The same of drafts that branch: a side node sees what is before it on its chain, and itself."""
-        self._verify(width, tiles, branches=True)
-
-    def _verify(self, width: int, tiles: int, *, branches: bool = False) -> None:
-        """The target reads each row's newest token and drafts, `width` tokens in `tiles`."""
+    def _verify(self, width: int, of: tuple[int, bool]) -> None:
+        """The target reads newest tokens and drafts `of` rows: side nodes see what is before them on chains."""
+        rows, branches = of
         plan, result, target = self._plan.device, self._result.device, self.target
         owners, within, ways = self._verified(width, branches=branches)
-        node = (within - 1).clamp(min=0)
-        tokens = torch.where(within == 0, plan["newest"][owners, 1], result["drafted"][owners, node])
-        live, places = self._live(width, branches=branches), plan["lengths"][owners] - 1 + within
-        laid = inputs(target, tokens, (plan["rows"][owners], places, live), plan["tiles"][:tiles])
+        live = self._live(width, branches=branches)
+        tile, each, most = (
+            tile_of(rows, target.info),
+            tile_tokens(target.heads),
+            self.most_nodes if branches else self._steps,
+        )
+        tiles = plan["tiles"][: min(width // each, rows * (most // each)) + rows]  # all that they may make
+        laid = inputs(target, (plan, result), (owners, within, live), tiles)
         if branches:
-            laid = combs.aside(laid, torch.where(live, within - ways, 0))
-        self._logits(width).copy_(target.logits(target.run(laid)))
+            laid = aside(laid, torch.where(live, within - ways, 0))
+        states = torch.split(target.run(replace(laid, tile=tile)), tile)
+        for kept, part in zip(torch.split(self._scores[:width], tile), states, strict=True):
+            kept.copy_(target.logits(part))
 
     def _live(self, width: int, *, branches: bool) -> torch.Tensor:
         """Which of these tokens there are [width]; others are padding."""
@@ -371,7 +375,7 @@ class DeviceRounds:
 
     def _choose(self, width: int, branches: int) -> None:
         """The target chooses after each of them."""
-        self._choose_by(self._logits(width), branches=bool(branches))
+        self._choose_by(self._scores[:width], branches=bool(branches))
 
     def _choose_by(self, logits: torch.Tensor, *, branches: bool) -> None:
         plan, result, width = self._plan.device, self._result.device, len(logits)
@@ -383,18 +387,11 @@ class DeviceRounds:
         result["bad"] |= torch.zeros_like(plan["rows"]).index_add_(0, owners, broken) > 0
 
 
-def bucket_rows(rows: int) -> int:
-    """How many rows a draft step of so many is made for."""
-    return 1 << (rows - 1).bit_length()
-
-
-def _shares(logits: torch.Tensor, told: IntArray) -> torch.Tensor | None:
-    """Logarithms of probabilities, before rules change the logits, if any row's are to be told."""
-    return logits.log_softmax(1) if (told >= 0).any() else None
-
-
-def _told(shares: torch.Tensor, choices: torch.Tensor, most: int) -> torch.Tensor:
-    """On the way to the host [N, 1 + 2 most]: that of the choice, those of the likeliest, and these tokens."""
-    best = shares.topk(min(most, shares.shape[1]), dim=1)
-    parts = shares.gather(1, choices.unsqueeze(1)), best.values, best.indices.float()  # exact up to 2^24
-    return torch.cat(parts, 1).to("cpu", non_blocking=True)
+def _told(logits: torch.Tensor, choices: torch.Tensor, most: int) -> torch.Tensor:
+    """On the way to the host [N, 1 + 2 most]: logarithms of how likely choices are, and the likeliest; then these."""
+    parts = []
+    for some, chosen in zip(*(torch.split(part, TILES[0]) for part in (logits, choices)), strict=True):
+        shares = some.log_softmax(1)  # a tile at a time: they take as much room
+        best = shares.topk(min(most, shares.shape[1]), dim=1)
+        parts += [torch.cat((shares.gather(1, chosen.unsqueeze(1)), best.values, best.indices.float()), 1)]
+    return torch.cat(parts).to("cpu", non_blocking=True)  # tokens as floats: exact up to 2^24

@@ -42,6 +42,36 @@ class SamplingRow:
     eos_token_ids: tuple[int, ...]
     constraint: Constraint | None = None
 
+    @property
+    def missing(self) -> int:
+        """How many tokens it has yet to get before it may end."""
+        return self.prompt_length + self.params.min_tokens - len(self.tokens)
+
+
+class Rules:
+    """What changes a row's logits beside its temperature, read off its parameters for a vocabulary of this size.
+
+    `penalties` are for repetition, frequency and presence; `early` tokens would end the row too early, and are none if
+    that left nothing to choose from; `top_k` 0 is all; `cuts` are top-p and the logarithm of min-p. A greedy row draws
+    nothing, so nothing is cut off.
+    """
+
+    def __init__(self, row: SamplingRow, vocab_size: int) -> None:
+        params, ending = row.params, set[int]()
+        if params.min_tokens:
+            ending = {*params.stop_token_ids, *(() if params.ignore_eos else row.eos_token_ids)}
+        early = sorted(token for token in ending if token < vocab_size)
+        self.row, self.bias = row, params.logit_bias
+        self.early = early if len(early) < vocab_size else []
+        self.penalties = params.repetition_penalty, params.frequency_penalty, params.presence_penalty
+        self.penalised = self.penalties != (1.0, 0.0, 0.0)
+        self.top_k, self.cuts = 0, (1.0, -math.inf)
+        if not params.greedy:
+            self.top_k = params.top_k if params.top_k < vocab_size else 0
+            self.cuts = params.top_p, math.log(params.min_p) if params.min_p > 0.0 else -math.inf
+        self.truncates = self.top_k > 0 or self.cuts != (1.0, -math.inf)
+        self.some = bool(self.penalised or self.bias or self.early or row.constraint or self.truncates)
+
 
 @dataclass(frozen=True)
 class Paths:
@@ -79,25 +109,25 @@ Processor = Callable[[torch.Tensor, Positions], torch.Tensor]
 """Maps scores [N, V] of N positions to new scores; the given ones are not written on."""
 
 
-def build(rows: Sequence[SamplingRow], vocab_size: int, device: torch.device) -> tuple[Processor, ...]:
-    """The processors that at least one row needs, in order."""
-    sampled = [not row.params.greedy for row in rows]
+def build(rules: Sequence[Rules], vocab_size: int, device: torch.device) -> tuple[Processor, ...]:
+    """The processors that at least one row needs by its rules, in order."""
     wanted: list[tuple[type[_RowProcessor], list[bool]]] = [
-        (Penalties, [row.params.penalised for row in rows]),
-        (LogitBias, [bool(row.params.logit_bias) for row in rows]),
-        (MinTokens, [bool(masked_early(row, vocab_size)) for row in rows]),
-        (GrammarMask, [row.constraint is not None for row in rows]),
-        (Temperature, [s and row.params.temperature != 1.0 for s, row in zip(sampled, rows, strict=True)]),
-        (Truncation, [s and truncates(row.params, vocab_size) for s, row in zip(sampled, rows, strict=True)]),
+        (Penalties, [one.penalised for one in rules]),
+        (LogitBias, [bool(one.bias) for one in rules]),
+        (MinTokens, [bool(one.early) for one in rules]),
+        (GrammarMask, [one.row.constraint is not None for one in rules]),
+        (Temperature, [one.row.params.temperature not in (0.0, 1.0) for one in rules]),
+        (Truncation, [one.truncates for one in rules]),
     ]
-    return tuple(kind(rows, np.array(uses), vocab_size, device) for kind, uses in wanted if any(uses))
+    return tuple(kind(rules, np.array(uses), vocab_size, device) for kind, uses in wanted if any(uses))
 
 
 class _RowProcessor:
     """Shared by all: which rows use it, numbered 0, 1, ... as its tensors are (their slots)."""
 
-    def __init__(self, rows: Sequence[SamplingRow], uses: BoolArray, vocab_size: int, device: torch.device) -> None:
-        self._rows = [row for row, used in zip(rows, uses, strict=True) if used]
+    def __init__(self, rules: Sequence[Rules], uses: BoolArray, vocab_size: int, device: torch.device) -> None:
+        self._rules = [one for one, used in zip(rules, uses, strict=True) if used]
+        self._rows = [one.row for one in self._rules]
         self._slots = np.where(uses, np.cumsum(uses) - 1, -1)
         self._vocab_size = vocab_size
         self._device = device
@@ -125,10 +155,9 @@ class _RowProcessor:
         where, part = self._index(picked), Positions(at.index[picked], at.offsets[picked], at.paths.take(picked))
         return scores.index_copy(0, where, self._apply(scores.index_select(0, where), slots[picked], part))
 
-    def _column(self, read: Callable[[SamplingParams], float]) -> torch.Tensor:
-        """One setting of every row, [slots, 1]."""
-        values = [[float(read(row.params))] for row in self._rows]
-        return torch.tensor(values, dtype=torch.float32, device=self._device)
+    def _columns(self, settings: Sequence[tuple[float, ...]]) -> tuple[torch.Tensor, ...]:
+        """Some settings of every row, each [slots, 1]."""
+        return torch.tensor(settings, dtype=torch.float32, device=self._device).unsqueeze(2).unbind(1)
 
     def _index(self, numbers: IntArray | BoolArray) -> torch.Tensor:
         return torch.from_numpy(numbers).to(self._device)
@@ -149,10 +178,9 @@ class Penalties(_RowProcessor):
         self._counted = [row.prompt_length for row in self._rows]
         self._count(self._prompt, [row.tokens[: row.prompt_length] for row in self._rows])
         self._prompt.clamp_(max=1.0)
-        self._repetition = self._column(lambda p: p.repetition_penalty)
-        self._frequency = self._column(lambda p: p.frequency_penalty)
-        self._presence = self._column(lambda p: p.presence_penalty)
-        self._repeats = any(row.params.repetition_penalty != 1.0 for row in self._rows)
+        settings = [one.penalties for one in self._rules]
+        self._repetition, self._frequency, self._presence = self._columns(settings)
+        self._repeats = any(repetition != 1.0 for repetition, _, _ in settings)
 
     def _catch_up(self) -> None:
         fresh = [row.tokens[counted:] for row, counted in zip(self._rows, self._counted, strict=True)]
@@ -188,13 +216,12 @@ class LogitBias(_RowProcessor):
     """Adds each row's biases to its tokens' scores."""
 
     def _prepare(self) -> None:
-        width = max(len(row.params.logit_bias) for row in self._rows)
+        width = max(len(one.bias) for one in self._rules)
         tokens = np.zeros((len(self._rows), width), dtype=np.int64)
         values = np.zeros((len(self._rows), width), dtype=np.float32)  # a padding adds 0 to token 0
-        for slot, row in enumerate(self._rows):
-            bias = row.params.logit_bias
-            tokens[slot, : len(bias)] = list(bias.keys())
-            values[slot, : len(bias)] = list(bias.values())
+        for slot, one in enumerate(self._rules):
+            tokens[slot, : len(one.bias)] = list(one.bias.keys())
+            values[slot, : len(one.bias)] = list(one.bias.values())
         self._tokens = self._index(tokens)
         self._values = torch.from_numpy(values).to(self._device)
 
@@ -207,15 +234,13 @@ class MinTokens(_RowProcessor):
     """Masks the tokens that would end a row (EOS unless ignored, stop_token_ids) until it has min_tokens."""
 
     def _prepare(self) -> None:
-        masked = [masked_early(row, self._vocab_size) for row in self._rows]
-        width = max(len(tokens) for tokens in masked)
-        padded = [tokens + tokens[:1] * (width - len(tokens)) for tokens in masked]
+        width = max(len(one.early) for one in self._rules)
+        padded = [one.early + one.early[:1] * (width - len(one.early)) for one in self._rules]
         self._tokens = torch.tensor(padded, dtype=torch.int64, device=self._device)
-        self._until = np.array([row.prompt_length + row.params.min_tokens for row in self._rows])
 
     def _concerned(self, at: Positions) -> IntArray:
         slots = super()._concerned(at)
-        missing = self._until - np.array([len(row.tokens) for row in self._rows])
+        missing = np.array([row.missing for row in self._rows])
         return np.where(at.offsets < missing[slots], slots, -1)
 
     def _apply(self, scores: torch.Tensor, slots: IntArray, _: Positions) -> torch.Tensor:
@@ -238,7 +263,7 @@ class Temperature(_RowProcessor):
     """Divides by the temperature."""
 
     def _prepare(self) -> None:
-        self._temperature = self._column(lambda p: max(p.temperature, MIN_TEMPERATURE))
+        (self._temperature,) = self._columns([(max(row.params.temperature, MIN_TEMPERATURE),) for row in self._rows])
 
     def _apply(self, scores: torch.Tensor, slots: IntArray, _: Positions) -> torch.Tensor:
         return scores / self._temperature[self._index(slots)]
@@ -253,15 +278,13 @@ class Truncation(_RowProcessor):
     """
 
     def _prepare(self) -> None:
-        params = [row.params for row in self._rows]
-        self._top_k = np.array([p.top_k if p.top_k < self._vocab_size else 0 for p in params])
-        self._alone = (self._top_k == 0) & np.array([p.top_p < 1.0 for p in params])
-        self._top_p = self._column(lambda p: p.top_p)
-        self._log_min_p = self._column(lambda p: math.log(p.min_p) if p.min_p > 0.0 else -math.inf)
+        self._top_k, cuts = np.array([one.top_k for one in self._rules]), [one.cuts for one in self._rules]
+        self._alone = (self._top_k == 0) & np.array([top_p < 1.0 for top_p, _ in cuts])
+        self._top_p, self._log_min_p = self._columns(cuts)
         self._ranks = self._index(self._top_k[:, None])
         self._relative_to_all = self._index(self._alone[:, None])
-        self._cuts_mass = any(p.top_p < 1.0 for p in params)
-        self._cuts_ratio = any(p.min_p > 0.0 for p in params)
+        self._cuts_mass = any(top_p < 1.0 for top_p, _ in cuts)
+        self._cuts_ratio = any(log_min_p > -math.inf for _, log_min_p in cuts)
 
     def _apply(self, scores: torch.Tensor, slots: IntArray, _: Positions) -> torch.Tensor:
         # A row with top-k needs those and one more, to see a tie; only top-p alone has to guess how many it keeps.
@@ -314,17 +337,3 @@ def _largest(scores: torch.Tensor, width: int) -> torch.Tensor:
     if width < array.shape[1]:  # numpy's vectorised partition and sort take a tenth of torch's time here
         array = np.partition(array, array.shape[1] - width, axis=1)[:, -width:]
     return torch.from_numpy(np.sort(array, axis=1)[:, ::-1].copy())
-
-
-def truncates(params: SamplingParams, vocab_size: int) -> bool:
-    """Whether top-k, top-p or min-p may remove tokens."""
-    return 0 < params.top_k < vocab_size or params.top_p < 1.0 or params.min_p > 0.0
-
-
-def masked_early(row: SamplingRow, vocab_size: int) -> list[int]:
-    """Tokens that would end the row too early; none if that left nothing to choose from."""
-    if row.params.min_tokens == 0:
-        return []
-    ending = set(row.params.stop_token_ids) | (set() if row.params.ignore_eos else set(row.eos_token_ids))
-    masked = sorted(token for token in ending if token < vocab_size)
-    return masked if len(masked) < vocab_size else []

@@ -18,7 +18,7 @@ from torch.nn import functional
 
 from adaptspec.errors import RequestError
 from adaptspec.models.noise import Stream, gumbel, gumbel_at, position_keys, seed_keys, uniform
-from adaptspec.models.processors import Paths, Positions, SamplingRow, build, truncates
+from adaptspec.models.processors import Paths, Positions, Rules, SamplingRow, build
 from adaptspec.request import SamplingParams
 from adaptspec.types import BoolArray, FloatArray, IntArray
 
@@ -51,10 +51,11 @@ class SamplingBatch:
         self.rows = tuple(rows)
         self.vocab_size = vocab_size
         self.device = device
-        self._processors = build(rows, vocab_size, device)
+        self.rules = [Rules(row, vocab_size) for row in rows]
+        self._processors = build(self.rules, vocab_size, device)
         self.sampled: BoolArray = np.array([not row.params.greedy for row in rows], dtype=np.bool_)
         self._seeds = seed_keys(np.array([row.seed for row in rows], dtype=np.int64))
-        self._few_left = all(row.params.greedy or truncates(row.params, vocab_size) for row in rows)
+        self._few_left = all(one.row.params.greedy or one.truncates for one in self.rules)
         self.plain_greedy = not self._processors and not bool(self.sampled.any())
         self.constraints = [row.constraint for row in rows]
         self.constrained = any(constraint is not None for constraint in self.constraints)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from adaptspec.engine import device_laps
 from adaptspec.engine.engine_config import model_place
 from adaptspec.engine.profiler import Stopwatch, disagreement, measure
 from adaptspec.gpu.device_decoder import device_decoder
+from adaptspec.gpu.round import DeviceRounds
 from adaptspec.models.kv_cache import CacheLimits
 from adaptspec.models.loading import load_model
 from tests.gpu.pretend import PretendCuda
@@ -34,6 +36,14 @@ def test_rounds_are_replayed_and_timed(cuda: PretendCuda, monkeypatch: pytest.Mo
     """Every cell, for as many rows as fit; rows are left free, and what is not a round's is not run."""
     monkeypatch.setattr(device_laps, "CONTEXTS", (100, 200, 5000))
     target, draft = runner("target"), DraftModelDrafter(runner("draft"))
+    made, capture = 0, DeviceRounds.capture
+
+    def counted(rounds: DeviceRounds) -> None:
+        nonlocal made
+        made += 1
+        capture(rounds)
+
+    monkeypatch.setattr(DeviceRounds, "capture", counted)
     found = measure(target, [draft], 4, Stopwatch(target.device, budget=0.1))
     assert (found.rows, found.tokens) == ((1, 2, 4), (1, 2, 4, 8))
     assert all(seconds > 0 for line in found.verify for seconds in line)
@@ -42,8 +52,17 @@ def test_rounds_are_replayed_and_timed(cuda: PretendCuda, monkeypatch: pytest.Mo
     assert min(cost.step_seconds) > 0
     assert 0.0 <= found.per_cached_token < found.verify[0][0]
     assert cuda.replays.total() > 3 * 4 * device_laps.TURNS
+    assert made == 1, "what all tables come of is captured once"
     assert target.free_memory == draft.runner.free_memory == 1.0
     assert disagreement(found, target, [draft]) >= 1.0
+
+
+def test_eager_rounds_are_timed_as_they_run(cuda: PretendCuda) -> None:
+    target = runner("target")
+    target.info = replace(target.info, eager=True)
+    laps = device_laps.DeviceLaps([target, runner("draft")], 2, 4)
+    assert laps.seconds(2, 20, 4, drafts=True) is not None
+    assert not cuda.replays
 
 
 def test_a_line_through_contexts(cuda: PretendCuda, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -53,12 +72,12 @@ def test_a_line_through_contexts(cuda: PretendCuda, monkeypatch: pytest.MonkeyPa
         return None if count * context > 20_000 else (0.0, 1e-3 + 1e-4 * count + 3e-8 * count * context)
 
     monkeypatch.setattr(device_laps.DeviceLaps, "seconds", seconds)
-    target = runner("target")
-    assert device_laps.per_cached_token(target, (1, 2, 4), 64) == pytest.approx(3e-8)
+    laps = device_laps.DeviceLaps([runner("target")], 4, 1)
+    assert device_laps.per_cached_token(laps, (1, 2, 4), 64) == pytest.approx(3e-8)
 
 
 def test_no_room_is_no_time(cuda: PretendCuda) -> None:
-    laps = device_laps.DeviceLaps(runner("target"), None, 4, 2)
+    laps = device_laps.DeviceLaps([runner("target")], 4, 2)
     assert laps.seconds(4, 300, 2) is None
     assert laps.seconds(1, 100, 2) is not None
     assert torch.is_inference_mode_enabled() is False

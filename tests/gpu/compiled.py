@@ -9,6 +9,7 @@ import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,11 +20,13 @@ from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
 
 from adaptspec.gpu import kernels
-from adaptspec.gpu.ops import HeadNorm, RuledPositions, RuledRows, RuleTables
+from adaptspec.gpu.combs import WIDTH, Candidates, Comb
+from adaptspec.gpu.draft_bounds import BINS, Bounds
+from adaptspec.gpu.ops import Choice, Drafts, HeadNorm, Reading, RuledPositions, RuledRows, RuleTables
 from adaptspec.gpu.plan import AttentionPlan, Workspace
 from adaptspec.models.attention import Heads
 
-TYPES = {torch.bfloat16: "bf16", torch.float32: "fp32", torch.int32: "i32", torch.int64: "i64"}
+TYPES = {torch.bfloat16: "bf16", torch.float32: "fp32", torch.int32: "i32", torch.int64: "i64", torch.bool: "i1"}
 SHARED = {80: 163 * 1024, 90: 227 * 1024, 100: 227 * 1024}  # bytes of a processor that programs can have
 REGISTERS = 65_536
 META = torch.device("meta")
@@ -93,6 +96,13 @@ def launches(model: Model, dtype: torch.dtype) -> list[Launch]:
     rules = RuledRows(i64, floats, floats.new_empty(count, 3), i64, floats.new_empty(count, 2), i64.new_empty(count, 7))
     lines = floats.new_empty(count, model.vocab)
     tables = RuleTables(lines.int(), lines, i32.new_empty(count, model.vocab // 32))
+    asked, nodes = i32.bool(), i64.new_empty(count, 31)
+    reading = Reading(i64, i64, asked, i64, i64, i64.new_empty(count, 2), nodes)
+    cache: Any = SimpleNamespace(table=table, block_size=32, rubbish=64)
+    drafts = Drafts(i64[:1], asked, floats, i64, i64, nodes, nodes.float(), nodes.float())
+    by_step, bins = floats.new_empty(count, 7), floats.new_empty(count, BINS)
+    bounds = Bounds(by_step, by_step, by_step, by_step, by_step, bins, bins)
+    comb = Comb(i64, i64, floats, floats.new_empty(count, WIDTH, BINS)), Candidates(count, 7, META)
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(JITFunction, "run", run)
         kernels.attend(queries, pool, plan)
@@ -100,8 +110,13 @@ def launches(model: Model, dtype: torch.dtype) -> list[Launch]:
         kernels.rope_store(qkv, angles, angles, i32, i32, pool, norm)
         kernels.add_norm(hidden, hidden, weight, 1e-5)
         kernels.silu_mul(queries.new_empty(count, 2 * model.mlp))
-        kernels.apply_rules(lines, RuledPositions(i64, i64, i64, i64), rules, tables)
-        for candidates in (1, 4):
+        kernels.apply_rules(lines, RuledPositions(*[i64] * 4), rules, tables)
+        for offsets in (i64, i64[:1].expand(count)):
+            kernels.pass_inputs(reading._replace(offsets=offsets), cache, count)
+        kernels.extend_drafts(Choice(i32, floats, floats), drafts, bounds, i64)
+        several = Choice(i32.new_empty(count, WIDTH), floats.new_empty(count, WIDTH), floats)
+        kernels.extend_drafts(several, drafts, bounds, i64, comb)
+        for candidates in (1, WIDTH):
             kernels.choose(floats.new_empty(count, model.vocab), floats, i64, i64.new_empty(model.vocab), candidates)
     return found
 
@@ -153,7 +168,8 @@ def main(target: int) -> int:
     good, orders = True, dict[str, tuple[str, ...]]()
     for name, usage in usages(target):
         quick = "bf16" in name
-        fits = usage.at_once(target) >= (2 if quick else 1) and usage.stack <= (64 if quick else 1024)
+        several = quick and usage.threads < 1024  # which fill a processor alone
+        fits = usage.at_once(target) >= (2 if several else 1) and usage.stack <= (64 if quick else 1024)
         if "attend" in name:
             assert usage.sums
             fits &= orders.setdefault(name.partition("attend")[0], usage.sums) == usage.sums

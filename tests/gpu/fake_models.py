@@ -16,7 +16,8 @@ from torch._subclasses.fake_tensor import (
 
 from adaptspec.bench.random_models import LLAMA_8B, QWEN_HALF_B
 from adaptspec.gpu import ops
-from adaptspec.gpu.device_decoder import DeviceDecoder, beside_cache, bucket
+from adaptspec.gpu.device_decoder import DeviceDecoder, beside_cache
+from adaptspec.gpu.draft_bounds import Bounds
 from adaptspec.gpu.paged_cache import PagedCache
 from adaptspec.gpu.plan import SPLIT, AttentionPlan, tile_tokens
 from adaptspec.gpu.round import DeviceRounds
@@ -39,7 +40,7 @@ def passes(asked: list[tuple[str, int, int, int]]) -> list[dict[str, Any]]:
 
     Parts: a verify pass of the 8B model, or a step of the draft model. `needed` bytes: every weight that a product
     reads, and every key and value seen, once. `copies` are those from and to the host; `peak` is the memory that
-    it needs, and `counted` what is kept free for it.
+    it needs, with logits that stay, and `counted` what is kept free for it.
     """
     return [_part(*one) for one in asked]
 
@@ -48,14 +49,16 @@ def _part(name: str, rows: int, cached: int, width: int) -> dict[str, Any]:
     model = decoder(name, rows)
     with mock.patch("adaptspec.gpu.round.Block", FakeBlock), mock.patch.object(torch.cuda, "Event", mock.Mock()):
         rounds = DeviceRounds(model, model, rows, width, ())
-    tokens = bucket(rows * width)
+    tokens = rounds._width(rows * width, rows) if name.startswith("llama") else max(rows, 16)
     held, standing = (beside_cache(model._config, BF16, CONTEXT, one) for one in ([(tokens, tokens)], []))
     with Traffic() as traffic, mock.patch.object(model, "ops", Kernels(traffic, rows, cached + width, width)):
         if name.startswith("llama"):
-            rounds._verify(tokens, rounds._tiles(tokens, rows))
+            kept = rounds._scores[:tokens]
+            rounds._verify(tokens, (rows, False))
             rounds._choose(tokens, 0)
         else:
             assert rounds._drafts is not None
+            kept = rounds._drafts.logits
             rounds._drafts._next(rows, 0)
             rounds._drafts._draw(rows, 0)
     seen = rows * (cached + width) * model.cache.shape.bytes_per_token(BF16)
@@ -64,7 +67,7 @@ def _part(name: str, rows: int, cached: int, width: int) -> dict[str, Any]:
         "moved": traffic.moved.total(),
         "needed": read_by_products(model) + seen,
         "copies": traffic.copies,
-        "peak": traffic.peak,
+        "peak": traffic.peak + size(kept),
         "counted": held - standing,
     }
 
@@ -110,6 +113,17 @@ class Kernels:
     def choose(self, logits: torch.Tensor, *rest: Any) -> ops.Choice:
         """Each logit is read once; so are the keys of tokens, which caches hold."""
         return self._counted("choose", 2, size(logits) + size(rest[2]), ops.choose, logits, *rest)
+
+    def pass_inputs(self, reading: ops.Reading, *rest: Any) -> tuple[torch.Tensor, ...]:
+        """Five numbers of each token are written, and as many read."""
+        moved = 2 * rest[-1] * (3 * 8 + 2 * 4)
+        found: tuple[torch.Tensor, ...] = self._counted("pass_inputs", 1, moved, ops.pass_inputs, reading, *rest)
+        return found
+
+    def extend_drafts(self, found: ops.Choice, drafts: ops.Drafts, bounds: Bounds, *rest: Any) -> None:
+        """Of every row a column of each table is read, and what is drafted written."""
+        moved = 4 * len(drafts.asked) * (len(found) + len(drafts) + len(bounds)) * found.token[0].numel()
+        self._counted("extend_drafts", 1, moved, ops.extend_drafts, found, drafts, bounds, *rest)
 
     def _counted(self, name: str, kernels: int, moved: int, function: Callable[..., Any], *given: Any) -> Any:
         with self._traffic.paused():

@@ -9,6 +9,7 @@ import importlib
 import os
 from collections.abc import Sequence
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,8 @@ import pytest
 import torch
 
 from adaptspec.gpu import kernels, ops
+from adaptspec.gpu.combs import WIDTH, Candidates, Comb
+from adaptspec.gpu.draft_bounds import BINS, Bounds
 from adaptspec.gpu.plan import AttentionPlan, tiles
 from adaptspec.models.attention import Heads
 from adaptspec.models.noise import Stream, position_keys, seed_keys, token_keys
@@ -209,9 +212,9 @@ def test_logits_that_are_no_numbers_show_in_the_entropy() -> None:
 
 @pytest.mark.parametrize(("vocab", "more"), [(500, 0), (5000, -1200), (32_000, 64)])
 def test_rules_are_those_of_torch(vocab: int, more: int) -> None:
-    """Penalties of written and drafted tokens, biases, masks, thresholds; rows without rules stay as they are."""
+    """Penalties of written and drafted tokens, biases, masks, thresholds; what has no rules, or is padding, stays."""
     draw = torch.Generator().manual_seed(vocab)
-    logits = torch.randn(7, vocab + more, generator=draw) * 4
+    logits = torch.randn(8, vocab + more, generator=draw) * 4
     logits[0, ::3] = -torch.inf
     logits[6] = logits[6].round()  # equals at the threshold
     logits[5, 3] = torch.nan
@@ -228,10 +231,10 @@ def test_rules_are_those_of_torch(vocab: int, more: int) -> None:
         torch.randint(0, vocab, (4, 3), generator=draw),
     )
     at = ops.RuledPositions(
-        torch.tensor([0, 1, 2, 3, 1, 2, 3]),
-        torch.tensor([0, 1, 2, 3, 3, 0, 2]),
-        torch.tensor([-1, 5, -1, -1, 7, 1, vocab - 1]),
-        torch.tensor([-1, -1, -1, 4, 5, -1, 2]),
+        torch.tensor([0, 1, 2, 3, 1, 2, 3, -1]),
+        torch.tensor([0, 1, 2, 3, 3, 0, 2, 0]),
+        torch.tensor([-1, 5, -1, -1, 7, 1, vocab - 1, -1]),
+        torch.tensor([-1, -1, -1, 4, 5, -1, 2, -1]),
     )
     want, got = logits.clone(), logits.to(DEVICE)
     tables = ops.RuleTables(counts, bias, words)
@@ -240,5 +243,136 @@ def test_rules_are_those_of_torch(vocab: int, more: int) -> None:
     kernels.apply_rules(got, *parts)
     assert torch.equal(got.cpu().isinf(), want.isinf())
     torch.testing.assert_close(got.cpu(), want, equal_nan=True, **CLOSE)
-    assert torch.equal(want[2], logits[2])
+    assert torch.equal(want[[2, 7]], logits[[2, 7]])
     assert 1 < (want[1, :vocab] > -infinite).sum() <= 7
+
+
+@pytest.mark.parametrize(("vocab", "spread"), [(300, 2.0), (9000, 0.01), (9000, 3.0)])
+def test_thresholds_are_those_of_a_sort(vocab: int, spread: float) -> None:
+    """Of sharp scores and of flat ones, where a lane has many that may be kept; each position as if it were alone."""
+    draw, infinite = torch.Generator().manual_seed(5), float("inf")
+    asked = [  # top-k, top-p, the logarithm of min-p, temperature
+        (1, 1.0, -infinite, 1.0),
+        (50, 0.9, -infinite, 0.8),
+        (200, 0.5, -1.0, 1.0),
+        (3000, 0.9, -infinite, 1.0),  # of more that are listed
+        (5000, 1.0, -infinite, 1.0),  # more than there are lanes
+        (7, 0.9, -infinite, 1.0),  # more than masks have left
+        (0, 0.9, -infinite, 1.0),
+        (0, 0.999, -infinite, 1.3),
+        (0, 1e-42, -infinite, 1.0),
+        (0, 0.95, -2.0, 1e-9),
+        (0, 1.0, -0.7, 1.0),
+    ]
+    top_k, top_p, least, heat = (torch.tensor(one) for one in zip(*asked, strict=True))
+    count, at = len(asked), torch.arange(len(asked))
+    logits = torch.randn(count, vocab, generator=draw) * spread
+    logits[5, 3:] = -infinite
+    logits[:4:2] = (logits[:4:2] * 8).round()
+    none = torch.full((count,), -1)
+    plain = torch.tensor([1.0, 0.0, 0.0]).expand(count, 3).contiguous()
+    rows = ops.RuledRows(at * 0, heat, plain, top_k, torch.stack((top_p, least), 1), none.unsqueeze(1))
+    tables = ops.RuleTables(torch.zeros(1, vocab).int(), torch.zeros(1, vocab), torch.zeros(1, -(-vocab // 32)).int())
+    want, got, alone = logits.clone(), logits.to(DEVICE), logits.to(DEVICE)
+    where = ops.RuledPositions(at, at * 0, none, none)
+    ops.apply_rules(want, where, rows, tables)
+    where, rows, tables = (type(part)(*(one.to(DEVICE) for one in part)) for part in (where, rows, tables))
+    kernels.apply_rules(got, where, rows, tables)
+    assert torch.equal(got.cpu(), want)
+    for i in (1, 6):
+        kernels.apply_rules(alone[i : i + 1], ops.RuledPositions(*(one[i : i + 1] for one in where)), rows, tables)
+        assert torch.equal(alone[i], got[i])
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_inputs_of_a_pass_are_those_of_torch(seed: int) -> None:
+    """To the last bit: of chains, newest tokens and padding, whatever rows hold that nobody reads."""
+    draw = torch.Generator().manual_seed(seed)
+
+    def whole(least: int, most: int, *shape: int) -> torch.Tensor:
+        return torch.randint(least, most, shape, generator=draw)
+
+    rows, nodes, block, count = 1 + seed % 5, 1 + seed % 7, (8, 32)[seed % 2], (1, 3, 130, 200)[seed % 4]
+    blocks, far = 6, 2**40
+    table, lengths = whole(0, 10**6, rows + 1, blocks).int(), whole(2, (blocks - 1) * block, rows)
+    live, owners = whole(0, 3, count) > 0, whole(0, rows, count)
+    offsets = whole(-1, nodes + 1, count) if seed % 3 else whole(-1, nodes + 1, 1).expand(count)
+    given = ops.Reading(
+        torch.where(live, owners, far),
+        torch.where(live, offsets, far) if seed % 3 else offsets,
+        live,
+        whole(0, rows + 1, rows),
+        lengths,
+        whole(0, far, rows, 2),
+        whole(0, far, rows, nodes),
+    )
+    size = count + seed % 9
+    cache: Any = SimpleNamespace(table=table, block_size=block, rubbish=77)
+    want = ops.pass_inputs(given, cache, size)
+    cache.table = table.to(DEVICE)
+    got = kernels.pass_inputs(ops.Reading(*(part.to(DEVICE) for part in given)), cache, size)
+    for mine, its in zip(got, want, strict=True):
+        assert (mine.dtype, mine.tolist()) == (its.dtype, its.tolist())
+    for token in torch.nonzero(live).flatten().tolist():
+        row, at = int(owners[token]), int(lengths[owners[token]] - 1 + offsets[token])
+        written = [*given.newest[row].tolist(), *given.drafted[row].tolist()]
+        slot = int(table[given.rows[row], at // block]) * block + at % block
+        assert [int(part[token]) for part in got] == [written[1 + int(offsets[token])], at, slot, at, 0]
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_drafts_are_extended_as_by_torch(seed: int) -> None:
+    """Over the steps of a draft: with all bounds or none, ends, candidates beside chains, and scores that are no
+    numbers. Chances are sixteenths, so that float32 has their products and sums exactly.
+    """
+    chance = np.random.default_rng(seed)
+    rows, steps, more, candidates = 1 + seed % 6, 1 + seed % 4, seed % 3, (1, WIDTH)[seed % 2]
+
+    def parts(low: int, high: int, *shape: int) -> torch.Tensor:
+        return torch.from_numpy(chance.integers(low, high, shape)).float() / 16
+
+    columns = [parts(low, high, rows, steps) for low, high in ((0, 6), (20, 60), (0, 3), (8, 32), (0, 6))]
+    if seed % 5 == 0:
+        columns = [torch.full_like(columns[0], one) for one in (0.0, np.inf, 0.0, 0.0, -1.0)]
+    bounds = Bounds(*columns, parts(4, 17, rows, BINS), parts(8, 24, rows, 6))
+    comb = Comb(
+        torch.from_numpy(chance.integers(1, WIDTH + 2, rows)),
+        torch.from_numpy(chance.integers(1, 20, rows)),
+        parts(0, 2, rows),
+        parts(0, 17, rows, WIDTH, BINS),
+    )
+    depths, ends = (
+        torch.from_numpy(chance.integers(0, steps + 1, rows)),
+        torch.from_numpy(chance.integers(0, 9, 1 + seed % 2)),
+    )
+    results, going = [], [list[list[bool]](), list[list[bool]]()]
+    found = []
+    for _ in range(steps):
+        sure = parts(0, 17, rows, candidates)
+        sure[torch.from_numpy(chance.random(sure.shape) < 0.08)] = torch.nan
+        tokens = torch.from_numpy(chance.integers(0, 30, sure.shape)).int()
+        shape = (rows, candidates) if candidates > 1 else (rows,)
+        found.append(ops.Choice(tokens.view(shape), sure.view(shape), parts(0, 50, rows)))
+    for which, (module, where) in enumerate(((kernels, DEVICE), (ops, "cpu"))):
+        held = torch.full((3, rows + more, steps + 2), 5, device=where)
+        told, kept = held.float(), Candidates(rows + more, steps, torch.device(where))
+        drafts = ops.Drafts(
+            torch.zeros(1, dtype=torch.int64, device=where),
+            (depths > 0).to(where),
+            torch.ones(rows, device=where),
+            depths.to(where),
+            held[1, :rows, 0].clone(),
+            held[0, :rows],
+            told[1, :rows],
+            told[2, :rows],
+        )
+        side = None if candidates == 1 else (Comb(*(one.to(where) for one in comb)), kept)
+        own = Bounds(*(one.to(where) for one in bounds))
+        for choice in found:
+            module.extend_drafts(ops.Choice(*(one.to(where) for one in choice)), drafts, own, ends.to(where), side)
+            going[which].append(drafts.asked.tolist())
+        results.append([*drafts, held, told, kept.tokens, kept.sure, kept.chances, kept.alive])
+    assert going[0] == going[1]
+    for mine, its in zip(*results, strict=True):
+        assert mine.dtype == its.dtype
+        torch.testing.assert_close(mine.cpu(), its, rtol=0.0, atol=0.0, equal_nan=True)

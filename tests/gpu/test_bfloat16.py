@@ -52,9 +52,12 @@ def texts(
     executor: Any = lambda target, those: make_executor(target, those, limits, eager=True)  # noqa: E731
     target: Any = built.target
     core = make_core(built.tokenizer, target, drafters, {"p": (policy, "coupled")}, limits=limits, executor=executor)
+    # Rounds that score a prompt run part by part, all rows of them.
     usual = SamplingParams(TOKENS, ignore_eos=True)
     asked = [
-        Request(f"r{i}", prompt, replace(usual, temperature=0.8 * (i % 2), seed=i))
+        Request(
+            f"r{i}", prompt, replace(usual, temperature=0.8 * (i % 2), seed=i, prompt_logprobs=None if i % 5 else 0)
+        )
         for i, prompt in enumerate(prompts(built, count))
     ]
     done = run(core, asked)
@@ -70,19 +73,20 @@ def changed(some: Sequence[tuple[int, ...]], other: Sequence[tuple[int, ...]]) -
 
 @pytest.mark.whole
 def test_depths_and_trees_change_no_text(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of 200; passes are as wide for any of these few rows, and prompts are read one by one."""
+    """Of 60, two at a time."""
     built, limits = loaded(monkeypatch), EngineLimits(max_rows=2, prefill_tokens=PROMPT, max_depth=7)
-    plain = texts(built, 200, [0], limits=limits)
+    plain = texts(built, 60, [0], limits=limits)
     for depth, shape in ((3, CHAIN), (7, CHAIN), (7, TREE)):
-        assert changed(texts(built, 200, [depth], shape, limits=limits), plain) == 0
+        assert changed(texts(built, 60, [depth], shape, limits=limits), plain) == 0
 
 
 @pytest.mark.whole
-def test_strictly_no_batch_changes_a_text(monkeypatch: pytest.MonkeyPatch) -> None:
-    """However many requests run, prompts are cut, and drafts branch, in rounds that run whole or part by part."""
-    built = loaded(monkeypatch, exact="strict")
-    plain = texts(built, 40, [0], limits=EngineLimits(max_rows=1, max_depth=7))
+@pytest.mark.parametrize("exact", ["depths", "strict"])
+def test_no_batch_changes_a_text(monkeypatch: pytest.MonkeyPatch, exact: str) -> None:
+    """However many run (up to 64), prompts are cut, and drafts branch, in rounds that run whole or part by part."""
+    built = loaded(monkeypatch, exact=exact)
+    plain = texts(built, 40, [0], limits=EngineLimits(max_rows=1, max_depth=12))
     for rows, prefill in ((3, 9), (16, 256)):
-        limits = EngineLimits(max_rows=rows, prefill_tokens=prefill, max_depth=7)
+        limits = EngineLimits(max_rows=rows, prefill_tokens=prefill, max_depth=12)
         for shape, also in ((CHAIN, ""), (TREE, "ngram")):
-            assert changed(texts(built, 40, [0, 3, 7, 5], shape, limits=limits, also=also), plain) == 0
+            assert changed(texts(built, 40, [0, 3, 12, 5], shape, limits=limits, also=also), plain) == 0

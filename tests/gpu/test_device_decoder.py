@@ -4,36 +4,38 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from adaptspec.gpu.device_decoder import BUCKETS, DeviceDecoder, branches, bucket, device_decoder
+from adaptspec.gpu.device_decoder import TILES, DeviceDecoder, branches, device_decoder, tile_of
 from adaptspec.models.attention import Span
 from adaptspec.models.kv_cache import CacheLimits
 from adaptspec.models.layers import Linear
 from adaptspec.models.loading import load_model
-from adaptspec.models.runner import Packed, Runner
+from adaptspec.models.runner import ModelInfo, Packed, Runner
 from tests.conftest import MakeModel
 
 FAMILIES = {"llama": {}, "qwen2": {}, "qwen3": {}, "mistral": {"sliding_window": 12}}
 LIMITS = CacheLimits(3, cache_tokens=384, context=128, block_size=32)
 
 
-def _both(folder: Path) -> tuple[Runner, DeviceDecoder]:
+def _both(folder: Path, limits: CacheLimits = LIMITS) -> tuple[Runner, DeviceDecoder]:
     """In 16 bits, where a CPU's weights are those of a device."""
-    plain = load_model(str(folder), device="cpu", dtype="bfloat16").runner(LIMITS)
-    device = load_model(str(folder), device="cpu", dtype="bfloat16", make=device_decoder).runner(LIMITS)
+    plain = load_model(str(folder), device="cpu", dtype="bfloat16").runner(limits)
+    device = load_model(str(folder), device="cpu", dtype="bfloat16", make=device_decoder).runner(limits)
     assert isinstance(device, DeviceDecoder)
     return plain, device
 
 
-def _packed(rows: list[int], counts: list[int], seed: int) -> Packed:
+def _packed(rows: list[int], counts: list[int], seed: int, prompts: int = 0) -> Packed:
     sizes = np.array(counts, dtype=np.int64)
-    return Packed(np.array(rows), sizes, np.random.default_rng(seed).integers(2, 250, sizes.sum()), sizes)
+    fed = np.random.default_rng(seed).integers(2, 250, sizes.sum())
+    return Packed(np.array(rows), sizes, fed, sizes, prompts=prompts)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -79,6 +81,46 @@ def test_a_window_gives_its_tokens_the_logits_they_have_alone(make_model: MakeMo
             found.append(device.forward(both)[7:])
     assert torch.equal(found[0], found[1])
     assert torch.equal(found[0], found[2])
+
+
+@pytest.fixture
+def fickle(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Products of another number of tokens give other numbers: a device rounds otherwise then, a CPU seldom does."""
+    for name in ("__call__", "logits"):
+        product: Any = getattr(Linear, name)
+        monkeypatch.setattr(Linear, name, lambda *x, product=product: product(*x).mul_(1 + 1e-3 * len(x[1])))
+
+
+def _read(device: DeviceDecoder, rows: dict[int, list[int]], prompts: int = 0) -> list[torch.Tensor]:
+    """The logits of each row's tokens, of one pass over all of them."""
+    counts = [len(tokens) for tokens in rows.values()]
+    for row, count in zip(rows, counts, strict=True):
+        assert device.reserve(row, device.length(row) + count)
+    who, sizes, fed = np.array(list(rows)), np.array(counts), np.concatenate([*map(np.array, rows.values())])
+    return list(device.forward(Packed(who, sizes, fed, sizes, prompts=prompts)).split(counts))
+
+
+@settings(max_examples=6, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data(), rows=st.integers(2, 16), depth=st.integers(0, 12))
+@pytest.mark.usefixtures("fickle")
+def test_neither_rows_nor_prompts_beside_them_change_a_bit(
+    make_model: MakeModel, data: st.DataObject, rows: int, depth: int
+) -> None:
+    """In bfloat16, up to 16 rows at depth 12, which is four tiles, and prompts of six: as each by itself."""
+    limits = CacheLimits(17, cache_tokens=17 * 256, context=256, block_size=32)
+    _, device = _both(make_model("llama"), limits)
+    numbers = np.random.default_rng(data.draw(st.integers(0, 99)))
+    texts = [numbers.integers(2, 250, count).tolist() for count in numbers.integers(1, 90, rows)]
+    newest, late = numbers.integers(2, 250, (rows, depth + 1)).tolist(), numbers.integers(2, 250, 250).tolist()
+    together = _read(device, dict(enumerate(texts)), prompts=rows)
+    together += _read(device, {**dict(enumerate(newest)), 16: late}, prompts=1)
+    for row in range(17):
+        device.free(row)
+    alone = [_read(device, {row: text}, prompts=1)[0] for row, text in enumerate(texts)]
+    alone += [torch.cat([_read(device, {row: [token]})[0] for token in own]) for row, own in enumerate(newest)]
+    cut = data.draw(st.integers(1, 249))
+    alone.append(torch.cat([_read(device, {16: part}, prompts=1)[0] for part in (late[:cut], late[cut:])]))
+    assert all(map(torch.equal, together, alone))
 
 
 @pytest.mark.parametrize("family", ["llama", "mistral"])
@@ -141,15 +183,18 @@ def test_a_strict_decoder_makes_all_products_of_one_size(
         monkeypatch.setattr(
             Linear, name, lambda self, x, product=product: (shapes.add(len(x)), product(self, x))[1], raising=True
         )
-    for rows, counts in (([0], [1]), ([1, 0], [2, 1]), ([2, 1], [200, 100])):
+    for rows, counts, prompts in (([0], [1], 0), ([1, 0], [2, 1], 0), ([2, 1], [200, 100], 1)):
         for row, count in zip(rows, counts, strict=True):
             assert device.reserve(row, device.length(row) + count)
-        assert len(device.forward(_packed(rows, counts, 0))) == sum(counts)
-    assert shapes == {BUCKETS[-1]}
+        assert len(device.forward(_packed(rows, counts, 0, prompts))) == sum(counts)
+    assert shapes == {TILES[-1]}
 
 
-@given(tokens=st.integers(1, 3000))
-def test_buckets_hold_all_and_little_more(tokens: int) -> None:
-    size = bucket(tokens)
-    assert size >= tokens
-    assert size <= max(2 * tokens, BUCKETS[0])
+@given(rows=st.integers(1, 1000), more=st.integers(0, 1000), strict=st.booleans())
+def test_tiles_hold_plain_decoding_and_few_sizes_do(rows: int, more: int, strict: bool) -> None:
+    info = ModelInfo("", "", 0, 1, 1, "", (), "bfloat16", strict=strict)
+    tile = tile_of(rows, info)
+    assert tile in (TILES[-1:] if strict else TILES)
+    assert tile >= min(rows, TILES[-1])
+    assert rows > TILES[0] or strict or tile == TILES[0]
+    assert tile <= tile_of(rows + more, info)

@@ -5,24 +5,32 @@ from __future__ import annotations
 import itertools
 import json
 import math
+import weakref
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
+import torch.distributed as dist
 
 from adaptspec.control.cost import CostTable
 from adaptspec.control.language.library import shipped_policies
+from adaptspec.drafting import other_tokenizer
 from adaptspec.engine import assembly, model_set
 from adaptspec.engine.assembly import Built, assemble, build, make_executor
 from adaptspec.engine.core import EngineCore, EngineLimits
 from adaptspec.engine.device_executor import DeviceExecutor
 from adaptspec.engine.engine_config import EngineConfig
+from adaptspec.gpu import ops
 from adaptspec.request import Grammar, Request, SamplingParams, SpeculationParams
 from adaptspec.types import Completion, FinishReason, TokenLogprob
 from adaptspec.verification import METHODS
+from tests.drafting.spellings import ALL, respelled_draft
 from tests.engine.branching import Branched, Shape
 from tests.engine.conftest import Dictated, Notes, make_core, run
 from tests.engine.policies import COSTS, static
@@ -56,7 +64,12 @@ def pair(cuda: PretendCuda, tmp_path_factory: pytest.TempPathFactory) -> tuple[B
         lossy = ", lossy: true" if getattr(method, "lossy", False) else ""
         paths.append(folder / f"{name}.yaml")
         paths[-1].write_text(static(name, 3, f"  verification: {{method: {name}{lossy}}}\n"))
-    config = EngineConfig(policies=tuple(map(str, paths)), dtype="float32", context=256, limits=LIMITS, eager=True)
+    return on_both(cuda, EngineConfig(policies=tuple(map(str, paths))))
+
+
+def on_both(cuda: PretendCuda, config: EngineConfig) -> tuple[Built, Built]:
+    """The models of a configuration on the CPU and on the device."""
+    config = replace(config, dtype="float32", context=256, limits=LIMITS, eager=True)
     loading = partial(ThreadPoolExecutor, initializer=cuda.enter_thread)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(assembly, "ThreadPoolExecutor", loading)
@@ -101,7 +114,6 @@ def served(built: Built, policies: Sequence[str], asked: Sequence[Request]) -> t
         sinks=[notes],
         limits=LIMITS,
         timer=lambda: 1e-3 * next(ticks),
-        eager=True,
     )
     return run(core, asked), notes
 
@@ -219,6 +231,25 @@ def test_all_that_requests_ask_for(pair: tuple[Built, Built], rows: Sequence[str
             same(done, plain)
 
 
+@pytest.mark.parametrize("alike", [0.0, ALL], ids=["shared", "text"])
+def test_a_draft_model_of_another_tokenizer(
+    cuda: PretendCuda, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, alike: float
+) -> None:
+    """Its drafts are made part by part, chains and trees; texts are those of the CPU, and so is what was accepted."""
+    monkeypatch.setattr(other_tokenizer, "_ALIKE", alike)
+    pair = on_both(cuda, EngineConfig(draft=str(respelled_draft(tmp_path / "draft", lost=0.1))))
+    assert str(pair[1].drafters[0].runner.device) == "cuda:0"  # type: ignore[attr-defined]
+    for params, shape in itertools.product(((GREEDY, DRAWN, TOP_P), (DRAWN,)), (None, Shape(4, 16))):
+        asked = requests(pair[0], *params)
+        plain = run(dictated(pair[0], depth=0)[0], asked)
+        accepted = []
+        for built in pair:
+            core, notes = dictated(built, shape)
+            same(run(core, asked), plain)
+            accepted.append(sum(int(record.accepted.sum()) for record in notes.records))
+        assert accepted[0] == accepted[1] > 2
+
+
 def test_predicted_texts(pair: tuple[Built, Built]) -> None:
     """What is predicted is drafted, right and wrong."""
     asked = requests(pair[0], GREEDY, DRAWN, DRAWN, policies=("goodput-ngram", "goodput-counts"))
@@ -239,6 +270,43 @@ def test_rounds_replayed_from_graphs(pair: tuple[Built, Built], cuda: PretendCud
         cuda.clear()
         same(run(core, asked), plain)
         assert cuda.replays.total() > 20
+
+
+def test_rules_are_for_tokens_that_are_there(pair: tuple[Built, Built], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not for padding, nor for rows without rules; what they take has run before the first request comes."""
+    looked: list[int] = []
+    apply = ops.apply_rules
+
+    def count(logits: torch.Tensor, at: ops.RuledPositions, rows: ops.RuledRows, tables: ops.RuleTables) -> None:
+        looked.append(int(((at.rows >= 0) & (rows.lines[at.rows] >= 0)).sum()))
+        apply(logits, at, rows, tables)
+
+    monkeypatch.setattr(ops, "apply_rules", count)
+    core, notes = dictated(pair[1], eager=False)
+    assert looked == [0]
+    run(core, requests(pair[1], RULED, GREEDY, DRAWN))
+    ruled = np.concatenate([record.drafted[record.rows == 0] for record in notes.records])
+    # Each is drafted, and judged; so is the token after each draft, and the first one.
+    assert ruled.sum() > 10
+    assert sum(looked) == (2 * ruled + 1).sum() + 1
+
+
+def test_graphs_go_before_the_group_that_ranks_meet_in(
+    pair: tuple[Built, Built], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or its end waits for them; what is asked for later is computed as it stands."""
+    core, _ = dictated(pair[1], eager=False)
+    target: Any = pair[1].target
+    graphs = [weakref.ref(graph) for parts in target.group.graphs for graph in parts._graphs.values()]
+    assert len(graphs) > 20
+    left: list[int] = []
+    monkeypatch.setattr(
+        dist, "destroy_process_group", lambda: left.append(sum(graph() is not None for graph in graphs))
+    )
+    target.group.leave()
+    assert left == [0]
+    asked = requests(pair[0], GREEDY, DRAWN)
+    same(run(core, asked), run(dictated(pair[0])[0], asked))
 
 
 @pytest.mark.parametrize("breaks", ["scores", "pass"])

@@ -6,22 +6,28 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
+from typing import Any
 from unittest import mock
 
+import numpy as np
 import pytest
 
 from adaptspec.control.cost import CostTable
 from adaptspec.drafting.draft_model import DraftModelDrafter
 from adaptspec.engine import assembly, model_set
-from adaptspec.engine.assembly import Built, build
+from adaptspec.engine.assembly import Built, build, make_executor
 from adaptspec.engine.core import EngineLimits
 from adaptspec.engine.engine_config import EngineConfig, model_place
 from adaptspec.errors import ConfigError
 from adaptspec.gpu.device_decoder import device_decoder
+from adaptspec.gpu.round import DeviceRounds
+from adaptspec.gpu.round_plan import RoundPlan, RoundResult
 from adaptspec.models.loading import load_model
 from adaptspec.request import Request, SamplingParams
 from adaptspec.types import Completion
-from tests.engine.conftest import run
+from tests.conftest import MakeModel
+from tests.engine.branching import Branched, Shape
+from tests.engine.conftest import make_core, run
 from tests.engine.policies import COSTS
 from tests.gpu.pretend import PretendCuda
 
@@ -33,6 +39,7 @@ PARAMS = (
     replace(GREEDY, temperature=0.8, seed=1),
     replace(GREEDY, temperature=0.8, seed=2, top_p=0.9, frequency_penalty=0.5),
 )
+MANY: tuple[dict[str, Any], ...] = tuple({"max_tokens": 24, "temperature": 0.8, "seed": seed} for seed in range(6))
 
 
 @pytest.fixture
@@ -82,3 +89,41 @@ def test_drafts_run_whole_on_a_device_of_their_own(cuda: PretendCuda, monkeypatc
     monkeypatch.setattr(DraftModelDrafter, "propose", parts)  # by which drafts run part by part
     same(texts(apart), plain)
     assert not parts.called
+
+
+@pytest.mark.parametrize("sizes", [(268, 260), (260, 300)], ids=["smaller", "larger"])
+def test_a_draft_of_another_vocabulary(
+    cuda: PretendCuda, make_model: MakeModel, monkeypatch: pytest.MonkeyPatch, sizes: tuple[int, int]
+) -> None:
+    """Tokens that the draft model does not have pass it by, and it draws none that the target does not have."""
+    target, draft = (make_model(seed=0, vocab_size=size, num_hidden_layers=1) for size in sizes)
+    config = replace(CONFIG, model=str(target), draft=str(draft))
+    drafted, read = list[int](), DeviceRounds.result
+
+    def result(self: DeviceRounds, plan: RoundPlan) -> RoundResult:
+        found = read(self, plan)
+        nodes = found.counts + (found.picks >= 0).sum(axis=1)
+        drafted.extend(found.drafted[np.arange(found.drafted.shape[1]) < nodes[:, None]].tolist())
+        return found
+
+    monkeypatch.setattr(DeviceRounds, "result", result)
+    plain, device = (built(replace(config, device=one)) for one in ("cpu", "cuda"))
+    assert [one.loaded.draft.info.vocab_size for one in (plain, device) if one.loaded.draft] == [sizes[1]] * 2
+    for shape in (Shape(1, 3), Shape(4, 31, 0.001)):
+        asked = [Request(str(i), (40 + i, 41, 42), replace(GREEDY, **more)) for i, more in enumerate(MANY)]
+        served = []
+        for one in (plain, device):
+            policy = Branched(("draft-model",), lambda _, size: [3] * size, shape)
+            whole: Any = one.target
+            executor: Any = partial(make_executor, limits=LIMITS, eager=True)
+            policies = {"p": (policy, "coupled")}
+            core = make_core(one.tokenizer, whole, one.drafters, policies, limits=LIMITS, executor=executor)
+            served.append(run(core, asked))
+        assert {name: (one.tokens, one.error) for name, one in served[1].items()} == {
+            name: (one.tokens, None) for name, one in served[0].items()
+        }
+        tokens = [token for one in served[1].values() for token in one.tokens]
+        assert (max(tokens) >= sizes[1]) == (sizes[0] > sizes[1]), "the target writes tokens that the draft has not"
+        assert len(drafted) > 20
+        assert max(drafted) < min(sizes)
+        drafted.clear()

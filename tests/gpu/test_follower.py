@@ -17,8 +17,8 @@ from adaptspec.errors import ConfigError, ModelError
 from adaptspec.gpu.follower import lead
 from tests.conftest import TINY_VOCAB, MakeModel
 from tests.engine.conftest import run
-from tests.gpu.test_device_executor import dictated, same
-from tests.gpu.test_tensor_parallel import CONFIG, DRAWN, GREEDY, built, close, requests
+from tests.gpu.test_device_executor import dictated, requests, same
+from tests.gpu.test_tensor_parallel import CONFIG, DRAWN, GREEDY, built, close
 
 
 def test_in_bfloat16_the_text_is_the_same_at_every_depth(make_model: MakeModel) -> None:
@@ -29,7 +29,7 @@ def test_in_bfloat16_the_text_is_the_same_at_every_depth(make_model: MakeModel) 
     )
     try:
         params = [GREEDY, DRAWN, replace(DRAWN, seed=7)]
-        texts = [run(dictated(one, None, depth)[0], requests(one, params, ["p"])) for depth in (0, 3, 7)]
+        texts = [run(dictated(one, None, depth)[0], requests(one, *params)) for depth in (0, 3, 7)]
     finally:
         close(one)
     same(*texts[:2])
@@ -56,14 +56,20 @@ def test_devices_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 ENDS = """
-import multiprocessing, sys, time
+import multiprocessing, os, signal, sys, time
 import torch
-from adaptspec.gpu.follower import lead
+from adaptspec.gpu import follower
 if __name__ == "__main__":
-    lead(2, torch.device("cpu"))
-    print(multiprocessing.active_children()[0].pid, flush=True)
+    follower.lead(2, torch.device("cpu"))
+    rank = multiprocessing.active_children()[0].pid
+    print(rank, flush=True)
     if sys.argv[1] == "stays":
         time.sleep(60)
+    follower.PATIENCE = 1.5
+    if sys.argv[1] == "deaf":
+        os.kill(rank, signal.SIGSTOP)
+    if sys.argv[1] == "stuck":
+        torch.distributed.destroy_process_group = lambda: time.sleep(60)
 """
 
 
@@ -82,10 +88,27 @@ def test_all_end_with_one(who: str, tmp_path: Path) -> None:
         _, told = leader.communicate(timeout=30)
     assert leader.returncode == {"follower": 1, "leader": -signal.SIGKILL, "nobody": 0}[who]
     assert ("rank-1 of tensor parallel has ended" in told) == (who == "follower")
+    assert ends(follower)
+
+
+@pytest.mark.parametrize("how", ["deaf", "stuck"])
+def test_an_end_that_takes_too_long_is_cut_short(how: str, tmp_path: Path) -> None:
+    """By a follower that does not answer, or a group that cannot be left: it is said, and nobody is left over."""
+    script = tmp_path / "ends.py"
+    script.write_text(ENDS)
+    done = subprocess.run([sys.executable, str(script), how], capture_output=True, text=True, timeout=45, check=False)
+    assert done.returncode == 1
+    assert "of tensor parallel did not end within 3 s, and is killed" in done.stderr
+    assert how == "stuck" or "rank-1 of" in done.stderr
+    assert ends(int(done.stdout))
+
+
+def ends(process: int) -> bool:
+    """Within some time."""
     until = time.monotonic() + 20
-    while alive(follower):
-        assert time.monotonic() < until
+    while alive(process) and time.monotonic() < until:
         time.sleep(0.05)
+    return not alive(process)
 
 
 def alive(process: int) -> bool:

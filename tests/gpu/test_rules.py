@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -52,8 +53,9 @@ class Bench:
         if self.book.ruled:
             sent, slots = self.block.device, self.block.device["masks"][at.rows]
             masks = torch.where(slots >= 0, slots + at.before * self.book.masked, -1)
+            self.book.count(sent)
             own = RuledRows(**{name: sent[name] for name in RuledRows._fields[:-1]}, drafted=torch.from_numpy(drafted))
-            ops.apply_rules(logits, at._replace(masks=masks), own, self.book.tables(sent))
+            ops.apply_rules(logits, at._replace(masks=masks), own, self.book.tables)
 
 
 @given(st.data(), st.integers(0, 2**31))
@@ -80,3 +82,19 @@ def test_rules_are_those_of_the_processors(data: st.DataObject, seed: int) -> No
             member.tokens.extend(draw.integers(0, VOCAB, data.draw(st.sampled_from([0, 1, 4, 9]))).tolist())
         if data.draw(st.booleans()):
             members[int(draw.integers(len(members)))] = fresh()
+
+
+def test_rules_are_read_off_rows_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rounds between which a row only grew look at what is counted and masked, not at what it asked for."""
+    book = rules.RuleBook(LINES, STEPS, VOCAB, CPU)
+    row = SamplingRow(SamplingParams(min_tokens=2, top_k=3, frequency_penalty=0.5), 3, [5, 6], 2, (1,))
+    host, sampling = Block(rules.layout(LINES, STEPS), CPU).host, SamplingBatch([row], VOCAB, CPU)
+    book.write(host, np.arange(1), sampling)
+    assert book.masked
+    monkeypatch.setattr(SamplingRow, "params", property(lambda _: pytest.fail("asked again")), raising=False)
+    monkeypatch.setattr(SamplingRow, "missing", property(lambda row: 4 - len(row.tokens)))
+    for token, masked in ((7, True), (8, False)):
+        row.tokens.append(token)
+        book.write(host, np.arange(1), sampling)
+        assert bool(book.masked) == masked
+        assert host["fresh"][0, 0] == 7

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
@@ -20,7 +21,7 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from adaptspec.models.processors import Paths, Positions, SamplingRow, build
+from adaptspec.models.processors import Paths, Positions, Processor, Rules, SamplingRow, build
 from adaptspec.request import SamplingParams
 
 CPU = torch.device("cpu")
@@ -31,10 +32,14 @@ def _row(params: SamplingParams, prompt: list[int], output: list[int], eos: tupl
     return SamplingRow(params, 1, [*prompt, *output], len(prompt), eos)
 
 
+def _built(rows: Sequence[SamplingRow], vocab: int) -> tuple[Processor, ...]:
+    return build([Rules(row, vocab) for row in rows], vocab, CPU)
+
+
 def _process(row: SamplingRow, logits: torch.Tensor) -> torch.Tensor:
     """One row's scores [V] at its next position."""
     zero, scores = np.zeros(1, dtype=np.int64), logits[None]
-    for processor in build([row], len(logits), CPU):
+    for processor in _built([row], len(logits)):
         scores = processor(scores, Positions(zero, zero, NONE))
     return scores[0]
 
@@ -129,7 +134,7 @@ def test_presence_and_frequency_count_output_and_earlier_drafts_only(
     logits, width = _logits(3, 8), len(drafted) + 1
     scores = logits.repeat(width, 1)
     index, offsets = np.zeros(width, dtype=np.int64), np.arange(width)
-    for processor in build([_row(params, [1, 2, 3], output)], 8, CPU):
+    for processor in _built([_row(params, [1, 2, 3], output)], 8):
         scores = processor(scores, Positions(index, offsets, Paths(np.array([[*drafted, 6]]))))
     for j in range(width):
         seen = output + drafted[:j]
@@ -141,7 +146,7 @@ def test_repetition_at_a_draft_position_equals_repetition_once_the_draft_is_outp
     params = SamplingParams(repetition_penalty=1.8)
     logits = _logits(5, 8).repeat(3, 1)
     index, offsets = np.zeros(3, dtype=np.int64), np.arange(3)
-    (processor,) = build([_row(params, [1, 2], [4])], 8, CPU)
+    (processor,) = _built([_row(params, [1, 2], [4])], 8)
     speculated = processor(logits, Positions(index, offsets, Paths(np.array([[6, 0]]))))
     for j, output in enumerate(([4], [4, 6], [4, 6, 0])):
         assert torch.equal(speculated[j], _process(_row(params, [1, 2], output), logits[j]))
@@ -149,7 +154,7 @@ def test_repetition_at_a_draft_position_equals_repetition_once_the_draft_is_outp
 
 def test_penalties_follow_the_live_list_as_it_grows() -> None:
     row = _row(SamplingParams(frequency_penalty=1.0, repetition_penalty=1.3), [1], [])
-    (processor,) = build([row], 8, CPU)
+    (processor,) = _built([row], 8)
     zero, logits = np.zeros(1, dtype=np.int64), _logits(7, 8)
     for token in (3, 3, 5, 1):
         row.tokens.append(token)
@@ -173,7 +178,7 @@ def test_rows_keep_to_their_own_settings() -> None:
     index = np.array([7, 0, 3, 3, 1, 6, 2, 5, 4])
     logits = torch.stack([_logits(i, 12) for i in range(len(index))])
     before, scores = logits.clone(), logits
-    for processor in build(rows, 12, CPU):
+    for processor in _built(rows, 12):
         scores = processor(
             scores, Positions(index, np.zeros_like(index), Paths(np.zeros((len(rows), 0), dtype=np.int64)))
         )
@@ -188,14 +193,14 @@ def test_min_tokens_masks_up_to_the_position_that_has_enough() -> None:
     """Position j of a window holds output token len(output) + j: there the mask may end inside the window."""
     params = SamplingParams(min_tokens=3, stop_token_ids=(5,))
     index, offsets = np.zeros(4, dtype=np.int64), np.arange(4)
-    (processor,) = build([_row(params, [1], [2])], 8, CPU)
+    (processor,) = _built([_row(params, [1], [2])], 8)
     scores = processor(torch.zeros(4, 8), Positions(index, offsets, Paths(np.zeros((1, 3), dtype=np.int64))))
     assert (scores == -math.inf).nonzero().tolist() == [[0, 0], [0, 5], [1, 0], [1, 5]]
 
 
 def test_min_tokens_leaves_eos_alone_when_it_does_not_end_the_request() -> None:
     row = _row(SamplingParams(min_tokens=3, ignore_eos=True), [1], [])
-    assert build([row], 8, CPU) == ()
+    assert _built([row], 8) == ()
 
 
 def test_a_mask_never_takes_every_token() -> None:
