@@ -24,7 +24,7 @@ class Kind(str, Enum):
 
 @dataclass(frozen=True)
 class Entry:
-    """One drafter. `maker` is `module:Class.function`, called with `drafting.drafter.Loaded`.
+    """One drafter. `maker` is `module:function` or `module:Class.function`, called with `drafting.drafter.Loaded`.
 
     `needs_draft`: it runs a draft model, which must have been given. `states_confidence`: a model-free one that says
     beforehand how sure it is of each token.
@@ -41,7 +41,7 @@ class Entry:
 DRAFTERS: Mapping[str, Entry] = {
     entry.name: entry
     for entry in (
-        Entry("draft-model", Kind.MODEL, "adaptspec.drafting.draft_model:DraftModelDrafter.make", needs_draft=True),
+        Entry("draft-model", Kind.MODEL, "adaptspec.drafting.other_tokenizer:make", needs_draft=True),
         Entry("ngram", Kind.MODEL_FREE, "adaptspec.drafting.ngram:NgramDrafter.make"),
         Entry("counts", Kind.MODEL_FREE, "adaptspec.drafting.counts:CountsDrafter.make", states_confidence=True),
         Entry("lookahead", Kind.MODEL_FREE, "adaptspec.drafting.lookahead:LookaheadDrafter.make"),

@@ -76,11 +76,6 @@ class SamplingParams:
     def greedy(self) -> bool:
         return self.temperature == 0.0
 
-    @property
-    def penalised(self) -> bool:
-        """Whether a token's score depends on the tokens before it."""
-        return self.presence_penalty != 0.0 or self.frequency_penalty != 0.0 or self.repetition_penalty != 1.0
-
 
 def _check(name: str, value: float, good: bool, wanted: str) -> None:
     # `good` is False for NaN as well: every comparison with NaN is.

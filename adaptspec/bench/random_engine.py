@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -68,7 +68,8 @@ class Pair:
         """Policies: `off`, `static-N`, or one that ships. What it runs is kept."""
         records = Records()
         specs, limits = [policy(name) for name in policies], EngineLimits(max_rows=rows)
-        given: dict[str, Any] = {"specs": specs, "costs": CostTable(costs.profile), "limits": limits, "eager": eager}
+        self.target.info = replace(self.target.info, eager=eager)
+        given: dict[str, Any] = {"specs": specs, "costs": CostTable(costs.profile), "limits": limits}
         core = assemble(self.target, self._drafters(), self.tokenizer, sinks=[records], **given)
         return core, records
 

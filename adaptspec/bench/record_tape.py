@@ -52,14 +52,15 @@ def record(built: Built, workloads: Workloads, settings: RecordSettings, tick: C
     """Record every prompt at every temperature. `tick` is called twice for each: once written, once judged.
 
     Raises:
-        ConfigError: the context is too short for the answers, or the caches are too small.
+        ConfigError: the context is too short for the answers, the caches are too small, or the draft model has another
+            tokenizer.
     """
     longest = built.target.info.context - settings.tokens
     if longest < 1:
         raise ConfigError(f"the context holds {built.target.info.context} tokens; give fewer --tokens")
     jobs = _jobs(built, workloads, settings, longest)
-    texts = _write(built, [job.request for job in jobs], tick)
     judge = Judge(built.target, built.drafters, history=settings.history)
+    texts = _write(built, [job.request for job in jobs], tick)
     tapes = []
     for job in jobs:
         sampling, tokens = job.request.sampling, texts[job.request.id]

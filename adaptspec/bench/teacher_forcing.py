@@ -15,6 +15,7 @@ import torch
 from adaptspec.decision_tables import TreeTable
 from adaptspec.drafters import states_confidence
 from adaptspec.drafting.drafter import Drafter, DraftJob, ModelDrafter, ModelFreeDrafter, Observing, RowStart
+from adaptspec.drafting.other_tokenizer import OwnTokensDrafter
 from adaptspec.errors import ConfigError
 from adaptspec.models.draft import Draft
 from adaptspec.models.processors import Paths, SamplingRow
@@ -48,6 +49,12 @@ class Judge:
 
     def __init__(self, target: Runner, drafters: Sequence[Drafter], *, history: bool = True) -> None:
         """With `history`, drafters that learn from other requests go by those of the same temperature judged before."""
+        other = next((one for one in drafters if isinstance(one, OwnTokensDrafter)), None)
+        if other is not None:
+            raise ConfigError(
+                f"{other.runner.info.name} has another tokenizer than the target: what it drafts depends on more than "
+                "the position, which a tape cannot tell; record with --draft none, or with a draft of the same one"
+            )
         self._target = target
         # What a drafter learns of passes with its own nodes, no text tells.
         self._drafters = tuple(drafter for drafter in drafters if not isinstance(drafter, Observing))

@@ -33,6 +33,7 @@ class DraftModelDrafter:
     """Runs a `Runner` one token at a time; step j runs only the rows that draft that deep."""
 
     name = "draft-model"
+    way = "in the target's own tokens"
     non_anticipating = True  # rules and ends of texts are looked at behind a token that stays
 
     def __init__(self, runner: Runner, ends: Collection[int] = (), catch_up_tokens: int = 512) -> None:
@@ -61,7 +62,8 @@ class DraftModelDrafter:
         if caught_up:
             reading = packed.counts > 0
             counts = packed.counts[reading]
-            self.runner.forward(Packed(packed.rows[reading], counts, packed.tokens, np.zeros_like(counts)))
+            nothing = np.zeros_like(counts)
+            self.runner.forward(Packed(packed.rows[reading], counts, packed.tokens, nothing, prompts=len(counts)))
         return np.where(np.isin(np.arange(len(depths)), active), depths, 0), caught_up
 
     def cache_gap(self, row: int, length: int) -> int:
@@ -164,9 +166,9 @@ class DraftModelDrafter:
         return torch.zeros(*draft.tokens.shape, job.sampling.vocab_size, device=job.sampling.device)
 
     def _within_context(self, job: DraftJob) -> IntArray:
-        """Depths that the draft model's own context has room for: it may be shorter than the target's."""
-        context = self.runner.info.context
-        rooms = [context - len(tokens) for tokens in job.tokens]
+        """Depths that the draft model goes to, and its context has room for: it may be shorter than the target's."""
+        info = self.runner.info
+        rooms = [min(info.context - len(tokens), info.deepest or info.context) for tokens in job.tokens]
         if min(rooms) >= job.depths.max():
             return job.depths
         return np.clip(job.depths, 0, np.maximum(np.array(rooms, dtype=np.int64), 0))
@@ -196,9 +198,8 @@ class DraftModelDrafter:
         who, read, wanted, tokens = (np.array(part, dtype=np.int64) for part in (reading, counts, complete, fed))
         usual = _USUAL - kept
         caught_up = sum(count - usual for count in counts if count > usual)
-        return _FirstPass(
-            who if all(complete) else who[wanted > 0], Packed(job.rows[who], read, tokens, wanted), caught_up
-        )
+        packed = Packed(job.rows[who], read, tokens, wanted, prompts=len(who) if caught_up else 0)
+        return _FirstPass(who if all(complete) else who[wanted > 0], packed, caught_up)
 
 
 class _FirstPass(NamedTuple):

@@ -7,6 +7,8 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
+from transformers import PreTrainedTokenizerFast
+
 from adaptspec.decision_tables import StopTable, TemperatureTable, TreeTable
 from adaptspec.drafters import DRAFTERS, available_drafters
 from adaptspec.drafting.corpus_counts import CorpusCounts
@@ -77,11 +79,12 @@ class Drafter(Protocol):
 class ModelDrafter(Drafter, Protocol):
     """A drafter that runs a model of its own, token by token: what its passes take is measured before the first round.
 
-    A draft of it stops at one of the tokens `ends`.
+    A draft of it stops at one of the tokens `ends`. `way` says in words how it reads and writes the target's text.
     """
 
     runner: Runner
     ends: Collection[int]
+    way: str
 
     def catch_up(self, job: DraftJob) -> tuple[IntArray, int]:
         """Have its model read what rows that draft have missed, but their last two tokens; how many tokens that were.
@@ -137,13 +140,14 @@ class Observing(Protocol):
 class Loaded:
     """What a drafter may be made from: the target, the draft model if there is one, and tokens that end a text.
 
-    `counts` are those of a corpus, if there are any.
+    `counts` are those of a corpus, if there are any; `tokenizers` those of target and draft model, if they may differ.
     """
 
     target: Runner
     draft: Runner | None
     ends: Collection[int]
     counts: CorpusCounts | None = None
+    tokenizers: tuple[PreTrainedTokenizerFast, PreTrainedTokenizerFast] | None = None
 
 
 def make_drafters(loaded: Loaded) -> list[Drafter]:

@@ -33,8 +33,8 @@ from adaptspec.engine.task_methods import TaskMethods
 from adaptspec.errors import ConfigError
 from adaptspec.gpu.device_decoder import DeviceDecoder
 from adaptspec.models.model_files import resolve_model
-from adaptspec.models.runner import Runner
-from adaptspec.models.tokenization import check_pair, check_tokenizer, fingerprint, load_tokenizer
+from adaptspec.models.runner import Listener, Runner
+from adaptspec.models.tokenization import check_tokenizer, fingerprint, load_tokenizer
 from adaptspec.types import Sink
 
 
@@ -88,10 +88,13 @@ def _build(config: EngineConfig, sinks: Sequence[Sink], costs: Costs, labels: La
     target, *drafts = load_models(config, places, partial(_deepest, config, specs, labels))
     tokenizer = load_tokenizer(places[0])
     check_tokenizer(tokenizer, target.info)
+    tokenizers = None
     for place, draft in zip(places[1:], drafts, strict=True):
-        check_pair(tokenizer, load_tokenizer(place), target.info, draft.info)
+        if not isinstance(draft, Listener):  # a head has no tokenizer of its own
+            tokenizers = tokenizer, load_tokenizer(place)
+            check_tokenizer(tokenizers[1], draft.info)
     counts = _counts(config.counts, resolve_model(places[0]), tokenizer, target.info.vocab_size)
-    loaded = Loaded(target, drafts[0] if drafts else None, target.info.eos_token_ids, counts)
+    loaded = Loaded(target, drafts[0] if drafts else None, target.info.eos_token_ids, counts, tokenizers)
     drafters = make_drafters(loaded)
     table = costs(target, drafters, config.limits.max_rows)
     warm_up(target, drafters)
@@ -105,7 +108,6 @@ def _build(config: EngineConfig, sinks: Sequence[Sink], costs: Costs, labels: La
         limits=config.limits,
         detector=detector,
         labels=labels,
-        eager=config.eager,
     )
     return Built(core, tokenizer, target, tuple(drafters), tuple(specs), table, files, loaded)
 
@@ -122,7 +124,6 @@ def assemble(
     detector: TaskDetector | None = None,
     labels: Labels | None = None,
     timer: Callable[[], float] = time.perf_counter,
-    eager: bool = False,
 ) -> EngineCore:
     """An engine from parts that are already loaded; the first policy that is live is the default.
 
@@ -147,7 +148,7 @@ def assemble(
     rollouts = {spec.name: spec.rollout for spec in specs}
     controller = Controller(policies, live[0], names, limits.max_rows, cost=costs, labels=labels, rollouts=rollouts)
     return EngineCore(
-        make_executor(target, drafters, limits, eager=eager),
+        make_executor(target, drafters, limits, eager=target.info.eager),
         controller,
         InputProcessor(target.info, tokenizer, detector),
         {spec.name: TaskMethods.of(spec) for spec in specs},

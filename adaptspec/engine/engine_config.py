@@ -24,7 +24,8 @@ class EngineConfig:
     counts drafter; "auto" is that in the model's folder, if there is one. `detect_tasks`: the task of a request
     that names none is read off its prompt. `eager`: no CUDA graphs are captured. `draft_device`: where
     the draft model is, if not with the target. `tensor_parallel_size`: devices that share the target, from this one on.
-    `exact`: on CUDA, "depths" keeps texts the same whatever is drafted, "strict" whatever else is in the batch, too.
+    `exact`: on CUDA, "depths" keeps texts the same whatever is drafted beside up to 64 rows, "strict" beside more.
+    `allow_pickle`: heads that draft may have their tensors in pickles.
     """
 
     model: str = BUNDLED
@@ -41,6 +42,7 @@ class EngineConfig:
     draft_device: str | None = None
     tensor_parallel_size: int = 1
     exact: Literal["depths", "strict"] = "depths"
+    allow_pickle: bool = False
 
     @property
     def draft_model(self) -> str | None:

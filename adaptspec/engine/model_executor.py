@@ -293,7 +293,8 @@ def _packed(batch: Batch, draft: Draft) -> Packed:
         counts.append(chunk.count)
         wanted.append(chunk.count if chunk.scored else int(chunk.last))
     who, sizes, fed, asked = (np.array(part, dtype=np.int64) for part in (rows, counts, tokens, wanted))
-    return Packed(who, sizes, fed, asked, None if draft.tree is None else [*seen, *[None] * len(batch.chunks)])
+    branches = None if draft.tree is None else [*seen, *[None] * len(batch.chunks)]
+    return Packed(who, sizes, fed, asked, branches, prompts=len(batch.chunks))
 
 
 def cut_refused(draft: Draft, constraints: Sequence[Constraint | None]) -> Draft:

@@ -8,10 +8,11 @@ from functools import partial
 
 from adaptspec.engine.engine_config import EngineConfig
 from adaptspec.errors import ConfigError
-from adaptspec.gpu.device_decoder import BUCKETS, DeviceDecoder, beside_cache, device_decoder
+from adaptspec.gpu.device_decoder import TILES, DeviceDecoder, beside_cache, device_decoder, padded, tile_of
 from adaptspec.gpu.follower import lead
 from adaptspec.gpu.ranks import ALONE, Group
 from adaptspec.models.config import WHOLE, DecoderConfig
+from adaptspec.models.heads.formats import is_head, load_head
 from adaptspec.models.kv_cache import CacheLimits, CachePlan, bytes_for_cache
 from adaptspec.models.loading import (
     DTYPES,
@@ -22,7 +23,7 @@ from adaptspec.models.loading import (
     load_model,
     plain_decoder,
 )
-from adaptspec.models.runner import ModelInfo, Runner
+from adaptspec.models.runner import Heard, Listener, ModelInfo, Runner
 from adaptspec.models.weights import DecoderWeights
 
 
@@ -31,9 +32,10 @@ def load_models(config: EngineConfig, places: Sequence[str], deepest: Callable[[
 
     `deepest` is asked for the most tokens that may be drafted where memory is counted.
     """
-    group = _ranks(config, places)
+    head = not config.quantized and len(places) > 1 and is_head(places[1])
+    group = _ranks(config, places, head=head)
     try:
-        target, *drafts = _load(config, places, group, deepest)
+        target, *drafts = _load(config, (places, head), group, deepest)
     except BaseException:
         group.close()
         raise
@@ -45,8 +47,13 @@ def load_models(config: EngineConfig, places: Sequence[str], deepest: Callable[[
     return [target, *drafts]
 
 
-def _ranks(config: EngineConfig, places: Sequence[str]) -> Group:
+def _ranks(config: EngineConfig, places: Sequence[str], *, head: bool) -> Group:
     """Those that share the target; what cannot be shared is refused before they start."""
+    if head and (config.tensor_parallel_size > 1 or config.draft_device or device_of(config.device).type != "cpu"):
+        raise ConfigError(
+            f"--draft {config.draft} is a head, which drafts from the target's states, on a CPU so far: use --device "
+            "cpu, and leave --tensor-parallel-size and --draft-device out, or use a draft model"
+        )
     if config.quantized and (config.tensor_parallel_size > 1 or config.draft_device):
         raise ConfigError(
             f"--draft {config.draft} is made of the model that is here, whole: it goes neither with "
@@ -58,26 +65,33 @@ def _ranks(config: EngineConfig, places: Sequence[str]) -> Group:
     return lead(config.tensor_parallel_size, device_of(config.device))
 
 
-def _load(config: EngineConfig, places: Sequence[str], group: Group, deepest: Callable[[], int]) -> list[Runner]:
+def _load(
+    config: EngineConfig, what: tuple[Sequence[str], bool], group: Group, deepest: Callable[[], int]
+) -> list[Runner]:
+    places, head = what
     group.tell("load", places[0], config.dtype)
     makes: list[MakeDecoder] = (
         [decoder] * 2 if group is ALONE else [partial(device_decoder, group=group), device_decoder]
     )
     parts, where = (group.part, WHOLE), (config.device, config.draft_device or config.device)
-    own = places[:1] if config.quantized else places
+    own = places[:1] if config.quantized or head else places
     models = [
         load_model(place, device=device, dtype=config.dtype, make=make, part=part)
         for place, device, make, part in zip(own, where, makes, parts, strict=False)
     ]
     if config.quantized:
         models.append(_quantized(models[0], config.quantized))
-    models[0] = replace(models[0], info=replace(models[0].info, strict=config.exact == "strict"))
+    if head:
+        models.append(load_head(places[1], models[0], pickles=config.allow_pickle))
+    info = replace(models[0].info, strict=config.exact == "strict", eager=config.eager)
+    models[0] = replace(models[0], info=info)
     answers, tokens = group.answers(), {}
     for device in dict.fromkeys(model.device for model in models):
         # What memory is left on it, its models share so that each holds as many tokens, on all ranks the same.
         mine = [model for model in models if model.device == device]
         left = min([bytes_for_cache(device), *(answers if device == models[0].device else ())])
-        left -= sum(_beside_cache(model, config, deepest) for model in mine)
+        # A round has the draft read a token of each row at a time, or two.
+        left -= sum(_beside_cache(one, config, deepest if one is models[0] else lambda: 1) for one in mine)
         tokens[device] = max(0, left) // sum(model.bytes_per_token for model in mine)
     limits = CacheLimits(config.limits.max_rows, config.cache_tokens, config.context)
     runners: list[Runner] = []
@@ -85,6 +99,11 @@ def _load(config: EngineConfig, places: Sequence[str], group: Group, deepest: Ca
         runners.append(model.runner(replace(limits, room=tokens[model.device] * model.bytes_per_token)))
         # A draft of a shorter context drafts as far as it reaches; a longer one than the target's is of no use.
         limits = replace(limits, context=runners[0].info.context, context_is_ceiling=True)
+    if head:
+        target, own_head = runners
+        assert isinstance(target, Heard)
+        assert isinstance(own_head, Listener)
+        target.listen(own_head)
     return runners
 
 
@@ -99,9 +118,9 @@ def _beside_cache(model: LoadedModel, config: EngineConfig, deepest: Callable[[]
     if model.config is None or model.device.type == "cpu":
         return 0
     limits, places = config.limits.settled(cpu=False), min(config.context or model.info.context, model.info.context)
-    least = BUCKETS[-1] if model.info.strict else 1
-    verified, asked = max(limits.max_rows * (deepest() + 1), least), max(limits.max_rows, least)
-    passes = (verified, verified), (max(limits.prefill_tokens, least), asked)
+    verified = padded(limits.max_rows * (deepest() + 1), tile_of(limits.max_rows, model.info))
+    asked = padded(limits.max_rows, tile_of(1, model.info))
+    passes = (verified, verified), (padded(limits.prefill_tokens, TILES[-1]), asked)
     return beside_cache(model.config, DTYPES[model.info.dtype], places, passes)
 
 

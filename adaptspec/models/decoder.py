@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import ParamSpec
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 
 from adaptspec.models.attention import (
     Attention,
@@ -23,10 +23,11 @@ from adaptspec.models.config import DecoderConfig
 from adaptspec.models.in_place_attention import InPlaceAttention, group_rows
 from adaptspec.models.kv_cache import KVCache
 from adaptspec.models.layers import Norm, rotations
-from adaptspec.models.runner import ModelInfo, Packed
-from adaptspec.models.small_pass import SmallPass
+from adaptspec.models.runner import Listener, ModelInfo, Packed
+from adaptspec.models.small_pass import Computed, SmallPass
 from adaptspec.models.weights import DecoderWeights
 
+P = ParamSpec("P")
 GROUPED = 4  # rows from which one call of attention is faster than one each
 
 
@@ -46,10 +47,17 @@ class Decoder:
         # What `Runner` asks of rows is all the cache's.
         self.reserve, self.length = cache.reserve, cache.length
         self.truncate, self.keep, self.free = cache.truncate, cache.keep, cache.free
+        self._listener: Listener | None = None
 
     @property
     def free_memory(self) -> float:
         return self._cache.free_share
+
+    def listen(self, listener: Listener) -> None:
+        """See `Heard.listen`."""
+        self._listener, cache = listener, self._cache
+        self.truncate = _both(cache.truncate, listener.truncated)
+        self.keep, self.free = _both(cache.keep, listener.kept), _both(cache.free, listener.freed)
 
     @torch.inference_mode()
     def forward(self, packed: Packed) -> torch.Tensor:
@@ -57,35 +65,51 @@ class Decoder:
         spans = new_spans(self._cache, packed)
         together = len(spans) >= GROUPED and self._cache.in_place and self.device.type == "cpu"
         groups = group_rows(self._cache, spans, packed.wanted.tolist()) if together else None
-        logits = self._run(packed, spans, groups)
+        logits, states = self._run(packed, spans, groups)
         if groups is not None and len(groups) < len(spans) and not _finite(logits):
             # What a former request left beyond a row's end may be no number. More is cleared than was read just now, so
             # that it does not happen again with every token.
             for span in spans:
                 self._cache.clear(span.row, span.end, 2 * max(span.end for span in spans))
-            logits = self._run(packed, spans, None)
+            logits, states = self._run(packed, spans, None)
         for span in spans:
             self._cache.set_length(span.row, span.end)
+        if self._listener is not None:
+            self._listener.heard(packed, [span.start for span in spans], torch.cat(states, 1))
         return logits
 
-    def _run(self, packed: Packed, spans: list[Span], groups: list[list[int]] | None) -> torch.Tensor:
+    def _run(self, packed: Packed, spans: list[Span], groups: list[list[int]] | None) -> Computed:
+        asked = () if self._listener is None else self._listener.layers
         if self._small is not None and self._small.takes(spans):
-            return self._small.run(packed.tokens, spans, packed.wanted, groups)
-        return self._pass(packed, spans, groups)
+            return self._small.run(packed, spans, groups, asked)
+        return self._pass(packed, spans, groups, asked)
 
-    def _pass(self, packed: Packed, spans: list[Span], groups: list[list[int]] | None) -> torch.Tensor:
-        weights = self._weights
+    def _pass(
+        self, packed: Packed, spans: list[Span], groups: list[list[int]] | None, asked: Sequence[int]
+    ) -> Computed:
+        weights, states = self._weights, list[torch.Tensor]()
         hidden = weights.embedding.index_select(0, torch.from_numpy(packed.tokens).to(self.device))
         plan = PassPlan(self._config, self._cache, spans, self._rotations, hidden, groups=groups)
         for i, layer in enumerate(weights.layers):
+            if i in asked:
+                states.append(hidden.clone())
             attended = plan.attend(i, layer.qkv(layer.attention_norm(hidden)), layer.qk_norm)
-            if i + 1 == len(weights.layers):
+            if i + 1 == len(weights.layers) and i + 1 not in asked:
                 # Once the last keys and values are cached only wanted tokens matter: the rest of a prompt stops here.
                 hidden, attended = plan.pick(packed.wanted.tolist(), hidden, attended)
-            hidden = layer.output.add_to(hidden, attended)
-            gate, up = layer.gate_up(layer.mlp_norm(hidden)).chunk(2, -1)
-            hidden = layer.down.add_to(hidden, F.silu(gate).mul_(up))
-        return weights.head.logits(weights.norm(hidden))
+            hidden = layer.after_attention(hidden, attended)
+        if len(weights.layers) in asked:
+            states.append(hidden)
+            (hidden,) = plan.pick(packed.wanted.tolist(), hidden)
+        return weights.head.logits(weights.norm(hidden)), states
+
+
+def _both(first: Callable[P, None], second: Callable[P, None]) -> Callable[P, None]:
+    def call(*args: P.args, **kwargs: P.kwargs) -> None:
+        first(*args, **kwargs)
+        second(*args, **kwargs)
+
+    return call
 
 
 def _finite(logits: torch.Tensor) -> bool:

@@ -108,6 +108,13 @@ class Linear:
         blocks = torch.ops.mkldnn._reorder_linear_weight(stored.contiguous()) if copied else stored
         return Linear(weight if weight.numel() < LARGE else None, blocks, bias)
 
+    @property
+    def width(self) -> int:
+        """Numbers that it makes of a token."""
+        stored = self.blocks if self.weight is None else self.weight.t()
+        assert stored is not None
+        return stored.shape[0]
+
     def __call__(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
         """[N, out] of `x` [N, in], into `out` if given."""
         weight = self.weight

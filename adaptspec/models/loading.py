@@ -45,6 +45,7 @@ class LoadedModel:
     start: Callable[[ModelInfo, CachePlan], Runner]
     block_size: int | None = None
     config: DecoderConfig | None = None
+    weights: DecoderWeights | None = None  # of a Llama-like one
     quantized: Callable[[str], LoadedModel] | None = None  # itself in 8 or 4 bits, sharing what stays; None: it cannot
 
     def runner(self, limits: CacheLimits) -> Runner:
@@ -104,7 +105,8 @@ def _load_lean(
 
     def loaded(info: ModelInfo, own: DecoderWeights) -> LoadedModel:
         each = config.cache_shape.bytes_per_token(dtype)
-        return LoadedModel(folder, info, device, each, lambda info, plan: make(info, config, own, plan), config=config)
+        start = lambda info, plan: make(info, config, own, plan)  # noqa: E731
+        return LoadedModel(folder, info, device, each, start, config=config, weights=own)
 
     found = loaded(_info(folder, raw, dtype, (weights.parameters, config.vocab_size, config.context)), weights)
 

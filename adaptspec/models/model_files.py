@@ -20,6 +20,8 @@ from adaptspec.models.config import shown
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 # Weights as safetensors, settings, tokenizer: nothing that can run code is even downloaded.
 PATTERNS = ["*.safetensors", "*.json", "tokenizer*", "*.model", "*.jinja", "merges.txt", "vocab.txt"]
+PICKLES = (".bin", ".pt", ".pth")
+TRAINING = ("optimizer", "scheduler", "training_args", "rng_state", "scaler")  # pickles that are left of it
 CONFIG = "config.json"
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -29,8 +31,11 @@ MOST_DEPTH = 32
 SAMPLE_BYTES = 4096
 
 
-def resolve_model(path_or_hub_id: str) -> Path:
-    """The model's directory, downloaded first if it is a hub id; ModelError if there is none."""
+def resolve_model(path_or_hub_id: str, *, pickles: bool = False) -> Path:
+    """The model's directory, downloaded first if it is a hub id; ModelError if there is none.
+
+    Pickles are downloaded only if they are allowed.
+    """
     folder = Path(path_or_hub_id).expanduser()
     if path_or_hub_id and folder.is_dir():
         _check_files(folder)
@@ -40,7 +45,8 @@ def resolve_model(path_or_hub_id: str) -> Path:
     if not HUB_ID.fullmatch(path_or_hub_id):
         raise ModelError(f"there is no directory {path_or_hub_id!r}; name a model directory or a hub id like org/name")
     try:
-        return Path(snapshot_download(path_or_hub_id, allow_patterns=PATTERNS))
+        more = [f"*{suffix}" for suffix in PICKLES] if pickles else []
+        return Path(snapshot_download(path_or_hub_id, allow_patterns=[*PATTERNS, *more]))
     except (HfHubHTTPError, HFValidationError, OSError, ValueError) as error:
         first_line = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise ModelError(
@@ -78,8 +84,11 @@ def read_json(path: Path) -> dict[str, Any]:
     return value
 
 
-def weight_files(folder: Path) -> list[Path]:
-    """The safetensors files of a model; ModelError if there are none or a shard is missing."""
+def weight_files(folder: Path, *, pickles: bool = False) -> list[Path]:
+    """The safetensors files of a model; ModelError if there are none or a shard is missing.
+
+    Where there are none, pickles may do, if they are allowed: who reads them must have torch build plain tensors alone.
+    """
     if (folder / WEIGHTS).is_file():
         return [folder / WEIGHTS]
     if (folder / INDEX).is_file():
@@ -91,10 +100,14 @@ def weight_files(folder: Path) -> list[Path]:
         if missing:
             raise ModelError(f"{folder} lacks {', '.join(missing)}, named by {INDEX}; download the model again")
         return paths
-    if any(folder.glob("*.bin")) or any(folder.glob("*.pt")) or any(folder.glob("*.pth")):
+    pickled = sorted(one for one in folder.glob("*") if one.suffix in PICKLES and not one.name.startswith(TRAINING))
+    if pickled and pickles:
+        return pickled
+    if pickled:
         raise ModelError(
-            f"{folder} holds its weights as a pickle, which is never loaded because it can run code; convert it "
-            "to safetensors (load it in transformers where you trust it, then save_pretrained)"
+            f"{folder} holds its weights as a pickle, which can run code: convert it to safetensors (load it in "
+            "transformers where you trust it, then save_pretrained); for a head that drafts --allow-pickle reads plain "
+            "tensors out of it"
         )
     raise ModelError(f"{folder} holds no {WEIGHTS} and no {INDEX}; is the download complete?")
 
@@ -117,10 +130,10 @@ def eos_token_ids(folder: Path, config: Mapping[str, Any], vocab_size: int) -> t
     return tuple(listed)
 
 
-def fingerprint(folder: Path) -> str:
+def fingerprint(folder: Path, *, pickles: bool = False) -> str:
     """A short hash that tells weights apart: config, file headers and a sample of the bytes (a few milliseconds)."""
     digest = hashlib.sha256(json.dumps(read_json(folder / CONFIG), sort_keys=True).encode())
-    for path in weight_files(folder):
+    for path in weight_files(folder, pickles=pickles):
         size = path.stat().st_size
         digest.update(f"{path.name}:{size}".encode())
         with open(open_file(path), "rb") as file:

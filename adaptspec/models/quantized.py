@@ -50,6 +50,10 @@ class QuantizedLinear(Linear):
         both = torch.stack((scales, torch.zeros_like(scales)), 2).transpose(0, 1).contiguous().bfloat16()
         return QuantizedLinear(None, None, linear.bias, _packed(whole.int() + 8), both, group)
 
+    @property
+    def width(self) -> int:
+        return self.scales.shape[1 if self.group else 0]
+
     def __call__(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
         """[N, out] of `x` [N, in], into `out` if given."""
         # On a CPU always a copy: its kernels crash on memory that is not aligned, such as rows of a mapped file.

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 
@@ -20,7 +20,8 @@ class ModelInfo:
 
     `context` is the most tokens a row can hold; `fingerprint` tells weights apart; `dtype` is what they are computed
     in, in torch's words (float32). A model that does not take trees takes no `Packed.seen`: drafts for it are chains.
-    `strict`: its logits are to be the same bits whatever else is in a pass.
+    `strict`: its logits are to be the same bits whatever else is in a pass. `eager`: its rounds are no CUDA graphs.
+    `deepest`: the most tokens that it drafts.
     """
 
     name: str
@@ -33,6 +34,8 @@ class ModelInfo:
     dtype: str
     takes_trees: bool = True
     strict: bool = False
+    eager: bool = False
+    deepest: int | None = None
 
 
 @dataclass(frozen=True)
@@ -45,6 +48,8 @@ class Packed:
     Tokens of a row that branch come with `seen[i]` [counts[i], n]: which of the row's last n tokens each of the new
     ones sees, itself among them, beside all that come before these. Its position is that of the last such token and
     how many it sees.
+
+    The last `prompts` rows read text that was written before: many tokens, which a device may read in other ways.
     """
 
     rows: IntArray  # [B]
@@ -52,6 +57,26 @@ class Packed:
     tokens: IntArray  # [sum(counts)]
     wanted: IntArray  # [B]
     seen: Sequence[BoolArray | None] | None = None  # [B]
+    prompts: int = 0
+
+
+@runtime_checkable
+class Listener(Protocol):
+    """Hears a model's states behind some of its layers, and what becomes of its rows: a head that drafts from them."""
+
+    layers: Sequence[int]  # states before layer i, 0 being the embeddings; the number of layers: those before the norm
+
+    def heard(self, packed: Packed, starts: Sequence[int], states: torch.Tensor) -> None:
+        """Of a pass: states [sum(counts), layers x hidden] of all its tokens, row i's from place `starts[i]` on."""
+
+    def truncated(self, row: int, length: int) -> None:
+        """See `Runner.truncate`."""
+
+    def kept(self, row: int, base: int, places: Sequence[int]) -> None:
+        """See `Runner.keep`."""
+
+    def freed(self, row: int) -> None:
+        """See `Runner.free`."""
 
 
 class Runner(Protocol):
@@ -84,3 +109,11 @@ class Runner(Protocol):
 
     def free(self, row: int) -> None:
         """Forget the row and give its memory back. Freeing a free row does nothing."""
+
+
+@runtime_checkable
+class Heard(Runner, Protocol):
+    """A runner whose states can be had."""
+
+    def listen(self, listener: Listener) -> None:
+        """Tell it from now on; nobody else listens."""

@@ -30,10 +30,12 @@ from adaptspec.models.config import DecoderConfig
 from adaptspec.models.in_place_attention import InPlaceAttention
 from adaptspec.models.kv_cache import KVCache
 from adaptspec.models.layers import LengthNorm
+from adaptspec.models.runner import Packed
 from adaptspec.models.weights import DecoderWeights, LayerWeights
 from adaptspec.types import IntArray
 
 Floats = npt.NDArray[np.float32]
+Computed = tuple[torch.Tensor, list[torch.Tensor]]  # logits of wanted tokens, states of all behind the layers asked for
 
 _MASKED = 2048  # positions; what a mask takes to make is nothing beside attending to more
 # Tokens of one row, and of all rows; beyond, arithmetic outweighs overhead and torch's threads are worth theirs.
@@ -78,12 +80,13 @@ class SmallPass:
         return sum(sizes) <= MOST and max(sizes) <= WIDEST
 
     def run(
-        self, tokens: IntArray, spans: Sequence[Span], wanted: IntArray, groups: Sequence[Sequence[int]] | None
-    ) -> torch.Tensor:
+        self, packed: Packed, spans: Sequence[Span], groups: Sequence[Sequence[int]] | None, asked: Sequence[int] = ()
+    ) -> Computed:
         """Logits of the last `wanted` tokens of each span; keys and values of all are cached on the way.
 
-        `groups` of spans attend together (see `AttentionMetadata`).
+        `groups` of spans attend together (see `AttentionMetadata`); `asked` as in `Listener.layers`.
         """
+        tokens, states = packed.tokens, []
         buffers = self._buffers.get(len(tokens))
         if buffers is None:
             memory = [part[: len(tokens)] for part in self._memory]
@@ -93,12 +96,16 @@ class SmallPass:
         attention = self._attention(spans, groups)
         with np.errstate(over="ignore"):  # exp(-x) of a very negative gate is infinite, and its silu rightly 0
             for i, layer in enumerate(self._weights.layers):
+                if i in asked:
+                    states.append(buffers.hidden_tensor.clone())
                 _project(layer, buffers, rotations)
                 self._pool[i][slots] = buffers.keys_values
                 layer.output.add_to(buffers.hidden_tensor, attention(i, buffers.queries_tensor))
                 _transform(layer, buffers)
+        if len(self._weights.layers) in asked:
+            states.append(buffers.hidden_tensor.clone())
         _unit(buffers, self._weights.norm)
-        return self._weights.head(_last(buffers, spans, wanted))
+        return self._weights.head(_last(buffers, spans, packed.wanted)), states
 
     def _places(self, spans: Sequence[Span]) -> tuple[npt.NDArray[np.complex64], slice | IntArray]:
         """How the tokens are rotated [N, 1, head_dim / 2], and where in the cache they go."""

@@ -1,10 +1,11 @@
-"""Tokenizers of model directories, the bytes of their tokens, and whether a target and a draft can share one."""
+"""Tokenizers of model directories, the bytes of their tokens, and how two of them write the same text."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import re
+from collections.abc import Sequence
 from functools import cached_property
 
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
@@ -19,7 +20,14 @@ GENERIC_CLASSES = (None, "PreTrainedTokenizerFast", "TokenizersBackend")
 # How SentencePiece vocabularies write a byte and a space.
 _BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 _SPACE = "\u2581"
-SPECIAL_IDS = ("bos_token_id", "eos_token_id", "pad_token_id", "unk_token_id")
+# What tokenizers are compared by.
+_SAMPLE = (
+    "The committee's 3rd report (2021) wasn't published until yesterday; nobody knows why. Ask Anna, she'll tell you: "
+    '"Unbelievable! I paid $1,299.50 for it."\n\ndef average(values: list[float]) -> float:\n    total = 0.0\n'
+    "    for value in values:\n        total += value\n    return total / len(values)  # may raise\n\n"
+    '{"name": "example", "items": [{"id": 17, "ok": true}], "path": "/usr/local/bin"}\n'
+    "Der schnelle Fuchs springt; la rapide photographie des montagnes.\n"
+)
 
 
 def load_tokenizer(path_or_hub_id: str) -> PreTrainedTokenizerFast:
@@ -65,31 +73,6 @@ def check_tokenizer(tokenizer: PreTrainedTokenizerBase, info: ModelInfo) -> None
         )
 
 
-def check_pair(
-    target_tokenizer: PreTrainedTokenizerBase,
-    draft_tokenizer: PreTrainedTokenizerBase,
-    target: ModelInfo,
-    draft: ModelInfo,
-) -> None:
-    """Raise PairError unless equal text gives equal token ids for target and draft.
-
-    Embeddings padded to different sizes are fine, so long as the token ids agree.
-    """
-    hint = f"{draft.name} cannot draft for {target.name}; use a draft trained with the target's tokenizer"
-    ours, theirs = target_tokenizer.get_vocab(), draft_tokenizer.get_vocab()
-    different = sorted(token for token in ours.keys() | theirs.keys() if ours.get(token) != theirs.get(token))
-    if different:
-        token = different[0]
-        raise PairError(
-            f"{hint} (vocabularies differ in {len(different)} of {len(ours)} tokens: "
-            f"{token!r} is {ours.get(token)} in the target and {theirs.get(token)} in the draft)"
-        )
-    for name in SPECIAL_IDS:
-        mine, other = getattr(target_tokenizer, name), getattr(draft_tokenizer, name)
-        if mine != other:
-            raise PairError(f"{hint} ({name} is {mine} in the target and {other} in the draft)")
-
-
 class TokenBytes:
     """Bytes by token id; an id that no token has (a padded vocabulary) stands for none."""
 
@@ -117,3 +100,60 @@ class TokenBytes:
         kinds = {part["type"] for part in (described, *described.get("decoders", ())) if "type" in part}
         letters: dict[int, str] = bytes_to_unicode()  # type: ignore[no-untyped-call]
         return {letter: bytes([byte]) for byte, letter in letters.items()} if "ByteLevel" in kinds else {}
+
+
+class Spelling:
+    """How a tokenizer writes text: the bytes of its tokens, and the tokens of a text."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerFast, info: ModelInfo) -> None:
+        """For the token ids of a model. PairError where its tokens are not what their text is made of."""
+        backend, bytes_of = tokenizer.backend_tokenizer, TokenBytes(tokenizer)
+        backend.no_truncation()
+        backend.no_padding()
+        self._backend = backend
+        self.bytes = [bytes_of(token) for token in range(info.vocab_size)]
+        sample = self.encode(_SAMPLE)
+        if self.spelled(sample).decode().strip() != backend.decode(sample, skip_special_tokens=False).strip():
+            raise PairError(
+                f"{info.name}: its tokens cannot be told apart from what its tokenizer adds between them, so it goes "
+                "only with models of the same tokenizer"
+            )
+        self.begin, self.end = tokenizer.bos_token_id, tokenizer.eos_token_id
+        self.opening = [self.begin] if self.begin in tokenizer("")["input_ids"][:1] else []
+        self.space = " " if self.spelled(self.encode("a")) == b" a" else ""  # what it adds before a text
+        # Of two tokens of the same bytes the one that is no mere byte: that one it writes.
+        words = sorted(tokenizer.get_vocab().items(), key=lambda item: (not item[0].startswith("<0x"), item[1]))
+        self.ids = {self.bytes[token]: token for _, token in words}
+
+    def encode(self, text: str) -> list[int]:
+        """The tokens of a whole text, but for what opens it."""
+        ids: list[int] = self._backend.encode(text, add_special_tokens=False).ids
+        return ids
+
+    def spelled(self, tokens: Sequence[int]) -> bytes:
+        return b"".join([self.bytes[token] for token in tokens])
+
+    def text(self, tokens: Sequence[int]) -> str:
+        """What the tokens say, less characters of which a part is missing."""
+        return self.spelled(tokens).decode("utf-8", "ignore")
+
+    def after(self, before: str, text: str) -> list[int]:
+        """The tokens of a text that follows on another one, as far as they can be told from that one's."""
+        size, ids = len(text.encode()), list[int]()
+        for lead in (before, "\n", ""):
+            ids, left = self.encode(lead + text), size
+            for at in range(len(ids) - 1, -1, -1):
+                left -= len(self.bytes[ids[at]])
+                if left == 0:
+                    return ids[at:]
+        return ids
+
+    def alike(self, other: Spelling) -> float:
+        """The share of its tokens of a sample that are those of the other tokenizer."""
+        mine, theirs = self._places(), other._places()
+        return len(mine & theirs) / len(mine)
+
+    def _places(self) -> set[tuple[int, bytes]]:
+        """The tokens of the sample, and how many bytes come after the beginning of each."""
+        ids = self.encode(_SAMPLE)
+        return {(len(self.spelled(ids[at:])), self.bytes[token]) for at, token in enumerate(ids)}

@@ -6,7 +6,8 @@ a sliding window (the model's own masks hide them), so it can be cut back; that 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -19,7 +20,7 @@ from adaptspec.errors import ModelError
 from adaptspec.models.attention import Span, additive
 from adaptspec.models.kv_cache import BlockAllocator
 from adaptspec.models.layers import Float32Head
-from adaptspec.models.runner import ModelInfo, Packed
+from adaptspec.models.runner import Listener, ModelInfo, Packed
 from adaptspec.types import BoolArray
 
 if TYPE_CHECKING:
@@ -43,6 +44,7 @@ class TransformersRunner:
         self._blocks = BlockAllocator(tokens // BLOCK, BLOCK)
         self._caches: dict[int, DynamicCache] = {}
         self.reserve = self._blocks.reserve  # see `Runner.reserve`
+        self._listener: Listener | None = None
 
     @property
     def free_memory(self) -> float:
@@ -52,7 +54,18 @@ class TransformersRunner:
         cache = self._caches.get(row)
         return 0 if cache is None else int(cache.get_seq_length())
 
+    def listen(self, listener: Listener) -> None:
+        """See `Heard.listen`."""
+        _layers(self._model)
+        self._listener = listener
+
     def truncate(self, row: int, length: int) -> None:
+        """See `Runner.truncate`."""
+        self._cut(row, length)
+        if self._listener is not None:
+            self._listener.truncated(row, length)
+
+    def _cut(self, row: int, length: int) -> None:
         surplus = self.length(row) - length
         if length == 0:
             self._caches.pop(row, None)
@@ -64,22 +77,65 @@ class TransformersRunner:
         """See `Runner.keep`."""
         if base + len(places) > 0:
             _keep(self._caches[row], base, places, self.device)
-        self.truncate(row, base + len(places))
+        self._cut(row, base + len(places))
+        if self._listener is not None:
+            self._listener.kept(row, base, places)
 
     def free(self, row: int) -> None:
         self._caches.pop(row, None)
         self._blocks.free(row)
+        if self._listener is not None:
+            self._listener.freed(row)
 
     @torch.inference_mode()
     def forward(self, packed: Packed) -> torch.Tensor:
         """Logits [sum(wanted), vocab] in float32: an inference tensor, to be changed in inference mode only."""
+        starts = [self.length(row) for row in packed.rows.tolist()]
+        asked = () if self._listener is None else self._listener.layers
         parts = torch.split(torch.from_numpy(packed.tokens).to(self.device), packed.counts.tolist())
         rows = zip(packed.rows.tolist(), parts, packed.wanted.tolist(), packed.seen or [None] * len(parts), strict=True)
-        return torch.cat([self._run(*row) for row in rows])
+        told = [self._run(*row, asked) for row in rows]
+        if self._listener is not None:
+            self._listener.heard(packed, starts, torch.cat([states for _, states in told]))
+        return torch.cat([logits for logits, _ in told])
 
-    def _run(self, row: int, tokens: torch.Tensor, wanted: int, seen: BoolArray | None) -> torch.Tensor:
+    def _run(
+        self, row: int, tokens: torch.Tensor, wanted: int, seen: BoolArray | None, asked: Sequence[int]
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         self._blocks.require(row, self.length(row) + len(tokens))
-        return _logits(self._model, self._caches.setdefault(row, DynamicCache()), tokens, wanted, seen)
+        cache = self._caches.setdefault(row, DynamicCache())
+        with _states(self._model, asked) as states:
+            logits = _logits(self._model, cache, tokens, wanted, seen)
+        return logits, torch.cat(states, 1) if states else logits
+
+
+@contextmanager
+def _states(model: PreTrainedModel, asked: Sequence[int]) -> Iterator[list[torch.Tensor]]:
+    """What a forward pass leaves of the states [N, hidden] before these layers (see `Listener.layers`)."""
+    states: list[torch.Tensor] = []
+    layers = _layers(model) if asked else []
+
+    def before(_: object, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        states.append((args[0] if args else kwargs["hidden_states"])[0])
+
+    def behind(_: object, __: object, out: Any) -> None:
+        states.append((out[0] if isinstance(out, tuple) else out)[0])
+
+    hooks = [layers[i].register_forward_pre_hook(before, with_kwargs=True) for i in asked if i < len(layers)]
+    hooks += [layers[-1].register_forward_hook(behind) for i in asked if i == len(layers)]
+    try:
+        yield states
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def _layers(model: PreTrainedModel) -> Any:
+    whole: Any = model
+    layers = getattr(whole.get_decoder(), "layers", None)
+    if layers is None:
+        raise ModelError(f"{type(model).__name__} does not tell its layers apart: no head can draft for it")
+    return layers
 
 
 def load_through_transformers(folder: Path, dtype: torch.dtype, device: torch.device) -> tuple[PreTrainedModel, int]:

@@ -7,18 +7,20 @@ weight is multiplied into the matrix behind it where that saves time.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from safetensors import SafetensorError, safe_open
 
 from adaptspec.errors import ModelError
 from adaptspec.models.config import WHOLE, DecoderConfig, Part
 from adaptspec.models.layers import Linear, Norm, rms_norm, rms_norm_into
-from adaptspec.models.model_files import weight_files
+from adaptspec.models.model_files import PICKLES, weight_files
 
 HEAD_COPY_LIMIT = 64 * 2**20  # bytes: beyond this a tied head shares memory with the embedding instead
 
@@ -34,6 +36,12 @@ class LayerWeights:
     mlp_norm: Norm
     gate_up: Linear
     down: Linear
+
+    def after_attention(self, hidden: torch.Tensor, attended: torch.Tensor) -> torch.Tensor:
+        """States [N, hidden] behind the layer, of those before it (changed in place) and what they attended."""
+        hidden = self.output.add_to(hidden, attended)
+        gate, up = self.gate_up(self.mlp_norm(hidden)).chunk(2, -1)
+        return self.down.add_to(hidden, F.silu(gate).mul_(up))
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,10 +63,10 @@ def load_weights(
     Beside them no more than one matrix is held, so that a device that they fill can load them. Raises ModelError: a
     tensor is missing, misshaped or not accounted for.
     """
-    reader = _Reader(folder, config, dtype, device, part)
+    reader = WeightReader(folder, config, dtype, device, part)
     table, mine = (config.vocab_size, config.hidden), part.vocabulary(config.vocab_size)
     embedding = reader.take("model.embed_tokens.weight", table)
-    layers = tuple(_layer(reader, config, f"model.layers.{i}.") for i in range(config.layers))
+    layers = tuple(reader.layer(f"model.layers.{i}.") for i in range(config.layers))
     head = (embedding[mine] if config.tied else reader.take("lm_head.weight", table, mine)).t()
     copied = _copies_head(head, config.tied)
     if copied:
@@ -76,44 +84,100 @@ def _copies_head(head: torch.Tensor, tied: bool) -> bool:
     return not tied
 
 
-def _layer(reader: _Reader, config: DecoderConfig, prefix: str) -> LayerWeights:
-    attention, mlp = prefix + "self_attn.", prefix + "mlp."
-    q, kv = config.heads * config.head_dim, config.kv_heads * config.head_dim
-    qkv_parts = {f"{attention}q_proj": q, f"{attention}k_proj": kv, f"{attention}v_proj": kv}
-    qkv, qkv_bias = reader.fused(qkv_parts, config.hidden, config.qkv_bias, rotated=2)
-    gate_up_parts = {f"{mlp}gate_proj": config.mlp, f"{mlp}up_proj": config.mlp}
-    gate_up, gate_up_bias = reader.fused(gate_up_parts, config.hidden, config.mlp_bias)
-    return LayerWeights(
-        attention_norm=reader.norm(prefix + "input_layernorm.weight", qkv),
-        qkv=Linear.of(qkv, qkv_bias),
-        qk_norm=reader.head_norm(attention) if config.qk_norm else None,
-        output=Linear.of(*reader.summed(f"{attention}o_proj", (config.hidden, q), config.output_bias)),
-        mlp_norm=reader.norm(prefix + "post_attention_layernorm.weight", gate_up),
-        gate_up=Linear.of(gate_up, gate_up_bias),
-        down=Linear.of(*reader.summed(f"{mlp}down_proj", (config.hidden, config.mlp), config.mlp_bias)),
-    )
+class _Unpickled:
+    """Tensors of a pickle, read as safetensors are."""
+
+    def __init__(self, path: Path) -> None:
+        found = torch.load(path, map_location="cpu", weights_only=True)
+        self._tensors = {str(name): one for name, one in dict(found).items() if isinstance(one, torch.Tensor)}
+
+    def keys(self) -> Iterable[str]:
+        return self._tensors.keys()
+
+    def get_tensor(self, name: str) -> torch.Tensor:
+        return self._tensors[name]
+
+    def get_slice(self, name: str) -> _Slice:
+        return _Slice(self._tensors[name])
 
 
-class _Reader:
+@dataclass(frozen=True)
+class _Slice:
+    tensor: torch.Tensor
+
+    def get_shape(self) -> Sequence[int]:
+        return self.tensor.shape
+
+    def __getitem__(self, part: Any) -> torch.Tensor:
+        return self.tensor[part]
+
+
+def _opened(path: Path) -> Any:
+    try:
+        return _Unpickled(path) if path.suffix in PICKLES else safe_open(path, framework="pt", device="cpu")
+    except (SafetensorError, OSError) as error:
+        raise ModelError(f"{path} is not a readable safetensors file ({error}); download it again") from error
+    except (UnpicklingError, EOFError, RuntimeError, TypeError, ValueError) as error:
+        raise ModelError(
+            f"{path} holds more than plain tensors, or is damaged ({str(error).splitlines()[0]}); convert it to "
+            "safetensors where you trust it"
+        ) from error
+
+
+class WeightReader:
     """Reads tensors of a model directory into place, one at a time, counting parameters."""
 
     def __init__(
-        self, folder: Path, config: DecoderConfig, dtype: torch.dtype, device: torch.device, part: Part
+        self,
+        folder: Path,
+        config: DecoderConfig,
+        dtype: torch.dtype,
+        device: torch.device,
+        part: Part = WHOLE,
+        *,
+        pickles: bool = False,
     ) -> None:
+        """`pickles` may be read where there are no safetensors: plain tensors alone, which run no code."""
         self._folder = folder
         self._config = config
         self._dtype = dtype
         self._device = device
         self._part = part
         self._files: dict[str, Any] = {}
-        for path in weight_files(folder):
-            try:
-                file: Any = safe_open(path, framework="pt", device="cpu")
-            except (SafetensorError, OSError) as error:
-                raise ModelError(f"{path} is not a readable safetensors file ({error}); download it again") from error
+        for path in weight_files(folder, pickles=pickles):
+            file = _opened(path)
+            if twice := self._files.keys() & set(file.keys()):
+                raise ModelError(f"{folder} holds {min(twice)} in two files; keep the one that is the model's")
             self._files.update(dict.fromkeys(file.keys(), file))
         self._unread = set(self._files)
         self.parameters = 0
+
+    def has(self, name: str) -> bool:
+        return name in self._files
+
+    def numbers(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
+        """A tensor that is no weight: as it is stored, and not counted."""
+        stored = self._stored(name, shape)
+        self.parameters -= stored.numel()
+        return stored
+
+    def layer(self, prefix: str, width: int | None = None) -> LayerWeights:
+        """A decoder layer, or one whose attention takes `width` numbers: its own norm is then of a part of them."""
+        config, attention, mlp = self._config, prefix + "self_attn.", prefix + "mlp."
+        q, kv = config.heads * config.head_dim, config.kv_heads * config.head_dim
+        qkv_parts = {f"{attention}q_proj": q, f"{attention}k_proj": kv, f"{attention}v_proj": kv}
+        qkv, qkv_bias = self.fused(qkv_parts, width or config.hidden, config.qkv_bias, rotated=2)
+        gate_up_parts = {f"{mlp}gate_proj": config.mlp, f"{mlp}up_proj": config.mlp}
+        gate_up, gate_up_bias = self.fused(gate_up_parts, config.hidden, config.mlp_bias)
+        return LayerWeights(
+            attention_norm=self.norm(prefix + "input_layernorm.weight", None if width else qkv),
+            qkv=Linear.of(qkv, qkv_bias),
+            qk_norm=self.head_norm(attention) if config.qk_norm else None,
+            output=Linear.of(*self.summed(f"{attention}o_proj", (config.hidden, q), config.output_bias)),
+            mlp_norm=self.norm(prefix + "post_attention_layernorm.weight", gate_up),
+            gate_up=Linear.of(gate_up, gate_up_bias),
+            down=Linear.of(*self.summed(f"{mlp}down_proj", (config.hidden, config.mlp), config.mlp_bias)),
+        )
 
     def take(self, name: str, shape: tuple[int, ...], mine: slice | tuple[slice, ...] = slice(None)) -> torch.Tensor:
         """What is `mine` of one tensor; ModelError if it is missing or of another shape than `shape`."""
@@ -164,9 +228,9 @@ class _Reader:
     def _room(self, *shape: int) -> torch.Tensor:
         return torch.empty(shape, dtype=self._dtype, device=self._device)
 
-    def norm(self, name: str, matrix: torch.Tensor | None = None) -> Norm:
-        """A norm over the residual stream; if only `matrix` reads it, that may take over its weight."""
-        weight = self.take(name, (self._config.hidden,))
+    def norm(self, name: str, matrix: torch.Tensor | None = None, *, width: int | None = None) -> Norm:
+        """A norm over `width` numbers or the residual stream; if only `matrix` reads it, that may take its weight."""
+        weight = self.take(name, (width or self._config.hidden,))
         eps = self._config.norm_eps
         return rms_norm(weight, eps) if matrix is None else rms_norm_into(weight, eps, matrix)
 

@@ -1,4 +1,4 @@
-"""Tokenizers: what is refused, what a pair must share, and the bytes of tokens."""
+"""Tokenizers: what is refused, the bytes of tokens, and the tokens of a text that follows on another one."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from adaptspec.errors import ModelError, PairError
+from adaptspec.errors import ModelError
 from adaptspec.models.runner import ModelInfo
-from adaptspec.models.tokenization import TokenBytes, check_pair, check_tokenizer, load_tokenizer
+from adaptspec.models.tokenization import Spelling, TokenBytes, check_tokenizer, load_tokenizer
 from tests.conftest import TINY_VOCAB, MakeModel, tiny_tokenizer
+from tests.drafting.spellings import gpt2_like, metaspace
 
 INFO = ModelInfo("big", "llama", 1, TINY_VOCAB, 64, "x", (1,), "float32")
-DRAFT = dataclasses.replace(INFO, name="small")
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen2"])
@@ -48,24 +48,6 @@ def test_broken_tokenizers_are_explained(make_model: MakeModel, tmp_path: Path, 
     break_it(folder)  # type: ignore[operator]
     with pytest.raises(ModelError, match=message):
         load_tokenizer(str(folder))
-
-
-def test_equal_tokenizers_pair_even_if_embeddings_are_padded() -> None:
-    check_pair(tiny_tokenizer(), tiny_tokenizer(), INFO, dataclasses.replace(DRAFT, vocab_size=512))
-
-
-def test_different_vocabularies_do_not_pair() -> None:
-    other = tiny_tokenizer()
-    other.add_tokens(["hello"])
-    with pytest.raises(PairError, match=r"small cannot draft for big.*'hello' is None in the target and 260"):
-        check_pair(tiny_tokenizer(), other, INFO, DRAFT)
-
-
-def test_different_special_tokens_do_not_pair() -> None:
-    other = tiny_tokenizer()
-    other.eos_token = "<|pad|>"
-    with pytest.raises(PairError, match="eos_token_id is 1 in the target and 0 in the draft"):
-        check_pair(tiny_tokenizer(), other, INFO, DRAFT)
 
 
 def test_a_tokenizer_larger_than_the_model_is_refused() -> None:
@@ -109,3 +91,35 @@ def test_sentencepiece_marks_spaces_and_bytes() -> None:
     backend.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Metaspace()])
     bytes_of = TokenBytes(PreTrainedTokenizerFast(tokenizer_object=backend))
     assert [bytes_of(i) for i in (1, 2, 3)] == [b" the", b"\xe2", "caf\u00e9".encode()]
+
+
+def spelling(tokenizer: PreTrainedTokenizerFast) -> Spelling:
+    return Spelling(tokenizer, dataclasses.replace(INFO, vocab_size=len(tokenizer)))
+
+
+@given(before=st.text(max_size=12), text=st.text(max_size=12))
+def test_what_follows_is_written_whatever_comes_before(before: str, text: str) -> None:
+    """All of it and nothing else, also where the tokenizer would put a space before a text."""
+    for tokenizer in (GPT2, METASPACE):
+        assert tokenizer.text(tokenizer.after(before, text)) == text
+
+
+GPT2, METASPACE = spelling(gpt2_like()), spelling(metaspace())
+
+
+def test_what_follows_is_written_as_in_the_whole_text() -> None:
+    """Words that go on, and such as begin."""
+    for tokenizer in (GPT2, METASPACE):
+        whole = tokenizer.encode("The engine drafts tokens. The policies are tested.")
+        for at in range(1, len(whole)):
+            before, text = tokenizer.text(whole[:at]).removeprefix(tokenizer.space), tokenizer.text(whole[at:])
+            assert tokenizer.after(before, text) == whole[at:]
+
+
+def test_a_spelling_knows_what_a_tokenizer_adds() -> None:
+    """A space before a text, a token that opens it; and of two tokens of the same bytes which one it writes."""
+    assert (METASPACE.space, METASPACE.opening, GPT2.space, GPT2.opening) == (" ", [1], "", [])
+    assert METASPACE.encode("a")[-1] == METASPACE.ids[METASPACE.bytes[METASPACE.encode("a")[-1]]]
+    assert spelling(gpt2_like(lower=True)).space == " "
+    assert GPT2.alike(GPT2) == 1.0
+    assert GPT2.alike(METASPACE) < 0.95

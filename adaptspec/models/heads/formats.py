@@ -1,0 +1,345 @@
+"""Heads as people have them: which one config.json is of, and its tensors by the names of either layout.
+
+Layouts: that of the library `speculators`, and those of the projects that the heads come from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from adaptspec.errors import ModelError
+from adaptspec.models.config import DecoderConfig, count, read_decoder_config
+from adaptspec.models.heads.block import (
+    DFlashRunner,
+    DFlashWeights,
+    MarkovHead,
+    MedusaRunner,
+    MedusaWeights,
+    PEagleRunner,
+    Unknown,
+)
+from adaptspec.models.heads.eagle import EagleRunner, EagleWeights, Fusion
+from adaptspec.models.kv_cache import CacheShape, KVCache
+from adaptspec.models.layers import Linear, Norm
+from adaptspec.models.loading import DTYPES, LoadedModel
+from adaptspec.models.model_files import CONFIG, fingerprint, read_json, resolve_model
+from adaptspec.models.runner import ModelInfo, Runner
+from adaptspec.models.weights import WeightReader
+
+SPECULATORS = "speculators_model_type"  # in config.json of heads that the library `speculators` has saved
+# What is left in checkpoints of training, or says again what another tensor does.
+_IGNORED = (
+    "t2d",
+    "confidence_head.proj.weight",
+    "confidence_head.proj.bias",
+    "rotary_emb.inv_freq",
+    "verifier_norm.weight",
+    "verifier_lm_head.weight",
+)
+_SLOTS = 8  # that P-EAGLE drafts where its config does not say
+_LAST = ("medusa", "mtp")  # take the target's last state
+# The shape of its cache, what starts it, and the most tokens that it drafts.
+Made = tuple[CacheShape, Callable[[ModelInfo, KVCache], Runner], int | None]
+
+
+def head_kind(raw: Mapping[str, Any]) -> str | None:
+    """Which head a config.json is of, in `speculators`' words; None for a language model."""
+    names = [str(name) for name in raw.get("architectures") or ()]
+    kind = raw.get(SPECULATORS)
+    if kind is None and ("dflash_config" in raw or any(name.startswith("DFlash") for name in names)):
+        kind = "dspark" if raw.get("markov_rank") else "dflash"
+    elif kind is None and ("medusa_num_heads" in raw or raw.get("model_type") == "medusa"):
+        kind = "medusa"
+    elif kind is None and ("draft_vocab_size" in raw or any(name.endswith("Eagle3") for name in names)):
+        kind = "eagle3"  # the first such heads call themselves Llama models of a vocabulary of their own
+    return None if kind is None else str(kind)
+
+
+def is_head(path_or_hub_id: str) -> bool:
+    """Whether a directory or hub id holds a head."""
+    return head_kind(read_json(resolve_model(path_or_hub_id) / CONFIG)) is not None
+
+
+def load_head(path_or_hub_id: str, target: LoadedModel, *, pickles: bool = False) -> LoadedModel:
+    """A head for this target, in its dtype and on its device, of pickles too if they are allowed.
+
+    Raises ModelError: it cannot be used, or is another target's.
+    """
+    folder = resolve_model(path_or_hub_id, pickles=pickles)
+    raw = read_json(folder / CONFIG)
+    kind = str(head_kind(raw))
+    if kind not in _MAKERS:
+        raise ModelError(f"{folder}: heads of kind {kind} cannot draft here; there are: {', '.join(_MAKERS)}")
+    files = HeadFiles(folder, raw, target, pickles=pickles)
+    shape, start, deepest = _MAKERS[kind](files)
+    files.reader.finish(_IGNORED)
+    parameters, dtype = files.reader.parameters, DTYPES[target.info.dtype]
+    info = replace(
+        target.info,
+        name=folder.resolve().name,
+        architecture=kind,
+        parameters=parameters,
+        fingerprint=fingerprint(folder, pickles=pickles),
+        deepest=deepest,
+    )
+    return LoadedModel(
+        folder,
+        info,
+        target.device,
+        shape.bytes_per_token(dtype),
+        lambda info, plan: start(info, KVCache(shape, plan, dtype, target.device)),
+        config=files.config,
+    )
+
+
+class HeadFiles:
+    """One head's folder, and what all kinds say of themselves there.
+
+    `states` of the target that it takes: see `Listener.layers`. `vocabulary` [n] are the tokens that it drafts.
+    """
+
+    def __init__(self, folder: Path, raw: Mapping[str, Any], target: LoadedModel, *, pickles: bool = False) -> None:
+        """Raises ModelError: it is of another target, or says what cannot be."""
+        if target.weights is None or target.config is None:
+            raise ModelError(f"{folder} is a head, which needs a Llama-like target; {target.folder} is none")
+        self.folder, self.raw, self.target, self.saved = folder, raw, target, SPECULATORS in raw
+        self._own, self._whole = target.config, target.weights
+        self.config = self._decoder()
+        self.width = count(raw, "target_hidden_size", self._own.hidden if kindless(raw) else self.config.hidden)
+        for what, mine, its in (
+            ("hidden numbers", self.width, self._own.hidden),
+            ("tokens", self.config.vocab_size, self._own.vocab_size),
+        ):
+            if mine != its:
+                raise ModelError(
+                    f"{folder} drafts for a target of {mine} {what}, {target.folder} has {its}: it is of another model"
+                )
+        dtype = DTYPES[target.info.dtype]
+        self.reader = WeightReader(folder, self.config, dtype, target.device, pickles=pickles)
+        self.states = self._states()
+
+    def flag(self, name: str) -> bool:
+        return bool(self.raw.get(name, self._described.get(name, False)))
+
+    def embedding(self) -> torch.Tensor:
+        """Its own, or the target's."""
+        name, table = "embed_tokens.weight", (self.config.vocab_size, self.config.hidden)
+        if self.reader.has(name):
+            return self.reader.take(name, table)
+        if self._whole.embedding.shape != table:
+            raise ModelError(f"{self.folder} brings no {name}, and the target's are of another size; save it with them")
+        return self._whole.embedding
+
+    def vocabulary(self) -> torch.Tensor | None:
+        size, most = count(self.raw, "draft_vocab_size", self.config.vocab_size), self.config.vocab_size
+        if size == most:
+            return None
+        return self.tokens("d2t", torch.arange(size) + self.reader.numbers("d2t", (size,)).long())
+
+    def tokens(self, name: str, tokens: torch.Tensor) -> torch.Tensor:
+        """Tokens of the target that a tensor names, where they are to be."""
+        most = self.config.vocab_size
+        if int(tokens.min()) < 0 or int(tokens.max()) >= most:
+            raise ModelError(f"{self.folder}: {name} names tokens beyond the target's {most}; save the head again")
+        return tokens.long().to(self.target.device)
+
+    def head(self, vocabulary: torch.Tensor | None, name: str = "lm_head.weight") -> Linear:
+        """Its own, or the target's for these tokens."""
+        size = self.config.vocab_size if vocabulary is None else len(vocabulary)
+        if self.reader.has(name):
+            matrix = self.reader.take(name, (size, self.config.hidden))
+        else:
+            # As it is stored: what is loaded may have taken a norm over.
+            reader = WeightReader(self.target.folder, self._own, self._whole.embedding.dtype, self.target.device)
+            there = "model.embed_tokens.weight" if self._own.tied else "lm_head.weight"
+            matrix = reader.take(there, (self._own.vocab_size, self._own.hidden))
+            matrix = matrix if vocabulary is None else matrix[vocabulary]
+        return Linear.of(matrix.t().contiguous())
+
+    def target_norm(self) -> Norm:
+        """The target's last, whose weight a head behind it may have taken over."""
+        reader = WeightReader(self.target.folder, self._own, self._whole.embedding.dtype, self.target.device)
+        return reader.norm("model.norm.weight")
+
+    def matrix(self, name: str, shape: tuple[int, int]) -> Linear:
+        """A product [out, in] with a bias if it has one."""
+        bias = self.reader.take(f"{name}.bias", shape[:1]) if self.reader.has(f"{name}.bias") else None
+        return Linear.of(self.reader.take(f"{name}.weight", shape).t().contiguous(), bias)
+
+    def fusion(self) -> Fusion:
+        wide, each = len(self.states) * self.width, range(len(self.states))
+        whole = self.reader.norm("input_norm.weight", width=wide) if self.flag("norm_before_fc") else None
+        norms: list[Norm] = []
+        if self.flag("fc_norm") or self.flag("use_aux_norm"):
+            old = [f"aux_norm_{which}.weight" for which in ("low", "mid", "high")]
+            names = old if self.reader.has(old[0]) else [f"fc_norm.{i}.weight" for i in each]
+            norms = [self.reader.norm(name, width=self.width) for name in names]
+        return Fusion(whole, norms, self.matrix("fc", (self.config.hidden, wide)))
+
+    @property
+    def _described(self) -> Mapping[str, Any]:
+        return self.raw.get("eagle_config") or self.raw.get("dflash_config") or {}
+
+    def _decoder(self) -> DecoderConfig:
+        inner = self.raw.get("transformer_layer_config") if self.saved else self.raw
+        if not isinstance(inner, Mapping):
+            raise ModelError(f"{self.folder}: config.json has no transformer_layer_config; save the head again")
+        if kindless(self.raw):
+            return self._own
+        # Positions are as far as the target's, whatever was trained.
+        return read_decoder_config({**inner, "max_position_embeddings": self._own.context})
+
+    def _states(self) -> tuple[int, ...]:
+        layers = self._own.layers
+        names = ("eagle_aux_hidden_state_layer_ids", "aux_hidden_state_layer_ids", "target_layer_ids")
+        if head_kind(self.raw) in _LAST:
+            return (layers,)
+        ids = next((place[name] for place in (self.raw, self._described) for name in names if place.get(name)), None)
+        # `speculators` counts the layer that a state goes into, others the one that it comes out of.
+        states = (2, layers // 2, layers - 3) if ids is None else tuple(int(i) + (not self.saved) for i in ids)
+        if not 0 <= states[0] <= states[-1] <= layers or list(states) != sorted(set(states)):
+            raise ModelError(
+                f"{self.folder} asks for states of layers {list(states)}, which must ascend; {self.target.folder} has "
+                f"{layers} layers: it is of another model"
+            )
+        return states
+
+
+def kindless(raw: Mapping[str, Any]) -> bool:
+    """Whether config.json says nothing of layers: Medusa has none of a decoder's."""
+    return head_kind(raw) == "medusa"
+
+
+def _eagle(files: HeadFiles) -> Made:
+    config, weights = files.config, _eagle_weights(files)
+    return config.cache_shape, lambda info, cache: EagleRunner(info, config, weights, cache), None
+
+
+def _eagle_weights(files: HeadFiles) -> EagleWeights:
+    reader, config, vocabulary = files.reader, files.config, files.vocabulary()
+    prefix = "midlayer." if reader.has("midlayer.hidden_norm.weight") else "layers.0."
+    first = reader.layer(prefix, width=2 * config.hidden)
+    return EagleWeights(
+        files.embedding(),
+        files.fusion(),
+        first.attention_norm,
+        reader.norm(f"{prefix}hidden_norm.weight"),
+        None,
+        (first, *(reader.layer(f"layers.{i}.") for i in range(1, config.layers))),
+        reader.norm("norm.weight"),
+        files.head(vocabulary),
+        vocabulary,
+        files.states,
+        files.flag("norm_before_residual"),
+        files.flag("norm_output"),
+    )
+
+
+def _peagle(files: HeadFiles) -> Made:
+    config, weights = files.config, _eagle_weights(files)
+    wide = len(files.states) * files.width
+    state = weights.fusion(files.reader.take("mask_hidden", (1, 1, wide)).view(1, wide))
+    methods = (files.raw.get("speculators_config") or {}).get("proposal_methods") or [{}]
+    unknown = Unknown(_token(files, files.raw), state, count(methods[0], "speculative_tokens", _SLOTS))
+    return config.cache_shape, lambda info, cache: PEagleRunner(info, config, weights, cache, unknown), unknown.slots
+
+
+def _mtp(files: HeadFiles) -> Made:
+    reader, prefix, hidden = files.reader, "mtp_layers.0.", files.config.hidden
+    config = replace(files.config, windows=files.config.windows[-1:])  # one layer, whatever the target has
+    weights = EagleWeights(
+        files.embedding(),
+        Fusion(None, (), None),
+        reader.norm(f"{prefix}token_layernorm.weight"),
+        reader.norm(f"{prefix}hidden_layernorm.weight"),
+        files.matrix(f"{prefix}input_proj", (hidden, 2 * hidden)),
+        (reader.layer(prefix),),
+        reader.norm(f"{prefix}final_layernorm.weight"),
+        files.head(None),
+        None,
+        files.states,
+        norm_output=True,
+    )
+    return config.cache_shape, lambda info, cache: EagleRunner(info, config, weights, cache), None
+
+
+def _dflash(files: HeadFiles) -> Made:
+    reader, config, vocabulary = files.reader, files.config, files.vocabulary()
+    described = files.raw.get("dflash_config") or files.raw
+    embedding, sampled = files.embedding(), files.flag("sample_from_anchor")
+    both_sides = files.flag("sliding_window_non_causal") or described.get("causal") is False
+    weights = DFlashWeights(
+        embedding,
+        files.fusion(),
+        reader.norm("hidden_norm.weight"),
+        tuple(reader.layer(f"layers.{i}.", width=config.hidden) for i in range(config.layers)),
+        reader.norm("norm.weight"),
+        files.head(vocabulary),
+        vocabulary,
+        files.states,
+        embedding[_token(files, described)],
+        count(files.raw, "block_size", count(described, "block_size", _SLOTS)),
+        before_slots=int(not sampled),
+        causal=tuple(window is not None and not both_sides for window in config.windows),
+        markov=_markov(files, vocabulary),
+    )
+    return (
+        config.cache_shape,
+        lambda info, cache: DFlashRunner(info, config, weights, cache),
+        weights.block - weights.before_slots,
+    )
+
+
+def _markov(files: HeadFiles, vocabulary: torch.Tensor | None) -> MarkovHead | None:
+    if not files.raw.get("markov_rank"):
+        return None
+    rank, hidden, whole = count(files.raw, "markov_rank"), files.config.hidden, files.config.vocab_size
+    kind, prefix = str(files.raw.get("markov_head_type", "vanilla")), "markov_head."
+    return MarkovHead(
+        files.reader.take(f"{prefix}markov_w1.weight", (whole, rank)),
+        files.matrix(f"{prefix}markov_w2", (whole if vocabulary is None else len(vocabulary), rank)),
+        files.matrix(f"{prefix}gate_proj", (rank, hidden + rank)) if kind == "gated" else None,
+        files.matrix(f"{prefix}joint_proj", (3 * rank, 2 * rank + hidden)) if kind == "rnn" else None,
+    )
+
+
+def _medusa(files: HeadFiles) -> Made:
+    raw, hidden, reader = files.raw, files.config.hidden, files.reader
+    number = count(raw, "medusa_num_heads", raw.get("num_heads"))
+    deep = count(raw, "medusa_num_layers", raw.get("num_hidden_layers") or 1)
+    prefix = "medusa_heads." if reader.has("medusa_heads.blocks.0.layers.0.weight") else ""
+    own = not reader.has("0.0.linear.weight")
+    vocabulary = None
+    if reader.has("token_map"):
+        vocabulary = files.tokens("token_map", reader.numbers("token_map", (count(raw, "truncated_vocab_size"),)))
+    layers, heads = [], []
+    for i in range(number):
+        names = [f"{prefix}blocks.{i}.layers.{j}" if own else f"{i}.{j}.linear" for j in range(deep)]
+        layers.append(tuple(files.matrix(name, (hidden, hidden)) for name in names))
+        shared = "lm_head.weight" if raw.get("original_lm_head") else f"{prefix}lm_heads.{i}.weight"
+        heads.append(files.head(vocabulary, shared if own else f"{i}.{deep}.weight"))
+    weights = MedusaWeights(hidden, files.target_norm(), tuple(layers), tuple(heads), vocabulary, files.states)
+    # It caches nothing; rows are counted all the same, at two numbers a token.
+    return CacheShape(1, 1, 1), lambda info, cache: MedusaRunner(info, weights, cache), number
+
+
+def _token(files: HeadFiles, raw: Mapping[str, Any]) -> int:
+    token = raw.get("mask_token_id")
+    if not isinstance(token, int) or not 0 <= token < files.config.vocab_size:
+        raise ModelError(f"{files.folder}: mask_token_id is {token!r}; it must be one of the target's tokens")
+    return token
+
+
+_MAKERS: Mapping[str, Callable[[HeadFiles], Made]] = {
+    "eagle3": _eagle,
+    "peagle": _peagle,
+    "mtp": _mtp,
+    "dflash": _dflash,
+    "dspark": _dflash,
+    "medusa": _medusa,
+}

@@ -1,0 +1,72 @@
+"""Golden heads, and their texts as a target would read and write them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from shutil import copytree
+
+import torch
+from safetensors.torch import load_file, save_file
+
+from adaptspec.models.heads.formats import load_head
+from adaptspec.models.heads.hearing import ABSENT, HeadRunner
+from adaptspec.models.kv_cache import CacheLimits
+from adaptspec.models.loading import LoadedModel, load_model
+from tests.conftest import MakeModel
+from tests.models.packing import pack
+
+HEADS = Path(__file__).parents[2] / "goldens" / "heads"
+FIRST = 7  # the token that a text begins with, which no state comes before
+
+
+def golden_target(make_model: MakeModel) -> LoadedModel:
+    """One that the heads of tests/goldens fit."""
+    return load_model(str(make_model("llama", hidden_size=16, num_hidden_layers=4)))
+
+
+def names_of(*kinds: str) -> list[str]:
+    return sorted(folder.name for folder in HEADS.iterdir() if folder.is_dir() and folder.name.startswith(kinds))
+
+
+def head_of(make_model: MakeModel, name: str, folder: Path) -> HeadRunner:
+    """With what it was computed with where it does not bring its own (see make.py)."""
+    place = folder / name
+    if not place.exists():
+        copytree(HEADS / name, place)
+        tensors = load_file(place / "model.safetensors")
+        line = torch.linspace(-1, 1, 260 * 16)
+        tensors.setdefault("embed_tokens.weight", line.view(260, 16).clone())
+        tensors.setdefault("lm_head.weight", line.sin().view(260, 16).clone())
+        save_file(tensors, place / "model.safetensors")
+    runner = load_head(str(place), golden_target(make_model)).runner(CacheLimits(4, context=64))
+    assert isinstance(runner, HeadRunner)
+    return runner
+
+
+class Text:
+    """A golden text as the target would read and write it."""
+
+    def __init__(self, runner: HeadRunner, name: str, row: int = 0) -> None:
+        saved = load_file(HEADS / name / "expected.safetensors")
+        self.runner, self.row, self.heard = runner, row, 0
+        self.states, self.expected = saved["states"], saved["logits"]
+        self.tokens = [FIRST, *saved["tokens"].tolist()]
+
+    def hear(self, upto: int) -> None:
+        """The target reads on."""
+        new = self.tokens[self.heard : upto]
+        self.runner.heard(pack((self.row, new, 0)), [self.heard], self.states[self.heard : upto])
+        self.heard = upto
+
+    def read(self, upto: int) -> torch.Tensor:
+        """The drafter reads on, and asks what comes next [vocab]."""
+        assert self.runner.reserve(self.row, upto)
+        return self.runner.forward(pack((self.row, self.tokens[self.runner.length(self.row) : upto], 1)))[0]
+
+    def own(self, logits: torch.Tensor) -> torch.Tensor:
+        """Of the head's own vocabulary; others are never drafted."""
+        tokens = self.runner._vocabulary
+        if tokens is None:
+            return logits
+        assert (logits > ABSENT).sum() == len(tokens)
+        return logits[tokens]

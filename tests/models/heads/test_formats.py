@@ -1,0 +1,165 @@
+"""Heads are known by their config in every layout that people have, and what does not fit is said by name."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from shutil import copytree
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from adaptspec.errors import ModelError
+from adaptspec.models.heads.formats import HeadFiles, head_kind, is_head, load_head
+from adaptspec.models.kv_cache import CacheLimits
+from adaptspec.models.loading import LoadedModel, load_model
+from tests.conftest import MakeModel
+from tests.models.heads.golden import HEADS, Text, golden_target
+from tests.models.packing import TOLERANCE
+
+Tensors = dict[str, torch.Tensor]
+
+
+def changed(
+    tmp_path: Path,
+    name: str,
+    tensors: Callable[[Tensors], Tensors] = lambda own: own,
+    config: Callable[[dict[str, Any]], dict[str, Any]] = lambda own: own,
+) -> Path:
+    """A golden head, saved in another way."""
+    folder = tmp_path / "head"
+    copytree(HEADS / name, folder)
+    save_file(tensors(load_file(folder / "model.safetensors")), folder / "model.safetensors")
+    described = config(json.loads((folder / "config.json").read_text()))
+    (folder / "config.json").write_text(json.dumps(described))
+    return folder
+
+
+def plain_layout(raw: dict[str, Any]) -> dict[str, Any]:
+    """As SafeAI, SpecForge and AngelSlim write it: a Llama's config, and layers by what comes out of them."""
+    ids = [number - 1 for number in raw["eagle_aux_hidden_state_layer_ids"]]
+    return {
+        **raw["transformer_layer_config"],
+        "architectures": ["LlamaForCausalLMEagle3"],
+        "draft_vocab_size": raw["draft_vocab_size"],
+        "eagle_config": {"eagle_aux_hidden_state_layer_ids": ids, "use_aux_hidden_state": True},
+        **{name: raw[name] for name in ("fc_norm", "norm_output", "norm_before_residual")},
+    }
+
+
+def midlayer(tensors: Tensors) -> Tensors:
+    """The names of tensors in that layout; embeddings are the target's."""
+    names = {name: name.replace("layers.0.", "midlayer.") for name in tensors}
+    return {names[name]: tensor for name, tensor in tensors.items()}
+
+
+@pytest.mark.parametrize("name", ["eagle3-vocabulary", "eagle3.1"])
+def test_the_layout_of_the_first_heads_is_the_same_head(make_model: MakeModel, tmp_path: Path, name: str) -> None:
+    """Its layer numbers differ by one, its tensors by name."""
+    shift = {"eagle3-vocabulary": [1, 2, 3]}.get(name)
+    folder = changed(
+        tmp_path,
+        name,
+        midlayer,
+        lambda raw: plain_layout(raw | ({"eagle_aux_hidden_state_layer_ids": shift} if shift else {})),
+    )
+    runner = load_head(str(folder), golden_target(make_model)).runner(CacheLimits(4, context=64))
+    text = Text(runner, name)  # type: ignore[arg-type]
+    text.hear(9)
+    torch.testing.assert_close(text.own(text.read(10)), text.expected[0, 8], **TOLERANCE)
+
+
+def test_legacy_names_of_the_norms_of_states_are_known(make_model: MakeModel, tmp_path: Path) -> None:
+    """aux_norm_low, mid and high are fc_norm.0, 1 and 2."""
+    old = {f"fc_norm.{i}.weight": f"aux_norm_{which}.weight" for i, which in enumerate(("low", "mid", "high"))}
+    folder = changed(tmp_path, "eagle3.1", lambda own: {old.get(name, name): tensor for name, tensor in own.items()})
+    text = Text(load_head(str(folder), golden_target(make_model)).runner(CacheLimits(4)), "eagle3.1")  # type: ignore[arg-type]
+    text.hear(5)
+    torch.testing.assert_close(text.own(text.read(6)), text.expected[0, 4], **TOLERANCE)
+
+
+def test_pickles_are_read_where_they_are_allowed(make_model: MakeModel, tmp_path: Path) -> None:
+    """The first heads come in no other form. What is no tensor, or would run code, is never built."""
+    folder, target = changed(tmp_path, "eagle3"), golden_target(make_model)
+    tensors = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    torch.save(tensors, folder / "pytorch_model.bin")
+    with pytest.raises(ModelError, match="--allow-pickle"):
+        load_head(str(folder), target)
+    text = Text(load_head(str(folder), target, pickles=True).runner(CacheLimits(4)), "eagle3")  # type: ignore[arg-type]
+    text.hear(5)
+    torch.testing.assert_close(text.own(text.read(6)), text.expected[0, 4], **TOLERANCE)
+    torch.save({"fc.weight": Path("x")}, folder / "pytorch_model.bin")
+    with pytest.raises(ModelError, match="plain tensors"):
+        load_head(str(folder), target, pickles=True)
+
+
+def test_layers_count_alike_in_both_conventions(make_model: MakeModel) -> None:
+    """`speculators` numbers the layer that a state goes into, others the one that it comes out of."""
+    raw, target = json.loads((HEADS / "eagle3" / "config.json").read_text()), golden_target(make_model)
+    assert HeadFiles(HEADS / "eagle3", raw, target).states == (1, 2, 4)
+    plain = plain_layout(raw)
+    assert HeadFiles(HEADS / "eagle3", plain, target).states == (1, 2, 4)
+    with pytest.raises(ModelError, match=r"\[2, 2, 1\], which must ascend"):  # the usual ones, of larger models
+        HeadFiles(HEADS / "eagle3", plain | {"eagle_config": None}, target)
+
+
+def test_what_is_missing_of_a_head_is_the_targets(make_model: MakeModel, tmp_path: Path) -> None:
+    """Embedding and head."""
+    target = golden_target(make_model)
+    assert target.weights is not None
+    gone = ("embed_tokens.weight", "lm_head.weight")
+    folder = changed(tmp_path, "eagle3", lambda own: {name: t for name, t in own.items() if name not in gone})
+    runner: Any = load_head(str(folder), target).runner(CacheLimits(4))
+    assert runner._weights.embedding is target.weights.embedding
+    assert runner._weights.head(torch.eye(16)).shape == (16, target.info.vocab_size)
+    torch.testing.assert_close(runner._weights.head(torch.eye(16)).t(), target.weights.embedding)
+
+
+def without(name: str) -> Callable[[Tensors], Tensors]:
+    return lambda own: {other: tensor for other, tensor in own.items() if other != name}
+
+
+@pytest.mark.parametrize(
+    ("tensors", "config", "named"),
+    [
+        (without("fc.weight"), {}, "fc.weight"),
+        (without("layers.0.hidden_norm.weight"), {}, "hidden_norm"),
+        (lambda own: own | {"extra.weight": torch.zeros(1)}, {}, "extra.weight"),
+        (lambda own: own | {"d2t": torch.full((40,), 300)}, {}, "d2t"),
+        (None, {"target_hidden_size": 64}, "64 hidden numbers"),
+        (None, {"eagle_aux_hidden_state_layer_ids": [1, 2, 5]}, "5"),
+        (None, {"eagle_aux_hidden_state_layer_ids": [1, 2]}, "fc.weight"),
+        (None, {"speculators_model_type": "xpress"}, "xpress"),
+        (None, {"transformer_layer_config": None}, "transformer_layer_config"),
+    ],
+)
+def test_what_does_not_fit_is_named(
+    make_model: MakeModel,
+    tmp_path: Path,
+    tensors: Callable[[Tensors], Tensors] | None,
+    config: dict[str, Any],
+    named: str,
+) -> None:
+    """Wrong target, missing or extra tensors, layers that there are not."""
+    folder = changed(tmp_path, "eagle3-vocabulary", tensors or (lambda own: own), lambda raw: raw | config)
+    with pytest.raises(ModelError, match=named):
+        load_head(str(folder), golden_target(make_model))
+
+
+def test_a_target_of_other_tokens_is_refused(make_model: MakeModel) -> None:
+    """Its drafts would be of other words."""
+    other: LoadedModel = load_model(str(make_model("llama", hidden_size=16, num_hidden_layers=4, vocab_size=300)))
+    with pytest.raises(ModelError, match="300"):
+        load_head(str(HEADS / "eagle3"), other)
+
+
+def test_language_models_are_no_heads(target_path: Path) -> None:
+    """They are told apart by config.json alone."""
+    assert not is_head(str(target_path))
+    assert is_head(str(HEADS / "eagle3"))
+    assert head_kind({"architectures": ["LlamaForCausalLM"], "draft_vocab_size": 32000}) == "eagle3"
+    assert head_kind({"architectures": ["LlamaForCausalLMEagle3"]}) == "eagle3"
