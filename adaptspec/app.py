@@ -19,11 +19,13 @@ from typing import Any
 from rich.console import Console
 
 from adaptspec import __version__
+from adaptspec.control.state import StateStore
 from adaptspec.control.tasks import Labels
 from adaptspec.drafting.counts import CountsDrafter
+from adaptspec.drafting.drafter import ModelDrafter
 from adaptspec.engine.assembly import Built, build
 from adaptspec.engine.async_engine import AsyncEngine
-from adaptspec.engine.checkpointer import Checkpointer, HistoryFile, StateStore, tasks_in
+from adaptspec.engine.checkpointer import Checkpointer, HistoryFile, tasks_in
 from adaptspec.engine.engine_config import BUNDLED, EngineConfig
 from adaptspec.engine.policy_manager import PolicyManager
 from adaptspec.engine.policy_watch import PolicyWatch
@@ -304,6 +306,9 @@ def _announce(console: Console, url: str, engine: AsyncEngine, built: Built) -> 
     console.print(f"[bold]AdaptSpec listens on {url}[/bold]")
     console.print(f"  target   {info.name} ({info.parameters / 1e6:.1f} M parameters, context {info.context})")
     console.print(f"  drafters {', '.join(drafter.name for drafter in built.drafters)}")
+    for drafter in built.drafters:
+        if isinstance(drafter, ModelDrafter):
+            console.print(f"  draft    {drafter.runner.info.name} drafts {drafter.way}", soft_wrap=True)
     console.print(f"  costs    {built.costs.origin}", soft_wrap=True)
     others = [name for name in engine.policies if name != engine.default_policy]
     console.print(f"  policy   {engine.default_policy} (also served: {', '.join(others)})")

@@ -21,6 +21,7 @@ COMMANDS: Mapping[str, str] = {
     "generate": "complete one prompt here in the terminal",
     "policy": "list, check, compare, import and simulate policies",
     "top": "watch a server in the terminal",
+    "host": "policies inside vLLM and SGLang",
     "trace": "make timelines of a journal",
     "state": "look at what was learned, and merge it",
     "costs": "look at what rounds cost on this machine, and measure it anew",

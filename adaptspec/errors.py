@@ -22,7 +22,7 @@ class ModelError(AdaptSpecError):
 
 
 class PairError(ModelError):
-    """A target and a draft that cannot work together (tokenizers or vocabularies differ)."""
+    """A target and a draft that cannot work together (their tokenizers differ, and one does not spell its text)."""
 
 
 class RequestError(AdaptSpecError):

@@ -36,6 +36,8 @@ DAMAGE = (
     zlib.error,
 )
 
+FileMark = tuple[int, int, int]
+
 # By what `ls -l` tells them with.
 _KINDS = {"d": "a directory", "p": "a pipe", "s": "a socket", "c": "a device", "b": "a device"}
 
@@ -151,3 +153,12 @@ def _array(content: bytes) -> npt.NDArray[Any]:
     if file.read(1):
         raise ValueError("there is more than the array that its header tells of")
     return array
+
+
+def file_mark(path: Path) -> FileMark | None:
+    """What changes when a file does; None while it is not there."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_mtime_ns, found.st_size, found.st_ino

@@ -16,8 +16,7 @@ import pytest
 from rich.console import Console
 
 from adaptspec.app import _watching, serve
-from adaptspec.control.state import read_state
-from adaptspec.engine.checkpointer import FILE
+from adaptspec.control.state import FILE, read_state
 from adaptspec.errors import JournalError
 from adaptspec.journal import JournalHeader, RequestFinished, RequestStarted, read_entries, read_journal
 from tests.running import MAIN, Running, config_of, get

@@ -22,9 +22,8 @@ from adaptspec.commands.policy_import import import_vllm
 from adaptspec.commands.serve_command import add_arguments
 from adaptspec.control.language.build import load_policy_spec
 from adaptspec.control.language.library import find_policy
-from adaptspec.control.state import read_state
+from adaptspec.control.state import StateStore, read_state
 from adaptspec.control.tasks import TaskDetector
-from adaptspec.engine.checkpointer import StateStore
 from adaptspec.errors import AdaptSpecError, FileError, StateError
 from adaptspec.files import check_regular, open_file, read_bytes, read_text, write_file
 from adaptspec.journal import read_entries

@@ -10,7 +10,10 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 PAGES = [
-    *(ROOT / part / "README.md" for part in (".", "adaptspec", "dashboards", "examples", "policies", "tests")),
+    *(
+        ROOT / part / "README.md"
+        for part in (".", "adaptspec", "adaptspec/hosts", "dashboards", "examples", "policies", "tests")
+    ),
     *sorted((ROOT / ".github").glob("*.md")),
 ]
 

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from scipy.special import stdtrit
 
+from adaptspec.analysis.journal_tape import narrowed
 from adaptspec.analysis.search_space import Parameter, Path, Value, draw, with_values
 from adaptspec.control.language.build import parse_policy_spec
 from adaptspec.control.language.spec import PolicySpec
@@ -106,6 +107,7 @@ def tune(
     """Random search with successive halving: `budget` candidates on one stream of the tuning half, a third of them on
     three, a third of these on all; the best of the last is run once on the held-out half. A candidate's gain is the
     geometric mean, over streams, machines and batch sizes, of its goodput over the original's. Deterministic.
+    Drafters that are not on the tape are left out.
 
     Source: Jamieson and Talwalkar 2016, "Non-stochastic Best Arm Identification and Hyperparameter Optimization".
     Raises TapeError: too few prompts for both halves; PolicyError: a parameter does not exist, or cannot take its
@@ -118,7 +120,11 @@ def tune(
         [[stream(fold, schedule, in_turn(fold)) for schedule in schedules] for fold in split(half, FOLDS)]
         for half in halves
     )
-    original = parse_policy_spec(text)
+
+    def spec_of(text: str) -> PolicySpec:
+        return narrowed(parse_policy_spec(text), tuple(tape.drafters))
+
+    original = spec_of(text)
     known, held = _goodputs(original, learning, machines), _goodputs(original, holding, machines)
     racing = _candidates(text, space, budget, seed)
     rungs = [1, min(_ETA, FOLDS), FOLDS]
@@ -128,14 +134,14 @@ def tune(
     for rung, folds in enumerate(rungs):
         measured = []
         for one in racing[: _left(budget, rung)]:
-            logs, _ = _gains(parse_policy_spec(one.text), learning[:folds], machines, known)
+            logs, _ = _gains(spec_of(one.text), learning[:folds], machines, known)
             measured.append(replace(one, gain=float(np.exp(logs.mean())), folds=folds))
             done += folds
             tick(done / work)
         racing = sorted(measured, key=lambda one: -one.gain)
         finished = racing + finished[len(racing) :]
     best = racing[0] if racing[0].gain > 1.0 else Candidate({}, text, 1.0, FOLDS)
-    logs, after = _gains(parse_policy_spec(best.text), holding, machines, held)
+    logs, after = _gains(spec_of(best.text), holding, machines, held)
     tick(1.0)
     spread = float(logs.std(ddof=1)) / math.sqrt(FOLDS) * float(stdtrit(FOLDS - 1, 0.95))
     low, high = (math.exp(float(logs.mean()) + sign * spread) for sign in (-1.0, 1.0))

@@ -22,7 +22,17 @@ if TYPE_CHECKING:
     from adaptspec.tables import Table
 
 
-_AS_GIVEN = ("model", "device", "tensor_parallel_size", "draft_device", "dtype", "context", "exact", "eager")
+_AS_GIVEN = (
+    "model",
+    "device",
+    "tensor_parallel_size",
+    "draft_device",
+    "dtype",
+    "context",
+    "exact",
+    "eager",
+    "allow_pickle",
+)
 
 
 def add_models(parser: argparse.ArgumentParser) -> None:
@@ -33,9 +43,11 @@ def add_models(parser: argparse.ArgumentParser) -> None:
     add(
         "--draft",
         default="auto",
-        help="directory or hub id of the draft model; quantized:int8 or :int4, the target itself in fewer bits; "
-        "or 'none' (default: the bundled one for the bundled target, none for any other)",
+        help="directory or hub id of the draft model, of whatever tokenizer, or of a head for the target (EAGLE-3, "
+        "P-EAGLE, DFlash, DSpark, MTP, Medusa); quantized:int8 or :int4, the target itself in fewer bits; or 'none' "
+        "(default: the bundled one for the bundled target, none for any other)",
     )
+    add("--allow-pickle", action="store_true", help="read plain tensors out of a head's .bin or .pt files")
     add(
         "--counts",
         default="auto",
@@ -75,8 +87,8 @@ def add_models(parser: argparse.ArgumentParser) -> None:
         "--exact",
         default="depths",
         choices=["depths", "strict"],
-        help="on CUDA, what must not change a text: how much is drafted, or (strict, and slower) the batch, too "
-        "(default: %(default)s)",
+        help="on CUDA, what must not change a text: how much is drafted and what else runs, up to 64 requests, or "
+        "(strict, and slower) any number (default: %(default)s)",
     )
     add("--eager", "--enforce-eager", action="store_true", help="capture no CUDA graphs: slower, and starts sooner")
     add(

@@ -57,16 +57,7 @@ def add_simulate_arguments(parser: argparse.ArgumentParser) -> None:
         "Replay policies over tapes of recorded requests, round by round, and compare what they would have earned with "
         "plain decoding, every fixed depth and an oracle that knows every agreement. Deterministic; needs no model."
     )
-    source = parser.add_mutually_exclusive_group()
-    _add_tape(source)
-    source.add_argument(
-        "--journal",
-        type=Path,
-        metavar="FILE",
-        help="the journal of a server (`serve --journal`) in place of a tape, with costs as its rounds tell. A journal "
-        "knows only what was drafted: where the server drafted less than a policy would, agreement is drawn from like "
-        "positions, so results for deeper drafts are guesses; a tape knows them all",
-    )
+    _add_source(parser)
     # All of the bundled tape at batch sizes 1, 4, 16 and 64 takes minutes; the defaults take under half a minute.
     cost = "all that ship; with --journal, what its rounds took"
     _add_recorded(parser, cost=cost, batch="1,16", requests=20)
@@ -127,13 +118,13 @@ def _add_estimate(parser: argparse.ArgumentParser) -> None:
 
 def _add_tune(parser: argparse.ArgumentParser) -> None:
     parser.description = (
-        "Search a policy's parameters on tapes. Half of the prompts are searched on, the others decide: what they do "
-        "not confirm is not claimed, and the original is kept. Deterministic for a seed."
+        "Search a policy's parameters on tapes, or on what a journal tells. Half of the prompts are searched on, the "
+        "others decide: what they do not confirm is not claimed, and the original is kept. Deterministic for a seed."
     )
     add = parser.add_argument
     add_policy(parser, "policy", help="the policy to start from")
-    _add_tape(parser)
-    _add_recorded(parser, cost="cpu-2-cores", batch="1", requests=24)
+    _add_source(parser)
+    _add_recorded(parser, cost="cpu-2-cores; with --journal, what its rounds took", batch="1", requests=24)
     add(
         "--set",
         action="append",
@@ -174,13 +165,23 @@ def _add_recorded(parser: argparse.ArgumentParser, *, cost: str, batch: str, req
     )
 
 
-def _add_tape(parser: argparse._ActionsContainer) -> None:
-    parser.add_argument(
+def _add_source(parser: argparse.ArgumentParser) -> None:
+    """Where recorded requests come from."""
+    source = parser.add_mutually_exclusive_group()
+    source.add_argument(
         "--tape",
         nargs="+",
         default=["bundled"],
         metavar="NAME|FILE",
         help="tapes, as `bench record` writes them; 'bundled' is of the bundled pair (default: %(default)s)",
+    )
+    source.add_argument(
+        "--journal",
+        type=Path,
+        metavar="FILE",
+        help="the journal of a server (`serve --journal`) in place of a tape, with costs as its rounds tell. A journal "
+        "knows only what was drafted: where the server drafted less than a policy would, agreement is drawn from like "
+        "positions, so results for deeper drafts are guesses; a tape knows them all",
     )
 
 

@@ -94,9 +94,9 @@ def run_tune(arguments: argparse.Namespace) -> int:
     space = [parse_parameter(one) for one in arguments.space] or parameters_of(spec)
     if not space:
         raise ConfigError(f"{path}: it has no number to tune; name what to search with --set")
-    tape = _tapes(arguments.tape)
+    tape, machines = _recorded(arguments)
     tape = tape.thinned(arguments.requests) if arguments.requests else tape
-    machines = [load_costs(name) for name in arguments.cost or shipped_costs()[:1]]
+    machines = machines if arguments.cost else machines[:1]  # each takes as long again
     with Progress(console=Console(stderr=True), transient=True) as progress:
         bar = progress.add_task("tune", total=1.0)
         found = tune(

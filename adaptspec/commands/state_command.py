@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from adaptspec.command_line import add_table_forms
-from adaptspec.control.state import LearnedState, PolicyState, read_state, to_bytes
-from adaptspec.engine.checkpointer import FILE
+from adaptspec.control.state import FILE, LearnedState, PolicyState, added, read_state, to_bytes
 from adaptspec.errors import ConfigError, StateError
 from adaptspec.files import write_file
 from adaptspec.tables import Table, show
@@ -65,14 +64,5 @@ def merged(states: Sequence[LearnedState]) -> LearnedState:
     whole: dict[str, PolicyState] = {}
     for state in states:
         for name, policy in state.policies.items():
-            whole[name] = _added(name, whole[name], policy) if name in whole else policy
+            whole[name] = added(name, whole[name], policy) if name in whole else policy
     return LearnedState(pairs.pop(), whole, tasks)
-
-
-def _added(name: str, a: PolicyState, b: PolicyState) -> PolicyState:
-    shapes = [{key: array.shape for key, array in policy.arrays.items()} for policy in (a, b)]
-    if a.signature != b.signature or shapes[0] != shapes[1]:
-        raise StateError(
-            f"the policy {name!r} has other arms in one state than in another; merge states of one policy file"
-        )
-    return PolicyState(a.signature, {key: array + b.arrays[key] for key, array in a.arrays.items()})

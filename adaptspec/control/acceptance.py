@@ -146,11 +146,19 @@ class Calibration(Acceptance):
     def informed(self) -> bool:
         return bool(self.seen().any())
 
+    def acceptance(self, rows: IntArray, tasks: IntArray) -> FloatArray:
+        """See `Acceptance`; where drafts never say how sure they are, all rows have what is believed at first."""
+        if self.informed:
+            return super().acceptance(rows, tasks)
+        return np.repeat(1.0 - np.clip(self._prior, _LEAST, _MOST), len(rows), axis=0)
+
     def observe_confidence(
         self, confidence: FloatArray, rows: IntArray, tasks: IntArray, drafted: IntArray, accepted: IntArray
     ) -> None:
         """As `observe`; `confidence` [N, D], NaN where unknown: that says nothing."""
         unknown = np.isnan(confidence)
+        if not self.informed and unknown.all():
+            return  # there is nothing to fade
         reached = np.arange(confidence.shape[1]) < np.minimum(accepted + 1, drafted)[:, None]
         told = np.where((unknown & reached).any(axis=1), 0, drafted)
         self.observe_classes(rows, tasks, self.bins_of(np.where(unknown, 0.0, confidence)), told, accepted)

@@ -8,7 +8,7 @@ import math
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated
+from typing import Annotated, Literal
 
 import numpy as np
 from pydantic import Field, TypeAdapter, ValidationError
@@ -40,12 +40,16 @@ class DrafterCost:
     """Seconds of a draft step for `rows[i]` rows (n-gram drafters have none), and of reading a token to catch up.
 
     `start_seconds`: what the first step of a round takes beyond the others, since the target's pass has come between.
+    `together`: every step is of all rows of a round, however deep each of them is to go. `reads_along`: one step is run
+    in rounds without drafts, too, and is part of what they take, so that a first token costs no step of its own.
     """
 
     rows: tuple[int, ...] = (1,)
     step_seconds: tuple[_Seconds, ...] = ()
     catch_up_per_token: _Seconds = 0.0
     start_seconds: _Seconds = 0.0
+    together: bool = False
+    reads_along: bool = False
 
 
 @dataclass(frozen=True)
@@ -124,14 +128,19 @@ class CostTable:
 
         A single row's step is part of a line, too: drafts that branch run several nodes of it.
         """
+        if self._is(drafter, "together"):
+            return self.draft_step_seconds(drafter, rows), 0.0
         one, most = self.draft_step_seconds(drafter, 1), rows if rows > 1 else _FEW_NODES
         per_row = max(0.0, self.draft_step_seconds(drafter, most) - one) / (most - 1)
         return max(0.0, one - per_row), per_row
 
-    def start_seconds(self, drafter: str) -> float:
-        """What a round that drafts with it takes beyond its steps; 0 for a drafter that runs no model."""
+    def start_seconds(self, drafter: str, rows: int) -> float:
+        """What a round of so many rows that drafts with it takes beyond its steps; 0 for a drafter that runs no model,
+        less than that where plain rounds have taken one of them.
+        """
         start = self._starts.get(drafter)
-        return 0.0 if start is None else self._machine.seconds * start.seconds
+        free = self.draft_step_seconds(drafter, rows) if self._is(drafter, "reads_along") else 0.0
+        return 0.0 if start is None else self._machine.seconds * start.seconds - free
 
     def ngram_seconds(self, drafter: str) -> float:
         """What a drafter that runs no model takes for each row that it drafts for; 0 for one that does."""
@@ -156,7 +165,7 @@ class CostTable:
     ) -> FloatArray:
         """Whole rounds with `steps` draft steps that draft `drafted` tokens in all; arrays of one shape."""
         per_step, per_row = self.step_line(drafter, rows)
-        begun = self.overhead_seconds(rows, drafting=True) + self.start_seconds(drafter)
+        begun = self.overhead_seconds(rows, drafting=True) + self.start_seconds(drafter, rows)
         drafting = np.where(drafted > 0, begun, self.overhead_seconds(rows, drafting=False))
         total = drafting + per_step * steps + per_row * drafted + self.verify_curve(rows, rows + drafted, context)
         return np.asarray(total, dtype=np.float64)
@@ -264,9 +273,16 @@ class CostTable:
                 continue
             parts.append((self._starts[name], 1.0))
             parts.append((self._catch_up[name], float(record.caught_up)))
+            if self._is(name, "together"):
+                parts += grid.parts(float(len(record.rows)), 1, float(record.draft_steps))
+                continue
             for size, number in zip(*np.unique(active, return_counts=True), strict=True):
                 parts += grid.parts(float(size), 1, float(number))
         return parts
+
+    def _is(self, drafter: str, how: Literal["together", "reads_along"]) -> bool:
+        known = self.profile.drafters.get(drafter)
+        return known is not None and bool(getattr(known, how))
 
     def _ngram_of(self, drafter: str) -> Quantity:
         return self._ngram.setdefault(drafter, Quantity(_NGRAM))

@@ -243,7 +243,7 @@ class ShadowPolicy:
             name, drafting = self._drafters[which], (drafter == which) & (drafted > 0)
             per_step, per_row = cost.step_line(name, rows)
             counts = drafted[drafting]
-            seconds += cost.start_seconds(name) + per_step * int(counts.max()) + per_row * int(counts.sum())
+            seconds += cost.start_seconds(name, rows) + per_step * int(counts.max()) + per_row * int(counts.sum())
             seconds += cost.catch_up_seconds(name, float(gap[which, drafting].sum()))
         return seconds
 

@@ -1,10 +1,13 @@
-"""What policies have learned, as bytes and back: checked when read."""
+"""What policies have learned, as bytes and back: checked when read. One directory per engine has it in a file."""
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
+import logging
 import math
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,13 +19,15 @@ import numpy as np
 from adaptspec.control.language.spec import PolicySpec
 from adaptspec.control.tasks import MOST_OWN, TASKS
 from adaptspec.errors import StateError
-from adaptspec.files import read_bytes
+from adaptspec.files import open_file, read_bytes, write_file
 from adaptspec.types import FloatArray
 
 VERSION = 2
+FILE = "learned.json"
 MOST_BYTES = 64 * 2**20
 # Beyond any count, and little enough that squares and sums of such numbers are finite.
 _MOST = 1e30
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -70,6 +75,16 @@ def signature(spec: PolicySpec) -> str:
     return hashlib.blake2b(json.dumps(parts, sort_keys=True).encode(), digest_size=8).hexdigest()
 
 
+def added(name: str, a: PolicyState, b: PolicyState) -> PolicyState:
+    """What two engines have learned of a policy: decayed counts add. Raises StateError: its arms differ."""
+    shapes = [{key: array.shape for key, array in policy.arrays.items()} for policy in (a, b)]
+    if a.signature != b.signature or shapes[0] != shapes[1]:
+        raise StateError(
+            f"the policy {name!r} has other arms in one state than in another; merge states of one policy file"
+        )
+    return PolicyState(a.signature, {key: array + b.arrays[key] for key, array in a.arrays.items()})
+
+
 def to_bytes(state: LearnedState) -> bytes:
     """The file of a state: JSON, with a digest over everything else in it."""
     body: dict[str, Any] = {
@@ -115,6 +130,83 @@ def read_state(path: Path) -> LearnedState:
         raise StateError(f"{path}: cannot be read ({error.strerror})") from error
     except StateError as error:
         raise StateError(f"{path}: {error}") from error
+
+
+class StateStore:
+    """The state directory of one engine, `folder`. Holds a lock on it until `close`."""
+
+    def __init__(self, folder: Path, pair: str) -> None:
+        """
+        Raises:
+            StateError: the directory cannot be used, or another engine uses it.
+        """
+        self.folder, self._path = folder, folder / FILE
+        self._pair = pair
+        self._written = b""
+        self.quarantined, self.failed_saves = 0, 0  # since the start
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            self._lock = open_file(folder / "lock", os.O_RDWR | os.O_CREAT)
+        except OSError as error:
+            raise StateError(f"--state-dir {folder}: cannot be used ({error.strerror}); choose another") from error
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            os.close(self._lock)
+            raise StateError(f"--state-dir {folder} is in use by another engine; give each its own") from error
+
+    def load(self) -> LearnedState | None:
+        """What was saved last; None if nothing was, or if it could not be trusted and was put aside."""
+        try:
+            raw = read_bytes(self._path, MOST_BYTES)
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            self.quarantine(f"it cannot be read ({error.strerror})")
+            return None
+        try:
+            state = from_bytes(raw)
+        except StateError as error:
+            self.quarantine(str(error))
+            return None
+        if state.pair != self._pair:
+            self.quarantine(f"it was learned with other models ({state.pair}, not {self._pair})")
+            return None
+        self._written = raw
+        return state
+
+    def quarantine(self, reason: str) -> None:
+        """Put the file aside, where nothing reads it and somebody can look at it."""
+        self.quarantined += 1
+        earlier = [path.name.rpartition("-")[2] for path in self._path.parent.glob(f"{FILE}.quarantined-*")]
+        taken = [int(number) for number in earlier if number.isdecimal()]
+        aside = self._path.with_name(f"{FILE}.quarantined-{1 + max(taken, default=0)}")
+        try:
+            os.replace(self._path, aside)
+        except OSError as error:
+            _log.warning("%s is not used: %s; it could not be renamed either (%s)", self._path, reason, error.strerror)
+            return
+        _log.warning("%s is not used: %s. It is now %s; learning starts anew", self._path, reason, aside.name)
+
+    def save(self, policies: Mapping[str, PolicyState], tasks: tuple[str, ...] = ()) -> bool:
+        """Write what has been learned, if anything is new. A full disk is a line in the log, and False: the old file
+        stays.
+        """
+        raw = to_bytes(LearnedState(self._pair, policies, tasks))
+        if raw == self._written:
+            return True
+        try:
+            write_file(self._path, raw)
+        except OSError as error:
+            self.failed_saves += 1
+            _log.warning("%s could not be saved (%s); it is tried again later", self._path, error.strerror)
+            return False
+        self._written = raw
+        return True
+
+    def close(self) -> None:
+        """Let another engine have the directory."""
+        os.close(self._lock)
 
 
 def _arms(value: Any) -> Any:

@@ -4,24 +4,20 @@ all.
 
 from __future__ import annotations
 
-import fcntl
 import io
 import logging
-import os
 import threading
-from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
 
-from adaptspec.control.state import MOST_BYTES, LearnedState, PolicyState, from_bytes, read_state, to_bytes
+from adaptspec.control.state import FILE, PolicyState, StateStore, read_state
 from adaptspec.drafting.token_counts import Histories
 from adaptspec.engine.async_engine import AsyncEngine
 from adaptspec.engine.policy_manager import PolicyManager
 from adaptspec.errors import EngineError, StateError
-from adaptspec.files import DAMAGE, open_file, read_arrays, read_bytes, write_file
+from adaptspec.files import DAMAGE, read_arrays, write_file
 
-FILE = "learned.json"
 HISTORY, _HISTORY_VERSION = "history.npz", 1
 _log = logging.getLogger(__name__)
 
@@ -32,83 +28,6 @@ def tasks_in(folder: Path) -> tuple[str, ...]:
         return read_state(folder / FILE).tasks
     except StateError:
         return ()
-
-
-class StateStore:
-    """The state directory of one engine. Holds a lock on it until `close`."""
-
-    def __init__(self, folder: Path, pair: str) -> None:
-        """
-        Raises:
-            StateError: the directory cannot be used, or another engine uses it.
-        """
-        self._path = folder / FILE
-        self._pair = pair
-        self._written = b""
-        self.quarantined, self.failed_saves = 0, 0  # since the start
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            self._lock = open_file(folder / "lock", os.O_RDWR | os.O_CREAT)
-        except OSError as error:
-            raise StateError(f"--state-dir {folder}: cannot be used ({error.strerror}); choose another") from error
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            os.close(self._lock)
-            raise StateError(f"--state-dir {folder} is in use by another engine; give each its own") from error
-
-    def load(self) -> LearnedState | None:
-        """What was saved last; None if nothing was, or if it could not be trusted and was put aside."""
-        try:
-            raw = read_bytes(self._path, MOST_BYTES)
-        except FileNotFoundError:
-            return None
-        except OSError as error:
-            self.quarantine(f"it cannot be read ({error.strerror})")
-            return None
-        try:
-            state = from_bytes(raw)
-        except StateError as error:
-            self.quarantine(str(error))
-            return None
-        if state.pair != self._pair:
-            self.quarantine(f"it was learned with other models ({state.pair}, not {self._pair})")
-            return None
-        self._written = raw
-        return state
-
-    def quarantine(self, reason: str) -> None:
-        """Put the file aside, where nothing reads it and somebody can look at it."""
-        self.quarantined += 1
-        earlier = [path.name.rpartition("-")[2] for path in self._path.parent.glob(f"{FILE}.quarantined-*")]
-        taken = [int(number) for number in earlier if number.isdecimal()]
-        aside = self._path.with_name(f"{FILE}.quarantined-{1 + max(taken, default=0)}")
-        try:
-            os.replace(self._path, aside)
-        except OSError as error:
-            _log.warning("%s is not used: %s; it could not be renamed either (%s)", self._path, reason, error.strerror)
-            return
-        _log.warning("%s is not used: %s. It is now %s; learning starts anew", self._path, reason, aside.name)
-
-    def save(self, policies: Mapping[str, PolicyState], tasks: tuple[str, ...] = ()) -> bool:
-        """Write what has been learned, if anything is new. A full disk is a line in the log, and False: the old file
-        stays.
-        """
-        raw = to_bytes(LearnedState(self._pair, policies, tasks))
-        if raw == self._written:
-            return True
-        try:
-            write_file(self._path, raw)
-        except OSError as error:
-            self.failed_saves += 1
-            _log.warning("%s could not be saved (%s); it is tried again later", self._path, error.strerror)
-            return False
-        self._written = raw
-        return True
-
-    def close(self) -> None:
-        """Let another engine have the directory."""
-        os.close(self._lock)
 
 
 class Checkpointer:

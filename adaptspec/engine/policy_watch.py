@@ -8,9 +8,10 @@ from pathlib import Path
 
 from adaptspec.engine.policy_manager import PolicyManager
 from adaptspec.errors import AdaptSpecError
+from adaptspec.files import FileMark, file_mark
 
 _log = logging.getLogger(__name__)
-_Mark = tuple[tuple[int, int, int] | None, ...]
+_Mark = tuple[FileMark | None, ...]
 
 
 class PolicyWatch:
@@ -53,13 +54,6 @@ class PolicyWatch:
 
     def _marks(self) -> dict[Path, _Mark]:
         """By the file of each policy, the marks of it and of those that it uses."""
-        return {files[0]: tuple(map(_mark, files)) for files in (one.files for one in self._manager.served) if files}
-
-
-def _mark(path: Path) -> tuple[int, int, int] | None:
-    """What changes when a file does; None while it is not there."""
-    try:
-        found = path.stat()
-    except OSError:
-        return None
-    return found.st_mtime_ns, found.st_size, found.st_ino
+        return {
+            files[0]: tuple(map(file_mark, files)) for files in (one.files for one in self._manager.served) if files
+        }

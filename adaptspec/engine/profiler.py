@@ -24,7 +24,7 @@ from adaptspec.control.cost import CostProfile, CostTable, DrafterCost
 from adaptspec.control.grid import LearnedGrid
 from adaptspec.drafting.drafter import Drafter, ModelDrafter
 from adaptspec.engine.cost_files import costs_folder, read_cost_file, write_cost_file
-from adaptspec.engine.device_laps import device_laps, device_name, on_device, per_cached_token
+from adaptspec.engine.device_laps import DeviceLaps, device_laps, device_name, on_device, per_cached_token
 from adaptspec.engine.profiler_rounds import ProfiledRounds, fill, packed_rows
 from adaptspec.errors import ConfigError
 from adaptspec.models.runner import Runner
@@ -47,7 +47,7 @@ _CHECK_SECONDS, _AGREES = 0.3, 1.6
 # Of what a step takes on average, each one takes this much at least.
 _LEAST_STEP = 0.25
 # Raised whenever passes, or how they are timed, have changed: tables in caches are then of no use.
-_MEASURING = 3
+_MEASURING = 4
 
 
 def profiled_costs(target: Runner, drafters: Sequence[Drafter], max_rows: int) -> CostTable:
@@ -125,12 +125,12 @@ def contradiction(profile: CostProfile) -> float:
 
 def disagreement(profile: CostProfile, target: Runner, drafters: Sequence[Drafter]) -> float:
     """How many times off a profile is from rounds of one row, timed for a moment."""
-    stopwatch, extent = Stopwatch(target.device, _CHECK_SECONDS), Extent.of(target, 1)
-    model = next((drafter for drafter in drafters if isinstance(drafter, ModelDrafter)), None)
-    own = extent if model is None else Extent.of(model.runner, 1)
-    lap = _laps(target, model, extent, own, stopwatch)[0]
+    extent, models = Extent.of(target, 1), [one for one in drafters if isinstance(one, ModelDrafter)]
+    own = Extent.of(models[0].runner, 1) if models else extent
+    clock = on_device(target, models, 1, max(extent.widths)) or Stopwatch(target.device, _CHECK_SECONDS)
+    lap = _laps(target, models[0] if models else None, extent, own, clock)[0]
     pairs = list(zip(lap.verify, profile.verify[0], strict=True))
-    cost = DrafterCost() if model is None else profile.drafters.get(model.name, DrafterCost())
+    cost = profile.drafters.get(models[0].name, DrafterCost()) if models else DrafterCost()
     depth = min(extent.widths[-1], own.widths[-1]) - 1
     if cost.step_seconds and depth:
         pairs.append((lap.draft[-1], cost.start_seconds + depth * cost.step_seconds[0]))
@@ -216,15 +216,16 @@ def measure(target: Runner, drafters: Sequence[Drafter], max_rows: int, stopwatc
     extent = Extent.of(target, max_rows)
     models = [drafter for drafter in drafters if isinstance(drafter, ModelDrafter)]
     room = {model.name: Extent.of(model.runner, max_rows) for model in models}
-    laps = {model.name: _laps(target, model, extent, room[model.name], stopwatch) for model in models}
-    alternating = next(iter(laps.values())) if laps else _laps(target, None, extent, extent, stopwatch)
+    clock = on_device(target, models, max(extent.rows), max(extent.widths)) or stopwatch
+    laps = {model.name: _laps(target, model, extent, room[model.name], clock) for model in models}
+    alternating = next(iter(laps.values())) if laps else _laps(target, None, extent, extent, clock)
     verify = tuple(tuple(lap.verify) for lap in alternating)
     return CostProfile(
         rows=extent.rows,
         tokens=extent.widths,
         verify=verify,
         drafters={m.name: _drafter_cost(m.runner, extent, room[m.name], laps[m.name], stopwatch) for m in models},
-        per_cached_token=_per_cached_token(target, extent, stopwatch),
+        per_cached_token=_per_cached_token(target, extent, clock),
         overhead=0.1 * verify[0][0],
     )
 
@@ -242,7 +243,7 @@ def middle(profiles: Sequence[CostProfile]) -> CostProfile:
     def drafter(name: str, known: DrafterCost) -> DrafterCost:
         steps = of(lambda profile: profile.drafters[name].step_seconds)
         rest = of(lambda profile: (profile.drafters[name].catch_up_per_token, profile.drafters[name].start_seconds))
-        return DrafterCost(known.rows, steps, *rest)
+        return DrafterCost(known.rows, steps, rest[0], rest[1])
 
     return CostProfile(
         first.rows,
@@ -306,11 +307,12 @@ class _Laps:
     verify: Sequence[float]
 
 
-def _laps(target: Runner, draft: ModelDrafter | None, extent: Extent, own: Extent, stopwatch: Stopwatch) -> list[_Laps]:
+def _laps(
+    target: Runner, draft: ModelDrafter | None, extent: Extent, own: Extent, clock: Stopwatch | DeviceLaps
+) -> list[_Laps]:
     """For each number of rows. Where the draft model's cache (`own`) has no room for as many, the target goes alone."""
-    pair = on_device(target, draft)
-    if pair and (own.widths, own.context) == (extent.widths, extent.context):
-        return [_Laps(*one) for one in device_laps(*pair, (extent.rows, extent.widths), extent.context, own.rows)]
+    if isinstance(clock, DeviceLaps):
+        return [_Laps(*one) for one in device_laps(clock, (extent.rows, extent.widths), extent.context, own.rows)]
     table = []
     widest = max(extent.widths)
     for count in extent.rows:
@@ -318,21 +320,21 @@ def _laps(target: Runner, draft: ModelDrafter | None, extent: Extent, own: Exten
         if draft is not None and count in own.rows:
             rounds.join(draft, own.context, max(own.widths))
         # A round without drafts follows its like.
-        seconds = stopwatch.medians(rounds.pieces((1, *extent.widths)))[2:]
+        seconds = clock.medians(rounds.pieces((1, *extent.widths)))[2:]
         rounds.close()
         table.append(_Laps(seconds[::2], seconds[1::2]))
     return table
 
 
-def _per_cached_token(runner: Runner, extent: Extent, stopwatch: Stopwatch) -> float:
-    if pair := on_device(runner, None):
-        return per_cached_token(pair[0], extent.rows, extent.context)
+def _per_cached_token(runner: Runner, extent: Extent, clock: Stopwatch | DeviceLaps) -> float:
+    if isinstance(clock, DeviceLaps):
+        return per_cached_token(clock, extent.rows, extent.context)
     if extent.long_context <= 2 * extent.context:
         return 0.0
     seconds = []
     for context in (extent.context, extent.long_context):
         fill(runner, 1, context, 1)
-        seconds.append(_time_pass(runner, 1, 1, context, stopwatch))
+        seconds.append(_time_pass(runner, 1, 1, context, clock))
         _clear(runner, 1)
     return max(0.0, seconds[1] - seconds[0]) / (extent.long_context - extent.context)
 
@@ -389,7 +391,7 @@ def cost_path(target: Runner, drafters: Sequence[Drafter], max_rows: int) -> Pat
     devices = " ".join(dict.fromkeys(map(device_name, _models(target, drafters))))
     facts = [str(_MEASURING), devices, processor(), str(torch.get_num_threads()), torch.__version__]
     facts += [f"{m.info.fingerprint} {m.info.dtype} {Extent.of(m, max_rows)}" for m in _models(target, drafters)]
-    facts += ["strict"] * target.info.strict
+    facts += ["strict"] * target.info.strict + ["eager"] * target.info.eager
     key = hashlib.blake2b("\n".join(facts).encode(), digest_size=12)
     return costs_folder() / f"{key.hexdigest()}.json"
 

@@ -116,10 +116,11 @@ def fill(runner: Runner, rows: int, context: int, width: int) -> None:
 
 
 def packed_rows(runner: Runner, rows: int, count: int, wanted: int) -> Packed:
-    """A pass over `count` tokens of each of so many rows."""
+    """A pass over `count` tokens of each of so many rows: a prompt where not all of them are `wanted`."""
     each = np.ones(rows, dtype=np.int64)
     tokens = some_tokens(rows * count, runner.info.vocab_size)
-    return Packed(np.arange(rows, dtype=np.int64), count * each, tokens, wanted * each)
+    prompts = rows if wanted < count else 0
+    return Packed(np.arange(rows, dtype=np.int64), count * each, tokens, wanted * each, prompts=prompts)
 
 
 def some_tokens(count: int, vocab_size: int) -> IntArray:

@@ -157,7 +157,7 @@ def of_profile(name: str, profile: CostProfile) -> MachineCosts:
         own: DraftCosts(
             _curve(cost.rows, cost.step_seconds) if cost.step_seconds else None,
             cost.catch_up_per_token,
-            start=cost.start_seconds,
+            start=cost.start_seconds - (cost.step_seconds[0] if cost.reads_along else 0.0),
         )
         for own, cost in profile.drafters.items()
     }
@@ -187,7 +187,8 @@ def of_table(name: str, table: CostTable) -> MachineCosts:
             cost,
             step_seconds=tuple(table.draft_step_seconds(own, rows) for rows in cost.rows),
             catch_up_per_token=table.catch_up_seconds(own, 1.0),
-            start_seconds=table.start_seconds(own) + more,
+            start_seconds=table.start_seconds(own, 1) + more,
+            reads_along=False,  # what it takes off a first step is in these
         )
         for own, cost in before.drafters.items()
         if cost.step_seconds

@@ -7,17 +7,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING
 
 from prometheus_client import Metric
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from adaptspec.control.shadow import ShadowEstimate
-from adaptspec.engine.async_engine import EngineStats
-from adaptspec.engine.policy_manager import Reloads
 from adaptspec.telemetry.earnings import EarningsSnapshot, Estimate
 from adaptspec.telemetry.totals import DEPTH_LABELS, Totals
 from adaptspec.types import Reason
+
+if TYPE_CHECKING:  # where another engine is the host, none of ours is there
+    from adaptspec.engine.async_engine import EngineStats
+    from adaptspec.engine.policy_manager import Reloads
 
 DEPTHS_AT_START = 7  # the deepest draft of the default policy: these positions are served before they are reached
 _SPEC = "adaptspec_spec_decode"

@@ -41,18 +41,18 @@ class Metrics:
     `compat_vllm` also serves the speculative decoding counters under vLLM's names, as dashboards and load tools made
     for it ask for them; `model_name` is the label they pick a model by. `gen_ai_server_*` have it as well: names that
     clients make up never become labels. Their tokens and first tokens are of answers that were given; their durations
-    of all, with the kind of error if there was one.
+    of all, with the kind of error if there was one. `registry` has all of it; `render` settles the store before.
     """
 
     def __init__(self, store: RequestStore | None = None, *, compat_vllm: bool = False, model_name: str = "") -> None:
         """`store` None: nothing but HTTP answers is counted."""
         self._store = store or RequestStore()
         self._store.counts(self._take)
-        self._registry = CollectorRegistry()
+        self.registry = CollectorRegistry()
         # vLLM's own: its name for the model, and which of several engines (here always the first).
         vllm_labels = {"model_name": model_name, "engine": "0"} if compat_vllm else None
         self.watch(lambda: round_families(self._store.totals, vllm_labels))
-        count, time = partial(Counter, registry=self._registry), partial(Histogram, registry=self._registry)
+        count, time = partial(Counter, registry=self.registry), partial(Histogram, registry=self.registry)
         self._responses = count("adaptspec_http_responses", "HTTP answers, by route and status", ("route", "status"))
         self._requests = count("adaptspec_requests", "Requests that ended, by finish reason", ("finish_reason",))
         for reason in FinishReason:
@@ -93,7 +93,7 @@ class Metrics:
 
     def watch(self, families: Callable[[], Iterable[Metric]]) -> None:
         """Also serve families that are asked for at every scrape, on the scraping thread."""
-        self._registry.register(Asked(families))
+        self.registry.register(Asked(families))
 
     def _take(self, batch: Batch) -> None:
         for event in batch.events:
@@ -133,10 +133,10 @@ class Metrics:
 
     def families(self) -> list[Metric]:
         self._store.settle()
-        return list(self._registry.collect())
+        return list(self.registry.collect())
 
     def render(self, accept: str = "") -> tuple[bytes, str]:
         """The exposition and its content type, in the format an Accept header asks for."""
         self._store.settle()
         encode, content_type = choose_encoder(accept)
-        return encode(self._registry), content_type
+        return encode(self.registry), content_type

@@ -120,6 +120,17 @@ def test_without_a_gain_the_original_stays(
     assert out.read_text() == STATIC
 
 
+def test_a_journal_is_tuned_on_without_what_it_cannot_replay(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    journal = _journal(tmp_path / "j", 4, made_tape({"code": 0.5}, count=12, length=32))
+    line = ["policy", "tune", "goodput", "--journal", str(journal), "--set", "spec.choose.optimism=0..1"]
+    assert main([*line, "--budget", "1", "--json"]) == 0
+    told = capsys.readouterr()
+    assert [one["values"].keys() for one in json.loads(told.out)["trials"]] == [{"spec.choose.optimism"}]
+    assert "whole requests" in told.err
+
+
 def test_what_cannot_be_tuned_is_refused(tuning: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     for wrong in (["--budget", "0"], ["--requests", "-1"], ["--seed", "-1"], ["--set", "x"], ["--batch", "many"]):
         assert main([*tuning, *wrong]) == 2

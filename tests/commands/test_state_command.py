@@ -10,8 +10,7 @@ import pytest
 
 from adaptspec.cli import main
 from adaptspec.commands.state_command import merged
-from adaptspec.control.state import LearnedState, PolicyState, from_bytes, read_state, to_bytes
-from adaptspec.engine.checkpointer import FILE, StateStore
+from adaptspec.control.state import FILE, LearnedState, PolicyState, StateStore, from_bytes, read_state, to_bytes
 from adaptspec.errors import StateError
 
 

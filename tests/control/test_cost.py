@@ -56,8 +56,8 @@ def test_what_begins_a_draft_is_paid_once_a_round() -> None:
     for _ in range(50):
         cost.observe(told, ("draft-model",))
     assert cost.draft_step_seconds("draft-model", 1) == pytest.approx(2e-4, rel=1e-6)
-    assert cost.start_seconds("draft-model") == pytest.approx(3e-4, rel=1e-6)
-    assert cost.start_seconds("ngram") == 0.0
+    assert cost.start_seconds("draft-model", 1) == pytest.approx(3e-4, rel=1e-6)
+    assert cost.start_seconds("ngram", 1) == 0.0
 
 
 def test_a_hiccup_does_not_change_which_depth_pays_and_it_recovers() -> None:

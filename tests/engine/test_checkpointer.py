@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 from transformers import PreTrainedTokenizerFast
 
-from adaptspec.control.state import LearnedState, PolicyState, read_state, to_bytes
-from adaptspec.engine import checkpointer
-from adaptspec.engine.checkpointer import FILE, Checkpointer, StateStore
+from adaptspec.control import state
+from adaptspec.control.state import FILE, LearnedState, PolicyState, StateStore, read_state, to_bytes
+from adaptspec.engine.checkpointer import Checkpointer
 from adaptspec.errors import StateError
 from tests.engine.policies import Desk, asking, desk_of, goodput, static
 
@@ -177,7 +177,7 @@ async def test_a_full_disk_fails_no_request(
     def full(*_: Any) -> int:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(checkpointer.os, "write", full)
+    monkeypatch.setattr(state.os, "write", full)
     async with desk_of(tokenizer, tmp_path, [goodput("main")]) as one:
         kept = await asyncio.to_thread(keeper, one, tmp_path / "state", 0.005)
         assert await asyncio.gather(*(one.served(asking(i)) for i in range(8))) == ["main"] * 8

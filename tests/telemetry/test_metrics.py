@@ -194,7 +194,7 @@ CHAT = {"gen_ai_operation_name": "chat", "gen_ai_provider_name": "adaptspec", "g
 def noted(*ends: tuple[str, Completion]) -> CollectorRegistry:
     metrics = counted(*((Request("r", (1,), operation=one), end) for one, end in ends), model_name="m")
     metrics.families()
-    return metrics._registry
+    return metrics.registry
 
 
 def test_answers_are_timed() -> None:

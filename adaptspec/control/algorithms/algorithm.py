@@ -5,7 +5,8 @@ To add one: one file with its class and its spec, a line in the registry, a test
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import bisect
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
@@ -138,3 +139,12 @@ class AlgorithmSpec(Part):
     def build(self, parts: Parts) -> Algorithm:
         """The algorithm, once for each policy that names it."""
         raise NotImplementedError
+
+    def kept_to(self, depths: Sequence[int]) -> AlgorithmSpec:  # noqa: ARG002 - for those that have depths of their own
+        """The same without depths that are none of these (ascending, 0 first): it has the next lower ones instead."""
+        return self
+
+
+def lowered(depth: int, depths: Sequence[int]) -> int:
+    """The deepest of some depths (ascending, 0 first) that is no deeper."""
+    return depths[bisect.bisect_right(depths, depth) - 1]

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
 import numpy as np
 from pydantic import Field
 
-from adaptspec.control.algorithms.algorithm import Algorithm, AlgorithmSpec, Choice, Parts
+from adaptspec.control.algorithms.algorithm import Algorithm, AlgorithmSpec, Choice, Parts, lowered
 from adaptspec.control.algorithms.arm_selection import ArmSelector, Pick, View, enterable, estimates
 from adaptspec.control.algorithms.arms import Arms, ArmSpec, build_arms
 from adaptspec.control.algorithms.ledger import Ledger, Played, Rewarder, Scope
@@ -47,6 +48,15 @@ class BanditSpec(AlgorithmSpec):
         return Bandit(
             arms, self._index(arms, ledger), ledger, parts, dwell=self.dwell_rounds, horizon=self.horizon_rounds
         )
+
+    def kept_to(self, depths: Sequence[int]) -> AlgorithmSpec:
+        if self.arms is None:
+            return self
+        arms = [
+            one if one.depth is None else one.model_copy(update={"depth": lowered(one.depth, depths)})
+            for one in self.arms
+        ]
+        return self.model_copy(update={"arms": list({repr(one): one for one in arms}.values())})
 
     def _fading(self) -> float:
         return self.discount

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import bisect
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Literal
 
 from pydantic import Field, field_validator
 
-from adaptspec.control.algorithms.algorithm import AlgorithmSpec, Choice, OneDepth, Parts
+from adaptspec.control.algorithms.algorithm import AlgorithmSpec, Choice, OneDepth, Parts, lowered
 from adaptspec.control.ceilings import Ranges, depth_at
 from adaptspec.control.language.schema import Part
 from adaptspec.control.policy import BatchSignals
@@ -36,6 +36,9 @@ class StaticSpec(AlgorithmSpec):
     def build(self, parts: Parts) -> Static:  # noqa: ARG002 - every spec is built alike
         return Static(self.depth)
 
+    def kept_to(self, depths: Sequence[int]) -> StaticSpec:
+        return self.model_copy(update={"depth": lowered(self.depth, depths)})
+
 
 class BatchTable(OneDepth):
     """depth = K of the range [first, last] that the batch size falls in.
@@ -62,6 +65,10 @@ class BatchTableSpec(AlgorithmSpec):
 
     def build(self, parts: Parts) -> BatchTable:  # noqa: ARG002 - every spec is built alike
         return BatchTable(self.schedule)
+
+    def kept_to(self, depths: Sequence[int]) -> BatchTableSpec:
+        schedule = [[first, last, lowered(depth, depths)] for first, last, depth in self.schedule]
+        return self.model_copy(update={"schedule": schedule})
 
 
 class LadderSpec(Part):
@@ -102,6 +109,13 @@ class EmaTiersSpec(AlgorithmSpec):
 
     def build(self, parts: Parts) -> EmaTiers:  # noqa: ARG002 - every spec is built alike
         return EmaTiers(self)
+
+    def kept_to(self, depths: Sequence[int]) -> EmaTiersSpec:
+        ladders = {
+            first: one.model_copy(update={"tiers": sorted({lowered(tier, depths) for tier in one.tiers})})
+            for first, one in (self.ladders or SHIPPED).items()
+        }
+        return self if ladders == (self.ladders or SHIPPED) else self.model_copy(update={"ladders": ladders})
 
 
 class EmaTiers(OneDepth):

@@ -14,7 +14,7 @@ from adaptspec.control.algorithms.algorithm import Algorithm, AlgorithmSpec, Cho
 from adaptspec.control.algorithms.exploration import Exploration
 from adaptspec.control.algorithms.planning import (
     NgramProposal,
-    Solution,
+    Plan,
     allocated,
     best_of,
     best_plan,
@@ -92,21 +92,6 @@ class GoodputSpec(AlgorithmSpec):
         return Goodput(parts.cost, parts.max_rows, parts.tasks, settings)
 
 
-@dataclass
-class _Plan:
-    """Depths at one price. It serves some rounds; rows that join are judged at the same price."""
-
-    best: Solution
-    terms: RoundTerms
-    left: int  # rounds
-    price: float  # the goodput of the last round with n-gram proposals
-    rows: bytes = b""  # that the rest is for
-    value: ExpectedValue | None = None
-    choice: Choice | None = None
-    known: dict[tuple[int | bytes, ...], Choice] = field(default_factory=dict)  # for a single row
-    drafts: float | None = None  # goodput of the best drafts, once a round without any has asked
-
-
 class Goodput(Algorithm):
     """argmax over depths and drafters of (B + tokens expected to be kept) / T(draft passes, their rows, verify tokens).
 
@@ -152,7 +137,7 @@ class Goodput(Algorithm):
             }
             for which, model in self._models.items()
         }
-        self._plan: _Plan | None = None
+        self._plan: Plan | None = None
         self._patience = 1  # rounds that the next plan serves
         self._pending = PendingRecords(rows, depth)
         self._exploration = Exploration(settings.tries, cost, models, tiers)
@@ -240,7 +225,7 @@ class Goodput(Algorithm):
 
     # --- planning -----------------------------------------------------------------------------------------------
 
-    def _current(self, signals: BatchSignals) -> _Plan:
+    def _current(self, signals: BatchSignals) -> Plan:
         self._pending.decided(signals.number)
         plan = self._plan
         if plan is None or plan.left <= 0 or not self._serves(plan, signals):
@@ -249,13 +234,13 @@ class Goodput(Algorithm):
             terms = self._round_terms(signals)
             best = best_plan(terms)
             serves = self._patience * (1 if best.deepest else _OFF_SERVES)
-            plan = self._plan = _Plan(best, terms, serves, best.goodput)
+            plan = self._plan = Plan(best, terms, serves, best.goodput)
             self._patience = min(2 * self._patience, _SERVES)
             self._depth[signals.rows] = -1
             self._assign(plan, signals, terms)
         return plan
 
-    def _serves(self, plan: _Plan, signals: BatchSignals) -> bool:
+    def _serves(self, plan: Plan, signals: BatchSignals) -> bool:
         rows, size = signals.rows, signals.round_size
         if abs(size - plan.terms.size) * _FEW > plan.terms.size:
             return False
@@ -263,24 +248,44 @@ class Goodput(Algorithm):
             return self._depth.item(rows.item()) >= 0
         return int(np.count_nonzero(self._depth[rows] < 0)) * _FEW <= len(rows)
 
-    def _assign(self, plan: _Plan, signals: BatchSignals, terms: RoundTerms | None = None) -> None:
+    def _assign(self, plan: Plan, signals: BatchSignals, terms: RoundTerms | None = None) -> None:
         """Have rows that are new to a plan do what earns most at its price; `terms` are theirs, if known."""
-        rows, best = signals.rows, plan.best
+        rows = signals.rows
         if plan.rows == rows.tobytes():
             return
         new = np.flatnonzero(self._depth[rows] < 0)
-        if len(new):
+        if terms is None and len(new) == 1:
+            self._place(plan, signals, new)
+        elif len(new):
             part = signals if len(new) == len(rows) else signals.take(new)
-            terms = terms or replace(plan.terms, fits=self._fits(part), models=self._model_terms(part))
-            self._depth[part.rows], self._who[part.rows], self._expected[:, part.rows] = best_of(
-                terms, best.deepest, best.goodput, best.line, best.share
-            )
-            for model in terms.models:
-                for name, values in self._terms_of[model.which].items():
-                    values[part.rows] = getattr(model, name)
+            self._decide_for(part, plan, terms)
         plan.rows, plan.choice = rows.tobytes(), None
         plan.known.clear()
         plan.value = self._value_of(plan, rows)
+
+    def _decide_for(self, part: BatchSignals, plan: Plan, terms: RoundTerms | None) -> None:
+        best = plan.best
+        terms = terms or replace(plan.terms, fits=self._fits(part), models=self._model_terms(part))
+        self._depth[part.rows], self._who[part.rows], self._expected[:, part.rows] = best_of(
+            terms, best.deepest, best.goodput, best.line, best.share
+        )
+        for model in terms.models:
+            for name, values in self._terms_of[model.which].items():
+                values[part.rows] = getattr(model, name)
+
+    def _place(self, plan: Plan, signals: BatchSignals, new: IntArray) -> None:
+        """One row that is new does what others did that were new to the plan and alike: what rows learn, plans read."""
+        part = signals.take(new)
+        row, limit = part.rows.item(), min(part.limits.item(), self.max_depth)
+        kind = b"%d %d " % (part.tasks.item(), limit) + part.cache_gap.tobytes()
+        known = plan.newcomers.get(kind)
+        own = [self._depth, self._who, self._expected.T, *(v for t in self._terms_of.values() for v in t.values())]
+        if known is None:
+            self._decide_for(part, plan, None)
+            plan.newcomers[kind] = [values[row].copy() for values in own]
+        else:
+            for values, mine in zip(own, known, strict=True):
+                values[row] = mine
 
     def _round_terms(self, signals: BatchSignals) -> RoundTerms:
         return RoundTerms.of(self._cost, signals, self._fits(signals), self._model_terms(signals))
@@ -305,7 +310,7 @@ class Goodput(Algorithm):
         fits: BoolArray = self._allowed & (np.arange(self.max_depth + 1) <= signals.limits[:, None])
         return fits
 
-    def _value_of(self, plan: _Plan, rows: IntArray) -> ExpectedValue | None:
+    def _value_of(self, plan: Plan, rows: IntArray) -> ExpectedValue | None:
         terms, who, planned = plan.terms, self._who[rows], self._depth[rows] > 0
         if not terms.models:
             return None
@@ -318,7 +323,7 @@ class Goodput(Algorithm):
 
     # --- choosing -----------------------------------------------------------------------------------------------
 
-    def _of_one(self, plan: _Plan, signals: BatchSignals) -> Choice:
+    def _of_one(self, plan: Plan, signals: BatchSignals) -> Choice:
         """The choice for a single row, which is one of few while a plan serves."""
         row = signals.rows.item()
         key: list[int | bytes] = [row, self._depth.item(row)]
@@ -332,7 +337,7 @@ class Goodput(Algorithm):
             plan.known[at] = known
         return known
 
-    def _of_all(self, plan: _Plan, signals: BatchSignals) -> Choice:
+    def _of_all(self, plan: Plan, signals: BatchSignals) -> Choice:
         """Each row does what earns most beyond the plan's price."""
         rows = signals.rows
         self._assign(plan, signals)
@@ -357,7 +362,7 @@ class Goodput(Algorithm):
         return choice
 
     @staticmethod
-    def _other(plan: _Plan, *, drafting: bool) -> float:
+    def _other(plan: Plan, *, drafting: bool) -> float:
         """Goodput expected of what was not chosen."""
         if drafting:
             return plan.terms.size / plan.terms.plain

@@ -5,10 +5,11 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
+from adaptspec.control.algorithms.algorithm import Choice, ExpectedValue
 from adaptspec.control.algorithms.round_terms import ModelTerms, RoundTerms
 from adaptspec.types import BoolArray, FloatArray, IntArray
 
@@ -27,6 +28,23 @@ class Solution:
     line: FloatArray
     share: dict[int, float]
     others: float = 0.0  # tokens that the other rows of each verify
+
+
+@dataclass
+class Plan:
+    """Depths at one price. It serves some rounds; rows that join are judged at the same price."""
+
+    best: Solution
+    terms: RoundTerms
+    left: int  # rounds
+    price: float  # the goodput of the last round with n-gram proposals
+    rows: bytes = b""  # that the rest is for
+    value: ExpectedValue | None = None
+    choice: Choice | None = None
+    known: dict[tuple[int | bytes, ...], Choice] = field(default_factory=dict)  # for a single row
+    drafts: float | None = None  # goodput of the best drafts, once a round without any has asked
+    # What a row does of whom nothing is known but its task, its limit and what it has to read: one of each kind.
+    newcomers: dict[bytes, list[FloatArray]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

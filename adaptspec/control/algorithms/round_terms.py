@@ -72,7 +72,7 @@ class ModelTerms:
             drafted,
             per_step,
             per_row,
-            cost.start_seconds(name),
+            cost.start_seconds(name, signals.round_size),
             cost.catch_up_seconds(name, 1.0) * signals.cache_gap[which] / horizon,
             known.calibration.acceptance(signals.rows, signals.tasks),
             np.ones(1) if known.sides is None else known.sides.chances,

@@ -176,7 +176,7 @@ def _validate(source: Source, labels: Labels | None, here: Sequence[str] | None,
     if not isinstance(source.data, dict):
         raise source.error((), "a policy is a mapping with apiVersion, kind, metadata and spec")
     try:
-        spec = PolicySpec.model_validate(source.data, context=Uses(find))
+        spec = PolicySpec.model_validate(source.data, context=Uses(find, source))
     except ValidationError as error:
         raise policy_error(problems_of(source, error, _schema())) from error
     own = [] if labels is None else [name for name in spec.spec.tasks if name not in labels.tasks]

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationInfo
 from pydantic.json_schema import GenerateJsonSchema
 
+from adaptspec.control.language.yaml_source import Source
 from adaptspec.errors import PolicyError
 
 
@@ -33,9 +34,12 @@ class Part(BaseModel):
 
 @dataclass(frozen=True)
 class Uses:
-    """The context that a policy is validated in: how policies that it names are found, and those that were."""
+    """The context that a policy is validated in: how policies that it names are found, where its values
+    stand, and those policies that were found.
+    """
 
     find: Callable[[str], Any]
+    source: Source | None = None
     found: dict[str, Any] = field(default_factory=dict)
 
 

@@ -13,7 +13,7 @@ from adaptspec.control.ceilings import DEEPEST, Bounds
 from adaptspec.control.draft_temperature import DraftTemperatureSpec
 from adaptspec.control.guard import GuardSpec
 from adaptspec.control.language.schema import EditorSchema, Part, Uses, suggestion
-from adaptspec.control.language.yaml_source import shown
+from adaptspec.control.language.yaml_source import Source, shown
 from adaptspec.control.rollout import LIVE, Rollout, RolloutSpec, WhenSpec
 from adaptspec.control.stopping import NoStopSpec, StopSpec
 from adaptspec.control.tasks import MOST_OWN, OTHER, TASKS
@@ -264,14 +264,28 @@ class PolicySpec(Part):
     metadata: MetadataSpec = Field(description="What it is called.")
     spec: BodySpec = Field(description="What it does.")
     _used: Mapping[str, PolicySpec] = PrivateAttr(default_factory=dict)
+    _source: Source = PrivateAttr(default=Source("<policy>", {}, {}, {}))
 
     def model_post_init(self, context: Any) -> None:
-        """Keep the policies that it names, which were found as it was read."""
-        self._used = dict(context.found) if isinstance(context, Uses) else {}
+        """Keep the policies that it names, which were found as it was read, and where its values stand."""
+        if isinstance(context, Uses):
+            self._used = dict(context.found)
+            self._source = context.source or self._source
 
     @property
     def used(self) -> Mapping[str, PolicySpec]:
         return self._used
+
+    @property
+    def source(self) -> Source:
+        """The text that it was read from, which says where its values stand."""
+        return self._source
+
+    def changed(self, body: Mapping[str, Any], used: Mapping[str, PolicySpec]) -> PolicySpec:
+        """The same with other values in `spec`, and others for the policies that it uses. Nothing is checked."""
+        copy = self.model_copy(update={"spec": self.spec.model_copy(update=dict(body))})
+        copy._used = dict(used)
+        return copy
 
     @property
     def name(self) -> str:

@@ -1,0 +1,236 @@
+"""What another engine can do as a host of policies, and how a policy is fitted to it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from adaptspec.control.algorithms.algorithm import lowered
+from adaptspec.control.algorithms.bandit import BanditSpec
+from adaptspec.control.ceilings import DEEPEST, Bounds
+from adaptspec.control.language.spec import PolicySpec
+from adaptspec.control.language.yaml_source import Problem, policy_error
+from adaptspec.control.stopping import NoStopSpec
+
+# What policies call whatever a host drafts with: it costs steps, and says nothing before it has drafted.
+DRAFTER = "draft-model"
+
+
+@dataclass(frozen=True)
+class Host:
+    """What an engine lets a control plane decide, and what it tells of rounds.
+
+    `drafters`: its own method by the name that policies have for it, such as {"draft-model": "eagle3"}; what is not
+    there cannot draft. `deepest`: tokens of a draft at most; `tiers`: the only depths it has, None: any up to that.
+    `stops`: drafts may end before their depth by what the draft says of its tokens. `requests`: requests are known by
+    their ids, so that each may have a policy, a task and a depth; else all of a batch are alike. `together`: the batch
+    drafts as deep as its deepest row, whatever the others are to verify. `uniform`: all verify alike, too. `keeps_up`:
+    the draft reads along at depth 0, at the price of a first token. `memory`: it says how much of its cache is free.
+    `temperature` and `trees`: it can draw drafts at another temperature, and verify drafts that branch. `verification`:
+    what it calls its own method, which is lossless. `ahead`: drafts are drawn at the end of a step and verified in the
+    next. `lag`: decisions whose outcome is not known when the next is made.
+    """
+
+    name: str
+    drafters: Mapping[str, str]
+    deepest: int
+    tiers: tuple[int, ...] | None = None
+    stops: bool = False
+    requests: bool = True
+    together: bool = True
+    uniform: bool = False
+    keeps_up: bool = True
+    memory: bool = True
+    temperature: bool = False
+    trees: bool = False
+    verification: str = "rejection sampling"
+    ahead: bool = True
+    lag: int = 1
+
+    @property
+    def depths(self) -> tuple[int, ...]:
+        """Those that it has, 0 first."""
+        every = range(1, self.deepest + 1) if self.tiers is None else self.tiers
+        return (0, *sorted({depth for depth in every if 0 < depth <= self.deepest}))
+
+
+# As they are by themselves; whoever has started one knows its method, its depths and its lag.
+VLLM = Host("vLLM", {DRAFTER: "draft_model"}, DEEPEST)
+SGLANG = Host(
+    "SGLang",
+    {DRAFTER: "eagle"},
+    DEEPEST,
+    requests=False,
+    uniform=True,
+    memory=False,
+    verification="target-only sampling",
+    ahead=False,
+)
+# What hosts call methods without a model, and what policies do; all others are draft models to a policy.
+_MODEL_FREE = {"ngram": "ngram"}
+
+
+def drafters_of(method: str) -> Mapping[str, str]:
+    """`Host.drafters` of a host that drafts with a method."""
+    return {_MODEL_FREE.get(method.lower(), DRAFTER): method}
+
+
+def narrow(spec: PolicySpec, host: Host) -> tuple[PolicySpec, Sequence[Problem]]:
+    """A policy as a host can follow it, and a note for each thing that is left out: `file:line:column: path: what`.
+
+    Raises PolicyError where the text would be another one than the policy asks for, or nothing would be left to do.
+    """
+    used: dict[str, PolicySpec] = {}
+    notes: list[Problem] = []
+    for name, other in spec.used.items():
+        used[name], others = narrow(other, host)
+        notes += others
+    work = _Narrowing(spec, host)
+    work.verification()
+    work.requests()
+    if spec.drafts:
+        work.drafters()
+        work.depths()
+    work.drafts()
+    if work.refused:
+        raise policy_error(work.refused)
+    return spec.changed(work.body, used), sorted({*notes, *work.notes})
+
+
+@dataclass
+class _Narrowing:
+    """One policy on its way: `body` are the values of `spec` that are others now."""
+
+    spec: PolicySpec
+    host: Host
+    body: dict[str, Any] = field(default_factory=dict)
+    notes: list[Problem] = field(default_factory=list)
+    refused: list[Problem] = field(default_factory=list)
+
+    def verification(self) -> None:
+        """Lossless methods all keep the target's distribution; a lossy one would write other text than asked for."""
+        spec = self.spec
+        for where, method in (
+            (("spec",), spec.verification),
+            *((("spec", "tasks", name), one) for name, one in spec.task_verifications.items()),
+        ):
+            place, name = (*where, "verification"), self.host.name
+            if getattr(method, "lossy", False):
+                said = f"{method.method} is lossy, and {name} verifies by {self.host.verification}, which is lossless: "
+                self._refuse(place, f"{said}its text would be another one; give verification {{method: coupled}}")
+            elif self._written(place):
+                said = f"{name} verifies by its own {self.host.verification}, lossless in distribution; {method.method}"
+                self._note(place, f"{said} is not used")
+
+    def drafters(self) -> None:
+        """A host drafts with one method; what policies call it is not how it drafts."""
+        host, spec, where = self.host, self.spec, ("spec", "drafters")
+        here = ", ".join(f"{name} ({method})" for name, method in host.drafters.items()) or "nothing"
+        named = list(spec.drafters) if self._written(where) else list(host.drafters)
+        kept = [name for name in named if name in host.drafters][:1]
+        if not kept:
+            said = f"drafts with {', '.join(named) or 'a draft model'}, which {host.name} does not have here"
+            self._refuse(where, f"{said}; it drafts with {here}: name that, or choose another policy")
+        for place, name in enumerate(named):
+            if kept and name not in kept:
+                self._note((*where, place), f"{name} is left out: {host.name} drafts with {here}")
+        self.body["drafters"] = [DRAFTER]
+        choose, at = spec.spec.choose, ("spec", "choose", "arms")
+        if kept and isinstance(choose, BanditSpec) and choose.arms is not None:
+            arms = []
+            for place, arm in enumerate(choose.arms):
+                if arm.drafter in (None, *kept):
+                    arms.append(arm.model_copy(update={"drafter": None}))
+                else:
+                    self._note((*at, place), f"the arm is left out: {host.name} drafts with {here}")
+            if not arms:
+                self._refuse(at, f"no arm is left: {host.name} drafts with {here}")
+            self.body["choose"] = choose.model_copy(update={"arms": arms})
+
+    def depths(self) -> None:
+        """Depths that the host does not have become the next lower ones."""
+        spec, depths = self.spec, self.host.depths
+        room = f"up to {depths[-1]}" if depths[-1] == len(depths) - 1 else " or ".join(map(str, depths[1:]))
+        short = f"{self.host.name} drafts {room} tokens here"
+        choose = self.body.get("choose", spec.spec.choose)
+        own = choose.kept_to(depths)
+        if own != choose:
+            self._note(("spec", "choose"), f"{short}: deeper drafts are cut to that")
+        self.body["choose"] = own
+        if choose.takes_tiers:
+            tiers = tuple(sorted({lowered(tier, depths) for tier in spec.tiers} - {0})) or depths[1:2]
+            if tiers != spec.tiers:
+                where = next((w for w in (("spec", "tiers"), ("spec", "max-depth")) if self._written(w)), ("spec",))
+                self._note(where, f"{short}: its depths become {', '.join(map(str, tiers))}")
+                self.body |= {"tiers": [0, *tiers], "max_depth": None}
+            for name, task in self.body.get("tasks", spec.spec.tasks).items():
+                if task.tiers is not None and not set(task.tiers) <= {0, *tiers}:
+                    self._note(("spec", "tasks", name, "tiers"), f"{short}: deeper drafts are cut to that")
+                    self._task(name, tiers=sorted({lowered(tier, (0, *tiers)) for tier in task.tiers}))
+
+    def drafts(self) -> None:
+        """What a host's drafts cannot do: end early, branch, be drawn otherwise."""
+        spec, body, name = self.spec, self.spec.spec, self.host.name
+        if not self.host.stops:
+            unseen = f"{name} does not tell how sure a draft is while it drafts; it is left out: drafts go to the depth"
+            if body.stop.rule != "none":
+                self._note(("spec", "stop"), unseen)
+                self.body["stop"] = NoStopSpec(rule="none")
+            for task, one in self.body.get("tasks", body.tasks).items():
+                if one.stop is not None:
+                    self._note(("spec", "tasks", task, "stop"), unseen)
+                    self._task(task, stop=None)
+            choose = self.body.get("choose", body.choose)
+            arms = (isinstance(choose, BanditSpec) and choose.arms) or []
+            for place, arm in enumerate(arms):
+                if arm.stop is not None:
+                    self._note(("spec", "choose", "arms", place, "stop"), unseen)
+            if any(arm.stop for arm in arms):
+                plain = [arm.model_copy(update={"stop": None}) for arm in arms]
+                self.body["choose"] = choose.model_copy(update={"arms": list({repr(a): a for a in plain}.values())})
+        if body.draft_temperature is not None and not self.host.temperature:
+            self._note(("spec", "draft-temperature"), f"{name} draws its drafts as it does; it is left out")
+            self.body["draft_temperature"] = None
+        if body.max_width > 1 and not self.host.trees:
+            self._note(("spec", "max-width"), f"drafts are chains inside {name}; it is left out")
+            self.body["max_width"] = 1
+        if self.host.uniform and spec.drafts:
+            self._note(
+                ("spec", "choose"), f"{name} has one depth for the whole batch: what differs is brought together"
+            )
+
+    def requests(self) -> None:
+        """What a host does not tell of requests."""
+        body, host = self.spec.spec, self.host
+        for place, case in enumerate(body.when):
+            said = f"{host.name} does not tell whose API key a request has" if case.api_key is not None else ""
+            if case.prompt_tokens is not None and not host.requests:
+                said = f"{host.name} does not tell how long prompts are"
+            if said:
+                self._note(("spec", "when", place), f"{said}; the case is left out")
+                kept = self.body.get("when", body.when)
+                self.body["when"] = [one for one in kept if one is not case]
+        if body.tasks and not host.requests:
+            self._note(("spec", "tasks"), f"{host.name} does not tell requests apart; what is of tasks is left out")
+            self.body["tasks"] = {}
+        if not host.memory:
+            guards: dict[tuple[str, ...], Bounds] = {("spec", "guard"): body.guard}
+            guards |= {("spec", "tasks", name, "guard"): task.guard for name, task in body.tasks.items()}
+            for where, guard in guards.items():
+                if guard.min_free_memory is not None:
+                    said = f"{host.name} does not tell how much memory is free; it never binds"
+                    self._note((*where, "min-free-memory"), said)
+
+    def _task(self, name: str, **changed: Any) -> None:
+        tasks = self.body.get("tasks", self.spec.spec.tasks)
+        self.body["tasks"] = tasks | {name: tasks[name].model_copy(update=changed)}
+
+    def _written(self, where: tuple[object, ...]) -> bool:
+        return where in self.spec.source.values
+
+    def _note(self, where: Sequence[object], message: str) -> None:
+        self.notes.append(self.spec.source.problem(where, message))
+
+    def _refuse(self, where: Sequence[object], message: str) -> None:
+        self.refused.append(self.spec.source.problem(where, message))

@@ -1,0 +1,135 @@
+"""What a pilot does beside deciding: policies that change, what was learned, and who watches. Files are read and
+written on a thread of its own.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from adaptspec.control.controller import Controller
+from adaptspec.control.cost import CostTable
+from adaptspec.control.host import Host
+from adaptspec.control.state import PolicyState
+from adaptspec.hosts.served_policies import ServedPolicies
+from adaptspec.hosts.settings import PilotSettings
+from adaptspec.hosts.shared_state import SharedState
+from adaptspec.hosts.watchers import Watchers, pair_of
+from adaptspec.request import Request
+from adaptspec.types import RoundRecord, SpeculationStats, Timings
+
+_log = logging.getLogger(__name__)
+_PATIENCE = 5.0  # seconds for what looks after files to end: a folder of a network may not answer
+_LOOK_SECONDS = 1.0  # between two looks at policy files
+
+
+class Desk:
+    """All but `_work` on the thread that decides."""
+
+    def __init__(self, settings: PilotSettings, host: Host, max_rows: int, models: Mapping[str, str]) -> None:
+        """Raises ConfigError, StateError, JournalError: something cannot be used; says why, and where."""
+        self.policies = ServedPolicies(settings.policy, host, max_rows)
+        self.notes = self.policies.notes
+        self._settings, self._max_rows = settings, max_rows
+        self._state = None if settings.state_dir is None else SharedState(settings.state_dir, pair_of(models))
+        self._known: Mapping[str, PolicyState] = {}
+        self._begun = False  # before that nothing is learned
+        if self._state is not None:
+            states, tasks = self._state.load(self.policies.labels.tasks.own)
+            if self.policies.labels.tasks.follow(tasks):
+                self._known = states
+            else:
+                _log.warning("what was learned is not used: its tasks have other numbers here")
+        self.watched = settings.journal is not None or settings.metrics_port is not None
+        self._watchers = Watchers(models, settings.journal, settings.metrics_port) if self.watched else None
+        self._arrived: dict[str, float] = {}
+        self._next_save = time.monotonic() + settings.state_seconds
+        self._to_save: dict[str, PolicyState] | None = None
+        self._saved: tuple[Mapping[str, PolicyState], Mapping[str, PolicyState]] | None = None  # given, and returned
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="adaptspec-desk", daemon=True)
+        self._thread.start()
+
+    def begin(self, costs: CostTable) -> Controller:
+        """The controller that decides, with what was learned here before."""
+        made = self.policies.controller(costs)
+        self.policies.restore(made, self._known)
+        if self._watchers is not None:
+            self._watchers.begin(made, costs, self._max_rows)
+        self._begun = True
+        return made
+
+    def adopt(self, controller: Controller, costs: CostTable) -> None:
+        """Take over what the other thread has found."""
+        self.policies.adopt(controller, costs)
+        saved, self._saved = self._saved, None
+        if saved is not None:
+            self._add(controller, *saved)
+
+    def due(self, controller: Controller) -> None:
+        """Now and then, hand out what was learned to be saved."""
+        if self._begun and self._state is not None and self._to_save is None and time.monotonic() >= self._next_save:
+            self._next_save = time.monotonic() + self._settings.state_seconds
+            self._to_save = self.policies.learned(controller)
+
+    def started(self, request: Request) -> None:
+        if self._watchers is not None:
+            self._arrived[request.id] = time.monotonic()
+            self._watchers.started(request)
+
+    def emit(self, record: RoundRecord) -> None:
+        if self._watchers is not None:
+            self._watchers.emit(record)
+
+    def finished(self, request: Request, tokens: int, finish: str, stats: SpeculationStats) -> None:
+        if self._watchers is not None:
+            now = time.monotonic()
+            timings = Timings(self._arrived.pop(request.id, now), None, None, now)
+            self._watchers.finished(request, tokens, finish, stats, timings)
+
+    def close(self, controller: Controller) -> None:
+        """Save for the last time, and end what is watched. A second call does nothing."""
+        if self._closing.is_set():
+            return
+        self._closing.set()
+        self._thread.join(timeout=_PATIENCE)
+        if self._state is not None and self._begun:
+            self._state.exchange(self.policies.learned(controller), self.policies.labels.tasks.own)
+        if self._state is not None:
+            self._state.close()
+        if self._watchers is not None:
+            self._watchers.close()
+
+    def _add(self, controller: Controller, given: Mapping[str, PolicyState], found: Mapping[str, PolicyState]) -> None:
+        """Learn what others have learned: what came back of what was handed out, less that."""
+        states: dict[str, PolicyState] = {}
+        for name, now in self.policies.learned(controller).items():
+            if name in given and name in found and given[name].signature == now.signature:
+                more: dict[str, Any] = {
+                    key: np.maximum(values + found[name].arrays[key] - given[name].arrays[key], 0.0)
+                    if (given[name].arrays[key] >= 0.0).all()
+                    else values + found[name].arrays[key] - given[name].arrays[key]
+                    for key, values in now.arrays.items()
+                }
+                states[name] = PolicyState(now.signature, more)
+        self.policies.restore(controller, states)
+
+    def _run(self) -> None:
+        while not self._closing.wait(_LOOK_SECONDS):
+            try:
+                self.work()
+            except Exception:  # noqa: BLE001 - the next look may go well
+                _log.exception("policy files or what was learned could not be looked after; it is tried again")
+
+    def work(self) -> None:
+        """What the thread does each time."""
+        self.policies.look()
+        given = self._to_save
+        if given is not None and self._state is not None:
+            self._saved = given, self._state.exchange(given, self.policies.labels.tasks.own)
+            self._to_save = None

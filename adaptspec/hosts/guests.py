@@ -1,0 +1,102 @@
+"""The requests of another engine, each in a row of arrays while it is here."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from adaptspec.request import Request
+from adaptspec.types import IntArray, SpeculationStats
+
+UNBOUND = 2**31
+
+
+class Guests:
+    """Rows of requests by their ids: what each holds, and how deep it may draft."""
+
+    def __init__(self, rows: int, *, model_len: int, behind: int) -> None:
+        """`behind`: tokens that each row will surely have got before drafts that are decided now are verified."""
+        self.rows: dict[str, int] = {}
+        self.requests: dict[str, Request] = {}
+        self._free = list(range(rows))[::-1]
+        self._model_len, self._behind = model_len, behind
+        self._prompts, self.written, self._ends, self.ceilings = (np.zeros(rows, dtype=np.int64) for _ in range(4))
+        self._sums: IntArray = np.zeros((4, rows), dtype=np.int64)  # rounds, those that drafted, drafted, accepted
+        self._last: tuple[Sequence[str], IntArray] = [], np.zeros(0, dtype=np.int64)
+
+    def enter(self, request: Request) -> int | None:
+        """Its row; None where there is none left, or it is here already."""
+        if request.id in self.rows or not self._free:
+            return None
+        row = self.rows[request.id] = self._free.pop()
+        self.requests[request.id] = request
+        prompt, depth = len(request.prompt), request.speculation.max_depth
+        self._prompts[row], self.written[row], self._sums[:, row] = prompt, 0, 0
+        self._ends[row] = min(request.sampling.max_tokens, max(self._model_len - prompt, 0))
+        self.ceilings[row] = UNBOUND if depth is None else depth
+        return row
+
+    def leave(self, name: str) -> tuple[int, Request] | None:
+        """The row and the request of one that goes; None for a stranger. Its row is as it was until the next comes."""
+        row = self.rows.pop(name, None)
+        if row is None:
+            return None
+        self._free.append(row)
+        self._last = [], self._last[1][:0]
+        return row, self.requests.pop(name)
+
+    def of(self, names: Sequence[str]) -> IntArray:
+        """The rows of these [B], all of whom are here."""
+        if self._last[0] != names:
+            self._last = list(names), np.array([self.rows[name] for name in names], dtype=np.int64)
+        return self._last[1]
+
+    def most(self, names: Sequence[str], deepest: int) -> dict[str, int]:
+        """How deep each may draft at most; not at all who is not here, since nobody knows what they want."""
+        return {name: min(deepest, int(self.ceilings[self.rows[name]])) if name in self.rows else 0 for name in names}
+
+    def limits(self, rows: IntArray) -> IntArray:
+        """How deep each of them may draft [B]: its own ceiling, and what it may still write."""
+        room = self._ends[rows] - self.written[rows] - self._behind
+        limits: IntArray = np.maximum(np.minimum(room, self.ceilings[rows]), 0)
+        return limits
+
+    def context(self, rows: IntArray) -> IntArray:
+        """Tokens that they hold [B]."""
+        held: IntArray = self._prompts[rows] + self.written[rows]
+        return held
+
+    def count(self, rows: IntArray, drafted: IntArray, accepted: IntArray) -> None:
+        """For `stats`: they had a round."""
+        self._sums[:, rows] += np.stack((np.ones_like(drafted), drafted > 0, drafted, accepted))
+
+    def stats(self, row: int, request: Request) -> SpeculationStats:
+        rounds, draft_rounds, drafted, accepted = self._sums[:, row].tolist()
+        asked = request.speculation
+        return SpeculationStats(
+            asked.policy or "", rounds, draft_rounds, drafted, accepted, task=asked.task, nodes=drafted
+        )
+
+
+class Told(NamedTuple):
+    """What a step has come to, of requests that are here: all [B]."""
+
+    ids: Sequence[str]
+    rows: IntArray
+    drafted: IntArray
+    accepted: IntArray
+    emitted: IntArray
+
+    @classmethod
+    def of(cls, guests: Guests, ids: Sequence[str], counts: tuple[Sequence[int], ...]) -> Told:
+        drafted, accepted, emitted = np.array(counts, dtype=np.int64)
+        here = [place for place, name in enumerate(ids) if name in guests.rows]
+        if len(here) < len(ids):
+            ids, drafted, accepted, emitted = [ids[i] for i in here], drafted[here], accepted[here], emitted[here]
+        return cls(ids, guests.of(ids), drafted, np.minimum(accepted, drafted), emitted)
+
+    def take(self, places: list[int]) -> Told:
+        own = (one[places] for one in self[1:])
+        return Told([self.ids[place] for place in places], *own)

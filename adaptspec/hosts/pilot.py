@@ -1,0 +1,400 @@
+"""A control plane for an engine that asks it once per step how deep to draft, and tells it what became of that.
+
+It knows no engine::
+
+    pilot = Pilot(settings, host, max_rows=256, model_len=4096, models={"target": "m", "draft": "d"})
+    pilot.enter("a", SpeculationParams(max_depth=5), prompt_tokens=12, max_tokens=100)
+    plan = pilot.decide(["a"])               # once per step, also where nobody decodes
+    ...                                      # the step runs
+    pilot.learn(plan, ["a"], [3], [2], [3])  # what that step verified and emitted
+    pilot.leave("a", "stop")
+
+All on one thread. Nothing but the constructor raises.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from adaptspec.control.algorithms.algorithm import lowered
+from adaptspec.control.cost import CostTable
+from adaptspec.control.host import DRAFTER, Host
+from adaptspec.control.policy import BatchSignals, Decision
+from adaptspec.control.step_times import Step, StepTimes
+from adaptspec.hosts.desk import Desk
+from adaptspec.hosts.guests import Guests, Told
+from adaptspec.hosts.settings import PilotSettings
+from adaptspec.request import Request, SamplingParams, SpeculationParams
+from adaptspec.types import FloatArray, IntArray, Reason, RoundRecord
+
+_log = logging.getLogger(__name__)
+# Steps that measure, again and again until they tell enough, at depths that tell their parts apart: shares of the
+# deepest. Then the policies decide.
+_MEASURING, _CYCLE = 24, (1.0, 0.0, 0.5, 0.2)
+# Steps without drafts after which the draft is skipped, where it may be: a hole is for good, and off may be short.
+_OFF_LASTS = 32
+# Failures of a kind in a row after which the fence lets go, and calls between two lines of the log about them.
+_MOST_FAILURES, _QUIET = 100, 1000
+_MOST_WAITING = 64  # steps whose end is not known; an engine has a handful
+_LEAST_SHARE = 0.1  # of a step that verifying takes, whatever a noisy clock says of drafting
+_MOST_TOKENS = 2**31
+
+
+@dataclass(eq=False, slots=True)
+class Plan:
+    """What is to be drafted next. `depths`: how much of it each request may have verified; who is not there: `depth`.
+
+    `skip`: the draft need not even read along in this step; its cache then has a hole, and rows that were in the step
+    are kept at depth 0 until they end. Only where `PilotSettings.skip_draft` asks for it.
+    """
+
+    number: int
+    depth: int
+    depths: dict[str, int] = field(default_factory=dict)
+    skip: bool = False
+
+
+@dataclass(eq=False, slots=True)
+class _Waiting:
+    """A step that runs. `decision` is of the drafts that follow it, or begin it where they are not ahead."""
+
+    plan: Plan
+    ids: Sequence[str]
+    rows: IntArray
+    depths: IntArray
+    decision: Decision | None
+    prefill: int
+    drafts: int  # draft steps that it runs beyond those that any step does
+    before: _Waiting | None
+
+
+class Pilot:
+    """Policies for an engine, behind a fence: what fails in here costs a decision, and never a request.
+
+    Where nothing can be decided, the plan is what the engine would do by itself: all rows at `host.deepest`.
+    """
+
+    def __init__(
+        self,
+        settings: PilotSettings,
+        host: Host,
+        max_rows: int,
+        *,
+        model_len: int = _MOST_TOKENS,
+        models: Mapping[str, str] | None = None,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        """`model_len`: tokens that a context has room for. `models` by role, for journals and learned state. `clock`:
+        seconds; a step takes from the last one's end, or from when it was decided if nobody was here, to its own.
+
+        Raises ConfigError, StateError, JournalError: a policy or a setting cannot be used here; says why, and where.
+        """
+        self.settings, self.host = settings, host
+        self.ignored_wishes = self.errors = 0  # policies that are named and not served; what the fence kept in
+        self.detached = False  # after too many in a row it has let go for good
+        self._failures: Counter[str] = Counter()
+        self._clock = clock
+        self._number = self._rounds = 0
+        self._guests = Guests(max_rows, model_len=model_len, behind=1 + host.lag)
+        self._desk = Desk(settings, host, max_rows, models or {})
+        self.notes: Sequence[str] = self._desk.notes  # what of the policies does not hold here, a line each
+        self._times = StepTimes()
+        self._reads_along = host.keeps_up and not settings.skip_draft
+        self._costs = CostTable(self._times.profile(DRAFTER, max_rows, host, reads_along=self._reads_along))
+        self._controller = self._desk.policies.controller(self._costs)
+        self._max_rows = max_rows
+        self._measured = False
+        self._early: list[tuple[_Waiting, _Waiting, Decision, Told, float]] = []  # until then
+        self._steps: dict[int, _Waiting] = {}
+        self._last: _Waiting | None = None
+        self._ended = math.nan  # the last step, on the clock; NaN: nobody was here since
+        self._off_for = self._newcomers = 0  # steps; requests since the draft is skipped
+        self._fresh: set[str] = set()  # of them, those that are kept whole to be tried
+        self._zeros: dict[int, IntArray] = {}
+        self._blank: dict[tuple[int, int], FloatArray] = {}
+
+    def enter(
+        self,
+        request_id: str,
+        wishes: SpeculationParams = SpeculationParams(),
+        *,
+        prompt_tokens: int = 0,
+        max_tokens: int = _MOST_TOKENS,
+        temperature: float = 0.0,
+    ) -> None:
+        """A request is here; entering again, as after a preemption, changes nothing.
+
+        A policy of its `wishes` that is not served is counted in `ignored_wishes`, and the default decides.
+        """
+        if self.detached or request_id in self._guests.rows:
+            return
+        try:
+            if not self._desk.policies.can_decide(wishes.policy):
+                self.ignored_wishes += 1
+                wishes = replace(wishes, policy=None)
+            sampling = SamplingParams(max_tokens=max_tokens, temperature=temperature)
+            request = Request(request_id, (0,) * prompt_tokens, sampling, wishes)
+            mine = replace(wishes, policy=self._controller.assigned(request))
+            request = replace(request, speculation=mine)
+            row = self._guests.enter(request)
+            if row is not None:
+                self._controller.start(row, request)
+                self._desk.started(request)
+                if self._skips:
+                    self._meet(request_id, row)
+            self._failures["enter"] = 0
+        except Exception:  # noqa: BLE001 - the fence
+            self._failed("enter")
+
+    def leave(self, request_id: str, finish: str = "stop") -> None:
+        """It has ended: after `learn` of its last step. `finish`: stop, length, abort or error. Strangers are fine."""
+        try:
+            gone = self._guests.leave(request_id)
+            if gone is not None:
+                row, request = gone
+                self._fresh.discard(request_id)
+                self._controller.finish(row)
+                self._desk.finished(request, int(self._guests.written[row]), finish, self._guests.stats(row, request))
+            if not self._guests.rows:
+                self._ended = math.nan
+            self._failures["leave"] = 0
+        except Exception:  # noqa: BLE001 - the fence
+            self._failed("leave")
+
+    def decide(
+        self, ids: Sequence[str], prefill_tokens: int = 0, free_memory: float = 1.0, *, room: bool = True
+    ) -> Plan:
+        """How deep the coming drafts go. `ids` are the requests that will have drafts: in an engine that drafts ahead
+        those that this step brings to their end, prompts that it completes among them. `prefill_tokens`: tokens of the
+        step that are no drafts and no newest tokens of these requests. `free_memory`: share of the cache. Without
+        `room` nobody can draft, whatever is decided.
+        """
+        self._number += 1
+        if self.detached:
+            return self._stock(ids)
+        try:
+            self._desk.adopt(self._controller, self._costs)
+            if self._ended != self._ended and (ids or prefill_tokens):
+                self._ended = self._clock()
+            step = self._decided(ids, prefill_tokens, free_memory, room=room)
+            self._failures["decide"] = 0
+        except Exception:  # noqa: BLE001 - the fence
+            self._failed("decide")
+            self._last = None
+            return self._stock(ids)
+        if len(self._steps) >= _MOST_WAITING:
+            self._steps.pop(next(iter(self._steps)))
+        self._steps[self._number] = self._last = step
+        return step.plan
+
+    def learn(
+        self, plan: Plan, ids: Sequence[str], drafted: Sequence[int], accepted: Sequence[int], emitted: Sequence[int]
+    ) -> None:
+        """The step of a plan has ended. Of each request that got tokens: how many drafted tokens were verified, how
+        many of them kept, and how many tokens it got. In the order of steps; a step may never be told of.
+
+        Where drafts are drawn ahead, what was verified are those of the plan before.
+        """
+        if self.detached:
+            return
+        try:
+            now = self._clock()
+            seconds, self._ended = now - self._ended, now if self._guests.rows else math.nan  # idle time is no step's
+            step = self._steps.pop(plan.number, None)
+            if ids:
+                self._learn(step, Told.of(self._guests, ids, (drafted, accepted, emitted)), seconds)
+            self._failures["learn"] = 0
+        except Exception:  # noqa: BLE001 - the fence
+            self._failed("learn")
+
+    def close(self) -> None:
+        """Save what was learned, and end the journal."""
+        self._desk.close(self._controller)
+
+    # --- deciding -----------------------------------------------------------------------------------------------
+
+    def _stock(self, ids: Sequence[str]) -> Plan:
+        """What the host does by itself, but for requests that asked for less, and those that nothing is known of."""
+        return Plan(self._number, self.host.deepest, self._guests.most(ids, self.host.deepest))
+
+    def _decided(self, ids: Sequence[str], prefill: int, free_memory: float, *, room: bool) -> _Waiting:
+        guests, strangers = self._guests, [name for name in ids if name not in self._guests.rows]
+        for name in strangers:
+            self.enter(name)
+        if strangers:  # of more requests than rows, some of them set aside, those without a row do not draft
+            ids = [name for name in ids if name in guests.rows]
+        rows, size = guests.of(ids), len(ids)
+        limits = guests.limits(rows) * room
+        decision = None
+        if not size:
+            depths = limits
+        elif not self._measured:
+            share = _CYCLE[self._times.steps % len(_CYCLE)]
+            depths = np.minimum(limits, lowered(math.ceil(share * self.host.deepest), self.host.depths))
+            decision = Decision(depths, np.full(size, int(Reason.EXPLORE)), np.zeros(size, dtype=np.int64))
+        else:
+            zeros = self._zeros.setdefault(size, np.zeros(size, dtype=np.int64))
+            none = zeros[None]
+            context, written = guests.context(rows), guests.written[rows]
+            decision = self._controller.decide(
+                BatchSignals(rows, zeros, context, limits, none, none, written, prefill, 0, free_memory)
+            )
+            depths = np.maximum(np.minimum(decision.depths, limits), 0)
+        plan = self._plan(ids, rows, depths)
+        plan.depths.update(dict.fromkeys(set(strangers).difference(ids), 0))
+        self._desk.due(self._controller)
+        return _Waiting(plan, ids, rows, depths, decision, prefill, self._draft_steps(plan), self._last)
+
+    def _plan(self, ids: Sequence[str], rows: IntArray, depths: IntArray) -> Plan:
+        """One depth for the batch, the deepest of its rows', and what each row verifies of it."""
+        told, host = depths.tolist(), self.host
+        if host.uniform and told:
+            told = [sorted(told)[len(told) // 2]] * len(told)
+        depth = lowered(max(told, default=0), host.depths)
+        if depth < max(told, default=0):
+            told = [min(one, depth) for one in told]
+        plan = Plan(self._number, depth, dict(zip(ids, told, strict=True)))
+        if self.settings.skip_draft and told:
+            self._off_for = 0 if depth else self._off_for + 1
+            ceilings = self._guests.ceilings
+            plan.skip = not depth and (self._off_for >= _OFF_LASTS or not ceilings[rows].any())
+            self._fresh.difference_update(ids)
+            if self._fresh:
+                plan.skip = False  # prompts are being read that are to be whole
+            if plan.skip:
+                ceilings[list(self._guests.rows.values())] = 0  # those whose prompts are read in the step, too
+        return plan
+
+    @property
+    def _skips(self) -> bool:
+        return self.settings.skip_draft and self._off_for >= _OFF_LASTS
+
+    def _meet(self, request_id: str, row: int) -> None:
+        """Of requests that come while the draft is skipped ever fewer are kept whole: the 1st, 2nd, 4th, 8th ..."""
+        self._newcomers += 1
+        if self._newcomers & (self._newcomers - 1):
+            self._guests.ceilings[row] = 0
+        else:
+            self._fresh.add(request_id)
+
+    def _draft_steps(self, plan: Plan) -> int:
+        """Passes of the draft in a step, beyond those that a plain one is taken to have."""
+        if self._reads_along:
+            return max(plan.depth - 1, 0)
+        return max(plan.depth, int(self.host.keeps_up and not plan.skip))
+
+    # --- learning -----------------------------------------------------------------------------------------------
+
+    def _learn(self, step: _Waiting | None, told: Told, seconds: float) -> None:
+        if step is not None and len(told.rows):
+            self._learn_step(step, told, seconds)
+        guests = self._guests
+        guests.written[told.rows] += told.emitted
+        if self._desk.watched:
+            guests.count(told.rows, told.drafted, told.accepted)
+
+    def _learn_step(self, step: _Waiting, told: Told, seconds: float) -> None:
+        times, verified = self._times, int(told.drafted.sum())
+        times.add(Step(len(told.rows), verified, step.drafts, len(step.rows), step.prefill), seconds)
+        of = step.before if self.host.ahead else step
+        step.before = None  # else every step would be kept
+        if of is not None and of.decision is not None and 0.0 < seconds < math.inf:
+            if not self._measured:
+                self._early.append((step, of, of.decision, told, seconds))
+            elif (record := self._record(step, of, of.decision, told, seconds)) is not None:
+                self._controller.learn(record)
+                self._desk.emit(record)
+        if not self._measured and times.steps % _MEASURING == 0 and times.settled:
+            self._begin()
+
+    def _record(
+        self, step: _Waiting, of: _Waiting, decision: Decision, told: Told, seconds: float
+    ) -> RoundRecord | None:
+        """The round that a decision led to, in a step that took so long: of those of its rows that are told of."""
+        times, prefill = self._times, step.prefill
+        made_of = Step(len(told.rows), int(told.drafted.sum()), step.drafts, len(step.rows), prefill)
+        seconds = times.calmed(made_of, seconds)
+        spent = times.draft_seconds(step.drafts, len(step.rows)) + times.prefill_seconds(prefill)
+        verify = max(seconds - spent, _LEAST_SHARE * seconds)
+        rows, depths, tasks, policies = of.rows, of.depths, decision.tasks, decision.policies
+        reasons, drafter, provenance, expected = (
+            decision.reasons,
+            decision.drafter,
+            decision.provenance,
+            decision.expected,
+        )
+        if told.ids != of.ids:
+            at = {name: place for place, name in enumerate(of.ids)}
+            told = told.take([place for place, name in enumerate(told.ids) if name in at])
+            if not told.ids:
+                return None
+            own = np.array([at[name] for name in told.ids], dtype=np.int64)
+            rows, depths, tasks, policies, reasons, drafter = (
+                one[own] if len(one) else one for one in (rows, depths, tasks, policies, reasons, drafter)
+            )
+            provenance = None if provenance is None else provenance.take(own)
+            expected = None if expected is None else expected.take(own)
+        size, deepest = len(rows), int(told.drafted.max())
+        steps = of.plan.depth if not self._reads_along else max(of.plan.depth - 1, 0)
+        draft = times.draft_seconds(steps, len(of.rows))
+        blank = self._blank.get((size, deepest))
+        if blank is None:
+            blank = self._blank[size, deepest] = np.full((size, deepest), np.nan)
+        self._rounds += 1
+        return RoundRecord(
+            number=self._rounds,
+            request_ids=tuple(told.ids),
+            rows=rows,
+            depths=np.minimum(depths, told.drafted),  # nothing but a limit ends drafts here
+            reasons=reasons,
+            drafter=drafter,
+            drafted=told.drafted,
+            accepted=told.accepted,
+            emitted=told.emitted,
+            context=self._guests.context(rows),
+            confidence=blank,
+            entropy=blank,
+            prefill_tokens=prefill,
+            draft_steps=steps,
+            caught_up=0,
+            verify_tokens=size + int(told.drafted.sum()) + prefill,
+            draft_seconds=draft,
+            verify_seconds=verify,
+            total_seconds=draft + verify,
+            provenance=provenance,
+            expected=expected,
+            ended=time.monotonic(),
+            decision=decision.number,
+            tasks=tasks,
+            policies=policies,
+        )
+
+    def _begin(self) -> None:
+        """What steps take is known well enough: from the next one on policies decide."""
+        self._measured = True
+        self._costs = CostTable(self._times.profile(DRAFTER, self._max_rows, self.host, reads_along=self._reads_along))
+        self._controller = self._desk.begin(self._costs)
+        for early in self._early:  # nobody else is told: their requests have gone on since
+            record = self._record(*early)
+            if record is not None:
+                self._controller.learn(record)
+        self._early.clear()
+        for name, row in self._guests.rows.items():
+            self._controller.start(row, self._guests.requests[name])
+
+    def _failed(self, what: str) -> None:
+        """Inside an `except`: count it, say so now and then, and let go when nothing works any more."""
+        self.errors += 1
+        self._failures[what] += 1
+        if self.errors % _QUIET == 1:
+            _log.exception("%s failed inside AdaptSpec; %s does as it would by itself", what, self.host.name)
+        if self._failures[what] >= _MOST_FAILURES and not self.detached:
+            self.detached = True
+            _log.error("%s failed %d times in a row: AdaptSpec decides nothing any more", what, _MOST_FAILURES)

@@ -1,0 +1,123 @@
+"""The policies of a host: read, narrowed to what it can do, built, and read again when their files change."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from adaptspec.control.controller import Controller
+from adaptspec.control.cost import CostTable
+from adaptspec.control.host import DRAFTER, Host, narrow
+from adaptspec.control.language.build import build_policy, load_policy_spec
+from adaptspec.control.language.library import find_policy
+from adaptspec.control.language.spec import PolicySpec
+from adaptspec.control.rollout import ShadowSpec
+from adaptspec.control.state import PolicyState, signature
+from adaptspec.control.step_times import StepTimes
+from adaptspec.control.tasks import Labels
+from adaptspec.errors import AdaptSpecError, ConfigError, StateError
+from adaptspec.files import FileMark, file_mark
+
+_log = logging.getLogger(__name__)
+_Mark = tuple[FileMark | None, ...]
+
+
+class ServedPolicies:
+    """Reads files on any thread; all else is for the one thread that decides."""
+
+    def __init__(self, names: Sequence[str], host: Host, max_rows: int) -> None:
+        """`names` or files; the first serves requests that name none. Raises ConfigError: one cannot be used here."""
+        self._host, self._max_rows = host, max_rows
+        self._trial_costs = CostTable(StepTimes().profile(DRAFTER, max_rows, host))
+        self.labels = Labels()
+        self.refused = 0  # texts that were not taken, the last good ones staying
+        self.specs: dict[str, PolicySpec] = {}
+        self.notes: tuple[str, ...] = ()
+        self._files: dict[Path, str] = {}
+        self._seen: dict[Path, _Mark] = {}
+        self._bad: set[Path] = set()
+        self._waiting: list[PolicySpec] = []
+        for path in map(find_policy, names):
+            spec, notes = self._read(path)
+            if spec.name in self.specs:
+                raise ConfigError(f"{path}: a policy called {spec.name} is there already; name each once")
+            self.specs[spec.name], self._files[path] = spec, spec.name
+            self._seen[path] = self._mark(path, spec)
+            self.notes += notes
+        if not self.specs:
+            raise ConfigError("no policy is named; give one, such as goodput")
+
+    @property
+    def default(self) -> str:
+        return next(iter(self.specs))
+
+    def controller(self, cost: CostTable) -> Controller:
+        """One that decides by all of them. Raises ConfigError."""
+        policies = {name: build_policy(spec, cost, self._max_rows, self.labels) for name, spec in self.specs.items()}
+        rollouts = {name: spec.rollout for name, spec in self.specs.items()}
+        return Controller(
+            policies, self.default, (DRAFTER,), self._max_rows, cost=cost, labels=self.labels, rollouts=rollouts
+        )
+
+    def look(self) -> None:
+        """Read files that have changed; what can be used waits for `adopt`, of the rest the log says so once."""
+        for path, name in self._files.items():
+            mark = self._mark(path, self.specs[name])
+            if mark == self._seen[path]:
+                continue
+            self._seen[path] = mark
+            try:
+                spec, _ = self._read(path)
+                if spec.name != name:
+                    raise ConfigError(f"{path}: it was called {name}, and {spec.name} now; give it its name back")
+                build_policy(spec, self._trial_costs, self._max_rows, self.labels.copy())
+            except AdaptSpecError as error:
+                self.refused += 1
+                if path not in self._bad:
+                    _log.warning("%s; the policy that was served before stays", error)
+                self._bad.add(path)
+            else:
+                self._bad.discard(path)
+                self._waiting.append(spec)
+
+    def adopt(self, controller: Controller, cost: CostTable) -> None:
+        """From the next round on, decide by what `look` has found. What was learned is kept where it still fits."""
+        while self._waiting:
+            spec = self._waiting.pop(0)
+            with self.labels.kept_if_done():
+                policy = build_policy(spec, cost, self._max_rows, self.labels)
+                known = controller.everyone[spec.name].learned()
+                carried = signature(spec) == signature(self.specs[spec.name])
+                if carried and known:
+                    policy.restore(known)
+                controller.adopt(spec.name, policy, spec.rollout)
+            self.specs[spec.name] = spec
+            _log.warning("policy %s was read again%s", spec.name, ", what it had learned was kept" if carried else "")
+
+    def learned(self, controller: Controller) -> dict[str, PolicyState]:
+        """Copies of what policies have learned."""
+        known = {name: policy.learned() for name, policy in controller.everyone.items()}
+        return {name: PolicyState(signature(self.specs[name]), arrays) for name, arrays in known.items() if arrays}
+
+    def restore(self, controller: Controller, states: Mapping[str, PolicyState]) -> None:
+        """Have policies go on from states that are of their arms."""
+        for name, state in states.items():
+            if name in self.specs and signature(self.specs[name]) == state.signature:
+                try:
+                    controller.everyone[name].restore(state.arrays)
+                except StateError as error:
+                    _log.warning("what was learned of policy %s is not used: %s", name, error)
+
+    def can_decide(self, name: str | None) -> bool:
+        """Whether requests may ask for it."""
+        return name is None or (name in self.specs and not isinstance(self.specs[name].rollout, ShadowSpec))
+
+    def _read(self, path: Path) -> tuple[PolicySpec, tuple[str, ...]]:
+        spec, notes = narrow(load_policy_spec(path), self._host)
+        return spec, tuple(map(str, notes))
+
+    def _mark(self, path: Path, spec: PolicySpec) -> _Mark:
+        """What changes when its file does, or one that it uses; None while one is not there."""
+        used = (Path(name) for name in spec.used if name.endswith((".yaml", ".yml")))
+        return tuple(map(file_mark, (path, *used)))

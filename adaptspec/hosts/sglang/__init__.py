@@ -1,0 +1,1 @@
+"""Policies inside SGLang: `--speculative-adaptive --speculative-adaptive-config policy.yaml`."""

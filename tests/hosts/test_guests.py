@@ -1,0 +1,54 @@
+"""Rows of requests: how deep each may draft, and that none is given twice."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from adaptspec.hosts.guests import Guests, Told
+from adaptspec.request import Request, SamplingParams, SpeculationParams
+
+
+def request(name: str, prompt: int = 4, most: int = 20, depth: int | None = None) -> Request:
+    return Request(name, (0,) * prompt, SamplingParams(most), SpeculationParams(max_depth=depth))
+
+
+@given(st.lists(st.tuples(st.booleans(), st.sampled_from("abcdefgh")), max_size=60))
+def test_no_row_is_given_twice(changes: list[tuple[bool, str]]) -> None:
+    """However requests come and go; who finds none is not here."""
+    guests = Guests(4, model_len=100, behind=2)
+    for enters, name in changes:
+        if enters:
+            guests.enter(request(name))
+        else:
+            guests.leave(name)
+        assert len(set(guests.rows.values())) == len(guests.rows) == len(guests.requests) <= 4
+        names = list(guests.rows)
+        assert guests.of(names).tolist() == [guests.rows[one] for one in names]
+
+
+def test_limits_are_the_least_of_all() -> None:
+    """Its own ceiling, the tokens it may still write, and the context; less what it will surely have got by then."""
+    guests = Guests(4, model_len=30, behind=2)
+    for one in (request("a", depth=3), request("b", most=6), request("c", prompt=25), request("d", prompt=40)):
+        guests.enter(one)
+    rows = guests.of(["a", "b", "c", "d"])
+    assert guests.limits(rows).tolist() == [3, 4, 3, 0]
+    guests.written[rows] += 2
+    assert guests.limits(rows).tolist() == [3, 2, 1, 0]
+    assert guests.context(rows).tolist() == [6, 6, 27, 42]
+
+
+def test_strangers_are_left_out() -> None:
+    """What is told of requests that have gone is no round of theirs; more is never accepted than was drafted."""
+    guests = Guests(4, model_len=30, behind=1)
+    guests.enter(request("a"))
+    guests.enter(request("b"))
+    told = Told.of(guests, ["x", "b", "a"], ([1, 2, 3], [1, 9, 0], [2, 3, 1]))
+    assert list(told.ids) == ["b", "a"]
+    assert told.drafted.tolist() == [2, 3]
+    assert told.accepted.tolist() == [2, 0]
+    guests.count(told.rows, told.drafted, told.accepted)
+    assert guests.stats(guests.rows["b"], guests.requests["b"]).accepted == 2
+    assert np.array_equal(told.take([1]).rows, [guests.rows["a"]])

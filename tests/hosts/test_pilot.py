@@ -1,0 +1,293 @@
+"""A pilot decides well for an engine it does not know, and whatever fails in it costs no request."""
+
+from __future__ import annotations
+
+import math
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from adaptspec.control.controller import Controller
+from adaptspec.control.cost import CostTable
+from adaptspec.errors import ConfigError
+from adaptspec.hosts.pilot import Pilot
+from adaptspec.hosts.settings import PilotSettings
+from adaptspec.request import SpeculationParams
+from tests.hosts.world import USUAL, VLLM, Guest, Machine, World, serve, texts
+
+STATIC = (
+    "apiVersion: adaptspec.dev/v1\nkind: SpeculationPolicy\nmetadata: {name: mine}\n"
+    "spec: {choose: {algorithm: static, depth: %d}}\n"
+)
+
+
+def piloted(machine: Machine = USUAL, *, lag: int = 1, seed: int = 0, rows: int = 16, **told: Any) -> World:
+    world = World(machine, None, lag=lag, seed=seed)
+    world.pilot = Pilot(PilotSettings(**told), replace(VLLM, lag=lag), rows, clock=lambda: world.now)
+    return world
+
+
+def earned(world: World, acceptance: tuple[float, ...], batch: int) -> float:
+    goodput = serve(world, acceptance, batch, 900, after=300)
+    if world.pilot is not None:
+        world.pilot.close()
+        assert not world.pilot.errors
+    assert not world.overdrawn
+    return goodput
+
+
+def best_fixed(machine: Machine, acceptance: tuple[float, ...], batch: int) -> float:
+    return max(earned(World(machine, None, static=depth), acceptance, batch) for depth in (0, 1, 3, 5))
+
+
+@pytest.mark.whole
+@pytest.mark.parametrize("batch", [1, 4, 16])
+@pytest.mark.parametrize("acceptance", [(0.75,), (0.4,), (0.02,)])
+@pytest.mark.parametrize("machine", [USUAL, Machine(verified=4e-4), Machine(step=2e-3)], ids=["usual", "wide", "slow"])
+def test_it_earns_what_the_best_fixed_depth_does(machine: Machine, acceptance: tuple[float, ...], batch: int) -> None:
+    """In every cell, once 300 steps have passed."""
+    assert earned(piloted(machine), acceptance, batch) >= 0.97 * best_fixed(machine, acceptance, batch)
+
+
+def test_a_mixed_batch_earns_more_than_any_fixed_depth() -> None:
+    """Half of the requests have drafts that are never right: each has a depth of its own."""
+    machine, mixed = Machine(verified=2e-4), (0.85, 0.02)
+    assert earned(piloted(machine), mixed, 16) >= 1.05 * best_fixed(machine, mixed, 16)
+
+
+@pytest.mark.parametrize("lag", [1, 2, 3])
+def test_outcomes_may_come_late(lag: int) -> None:
+    """One step as in a synchronous engine, two or three as in asynchronous ones."""
+    assert earned(piloted(lag=lag), (0.75,), 4) >= 0.97 * earned(piloted(), (0.75,), 4)
+
+
+def test_a_busy_machine_moves_it_little() -> None:
+    """One step in five takes three times as long, and all differ by a third. Which depth is best is seen late then."""
+    busy = Machine(noise=0.3, stalls=0.2)
+    assert earned(piloted(busy), (0.75,), 4) >= 0.9 * best_fixed(busy, (0.75,), 4)
+
+
+def test_skipping_the_draft_where_it_loses() -> None:
+    """As fast as an engine without a draft, but for what reading along took before that was known."""
+    world = piloted(Machine(step=2e-3), skip_draft=True)
+    goodput = earned(world, (0.02,), 4)
+    bare = World(Machine(step=0.0, step_row=0.0), None, static=0)
+    assert goodput >= 0.97 * earned(bare, (0.02,), 4)
+
+
+def test_rows_with_a_hole_stay_off() -> None:
+    """What was skipped once is never drafted for again; newcomers are tried, ever fewer of them."""
+    world = piloted(Machine(step=2e-3), skip_draft=True)
+    held: set[str] = set()
+    count = 0
+    for _ in range(1200):
+        while len(world.running) < 4:
+            count += 1
+            world.admit(Guest(f"r{count}", texts([0.02], 64, count)[0]))
+        before = {one.name for one in world.running if not one.whole}
+        world.step()
+        held |= before
+        assert all(one.drafted == 0 for one in world.running if one.name in before)
+    assert held
+
+
+def test_a_request_may_opt_out_and_end() -> None:
+    """Of a batch, one has none of its tokens drafted, one at most two; others what they like."""
+    world = piloted(policy="static-3")
+    wishes = (SpeculationParams(max_depth=0), SpeculationParams(max_depth=2), SpeculationParams())
+    for number, wish in enumerate(wishes):
+        world.admit(Guest(str(number), texts([0.9], 200)[0], wish))
+    seen: list[list[int]] = []
+    while world.running:
+        world.step()
+        by_name = {one.name: one.drafted for one in world.running}
+        seen.append([by_name.get(str(number), 0) for number in range(3)])
+    assert np.array(seen[30:40]).max(axis=0).tolist() == [0, 2, 3]
+    assert np.array(seen).max(axis=0)[0] == 0
+
+
+def test_policies_that_are_not_served_are_ignored_and_counted() -> None:
+    pilot = Pilot(PilotSettings(policy=("static-3", "off")), VLLM, 4)
+    for name in ("off", "nowhere", None):
+        pilot.enter(str(name), SpeculationParams(policy=name))
+    assert pilot.ignored_wishes == 1
+    assert not pilot.errors
+    pilot.close()
+
+
+def test_more_requests_than_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those set aside keep theirs: who finds none runs without drafts, and nobody who wants none gets any."""
+    pilot = Pilot(PilotSettings(policy="static-3"), VLLM, 2)
+    for name in "abc":
+        pilot.enter(name, SpeculationParams(max_depth=0 if name == "a" else None))
+    for _ in range(200):
+        plan = pilot.decide(list("abc"))
+        pilot.learn(plan, list("abc"), [0] * 3, [0] * 3, [1] * 3)
+    assert not pilot.errors
+    assert plan.depths == {"a": 0, "b": 3, "c": 0}
+    monkeypatch.setattr(Controller, "decide", raising(1))
+    plan = pilot.decide(list("abc"))
+    assert (plan.depth, plan.depths) == (VLLM.deepest, {"a": 0, "b": VLLM.deepest, "c": 0})
+    pilot.close()
+
+
+def test_nobodys_time_is_no_steps_time() -> None:
+    """Hours between one request and the next say nothing of what reading a prompt takes."""
+    now = 0.0
+    pilot = Pilot(PilotSettings(policy="static-3"), VLLM, 2, clock=lambda: now)
+    for request in range(300):
+        name = str(request)
+        now += 3600.0
+        pilot.enter(name)
+        for prefill in (500, 0, 0):
+            plan = pilot.decide([name], prefill)
+            now += 0.01 + 5e-5 * prefill
+            pilot.learn(plan, [name], [0], [0], [1])
+        pilot.leave(name)
+        pilot.learn(pilot.decide([]), [], [], [], [])  # a host's last step, without anybody
+    assert pilot._times.prefill_seconds(1000) < 0.2
+    pilot.close()
+
+
+def raising(every: int) -> Callable[..., Any]:
+    """What raises each time in so many, and else does what it did."""
+    calls = [0]
+    real = Controller.decide
+
+    def decide(self: Controller, *arguments: Any) -> Any:
+        calls[0] += 1
+        if calls[0] % every == 0:
+            raise RuntimeError("injected")
+        return real(self, *arguments)
+
+    return decide
+
+
+@pytest.mark.parametrize("every", [3, 1])
+def test_a_controller_that_raises(
+    every: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Every third call: a decision is lost. Every call: after a hundred it is not asked any more."""
+    world = piloted()
+    monkeypatch.setattr(Controller, "decide", raising(every))
+    assert serve(world, (0.75,), 4, 600) > 0.0
+    assert world.pilot is not None
+    assert world.pilot.errors >= 100
+    assert world.pilot.detached == (every == 1)
+    assert world.pilot.decide([]).depth == (VLLM.deepest if every == 1 else 0)
+    assert sum("injected" in (record.exc_text or "") for record in caplog.records) <= 2
+    for _ in range(2):  # a host may end it once more
+        world.pilot.close()
+
+
+def test_a_learner_that_raises(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Deciding goes well meanwhile: it lets go all the same."""
+    world = piloted()
+
+    def learn(*_: Any) -> None:
+        raise ValueError("injected")
+
+    monkeypatch.setattr(Controller, "learn", learn)
+    assert serve(world, (0.75,), 4, 400) > 0.0
+    assert world.pilot is not None
+    assert world.pilot.detached
+    world.pilot.close()
+
+
+def test_a_controller_that_asks_for_99(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is drafted that the engine has no room for."""
+    world, real = piloted(), Controller.decide
+
+    def decide(self: Controller, *arguments: Any) -> Any:
+        decision = real(self, *arguments)
+        decision.depths = np.full_like(decision.depths, 99)
+        return decision
+
+    monkeypatch.setattr(Controller, "decide", decide)
+    for number in range(4):
+        world.admit(Guest(str(number), texts([0.5], 300, number)[0]))
+    for _ in range(60):
+        world.step()
+        assert all(0 <= one.drafted <= VLLM.deepest for one in world.running)
+    assert world.pilot is not None
+    world.pilot.close()
+
+
+def test_costs_that_are_no_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the planner makes of them, all requests end, and no depth is out of bounds."""
+    for name in ("verify_seconds", "plain_seconds", "start_seconds", "overhead_seconds"):
+        monkeypatch.setattr(CostTable, name, lambda *_, **__: math.nan)
+    world = piloted()
+    assert serve(world, (0.75,), 4, 400) > 0.0
+    assert not world.overdrawn
+    assert world.pilot is not None
+    world.pilot.close()
+
+
+@pytest.mark.parametrize("jump", [math.nan, math.inf, -1e9])
+def test_a_clock_that_jumps(jump: float) -> None:
+    """It teaches nothing; the others of its readings do."""
+    world = piloted()
+    readings = [0]
+
+    def clock() -> float:
+        readings[0] += 1
+        return jump if readings[0] % 5 == 0 else world.now
+
+    assert world.pilot is not None
+    world.pilot._clock = clock
+    assert serve(world, (0.75,), 4, 600) > 0.0
+    assert not world.pilot.errors
+    world.pilot.close()
+
+
+def test_what_cannot_be_used_is_refused_at_start(tmp_path: Path) -> None:
+    """A policy that a host cannot follow, one that is none, and a name that is not there."""
+    lossy = tmp_path / "lossy.yaml"
+    lossy.write_text(STATIC.replace("depth: %d}", "depth: 3}, verification: {method: typical, lossy: true}"))
+    for policy, said in ((str(lossy), "lossy"), ("goodput-ngram", "ngram"), ("nothing", "there is no policy")):
+        with pytest.raises(ConfigError, match=said):
+            Pilot(PilotSettings(policy=policy), VLLM, 4)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.data())
+def test_whatever_an_engine_says(data: st.DataObject) -> None:
+    """Requests come, go and come again, steps are never told of or twice, counts are nonsense: nothing is raised, and
+    no plan is deeper than the host or deeper for a row than for the batch.
+    """
+    pilot = Pilot(PilotSettings(policy="goodput"), VLLM, 4, clock=lambda: data.draw(st.floats(0.0, 100.0)))
+    names, plans = st.sampled_from("abcdef"), []
+    for _ in range(data.draw(st.integers(0, 60))):
+        what = data.draw(st.sampled_from(["enter", "leave", "decide", "decide", "learn", "learn"]))
+        if what == "enter":
+            depth = data.draw(st.none() | st.integers(0, 99))
+            pilot.enter(data.draw(names), SpeculationParams(max_depth=depth), max_tokens=data.draw(st.integers(0, 50)))
+        elif what == "leave":
+            pilot.leave(data.draw(names), data.draw(st.sampled_from(["stop", "nonsense"])))
+        elif what == "decide":
+            ids = data.draw(st.lists(names, unique=True))
+            plan = pilot.decide(ids, data.draw(st.integers(0, 99)), data.draw(st.floats(0.0, 1.0)))
+            assert 0 <= plan.depth <= VLLM.deepest
+            assert all(0 <= depth <= plan.depth for depth in plan.depths.values())
+            plans.append(plan)
+        elif plans:
+            ids = data.draw(st.lists(names, unique=True))
+            counts = [data.draw(st.lists(st.integers(0, 9), min_size=len(ids), max_size=len(ids))) for _ in range(3)]
+            pilot.learn(data.draw(st.sampled_from(plans)), ids, *counts)
+    pilot.close()
+
+
+def test_it_brings_no_torch_into_the_process() -> None:
+    """vLLM's has one of its own; SGLang's scheduler is not to wait for ours."""
+    code = "import sys, adaptspec.hosts.pilot; print([n for n in ('torch', 'transformers') if n in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

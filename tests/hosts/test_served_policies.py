@@ -1,0 +1,64 @@
+"""Policies inside another engine change as their files do, and never for the worse."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from adaptspec.hosts.served_policies import ServedPolicies
+from tests.hosts.test_pilot import STATIC, piloted
+from tests.hosts.world import VLLM, serve
+
+
+def test_garbage_in_the_policy_file(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The last good one stays, the log says so once, and a good one is taken again."""
+    path = tmp_path / "mine.yaml"
+    path.write_text(STATIC % 3)
+    world = piloted(policy=str(path))
+    assert world.pilot is not None
+    caplog.set_level(logging.WARNING)
+    rng = np.random.default_rng(0)
+    for number in range(40):
+        path.write_bytes(rng.bytes(64 + number))
+        world.pilot._desk.work()
+        assert serve(world, (0.5,), 2, 10) > 0.0
+        assert {one.drafted for one in world.running} <= {0, 1, 2, 3}
+    assert len([one for one in caplog.records if "stays" in one.message]) == 1
+    assert world.pilot._desk.policies.refused == 40
+    path.write_text(STATIC % 1)
+    world.pilot._desk.work()
+    for _ in range(3):
+        world.step()
+    assert {one.drafted for one in world.running} <= {0, 1}
+    assert not world.pilot.errors
+    world.pilot.close()
+
+
+def test_a_new_text_keeps_what_was_learned(tmp_path: Path) -> None:
+    """Where its arms are the same: another guard changes no count."""
+    path = tmp_path / "mine.yaml"
+    text = STATIC.replace("algorithm: static, depth: %d", "algorithm: goodput")
+    path.write_text(text)
+    world = piloted(policy=str(path))
+    serve(world, (0.75,), 4, 100)
+    assert world.pilot is not None
+    before = world.pilot._controller.policies["mine"].learned()["acceptance"].sum()
+    path.write_text(text.replace("goodput}", "goodput}, guard: {max-batch-size: 99}"))
+    world.pilot._desk.work()
+    world.step()
+    assert world.pilot._controller.policies["mine"].learned()["acceptance"].sum() >= 0.9 * before > 0.0
+    assert not world.pilot.errors
+    world.pilot.close()
+
+
+def test_a_file_may_not_change_its_name(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text(STATIC % 3)
+    policies = ServedPolicies((str(path),), VLLM, 4)
+    path.write_text((STATIC % 3).replace("mine", "yours"))
+    policies.look()
+    assert list(policies.specs) == ["mine"]
+    assert "give it its name back" in caplog.text

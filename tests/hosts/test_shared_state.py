@@ -1,0 +1,138 @@
+"""What engines of a fleet have learned adds up, once each, and outlives any of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from adaptspec.control.state import FILE, PolicyState
+from adaptspec.errors import StateError
+from adaptspec.hosts.pilot import Pilot
+from adaptspec.hosts.settings import PilotSettings
+from adaptspec.hosts.shared_state import SharedState, merged
+from tests.hosts.world import USUAL, VLLM, World, serve
+
+
+def states(*values: float, signature: str = "s") -> dict[str, PolicyState]:
+    return {"p": PolicyState(signature, {"n": np.array(values)})}
+
+
+def values(known: Mapping[str, PolicyState]) -> list[float]:
+    return known["p"].arrays["n"].tolist()
+
+
+def engine(folder: Path, *, load: bool = True) -> SharedState:
+    made = SharedState(folder, "pair")
+    if load:
+        made.load(())
+    return made
+
+
+def test_engines_add_what_they_learn(tmp_path: Path) -> None:
+    """Each knows both, writes its own alone, and counts nothing twice, however often they look."""
+    one, two = engine(tmp_path), engine(tmp_path)
+    assert one.place != two.place
+    first, second = states(3.0, 0.0), states(1.0, 5.0)
+    for _ in range(4):
+        first, second = one.exchange(first, ()), two.exchange(second, ())
+    assert values(first) == values(second) == [4.0, 5.0]
+    one.close()
+    two.close()
+    again = SharedState(tmp_path, "pair")
+    assert values(again.load(())[0]) == [4.0, 5.0]
+    again.close()
+
+
+@given(
+    st.lists(st.floats(0.0, 100.0), min_size=3, max_size=3),
+    st.lists(st.lists(st.tuples(st.floats(0.0, 1.0), st.floats(0.0, 10.0)), min_size=3, max_size=3), max_size=8),
+)
+def test_nothing_is_ever_counted_twice(
+    tmp_path_factory: pytest.TempPathFactory, start: list[float], rounds: list[list[tuple[float, float]]]
+) -> None:
+    """Of what one engine learned and the other only heard of, no more is ever written in all than was learned, however
+    it fades and whatever comes to it.
+    """
+    folder = tmp_path_factory.mktemp("fleet")
+    one, two = engine(folder), engine(folder)
+    known, other = one.exchange(states(*start), ()), states(0.0, 0.0, 0.0)
+    real = np.array(start)  # what there would be if each engine's own faded and grew as the whole does
+    for changes in rounds:
+        other = two.exchange(other, ())
+        fade, new = np.array(changes).T
+        known = {"p": PolicyState("s", {"n": known["p"].arrays["n"] * fade + new})}
+        real = real * fade + new
+        known = one.exchange(known, ())
+        assert (np.array(values(known)) <= real + 1e-6).all()
+        assert min(values(known)) >= -1e-9
+    one.close()
+    two.close()
+
+
+def test_the_merged_states_of_two_are_that_of_one(tmp_path: Path) -> None:
+    """Two policies' counts from two engines, added, are those of an engine that had both their traffic."""
+    assert values(merged([states(1.0, 2.0), states(3.0, 0.5)])) == [4.0, 2.5]
+    assert values(merged([states(1.0, 2.0), states(3.0, 0.5, signature="other arms")])) == [1.0, 2.0]
+
+
+def test_another_policy_of_the_same_shapes_takes_nothing_away(tmp_path: Path) -> None:
+    """One that was changed on one engine first, or long ago on one that is gone: its counts mean something else."""
+    one, two = engine(tmp_path), engine(tmp_path)
+    two.exchange(states(900.0, 900.0, signature="other arms"), ())
+    known = states(100.0, 50.0)
+    for _ in range(3):
+        known = one.exchange(known, ())
+    assert values(known) == [100.0, 50.0]
+    one.close()
+    two.close()
+
+
+def test_damage_and_other_models_are_left_alone(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    one, two, strange = engine(tmp_path), engine(tmp_path), SharedState(tmp_path / "x", "other models")
+    two.exchange(states(1.0, 1.0), ())
+    (two.place / FILE).write_text("{")
+    strange.exchange(states(9.0, 9.0), ())
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / FILE).write_bytes((strange.place / FILE).read_bytes())
+    assert values(one.exchange(states(2.0, 0.0), ())) == [2.0, 0.0]
+    assert "is not used" in caplog.text
+    for engine_ in (one, two, strange):
+        engine_.close()
+
+
+def test_a_place_that_cannot_be_used(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StateError):
+        SharedState(tmp_path / "file", "pair")
+
+
+def piloted(folder: Path, seed: int) -> World:
+    world = World(USUAL, None, seed=seed)
+    settings = PilotSettings(state_dir=folder, state_seconds=1e-6)
+    world.pilot = Pilot(settings, VLLM, 8, models={"target": "t"}, clock=lambda: world.now)
+    return world
+
+
+def test_a_pilot_goes_on_where_others_stopped(tmp_path: Path) -> None:
+    """What one engine has learned, a new one knows when it begins; what it learns itself comes on top."""
+    counts = []
+    for seed in range(2):
+        world = piloted(tmp_path, seed)
+        serve(world, (0.75,), 4, 200)
+        assert world.pilot is not None
+        world.pilot._desk.work()
+        serve(world, (0.75,), 4, 20)
+        counts.append(world.pilot._controller.policies["goodput"].learned()["acceptance"][0, 0, 0])
+        world.pilot.close()
+        assert not world.pilot.errors
+    fresh = piloted(tmp_path / "new", 1)
+    serve(fresh, (0.75,), 4, 220)
+    assert fresh.pilot is not None
+    alone = fresh.pilot._controller.policies["goodput"].learned()["acceptance"][0, 0, 0]
+    fresh.pilot.close()
+    assert counts[1] > alone + 1.0

@@ -1,0 +1,86 @@
+"""A journal that is written inside another engine is one like any other; metrics have a port of their own."""
+
+from __future__ import annotations
+
+import socket
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+from adaptspec.cli import main
+from adaptspec.errors import ConfigError
+from adaptspec.hosts.pilot import Pilot
+from adaptspec.hosts.settings import PilotSettings
+from adaptspec.journal import RequestFinished, RequestStarted, read_entries, read_journal
+from adaptspec.request import SpeculationParams
+from tests.hosts.world import USUAL, VLLM, Guest, World, serve, texts
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "logging_policy.yaml"
+
+
+def free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return int(found.getsockname()[1])
+
+
+def served(folder: Path, policy: str, steps: int = 400, batch: int = 4) -> Path:
+    journal = folder / "rounds.jsonl"
+    world = World(USUAL, None)
+    settings = PilotSettings(policy=policy, journal=journal)
+    world.pilot = Pilot(settings, VLLM, 8, models={"target": "t", "draft": "d"}, clock=lambda: world.now)
+    world.admit(Guest("mine", texts([0.8], 60)[0], SpeculationParams(task="code", max_depth=2)))
+    serve(world, (0.75, 0.2), batch, steps, length=64)
+    world.pilot.close()
+    assert not world.pilot.errors
+    return journal
+
+
+def test_the_journal_says_what_was_done(tmp_path: Path) -> None:
+    """Rounds with what drafts came to, contexts that go on from round to round, requests with their sums."""
+    journal = served(tmp_path, "static-3")
+    entries = list(read_entries(journal))
+    started = {entry.id: entry for entry in entries if isinstance(entry, RequestStarted)}
+    assert (started["mine"].policy, started["mine"].task, started["mine"].max_depth) == ("static-3", "code", 2)
+    context: dict[str, int] = {}
+    for record in read_journal(journal):
+        assert (record.accepted <= record.drafted).all()
+        assert (record.drafted <= record.depths).all()
+        assert (record.emitted <= record.accepted + 1).all()
+        assert record.total_seconds > 0.0
+        for name, before, emitted in zip(record.request_ids, record.context, record.emitted, strict=True):
+            assert context.setdefault(name, before) == before
+            context[name] = before + emitted
+    ended = [entry for entry in entries if isinstance(entry, RequestFinished)]
+    assert ended
+    assert all(entry.finish == "stop" and entry.tokens > 0 for entry in ended)
+
+
+@pytest.mark.whole
+def test_it_is_read_as_any_other(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """`policy explain`, `estimate` and `simulate` say something of it."""
+    journal = served(tmp_path, str(EXAMPLE), 3000, 1)
+    assert main(["policy", "explain", "--journal", str(journal)]) == 0
+    assert "drafted" in capsys.readouterr().out
+    assert main(["policy", "estimate", "static-3", "--journal", str(journal)]) == 0
+    assert capsys.readouterr().out
+    assert main(["policy", "simulate", "--policy", "static-3", "--journal", str(journal)]) == 0
+    assert "static-3" in capsys.readouterr().out
+
+
+def test_metrics_have_a_port(tmp_path: Path) -> None:
+    """They are those of a server of our own; a port that is taken is refused at the start."""
+    port = free_port()
+    world = World(USUAL, None)
+    world.pilot = Pilot(PilotSettings(policy="static-3", metrics_port=port), VLLM, 8, clock=lambda: world.now)
+    serve(world, (0.75,), 4, 200)
+    with pytest.raises(ConfigError, match=f"metrics-port {port}"):
+        Pilot(PilotSettings(metrics_port=port), VLLM, 8)
+    world.pilot._desk._watchers.store.settle()
+    text = urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics").read().decode()
+    world.pilot.close()
+    accepted = next(
+        line for line in text.splitlines() if line.startswith("adaptspec_spec_decode_accepted_tokens_total")
+    )
+    assert float(accepted.split()[-1]) > 100.0

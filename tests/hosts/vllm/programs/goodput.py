@@ -1,0 +1,102 @@
+"""Tokens per second inside vLLM: a policy against fixed depths and vLLM's own table, in turn, in one process.
+
+`goodput.py [--policy NAME] [--useless] [--batches 1,4,16] [--laps N]`: all write the same greedy texts, lap by lap, the
+second time in reverse order. Seconds are those of the engine's thread on its core, steps that took more than twice the
+median counted as that: other programs stall it. `--useless`: the draft's weights are noise.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import shutil
+import statistics
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from engines import DEEPEST, MODELS, make, prompts, scheduler_of
+from safetensors.torch import load_file, save_file
+from vllm import SamplingParams
+
+ROWS, TOKENS, WARM = 16, 96, 300
+TABLE = [0, *[5] * 4, *[3] * 4, *[1] * 8]  # depth by batch size
+REQUESTS = {1: 4, 4: 12, 16: 48}
+Mode = int | str
+
+
+def noise(folder: Path) -> Path:
+    """A draft of the bundled one's shape that has learned nothing."""
+    shutil.copytree(MODELS / "draft", folder)
+    chance = torch.Generator().manual_seed(0)
+    weights = load_file(folder / "model.safetensors")
+    drawn = {name: torch.randn(value.shape, generator=chance).to(value.dtype) * 0.02 for name, value in weights.items()}
+    save_file(drawn, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
+
+
+class Runs:
+    """One engine that a policy steers, and one of plain vLLM whose depth is set from outside."""
+
+    def __init__(self, policy: str, draft: Path) -> None:
+        drafts = {"method": "draft_model", "model": str(draft), "num_speculative_tokens": DEEPEST}
+        usual: dict[str, Any] = {"speculative_config": drafts, "dtype": "float32"}
+        self.ours, self.plain = make(ROWS, adaptive={"policy": policy}, **usual), make(ROWS, **usual)
+        self.pilot = scheduler_of(self.ours)._pilot
+        self.pilot._clock = time.thread_time
+        self.asked = 0
+
+    def run(self, mode: Mode, batch: int, texts: list[str], steps: int = 10**9) -> float:
+        """Tokens per second of a mode: `ours`, `table`, or a fixed depth."""
+        engine = (self.ours if mode == "ours" else self.plain).llm_engine
+        if mode != "ours":
+            scheduler_of(self.plain).dynamic_sd_lookup = TABLE if mode == "table" else [mode] * (ROWS + 1)
+        left, live, tokens, seconds = list(texts), 0, 0, list[float]()
+        greedy = SamplingParams(max_tokens=TOKENS, temperature=0, ignore_eos=True)
+        while live or (left and len(seconds) < steps):
+            while left and live < batch and len(seconds) < steps:
+                engine.add_request(str(self.asked), left.pop(), greedy)
+                live, self.asked = live + 1, self.asked + 1
+            begun = time.thread_time()
+            ended = [output for output in engine.step() if output.finished]
+            seconds.append(time.thread_time() - begun)
+            live, tokens = live - len(ended), tokens + TOKENS * len(ended)
+        most = 2 * statistics.median(seconds)
+        return tokens / sum(min(one, most) for one in seconds)
+
+
+def main() -> None:
+    """Prints a JSON object for each batch size."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--policy", default="goodput")
+    parser.add_argument("--useless", action="store_true")
+    parser.add_argument("--batches", default="1,4,16")
+    parser.add_argument("--laps", type=int, default=10)
+    told = parser.parse_args()
+    modes: list[Mode] = ["ours", 0, 1, 3, 5, "table"]
+    with tempfile.TemporaryDirectory() as folder:
+        runs = Runs(told.policy, noise(Path(folder) / "draft") if told.useless else MODELS / "draft")
+        texts = prompts(2000, random.Random(0))
+        for batch in map(int, told.batches.split(",")):
+            for mode in modes:
+                runs.run(mode, batch, texts[: WARM * batch], WARM if mode == "ours" else 20)
+            found: dict[Mode, list[float]] = {mode: [] for mode in modes}
+            for lap in range(told.laps):
+                lot = texts[lap * REQUESTS[batch] :][: REQUESTS[batch]]
+                for mode in modes[:: 1 - 2 * (lap % 2)]:
+                    found[mode].append(runs.run(mode, batch, lot))
+            middle = {mode: statistics.median(rates) for mode, rates in found.items()}
+            best = max(modes[1:], key=lambda mode: middle[mode])
+            ratio = statistics.median(a / b for a, b in zip(found["ours"], found[best], strict=True))
+            rates = {str(mode): round(rate) for mode, rate in middle.items()}
+            print(
+                json.dumps({"batch": batch, "best": best, "of the best": round(ratio, 3), "rates": rates}), flush=True
+            )
+        print(json.dumps({"errors": runs.pilot.errors}))
+
+
+if __name__ == "__main__":
+    main()
