@@ -14,7 +14,7 @@ from adaptspec.models.config import FAMILIES, WHOLE, DecoderConfig, Part, check_
 from adaptspec.models.decoder import Decoder
 from adaptspec.models.kv_cache import CacheLimits, CachePlan, KVCache, plan_cache
 from adaptspec.models.model_files import CONFIG, eos_token_ids, fingerprint, read_json, resolve_model, weight_files
-from adaptspec.models.quantized import quantized_weights
+from adaptspec.models.own_drafts import own_weights
 from adaptspec.models.runner import ModelInfo, Runner
 from adaptspec.models.transformers_runner import (
     BLOCK,
@@ -46,7 +46,7 @@ class LoadedModel:
     block_size: int | None = None
     config: DecoderConfig | None = None
     weights: DecoderWeights | None = None  # of a Llama-like one
-    quantized: Callable[[str], LoadedModel] | None = None  # itself in 8 or 4 bits, sharing what stays; None: it cannot
+    own_draft: Callable[[str], LoadedModel] | None = None  # one of itself (see `own_weights`); None: it has none
 
     def runner(self, limits: CacheLimits) -> Runner:
         """With a cache; ModelError if none of these limits fits."""
@@ -103,18 +103,18 @@ def _load_lean(
     whole, (make, part) = read_decoder_config(raw), how
     config, weights = whole.part(part), load_weights(folder, whole, dtype, device, part)
 
-    def loaded(info: ModelInfo, own: DecoderWeights) -> LoadedModel:
+    def loaded(info: ModelInfo, config: DecoderConfig, own: DecoderWeights) -> LoadedModel:
         each = config.cache_shape.bytes_per_token(dtype)
         start = lambda info, plan: make(info, config, own, plan)  # noqa: E731
         return LoadedModel(folder, info, device, each, start, config=config, weights=own)
 
-    found = loaded(_info(folder, raw, dtype, (weights.parameters, config.vocab_size, config.context)), weights)
+    found = loaded(_info(folder, raw, dtype, (weights.parameters, config.vocab_size, config.context)), config, weights)
 
-    def quantized(kind: str) -> LoadedModel:
-        info = replace(found.info, fingerprint=f"{found.info.fingerprint}-{kind}")
-        return loaded(info, quantized_weights(weights, kind))
+    def own_draft(name: str) -> LoadedModel:
+        info = replace(found.info, name=name, fingerprint=f"{found.info.fingerprint}-{name}")
+        return loaded(info, *own_weights(config, weights, name))
 
-    return replace(found, quantized=quantized)
+    return replace(found, own_draft=own_draft)
 
 
 def _load_other(folder: Path, raw: Mapping[str, Any], dtype: torch.dtype, device: torch.device) -> LoadedModel:

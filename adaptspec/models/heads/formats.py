@@ -29,7 +29,7 @@ from adaptspec.models.layers import Linear, Norm
 from adaptspec.models.loading import DTYPES, LoadedModel
 from adaptspec.models.model_files import CONFIG, fingerprint, read_json, resolve_model
 from adaptspec.models.runner import ModelInfo, Runner
-from adaptspec.models.weights import WeightReader
+from adaptspec.models.weights import MTP, WeightReader
 
 SPECULATORS = "speculators_model_type"  # in config.json of heads that the library `speculators` has saved
 # What is left in checkpoints of training, or says again what another tensor does.
@@ -41,8 +41,15 @@ _IGNORED = (
     "verifier_norm.weight",
     "verifier_lm_head.weight",
 )
+# Of multi-token prediction: norms of token and state, what joins them, the layer, its norm.
+_MTP_NAMES = tuple(
+    f"mtp_layers.0{part}" for part in (".token_layernorm", ".hidden_layernorm", ".input_proj", "", ".final_layernorm")
+)
+_OWN_MTP_NAMES = tuple(
+    f"{MTP}{part}" for part in ("pre_fc_norm_embedding", "pre_fc_norm_hidden", "fc", "layers.0", "norm")
+)
 _SLOTS = 8  # that P-EAGLE drafts where its config does not say
-_LAST = ("medusa", "mtp")  # take the target's last state
+_LAST = ("medusa", "mtp", None)  # take the target's last state
 # The shape of its cache, what starts it, and the most tokens that it drafts.
 Made = tuple[CacheShape, Callable[[ModelInfo, KVCache], Runner], int | None]
 
@@ -68,23 +75,26 @@ def is_head(path_or_hub_id: str) -> bool:
 def load_head(path_or_hub_id: str, target: LoadedModel, *, pickles: bool = False) -> LoadedModel:
     """A head for this target, in its dtype and on its device, of pickles too if they are allowed.
 
+    Of the target's own folder it is the layer for multi-token prediction that lies there.
+
     Raises ModelError: it cannot be used, or is another target's.
     """
     folder = resolve_model(path_or_hub_id, pickles=pickles)
     raw = read_json(folder / CONFIG)
-    kind = str(head_kind(raw))
+    own = folder == target.folder
+    kind = "mtp" if own else str(head_kind(raw))
     if kind not in _MAKERS:
         raise ModelError(f"{folder}: heads of kind {kind} cannot draft here; there are: {', '.join(_MAKERS)}")
     files = HeadFiles(folder, raw, target, pickles=pickles)
     shape, start, deepest = _MAKERS[kind](files)
-    files.reader.finish(_IGNORED)
+    files.reader.finish(_IGNORED, beside=("model.", "lm_head.") if own else ())
     parameters, dtype = files.reader.parameters, DTYPES[target.info.dtype]
     info = replace(
         target.info,
-        name=folder.resolve().name,
+        name=kind if own else folder.resolve().name,
         architecture=kind,
         parameters=parameters,
-        fingerprint=fingerprint(folder, pickles=pickles),
+        fingerprint=fingerprint(folder, pickles=pickles) + f"-{kind}" * own,
         deepest=deepest,
     )
     return LoadedModel(
@@ -197,7 +207,7 @@ class HeadFiles:
     def _states(self) -> tuple[int, ...]:
         layers = self._own.layers
         names = ("eagle_aux_hidden_state_layer_ids", "aux_hidden_state_layer_ids", "target_layer_ids")
-        if head_kind(self.raw) in _LAST:
+        if head_kind(self.raw) in _LAST:  # None: in the target's own files
             return (layers,)
         ids = next((place[name] for place in (self.raw, self._described) for name in names if place.get(name)), None)
         # `speculators` counts the layer that a state goes into, others the one that it comes out of.
@@ -250,16 +260,22 @@ def _peagle(files: HeadFiles) -> Made:
 
 
 def _mtp(files: HeadFiles) -> Made:
-    reader, prefix, hidden = files.reader, "mtp_layers.0.", files.config.hidden
+    """In `speculators`' files, and in the target's own, of whose state it then takes the target's norm first."""
+    reader, hidden, saved = files.reader, files.config.hidden, files.saved
+    token, state, entry, layer, last = _MTP_NAMES if saved else _OWN_MTP_NAMES
+    if not reader.has(f"{entry}.weight"):
+        raise ModelError(
+            f"{files.folder} brings no layer for multi-token prediction ({entry}.weight is missing); use another draft"
+        )
     config = replace(files.config, windows=files.config.windows[-1:])  # one layer, whatever the target has
     weights = EagleWeights(
         files.embedding(),
-        Fusion(None, (), None),
-        reader.norm(f"{prefix}token_layernorm.weight"),
-        reader.norm(f"{prefix}hidden_layernorm.weight"),
-        files.matrix(f"{prefix}input_proj", (hidden, 2 * hidden)),
-        (reader.layer(prefix),),
-        reader.norm(f"{prefix}final_layernorm.weight"),
+        Fusion(None if saved else files.target_norm(), (), None),
+        reader.norm(f"{token}.weight"),
+        reader.norm(f"{state}.weight"),
+        files.matrix(entry, (hidden, 2 * hidden)),
+        (reader.layer(f"{layer}."),),
+        reader.norm(f"{last}.weight"),
         files.head(None),
         None,
         files.states,
