@@ -116,8 +116,13 @@ class HeadRunner:
 
     @property
     def unread(self) -> int:
-        """Tokens of all rows whose states wait to be read."""
-        return sum(len(text.tokens) for text in self._rows.values())
+        """Tokens of all rows whose states wait to be read. Any thread may ask."""
+        return sum(len(text.tokens) for text in list(self._rows.values()))
+
+    @property
+    def unread_bytes(self) -> int:
+        """What their states take. Any thread may ask."""
+        return sum(part.nbytes for text in list(self._rows.values()) for part in list(text.parts))
 
     def reserve(self, row: int, length: int) -> bool:
         return row not in self._lost and self._cache.reserve(row, max(1, length - self.shift))
