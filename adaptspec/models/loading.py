@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -24,6 +24,9 @@ from adaptspec.models.transformers_runner import (
     longest_context,
 )
 from adaptspec.models.weights import DecoderWeights, load_weights
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel  # a type only here, and seconds to import
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 NOT_GENERATIVE = ("Classification", "ForQuestionAnswering", "ForMaskedLM")
@@ -46,6 +49,7 @@ class LoadedModel:
     block_size: int | None = None
     config: DecoderConfig | None = None
     weights: DecoderWeights | None = None  # of a Llama-like one
+    module: PreTrainedModel | None = None  # of any other
     own_draft: Callable[[str], LoadedModel] | None = None  # one of itself (see `own_weights`); None: it has none
 
     def runner(self, limits: CacheLimits) -> Runner:
@@ -128,6 +132,7 @@ def _load_other(folder: Path, raw: Mapping[str, Any], dtype: torch.dtype, device
         bytes_per_token,
         lambda info, plan: TransformersRunner(info, model, plan.tokens),
         BLOCK,
+        module=model,
     )
 
 

@@ -24,6 +24,7 @@ from adaptspec.models.heads.block import (
     Unknown,
 )
 from adaptspec.models.heads.eagle import EagleRunner, EagleWeights, Fusion
+from adaptspec.models.heads.target_ends import TargetEnds
 from adaptspec.models.kv_cache import CacheShape, KVCache
 from adaptspec.models.layers import Linear, Norm
 from adaptspec.models.loading import DTYPES, LoadedModel
@@ -115,10 +116,9 @@ class HeadFiles:
 
     def __init__(self, folder: Path, raw: Mapping[str, Any], target: LoadedModel, *, pickles: bool = False) -> None:
         """Raises ModelError: it is of another target, or says what cannot be."""
-        if target.weights is None or target.config is None:
-            raise ModelError(f"{folder} is a head, which needs a Llama-like target; {target.folder} is none")
         self.folder, self.raw, self.target, self.saved = folder, raw, target, SPECULATORS in raw
-        self._own, self._whole = target.config, target.weights
+        self._ends = TargetEnds.of(target)
+        self._own = self._ends.config
         self.config = self._decoder()
         self.width = count(raw, "target_hidden_size", self._own.hidden if kindless(raw) else self.config.hidden)
         for what, mine, its in (
@@ -141,9 +141,9 @@ class HeadFiles:
         name, table = "embed_tokens.weight", (self.config.vocab_size, self.config.hidden)
         if self.reader.has(name):
             return self.reader.take(name, table)
-        if self._whole.embedding.shape != table:
+        if self._ends.embedding.shape != table:
             raise ModelError(f"{self.folder} brings no {name}, and the target's are of another size; save it with them")
-        return self._whole.embedding
+        return self._ends.embedding
 
     def vocabulary(self) -> torch.Tensor | None:
         size, most = count(self.raw, "draft_vocab_size", self.config.vocab_size), self.config.vocab_size
@@ -164,17 +164,13 @@ class HeadFiles:
         if self.reader.has(name):
             matrix = self.reader.take(name, (size, self.config.hidden))
         else:
-            # As it is stored: what is loaded may have taken a norm over.
-            reader = WeightReader(self.target.folder, self._own, self._whole.embedding.dtype, self.target.device)
-            there = "model.embed_tokens.weight" if self._own.tied else "lm_head.weight"
-            matrix = reader.take(there, (self._own.vocab_size, self._own.hidden))
+            matrix = self._ends.head()
             matrix = matrix if vocabulary is None else matrix[vocabulary]
         return Linear.of(matrix.t().contiguous())
 
     def target_norm(self) -> Norm:
-        """The target's last, whose weight a head behind it may have taken over."""
-        reader = WeightReader(self.target.folder, self._own, self._whole.embedding.dtype, self.target.device)
-        return reader.norm("model.norm.weight")
+        """The target's last."""
+        return self._ends.norm()
 
     def matrix(self, name: str, shape: tuple[int, int]) -> Linear:
         """A product [out, in] with a bias if it has one."""
