@@ -12,8 +12,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM, MuseGlimmerAssistantConfig, MuseGlimmerAssistantModel
-from transformers.generation.candidate_generator import DFlashTokenCandidateGenerator
+from transformers import AutoModelForCausalLM
+from transformers.generation import candidate_generator
 
 from adaptspec.drafting.draft_model import DraftModelDrafter
 from adaptspec.drafting.drafter import DraftJob
@@ -140,6 +140,7 @@ def test_drafts_are_those_of_transformers_dflash(
     """Round by round of a whole answer, by its own candidate generator and the one such head that it has; the same
     weights in the layout of DFlash's project.
     """
+    muse = pytest.importorskip("transformers.models.muse_glimmer_assistant")  # not in transformers 5.20
     place = make_model("llama", hidden_size=HIDDEN, num_hidden_layers=4)
     target: Any = AutoModelForCausalLM.from_pretrained(place)
     sizes = {
@@ -149,9 +150,8 @@ def test_drafts_are_those_of_transformers_dflash(
     }
     about = {"block_size": 5, "mask_token_id": 3, "target_layer_ids": [0, 2]}
     torch.manual_seed(5)
-    its = MuseGlimmerAssistantModel(
-        MuseGlimmerAssistantConfig(**sizes, **about, layer_types=["full_attention"] * 2)  # type: ignore[arg-type]
-    ).eval()
+    settings = muse.MuseGlimmerAssistantConfig(**sizes, **about, layer_types=["full_attention"] * 2)
+    its = muse.MuseGlimmerAssistantModel(settings).eval()
     for parameter in its.parameters():
         parameter.data.normal_(float(parameter.ndim == 1), 0.25)
     names = {"encoder.fc": "fc", "encoder.output_norm_enc": "hidden_norm"}
@@ -166,7 +166,8 @@ def test_drafts_are_those_of_transformers_dflash(
     (folder / "config.json").write_text(json.dumps(sizes | described | {"block_size": about["block_size"]}))
 
     rounds: list[tuple[list[int], list[int]]] = []
-    own = DFlashTokenCandidateGenerator.get_candidates
+    generator = candidate_generator.DFlashTokenCandidateGenerator
+    own = generator.get_candidates
 
     def noted(self: Any, input_ids: torch.Tensor, *rest: Any, **named: Any) -> Any:
         found = own(self, input_ids, *rest, **named)
@@ -174,7 +175,7 @@ def test_drafts_are_those_of_transformers_dflash(
         rounds.append((text, candidates[len(text) :]))
         return found
 
-    monkeypatch.setattr(DFlashTokenCandidateGenerator, "get_candidates", noted)
+    monkeypatch.setattr(generator, "get_candidates", noted)
     text = torch.randint(4, VOCAB, (1, 9))
     target.generate(
         text, assistant_model=its, speculation_type="dflash", do_sample=False, max_new_tokens=24, eos_token_id=None
