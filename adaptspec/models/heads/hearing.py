@@ -65,10 +65,10 @@ class Text:
 
     def keep(self, base: int, places: Sequence[int]) -> None:
         """Of the states from `base` on those at base + places, ascending."""
-        own = [base - self.first + place for place in places]
-        count = base - self.first + len(own)
-        if own and own[-1] >= count:
-            chosen = [*range(base - self.first), *own]
+        before = base - self.first
+        count = before + len(places)
+        if places and places[-1] >= len(places):
+            chosen = [*range(before), *(before + place for place in places)]
             self.tokens, self.parts = [self.tokens[i] for i in chosen], [self.states[chosen]]
             return
         surplus = len(self.tokens) - count
@@ -153,16 +153,18 @@ class HeadRunner:
         tokens, at = packed.tokens.tolist(), 0
         for row, start, count in zip(packed.rows.tolist(), starts, packed.counts.tolist(), strict=True):
             new = slice(at, at := at + count)
-            if row in self._rows and start - self._rows[row].sure > MOST_UNREAD:
+            text = self._rows.get(row)
+            if text is not None and start - text.sure > MOST_UNREAD:
                 self._read_on(row)
+                text = self._rows.get(row)
             if not start:
                 self.free(row)
-            elif row not in self._rows:
+                text = self._rows[row] = Text()
+            elif text is None:
                 self._lost.add(row)
                 continue
-            text = self._text(row)
             text.keep(start, ())
-            text.forget(self._needed(text))
+            text.forget(text.sure - self.shift)  # what comes before is read
             text.tokens += tokens[new]
             text.parts.append(states[new].clone())
             text.first = start + count - len(text.tokens)
@@ -193,7 +195,7 @@ class HeadRunner:
         rows = zip(packed.rows.tolist(), parts, packed.seen or [None] * len(parts), packed.wanted.tolist(), strict=True)
         fed = []
         for row, new, seen, wanted in rows:
-            text = self._text(row)
+            text = self._rows.setdefault(row, Text())
             fed.append(Fed(row, text, text.length, new, _before(text.length, len(new), seen), seen, wanted))
             text.length += len(new)
         logits = self._run(fed)
@@ -205,13 +207,6 @@ class HeadRunner:
     def _run(self, fed: Sequence[Fed]) -> torch.Tensor:
         """Logits [wanted, its own vocabulary] after the last `wanted` of the new tokens of each row."""
         raise NotImplementedError
-
-    def _needed(self, text: Text) -> int:
-        """The first place whose state is still to be read."""
-        return max(0, text.sure - self.shift)
-
-    def _text(self, row: int) -> Text:
-        return self._rows.setdefault(row, Text())
 
     def _read_on(self, row: int) -> None:
         """Read all that the target has said of a row. What fails here costs its drafts, never the target's pass."""

@@ -64,4 +64,4 @@ def _of_module(target: LoadedModel) -> TargetEnds:
         **{"num_hidden_layers": count_layers(module, hidden), "num_attention_heads": 1, "head_dim": 2},
         "max_position_embeddings": target.info.context,
     }
-    return TargetEnds(read_decoder_config(sizes), embedding, lambda: head.weight.detach(), lambda: last_norm(module))
+    return TargetEnds(read_decoder_config(sizes), embedding, head.weight.detach, lambda: last_norm(module))
