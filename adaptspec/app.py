@@ -32,6 +32,7 @@ from adaptspec.engine.policy_watch import PolicyWatch
 from adaptspec.engine.watchdog import Watchdog
 from adaptspec.errors import ConfigError
 from adaptspec.journal import JournalHeader
+from adaptspec.models.heads.hearing import HeadRunner
 from adaptspec.models.tokenization import fingerprint
 from adaptspec.server.application import make_app
 from adaptspec.server.auth import Hosts, check_exposure, is_loopback, named_key
@@ -42,7 +43,13 @@ from adaptspec.server.sse import Padding
 from adaptspec.telemetry.earnings import Earnings
 from adaptspec.telemetry.journal_writer import Journal
 from adaptspec.telemetry.live_feed import LiveFeed
-from adaptspec.telemetry.metric_families import earning_families, load_families, reload_families, shadow_families
+from adaptspec.telemetry.metric_families import (
+    earning_families,
+    head_families,
+    load_families,
+    reload_families,
+    shadow_families,
+)
 from adaptspec.telemetry.metrics import Metrics
 from adaptspec.telemetry.otlp_export import PushSettings, SpanQueue, TraceSettings
 from adaptspec.telemetry.otlp_metrics import MetricsPush
@@ -148,6 +155,9 @@ async def serve(config: ServeConfig, console: Console) -> None:
         metrics.watch(lambda: earning_families(earnings.snapshot()))
         metrics.watch(lambda: shadow_families(manager.estimates()))
         metrics.watch(lambda: reload_families(manager.reloads))
+        head = built.loaded.draft
+        if isinstance(head, HeadRunner):
+            metrics.watch(lambda: head_families(head.unread, head.unread_bytes))
         _push(config, metrics, closing)
         # A quarter of a million objects stand to the end: looking through them for garbage would stop all requests
         # for 0.15 s at a time.

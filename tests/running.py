@@ -45,6 +45,11 @@ class Running:
             await asyncio.sleep(0.01)
         return found[1]
 
+    @property
+    def said(self) -> str:
+        """What it has printed."""
+        return self._out.getvalue()
+
     async def stop(self) -> None:
         os.kill(os.getpid(), signal.SIGTERM)
         await asyncio.wait_for(self.task, 60)

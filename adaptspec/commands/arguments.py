@@ -44,7 +44,8 @@ def add_models(parser: argparse.ArgumentParser) -> None:
         "--draft",
         default="auto",
         help="directory or hub id of the draft model, of whatever tokenizer, or of a head for the target (EAGLE-3, "
-        "P-EAGLE, DFlash, DSpark, MTP, Medusa); quantized:int8 or :int4, the target itself in fewer bits; or 'none' "
+        "P-EAGLE, DFlash, DSpark, MTP, Medusa); of the target itself quantized:int8 or :int4 (in fewer bits), "
+        "first-layers:N (those alone) or mtp (the layer for it in the target's own files); or 'none' "
         "(default: the bundled one for the bundled target, none for any other)",
     )
     add("--allow-pickle", action="store_true", help="read plain tensors out of a head's .bin or .pt files")

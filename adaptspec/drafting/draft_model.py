@@ -20,7 +20,7 @@ from adaptspec.errors import ConfigError
 from adaptspec.models.draft import Draft
 from adaptspec.models.noise import Stream
 from adaptspec.models.processors import NO_PATHS, Paths
-from adaptspec.models.runner import Packed, Runner
+from adaptspec.models.runner import Listener, Packed, Runner
 from adaptspec.models.sampling import Certainty, argmax, certainty, entropies, leading, tempered, top_certainty
 from adaptspec.types import IntArray
 
@@ -42,6 +42,11 @@ class DraftModelDrafter:
         At most about `catch_up_tokens` are read per round: a long prompt must not hold up the other rows.
         """
         self.runner = runner
+        if isinstance(runner, Listener):
+            layers = ", ".join(map(str, runner.layers))
+            self.way = (
+                f"in the target's own tokens ({runner.info.architecture}, from its states before layers {layers})"
+            )
         self.ends: Collection[int] = frozenset(ends)
         self.catch_up_tokens = catch_up_tokens
         self._fed: dict[int, FedNodes] = {}  # by row, from its draft to its commit

@@ -84,7 +84,7 @@ def _build(config: EngineConfig, sinks: Sequence[Sink], costs: Costs, labels: La
     detector = TaskDetector.load() if config.detect_tasks else None
     places = [model_place(config.model, "target")]
     if config.draft_model is not None:
-        places.append(places[0] if config.quantized else model_place(config.draft_model, "draft"))
+        places.append(places[0] if config.own_draft else model_place(config.draft_model, "draft"))
     target, *drafts = load_models(config, places, partial(_deepest, config, specs, labels))
     tokenizer = load_tokenizer(places[0])
     check_tokenizer(tokenizer, target.info)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 from adaptspec.engine.core import EngineLimits
-from adaptspec.models.quantized import PREFIX
+from adaptspec.models.own_drafts import is_own
 
 BUNDLED = "bundled"
 AUTO = "auto"
@@ -17,15 +17,16 @@ AUTO = "auto"
 class EngineConfig:
     """What to serve and how. `model` and `draft` are directories, hub ids, or "bundled".
 
-    `draft` "quantized:int8" or "quantized:int4" is the model itself in fewer bits; "auto" is the bundled draft for the
-    bundled model and none for any other. `policies` are names of shipped policies or paths of YAML files; the first is
-    the default for requests that name none (left empty: `goodput`, or `goodput-ngram` without a draft model), and every
-    shipped policy whose drafters are at hand can be asked for by name. `counts` is a file of a corpus's counts for the
-    counts drafter; "auto" is that in the model's folder, if there is one. `detect_tasks`: the task of a request
-    that names none is read off its prompt. `eager`: no CUDA graphs are captured. `draft_device`: where
-    the draft model is, if not with the target. `tensor_parallel_size`: devices that share the target, from this one on.
-    `exact`: on CUDA, "depths" keeps texts the same whatever is drafted beside up to 64 rows, "strict" beside more.
-    `allow_pickle`: heads that draft may have their tensors in pickles.
+    `draft` "quantized:int8" or "quantized:int4" is the model itself in fewer bits, "first-layers:N" its first layers,
+    "mtp" the head in its own files; "auto" is the bundled draft for the bundled model and none for any other.
+    `policies` are names of shipped policies or paths of YAML files; the first is the default for requests that name
+    none (left empty: `goodput`, or `goodput-ngram` without a draft model), and every shipped policy whose drafters
+    are at hand can be asked for by name. `counts` is a file of a corpus's counts for the counts drafter; "auto" is
+    that in the model's folder, if there is one. `detect_tasks`: the task of a request that names none is read off its
+    prompt. `eager`: no CUDA graphs are captured. `draft_device`: where the draft model is, if not with the target.
+    `tensor_parallel_size`: devices that share the target, from this one on. `exact`: on CUDA, "depths" keeps texts
+    the same whatever is drafted beside up to 64 rows, "strict" beside more. `allow_pickle`: heads that draft may have
+    their tensors in pickles.
     """
 
     model: str = BUNDLED
@@ -51,10 +52,10 @@ class EngineConfig:
         return self.draft
 
     @property
-    def quantized(self) -> str | None:
-        """In which kind of weights the model drafts for itself, if it does."""
-        name = self.draft_model or ""
-        return name.removeprefix(PREFIX) if name.startswith(PREFIX) else None
+    def own_draft(self) -> str | None:
+        """What of the model itself drafts for it, if it does."""
+        name = self.draft_model
+        return name if name is not None and is_own(name) else None
 
     @property
     def policy_names(self) -> tuple[str, ...]:

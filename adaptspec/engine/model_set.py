@@ -23,6 +23,7 @@ from adaptspec.models.loading import (
     load_model,
     plain_decoder,
 )
+from adaptspec.models.own_drafts import MTP
 from adaptspec.models.runner import Heard, Listener, ModelInfo, Runner
 from adaptspec.models.weights import DecoderWeights
 
@@ -32,7 +33,7 @@ def load_models(config: EngineConfig, places: Sequence[str], deepest: Callable[[
 
     `deepest` is asked for the most tokens that may be drafted where memory is counted.
     """
-    head = not config.quantized and len(places) > 1 and is_head(places[1])
+    head = len(places) > 1 and (config.own_draft == MTP or (config.own_draft is None and is_head(places[1])))
     group = _ranks(config, places, head=head)
     try:
         target, *drafts = _load(config, (places, head), group, deepest)
@@ -54,7 +55,7 @@ def _ranks(config: EngineConfig, places: Sequence[str], *, head: bool) -> Group:
             f"--draft {config.draft} is a head, which drafts from the target's states, on a CPU so far: use --device "
             "cpu, and leave --tensor-parallel-size and --draft-device out, or use a draft model"
         )
-    if config.quantized and (config.tensor_parallel_size > 1 or config.draft_device):
+    if config.own_draft and (config.tensor_parallel_size > 1 or config.draft_device):
         raise ConfigError(
             f"--draft {config.draft} is made of the model that is here, whole: it goes neither with "
             "--tensor-parallel-size nor with --draft-device; leave those out, or give a draft model"
@@ -74,15 +75,15 @@ def _load(
         [decoder] * 2 if group is ALONE else [partial(device_decoder, group=group), device_decoder]
     )
     parts, where = (group.part, WHOLE), (config.device, config.draft_device or config.device)
-    own = places[:1] if config.quantized or head else places
+    own = places[:1] if config.own_draft or head else places
     models = [
         load_model(place, device=device, dtype=config.dtype, make=make, part=part)
         for place, device, make, part in zip(own, where, makes, parts, strict=False)
     ]
-    if config.quantized:
-        models.append(_quantized(models[0], config.quantized))
     if head:
         models.append(load_head(places[1], models[0], pickles=config.allow_pickle))
+    elif config.own_draft:
+        models.append(_own_draft(models[0], config.own_draft))
     info = replace(models[0].info, strict=config.exact == "strict", eager=config.eager)
     models[0] = replace(models[0], info=info)
     answers, tokens = group.answers(), {}
@@ -107,10 +108,10 @@ def _load(
     return runners
 
 
-def _quantized(model: LoadedModel, kind: str) -> LoadedModel:
-    if model.quantized is None:
+def _own_draft(model: LoadedModel, name: str) -> LoadedModel:
+    if model.own_draft is None:
         raise ConfigError(f"{model.folder}: only Llama-like models can draft for themselves; use a draft model")
-    return model.quantized(kind)
+    return model.own_draft(name)
 
 
 def _beside_cache(model: LoadedModel, config: EngineConfig, deepest: Callable[[], int]) -> int:

@@ -75,7 +75,7 @@ class Decoder:
         for span in spans:
             self._cache.set_length(span.row, span.end)
         if self._listener is not None:
-            self._listener.heard(packed, [span.start for span in spans], torch.cat(states, 1))
+            self._listener.heard(packed, [span.start for span in spans], states)
         return logits
 
     def _run(self, packed: Packed, spans: list[Span], groups: list[list[int]] | None) -> Computed:
@@ -101,7 +101,7 @@ class Decoder:
         if len(weights.layers) in asked:
             states.append(hidden)
             (hidden,) = plan.pick(packed.wanted.tolist(), hidden)
-        return weights.head.logits(weights.norm(hidden)), states
+        return weights.head.logits(weights.norm(hidden)), torch.cat(states, 1) if states else hidden
 
 
 def _both(first: Callable[P, None], second: Callable[P, None]) -> Callable[P, None]:

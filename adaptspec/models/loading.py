@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -14,7 +14,7 @@ from adaptspec.models.config import FAMILIES, WHOLE, DecoderConfig, Part, check_
 from adaptspec.models.decoder import Decoder
 from adaptspec.models.kv_cache import CacheLimits, CachePlan, KVCache, plan_cache
 from adaptspec.models.model_files import CONFIG, eos_token_ids, fingerprint, read_json, resolve_model, weight_files
-from adaptspec.models.quantized import quantized_weights
+from adaptspec.models.own_drafts import own_weights
 from adaptspec.models.runner import ModelInfo, Runner
 from adaptspec.models.transformers_runner import (
     BLOCK,
@@ -24,6 +24,9 @@ from adaptspec.models.transformers_runner import (
     longest_context,
 )
 from adaptspec.models.weights import DecoderWeights, load_weights
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel  # a type only here, and seconds to import
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 NOT_GENERATIVE = ("Classification", "ForQuestionAnswering", "ForMaskedLM")
@@ -46,7 +49,8 @@ class LoadedModel:
     block_size: int | None = None
     config: DecoderConfig | None = None
     weights: DecoderWeights | None = None  # of a Llama-like one
-    quantized: Callable[[str], LoadedModel] | None = None  # itself in 8 or 4 bits, sharing what stays; None: it cannot
+    module: PreTrainedModel | None = None  # of any other
+    own_draft: Callable[[str], LoadedModel] | None = None  # one of itself (see `own_weights`); None: it has none
 
     def runner(self, limits: CacheLimits) -> Runner:
         """With a cache; ModelError if none of these limits fits."""
@@ -103,18 +107,18 @@ def _load_lean(
     whole, (make, part) = read_decoder_config(raw), how
     config, weights = whole.part(part), load_weights(folder, whole, dtype, device, part)
 
-    def loaded(info: ModelInfo, own: DecoderWeights) -> LoadedModel:
+    def loaded(info: ModelInfo, config: DecoderConfig, own: DecoderWeights) -> LoadedModel:
         each = config.cache_shape.bytes_per_token(dtype)
         start = lambda info, plan: make(info, config, own, plan)  # noqa: E731
         return LoadedModel(folder, info, device, each, start, config=config, weights=own)
 
-    found = loaded(_info(folder, raw, dtype, (weights.parameters, config.vocab_size, config.context)), weights)
+    found = loaded(_info(folder, raw, dtype, (weights.parameters, config.vocab_size, config.context)), config, weights)
 
-    def quantized(kind: str) -> LoadedModel:
-        info = replace(found.info, fingerprint=f"{found.info.fingerprint}-{kind}")
-        return loaded(info, quantized_weights(weights, kind))
+    def own_draft(name: str) -> LoadedModel:
+        info = replace(found.info, name=name, fingerprint=f"{found.info.fingerprint}-{name}")
+        return loaded(info, *own_weights(config, weights, name))
 
-    return replace(found, quantized=quantized)
+    return replace(found, own_draft=own_draft)
 
 
 def _load_other(folder: Path, raw: Mapping[str, Any], dtype: torch.dtype, device: torch.device) -> LoadedModel:
@@ -128,6 +132,7 @@ def _load_other(folder: Path, raw: Mapping[str, Any], dtype: torch.dtype, device
         bytes_per_token,
         lambda info, plan: TransformersRunner(info, model, plan.tokens),
         BLOCK,
+        module=model,
     )
 
 

@@ -14,7 +14,6 @@ from adaptspec.errors import ConfigError
 from adaptspec.models.layers import Linear
 from adaptspec.models.weights import DecoderWeights, LayerWeights
 
-PREFIX = "quantized:"  # of the names of such drafts
 KINDS = ("int8", "int4")
 GROUPS = (128, 64, 32)  # inputs that share a scale in 4 bits; in 8 all do
 OUTPUTS = 16  # that kernels take together
@@ -88,14 +87,14 @@ def _packed(numbers: torch.Tensor) -> torch.Tensor:
 def quantized_weights(weights: DecoderWeights, kind: str) -> DecoderWeights:
     """The same with layers in fewer bits; embedding, norms and head are shared. ConfigError: it cannot be done here."""
     if kind not in KINDS:
-        raise ConfigError(f"--draft {PREFIX}{kind}: there are {', '.join(PREFIX + one for one in KINDS)}")
+        raise ConfigError(f"--draft quantized:{kind}: there are quantized:{', quantized:'.join(KINDS)}")
     try:
         layers = tuple(_quantized_layer(layer, kind) for layer in weights.layers)
         layers[0].qkv(weights.embedding[:1])
     except (NotImplementedError, RuntimeError, AttributeError) as error:
         device = weights.embedding.device
         raise ConfigError(
-            f"--draft {PREFIX}{kind}: this torch has no such product on {device.type} ({str(error)[:80]}); "
+            f"--draft quantized:{kind}: this torch has no such product on {device.type} ({str(error)[:80]}); "
             "use another kind, or a draft model"
         ) from error
     return replace(weights, layers=layers)

@@ -35,7 +35,8 @@ from adaptspec.models.weights import DecoderWeights, LayerWeights
 from adaptspec.types import IntArray
 
 Floats = npt.NDArray[np.float32]
-Computed = tuple[torch.Tensor, list[torch.Tensor]]  # logits of wanted tokens, states of all behind the layers asked for
+# Logits of wanted tokens, and states [N, layers asked for x hidden] of all before these layers, side by side.
+Computed = tuple[torch.Tensor, torch.Tensor]
 
 _MASKED = 2048  # positions; what a mask takes to make is nothing beside attending to more
 # Tokens of one row, and of all rows; beyond, arithmetic outweighs overhead and torch's threads are worth theirs.
@@ -86,24 +87,30 @@ class SmallPass:
 
         `groups` of spans attend together (see `AttentionMetadata`); `asked` as in `Listener.layers`.
         """
-        tokens, states = packed.tokens, []
+        tokens, last, told = packed.tokens, len(self._weights.layers), dict[int, Floats]()
         buffers = self._buffers.get(len(tokens))
         if buffers is None:
             memory = [part[: len(tokens)] for part in self._memory]
             buffers = self._buffers[len(tokens)] = _Buffers(self._heads, memory)
         np.take(self._embedding, tokens, axis=0, out=buffers.hidden)
+        states = buffers.hidden_tensor
+        if asked:
+            width = states.shape[1]
+            states = torch.empty(len(tokens), len(asked) * width)
+            parts = states.numpy()
+            told = {layer: parts[:, i * width : (i + 1) * width] for i, layer in enumerate(asked)}
         rotations, slots = self._places(spans)
         attention = self._attention(spans, groups)
         with np.errstate(over="ignore"):  # exp(-x) of a very negative gate is infinite, and its silu rightly 0
             for i, layer in enumerate(self._weights.layers):
-                if i in asked:
-                    states.append(buffers.hidden_tensor.clone())
+                if i in told:
+                    told[i][:] = buffers.hidden
                 _project(layer, buffers, rotations)
                 self._pool[i][slots] = buffers.keys_values
                 layer.output.add_to(buffers.hidden_tensor, attention(i, buffers.queries_tensor))
                 _transform(layer, buffers)
-        if len(self._weights.layers) in asked:
-            states.append(buffers.hidden_tensor.clone())
+        if last in told:
+            told[last][:] = buffers.hidden
         _unit(buffers, self._weights.norm)
         return self._weights.head(_last(buffers, spans, packed.wanted)), states
 

@@ -31,6 +31,7 @@ TRIAL, KEPT = 10, 4  # tokens of the trial at load, and how many of them come be
 # How far logits may lie from those of one whole pass, of their own spread. Rounding takes up to 1e-5 of it in float32,
 # and 2e-3 in 16 bits; a BERT, whose cached tokens have seen the drafts, is 0.5 off.
 ROUNDING = {torch.float32: 1e-3, torch.float16: 0.1, torch.bfloat16: 0.1}
+LAYERS, NORMS = ("layers", "h", "blocks"), ("norm", "final_layer_norm", "ln_f", "norm_f")  # as families call them
 GROWING_ROPE = ("dynamic", "longrope")  # rotate differently once text is longer than what was trained first
 
 
@@ -56,7 +57,6 @@ class TransformersRunner:
 
     def listen(self, listener: Listener) -> None:
         """See `Heard.listen`."""
-        _layers(self._model)
         self._listener = listener
 
     def truncate(self, row: int, length: int) -> None:
@@ -113,7 +113,7 @@ class TransformersRunner:
 def _states(model: PreTrainedModel, asked: Sequence[int]) -> Iterator[list[torch.Tensor]]:
     """What a forward pass leaves of the states [N, hidden] before these layers (see `Listener.layers`)."""
     states: list[torch.Tensor] = []
-    layers = _layers(model) if asked else []
+    layers = _part(model, LAYERS) if asked else []
 
     def before(_: object, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         states.append((args[0] if args else kwargs["hidden_states"])[0])
@@ -130,12 +130,31 @@ def _states(model: PreTrainedModel, asked: Sequence[int]) -> Iterator[list[torch
             hook.remove()
 
 
-def _layers(model: PreTrainedModel) -> Any:
+@torch.inference_mode()
+def count_layers(model: PreTrainedModel, hidden: int) -> int:
+    """Its layers, whose states are `hidden` numbers a token; ModelError if they are not, so that no head can hear them.
+
+    Tried out with a few tokens.
+    """
+    layers, text = _part(model, LAYERS), torch.arange(1, TRIAL + 1, device=model.device)
+    with _states(model, (0, len(layers))) as states:
+        _logits(model, DynamicCache(), text, 1)
+    if [state.shape for state in states] != [(TRIAL, hidden)] * 2:
+        raise ModelError(f"{type(model).__name__} keeps states of a kind that no head drafts from; use a draft model")
+    return len(layers)
+
+
+def last_norm(model: PreTrainedModel) -> Any:
+    """The module behind its last layer; ModelError if it has none."""
+    return _part(model, NORMS)
+
+
+def _part(model: PreTrainedModel, names: Sequence[str]) -> Any:
     whole: Any = model
-    layers = getattr(whole.get_decoder(), "layers", None)
-    if layers is None:
-        raise ModelError(f"{type(model).__name__} does not tell its layers apart: no head can draft for it")
-    return layers
+    part = next((part for name in names if (part := getattr(whole.get_decoder(), name, None)) is not None), None)
+    if part is None:
+        raise ModelError(f"{type(model).__name__} has no {names[0]} that a head could draft from; use a draft model")
+    return part
 
 
 def load_through_transformers(folder: Path, dtype: torch.dtype, device: torch.device) -> tuple[PreTrainedModel, int]:

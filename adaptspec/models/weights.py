@@ -22,6 +22,7 @@ from adaptspec.models.config import WHOLE, DecoderConfig, Part
 from adaptspec.models.layers import Linear, Norm, rms_norm, rms_norm_into
 from adaptspec.models.model_files import PICKLES, weight_files
 
+MTP = "mtp."  # how tensors of a head begin that lies in the target's own files
 HEAD_COPY_LIMIT = 64 * 2**20  # bytes: beyond this a tied head shares memory with the embedding instead
 
 
@@ -73,7 +74,7 @@ def load_weights(
         head = head.contiguous()
     norm = reader.norm("model.norm.weight", head if copied else None)
     # Old checkpoints store the rotary frequencies, and some a copy of a tied head.
-    reader.finish(["rotary_emb.inv_freq", *(["lm_head.weight"] if config.tied else [])])
+    reader.finish(["rotary_emb.inv_freq", *(["lm_head.weight"] if config.tied else [])], beside=(MTP,))
     return DecoderWeights(embedding, layers, norm, Linear.of(head, copied=copied), reader.parameters)
 
 
@@ -198,9 +199,14 @@ class WeightReader:
         tensor: torch.Tensor = self._files[name].get_tensor(name) if self._part.size == 1 else stored[mine]
         return tensor
 
-    def finish(self, ignored: Sequence[str]) -> None:
-        """Raise ModelError if tensors were left unread, but for names that end in one of `ignored`."""
-        extra = sorted(name for name in self._unread if not name.endswith(tuple(ignored)))
+    def finish(self, ignored: Sequence[str], *, beside: tuple[str, ...] = ()) -> None:
+        """Raise ModelError if tensors were left unread, but for names that end in one of `ignored`.
+
+        Those that begin with one of `beside` are of another model in the same files.
+        """
+        extra = sorted(
+            name for name in self._unread if not name.endswith(tuple(ignored)) and not name.startswith(beside)
+        )
         if extra:
             listed = ", ".join(extra[:3]) + (f" and {len(extra) - 3} more" if len(extra) > 3 else "")
             raise ModelError(f"{self._folder}: config.json does not account for {listed}; is model_type right?")

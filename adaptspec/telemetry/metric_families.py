@@ -88,6 +88,13 @@ def load_families(load: EngineStats) -> Iterator[Metric]:
     yield GaugeMetricFamily("adaptspec_requests_waiting", "Requests in the queue", load.waiting)
 
 
+def head_families(tokens: int, memory: int) -> Iterator[Metric]:
+    """What a head that drafts has still to read of the target's states; `memory` in bytes."""
+    rows = "of the target that a head has not read yet"
+    yield GaugeMetricFamily("adaptspec_head_unread_tokens", f"Tokens with states {rows}", tokens)
+    yield GaugeMetricFamily("adaptspec_head_unread_bytes", f"Memory of states {rows}", memory)
+
+
 def reload_families(reloads: Reloads) -> Iterator[Metric]:
     """Reloads of policies, good and bad, and when the last good one was."""
     results = (("success", reloads.applied), ("failure", reloads.refused))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from adaptspec.control.cost import CostTable
+from adaptspec.engine import assembly
 from adaptspec.engine.assembly import Built, build
 from adaptspec.engine.core import EngineLimits
 from adaptspec.engine.engine_config import EngineConfig
@@ -11,6 +13,7 @@ from adaptspec.engine.sync_engine import Engine
 from adaptspec.models.heads.eagle import EagleRunner
 from adaptspec.request import SamplingParams
 from tests.conftest import MakeModel
+from tests.engine.policies import COSTS
 from tests.models.heads.golden import HEADS
 
 PROMPTS = ["Once upon a time", "def add(a, b):", "The", "abcabcabcabc" * 4, "{}", "1 2 3 4 5 6 7 8"]
@@ -18,11 +21,17 @@ SAMPLED = SamplingParams(temperature=0.8, seed=3, max_tokens=20)
 GREEDY = SamplingParams(temperature=0.0, max_tokens=20)
 
 
+@pytest.fixture(autouse=True)
+def _cold(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(assembly, "warm_up", lambda *_: None)
+
+
 def built(make_model: MakeModel, head: str | None, policy: str, *, rows: int = 4, **more: int) -> Built:
     """A tiny target of four layers with a golden head."""
     model = make_model("llama", hidden_size=16, num_hidden_layers=4)
     draft = None if head is None else str(HEADS / head)
-    return build(EngineConfig(str(model), draft, (policy,), limits=EngineLimits(max_rows=rows), **more))  # type: ignore[arg-type]
+    config = EngineConfig(str(model), draft, (policy,), limits=EngineLimits(max_rows=rows), **more)  # type: ignore[arg-type]
+    return build(config, costs=lambda *_: CostTable(COSTS))
 
 
 @pytest.mark.parametrize("policy", ["static-3", "goodput-trees"])

@@ -24,12 +24,13 @@ from adaptspec.models.heads.block import (
     Unknown,
 )
 from adaptspec.models.heads.eagle import EagleRunner, EagleWeights, Fusion
+from adaptspec.models.heads.target_ends import TargetEnds
 from adaptspec.models.kv_cache import CacheShape, KVCache
 from adaptspec.models.layers import Linear, Norm
 from adaptspec.models.loading import DTYPES, LoadedModel
 from adaptspec.models.model_files import CONFIG, fingerprint, read_json, resolve_model
 from adaptspec.models.runner import ModelInfo, Runner
-from adaptspec.models.weights import WeightReader
+from adaptspec.models.weights import MTP, WeightReader
 
 SPECULATORS = "speculators_model_type"  # in config.json of heads that the library `speculators` has saved
 # What is left in checkpoints of training, or says again what another tensor does.
@@ -41,8 +42,15 @@ _IGNORED = (
     "verifier_norm.weight",
     "verifier_lm_head.weight",
 )
+# Of multi-token prediction: norms of token and state, what joins them, the layer, its norm.
+_MTP_NAMES = tuple(
+    f"mtp_layers.0{part}" for part in (".token_layernorm", ".hidden_layernorm", ".input_proj", "", ".final_layernorm")
+)
+_OWN_MTP_NAMES = tuple(
+    f"{MTP}{part}" for part in ("pre_fc_norm_embedding", "pre_fc_norm_hidden", "fc", "layers.0", "norm")
+)
 _SLOTS = 8  # that P-EAGLE drafts where its config does not say
-_LAST = ("medusa", "mtp")  # take the target's last state
+_LAST = ("medusa", "mtp", None)  # take the target's last state
 # The shape of its cache, what starts it, and the most tokens that it drafts.
 Made = tuple[CacheShape, Callable[[ModelInfo, KVCache], Runner], int | None]
 
@@ -68,23 +76,26 @@ def is_head(path_or_hub_id: str) -> bool:
 def load_head(path_or_hub_id: str, target: LoadedModel, *, pickles: bool = False) -> LoadedModel:
     """A head for this target, in its dtype and on its device, of pickles too if they are allowed.
 
+    Of the target's own folder it is the layer for multi-token prediction that lies there.
+
     Raises ModelError: it cannot be used, or is another target's.
     """
     folder = resolve_model(path_or_hub_id, pickles=pickles)
     raw = read_json(folder / CONFIG)
-    kind = str(head_kind(raw))
+    own = folder == target.folder
+    kind = "mtp" if own else str(head_kind(raw))
     if kind not in _MAKERS:
         raise ModelError(f"{folder}: heads of kind {kind} cannot draft here; there are: {', '.join(_MAKERS)}")
     files = HeadFiles(folder, raw, target, pickles=pickles)
     shape, start, deepest = _MAKERS[kind](files)
-    files.reader.finish(_IGNORED)
+    files.reader.finish(_IGNORED, beside=("model.", "lm_head.") if own else ())
     parameters, dtype = files.reader.parameters, DTYPES[target.info.dtype]
     info = replace(
         target.info,
-        name=folder.resolve().name,
+        name=kind if own else folder.resolve().name,
         architecture=kind,
         parameters=parameters,
-        fingerprint=fingerprint(folder, pickles=pickles),
+        fingerprint=fingerprint(folder, pickles=pickles) + f"-{kind}" * own,
         deepest=deepest,
     )
     return LoadedModel(
@@ -105,10 +116,9 @@ class HeadFiles:
 
     def __init__(self, folder: Path, raw: Mapping[str, Any], target: LoadedModel, *, pickles: bool = False) -> None:
         """Raises ModelError: it is of another target, or says what cannot be."""
-        if target.weights is None or target.config is None:
-            raise ModelError(f"{folder} is a head, which needs a Llama-like target; {target.folder} is none")
         self.folder, self.raw, self.target, self.saved = folder, raw, target, SPECULATORS in raw
-        self._own, self._whole = target.config, target.weights
+        self._ends = TargetEnds.of(target)
+        self._own = self._ends.config
         self.config = self._decoder()
         self.width = count(raw, "target_hidden_size", self._own.hidden if kindless(raw) else self.config.hidden)
         for what, mine, its in (
@@ -131,9 +141,9 @@ class HeadFiles:
         name, table = "embed_tokens.weight", (self.config.vocab_size, self.config.hidden)
         if self.reader.has(name):
             return self.reader.take(name, table)
-        if self._whole.embedding.shape != table:
+        if self._ends.embedding.shape != table:
             raise ModelError(f"{self.folder} brings no {name}, and the target's are of another size; save it with them")
-        return self._whole.embedding
+        return self._ends.embedding
 
     def vocabulary(self) -> torch.Tensor | None:
         size, most = count(self.raw, "draft_vocab_size", self.config.vocab_size), self.config.vocab_size
@@ -154,17 +164,13 @@ class HeadFiles:
         if self.reader.has(name):
             matrix = self.reader.take(name, (size, self.config.hidden))
         else:
-            # As it is stored: what is loaded may have taken a norm over.
-            reader = WeightReader(self.target.folder, self._own, self._whole.embedding.dtype, self.target.device)
-            there = "model.embed_tokens.weight" if self._own.tied else "lm_head.weight"
-            matrix = reader.take(there, (self._own.vocab_size, self._own.hidden))
+            matrix = self._ends.head()
             matrix = matrix if vocabulary is None else matrix[vocabulary]
         return Linear.of(matrix.t().contiguous())
 
     def target_norm(self) -> Norm:
-        """The target's last, whose weight a head behind it may have taken over."""
-        reader = WeightReader(self.target.folder, self._own, self._whole.embedding.dtype, self.target.device)
-        return reader.norm("model.norm.weight")
+        """The target's last."""
+        return self._ends.norm()
 
     def matrix(self, name: str, shape: tuple[int, int]) -> Linear:
         """A product [out, in] with a bias if it has one."""
@@ -197,7 +203,7 @@ class HeadFiles:
     def _states(self) -> tuple[int, ...]:
         layers = self._own.layers
         names = ("eagle_aux_hidden_state_layer_ids", "aux_hidden_state_layer_ids", "target_layer_ids")
-        if head_kind(self.raw) in _LAST:
+        if head_kind(self.raw) in _LAST:  # None: in the target's own files
             return (layers,)
         ids = next((place[name] for place in (self.raw, self._described) for name in names if place.get(name)), None)
         # `speculators` counts the layer that a state goes into, others the one that it comes out of.
@@ -250,16 +256,22 @@ def _peagle(files: HeadFiles) -> Made:
 
 
 def _mtp(files: HeadFiles) -> Made:
-    reader, prefix, hidden = files.reader, "mtp_layers.0.", files.config.hidden
+    """In `speculators`' files, and in the target's own, of whose state it then takes the target's norm first."""
+    reader, hidden, saved = files.reader, files.config.hidden, files.saved
+    token, state, entry, layer, last = _MTP_NAMES if saved else _OWN_MTP_NAMES
+    if not reader.has(f"{entry}.weight"):
+        raise ModelError(
+            f"{files.folder} brings no layer for multi-token prediction ({entry}.weight is missing); use another draft"
+        )
     config = replace(files.config, windows=files.config.windows[-1:])  # one layer, whatever the target has
     weights = EagleWeights(
         files.embedding(),
-        Fusion(None, (), None),
-        reader.norm(f"{prefix}token_layernorm.weight"),
-        reader.norm(f"{prefix}hidden_layernorm.weight"),
-        files.matrix(f"{prefix}input_proj", (hidden, 2 * hidden)),
-        (reader.layer(prefix),),
-        reader.norm(f"{prefix}final_layernorm.weight"),
+        Fusion(None if saved else files.target_norm(), (), None),
+        reader.norm(f"{token}.weight"),
+        reader.norm(f"{state}.weight"),
+        files.matrix(entry, (hidden, 2 * hidden)),
+        (reader.layer(f"{layer}."),),
+        reader.norm(f"{last}.weight"),
         files.head(None),
         None,
         files.states,

@@ -28,9 +28,12 @@ ABSENT = -1e30  # the score of tokens that a head does not have: never drawn, an
 
 @dataclass
 class Text:
-    """One row. Places count its tokens; `states` are the target's from place `first` on, with their tokens."""
+    """One row. Places count its tokens; `states` are the target's from place `first` on, with their tokens.
 
-    states: torch.Tensor
+    They are kept in `parts`, as they came: a row that rests takes no more than a copy of each.
+    """
+
+    parts: list[torch.Tensor] = field(default_factory=list)
     tokens: list[int] = field(default_factory=list)
     first: int = 0
     length: int = 0  # tokens that were read
@@ -41,6 +44,40 @@ class Text:
     def end(self) -> int:
         """How far the target has told its states."""
         return self.first + len(self.tokens)
+
+    @property
+    def states(self) -> torch.Tensor:
+        if len(self.parts) != 1:
+            self.parts = [torch.cat(self.parts)]
+        return self.parts[0]
+
+    def forget(self, place: int) -> None:
+        """States before `place`."""
+        count = place - self.first
+        if count <= 0:
+            return
+        del self.tokens[:count]
+        self.first = place
+        while self.parts and count >= len(self.parts[0]):
+            count -= len(self.parts.pop(0))
+        if self.parts and count:
+            self.parts[0] = self.parts[0][count:].clone()  # not a view, which would keep all of it
+
+    def keep(self, base: int, places: Sequence[int]) -> None:
+        """Of the states from `base` on those at base + places, ascending."""
+        before = base - self.first
+        count = before + len(places)
+        if places and places[-1] >= len(places):
+            chosen = [*range(before), *(before + place for place in places)]
+            self.tokens, self.parts = [self.tokens[i] for i in chosen], [self.states[chosen]]
+            return
+        surplus = len(self.tokens) - count
+        if surplus > 0:
+            del self.tokens[count:]
+            while self.parts and surplus >= len(self.parts[-1]):
+                surplus -= len(self.parts.pop())
+            if surplus:
+                self.parts[-1] = self.parts[-1][:-surplus]
 
 
 @dataclass(frozen=True)
@@ -79,8 +116,13 @@ class HeadRunner:
 
     @property
     def unread(self) -> int:
-        """Tokens of all rows whose states wait to be read."""
-        return sum(len(text.tokens) for text in self._rows.values())
+        """Tokens of all rows whose states wait to be read. Any thread may ask."""
+        return sum(len(text.tokens) for text in list(self._rows.values()))
+
+    @property
+    def unread_bytes(self) -> int:
+        """What their states take. Any thread may ask."""
+        return sum(part.nbytes for text in list(self._rows.values()) for part in list(text.parts))
 
     def reserve(self, row: int, length: int) -> bool:
         return row not in self._lost and self._cache.reserve(row, max(1, length - self.shift))
@@ -108,22 +150,24 @@ class HeadRunner:
 
     def heard(self, packed: Packed, starts: Sequence[int], states: torch.Tensor) -> None:
         """See `Listener`."""
-        rows = packed.rows.tolist()
-        for row, start in zip(rows, starts, strict=True):
-            if row in self._rows and start - self._rows[row].sure > MOST_UNREAD:
+        tokens, at = packed.tokens.tolist(), 0
+        for row, start, count in zip(packed.rows.tolist(), starts, packed.counts.tolist(), strict=True):
+            new = slice(at, at := at + count)
+            text = self._rows.get(row)
+            if text is not None and start - text.sure > MOST_UNREAD:
                 self._read_on(row)
-        tokens = np.split(packed.tokens, at := np.cumsum(packed.counts[:-1]))
-        parts = torch.tensor_split(states, at.tolist())
-        for row, start, new, more in zip(rows, starts, tokens, parts, strict=True):
+                text = self._rows.get(row)
             if not start:
                 self.free(row)
-            elif row not in self._rows:
+                text = self._rows[row] = Text()
+            elif text is None:
                 self._lost.add(row)
                 continue
-            text = self._text(row, states)
-            known = slice(self._needed(text) - text.first, start - text.first)
-            text.tokens, text.states = text.tokens[known] + new.tolist(), torch.cat((text.states[known], more))
-            text.first = start + len(new) - len(text.tokens)
+            text.keep(start, ())
+            text.forget(text.sure - self.shift)  # what comes before is read
+            text.tokens += tokens[new]
+            text.parts.append(states[new].clone())
+            text.first = start + count - len(text.tokens)
 
     def truncated(self, row: int, length: int) -> None:
         """See `Listener`."""
@@ -138,8 +182,9 @@ class HeadRunner:
         if base < text.first:
             self.free(row)
             return
-        at = [*range(base - text.first), *(base - text.first + place for place in places)]
-        text.tokens, text.states = [text.tokens[i] for i in at], text.states[at]
+        text.keep(base, places)
+        if not text.own and text.length <= text.sure <= base + len(places) + self.shift:
+            return  # it has not drafted, and nothing that it has read goes
         text.own.clear()
         self.truncate(row, min(text.sure, base + len(places) + self.shift))
 
@@ -150,7 +195,7 @@ class HeadRunner:
         rows = zip(packed.rows.tolist(), parts, packed.seen or [None] * len(parts), packed.wanted.tolist(), strict=True)
         fed = []
         for row, new, seen, wanted in rows:
-            text = self._text(row)
+            text = self._rows.setdefault(row, Text())
             fed.append(Fed(row, text, text.length, new, _before(text.length, len(new), seen), seen, wanted))
             text.length += len(new)
         logits = self._run(fed)
@@ -162,15 +207,6 @@ class HeadRunner:
     def _run(self, fed: Sequence[Fed]) -> torch.Tensor:
         """Logits [wanted, its own vocabulary] after the last `wanted` of the new tokens of each row."""
         raise NotImplementedError
-
-    def _needed(self, text: Text) -> int:
-        """The first place whose state is still to be read."""
-        return max(0, text.sure - self.shift)
-
-    def _text(self, row: int, like: torch.Tensor | None = None) -> Text:
-        if row not in self._rows:
-            self._rows[row] = Text(torch.empty(0, 0, device=self.device) if like is None else like[:0])
-        return self._rows[row]
 
     def _read_on(self, row: int) -> None:
         """Read all that the target has said of a row. What fails here costs its drafts, never the target's pass."""

@@ -12,6 +12,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
+from transformers.generation import candidate_generator
 
 from adaptspec.drafting.draft_model import DraftModelDrafter
 from adaptspec.drafting.drafter import DraftJob
@@ -20,6 +22,7 @@ from adaptspec.models.heads.formats import load_head
 from adaptspec.models.kv_cache import CacheLimits
 from adaptspec.models.loading import load_model
 from adaptspec.models.processors import SamplingRow
+from adaptspec.models.runner import Heard
 from adaptspec.models.sampling import SamplingBatch
 from adaptspec.request import SamplingParams
 from tests.conftest import MakeModel
@@ -129,3 +132,70 @@ def test_medusa_is_timed_in_the_targets_own_numbers(make_model: MakeModel, tmp_p
     runner = load_head(str(tmp_path / "medusa"), target).runner(CacheLimits(2, context=64))
     assert runner.reserve(0, 8)
     assert runner.forward(pack((0, [5, 6, 7], 1))).dtype == torch.float32
+
+
+def test_drafts_are_those_of_transformers_dflash(
+    make_model: MakeModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Round by round of a whole answer, by its own candidate generator and the one such head that it has; the same
+    weights in the layout of DFlash's project.
+    """
+    muse = pytest.importorskip("transformers.models.muse_glimmer_assistant")  # not in transformers 5.20
+    place = make_model("llama", hidden_size=HIDDEN, num_hidden_layers=4)
+    target: Any = AutoModelForCausalLM.from_pretrained(place)
+    sizes = {
+        **{"vocab_size": VOCAB, "hidden_size": HIDDEN, "intermediate_size": 24, "num_hidden_layers": 2, "head_dim": 8},
+        **{"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 128, "rms_norm_eps": 1e-5},
+        "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+    }
+    about = {"block_size": 5, "mask_token_id": 3, "target_layer_ids": [0, 2]}
+    torch.manual_seed(5)
+    settings = muse.MuseGlimmerAssistantConfig(**sizes, **about, layer_types=["full_attention"] * 2)
+    its = muse.MuseGlimmerAssistantModel(settings).eval()
+    for parameter in its.parameters():
+        parameter.data.normal_(float(parameter.ndim == 1), 0.25)
+    names = {"encoder.fc": "fc", "encoder.output_norm_enc": "hidden_norm"}
+    tensors = {
+        next((name.replace(old, new) for old, new in names.items() if name.startswith(old)), name): tensor
+        for name, tensor in its.state_dict().items()
+    }
+    folder = tmp_path / "dflash"
+    folder.mkdir()
+    save_file(tensors, folder / "model.safetensors")
+    described = {"model_type": "qwen3", "architectures": ["DFlashDraftModel"], "dflash_config": about}
+    (folder / "config.json").write_text(json.dumps(sizes | described | {"block_size": about["block_size"]}))
+
+    rounds: list[tuple[list[int], list[int]]] = []
+    generator = candidate_generator.DFlashTokenCandidateGenerator
+    own = generator.get_candidates
+
+    def noted(self: Any, input_ids: torch.Tensor, *rest: Any, **named: Any) -> Any:
+        found = own(self, input_ids, *rest, **named)
+        text, candidates = input_ids[0].tolist(), found[0][0].tolist()
+        rounds.append((text, candidates[len(text) :]))
+        return found
+
+    monkeypatch.setattr(generator, "get_candidates", noted)
+    text = torch.randint(4, VOCAB, (1, 9))
+    target.generate(
+        text, assistant_model=its, speculation_type="dflash", do_sample=False, max_new_tokens=24, eos_token_id=None
+    )
+    loaded = load_model(str(place))
+    head, reader = (one.runner(CacheLimits(1, context=96)) for one in (load_head(str(folder), loaded), loaded))
+    assert isinstance(reader, Heard)
+    assert isinstance(head, BlockRunner)
+    reader.listen(head)
+    drafted = 0
+    for tokens, expected in rounds:
+        reader.reserve(0, len(tokens))
+        head.reserve(0, len(tokens) + 4)
+        if expected:
+            reader.forward(pack((0, tokens[reader.length(0) : -1], 1)))
+            found, fed = [], tokens[head.length(0) :]
+            for _ in expected:
+                found.append(int(head.forward(pack((0, fed, 1)))[0].argmax()))
+                fed = found[-1:]
+            assert found == expected
+            reader.truncate(0, len(tokens) - 1)
+            drafted += len(found)
+    assert drafted >= 24

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM, modeling_layers
 
 from adaptspec.errors import ModelError
 from adaptspec.models.heads.formats import HeadFiles, head_kind, is_head, load_head
@@ -18,7 +19,7 @@ from adaptspec.models.kv_cache import CacheLimits
 from adaptspec.models.loading import LoadedModel, load_model
 from tests.conftest import MakeModel
 from tests.models.heads.golden import HEADS, Text, golden_target
-from tests.models.packing import TOLERANCE
+from tests.models.packing import TOLERANCE, pack
 
 Tensors = dict[str, torch.Tensor]
 
@@ -163,3 +164,53 @@ def test_language_models_are_no_heads(target_path: Path) -> None:
     assert is_head(str(HEADS / "eagle3"))
     assert head_kind({"architectures": ["LlamaForCausalLM"], "draft_vocab_size": 32000}) == "eagle3"
     assert head_kind({"architectures": ["LlamaForCausalLMEagle3"]}) == "eagle3"
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_layer_in_the_targets_own_files_is_transformers_mtp(
+    make_model: MakeModel, tmp_path: Path, *, tied: bool
+) -> None:
+    """Its names are Qwen 3 Next's; it reads the state behind the target's norm. Logits at steps 1 to 3."""
+    if not hasattr(modeling_layers, "MtpModel"):
+        pytest.skip("this transformers has no such model")
+    folder = tmp_path / "target"
+    copytree(make_model("qwen3", tie_word_embeddings=tied), folder)
+    target: Any = AutoModelForCausalLM.from_pretrained(folder)
+    target.config.update({"num_mtp_layers": 1, "mtp_layer_types": ["full_attention"]})
+    torch.manual_seed(1)
+    head = modeling_layers.MtpModel(target, 1).eval()
+    for parameter in head.layers.parameters():
+        parameter.data.normal_(float(parameter.ndim == 1), 0.25)
+    names = {
+        **{"enorm": "pre_fc_norm_embedding", "hnorm": "pre_fc_norm_hidden", "eh_proj": "fc", "post_norm": "norm"},
+        "mtp_block": "layers.0",
+    }
+    own = {}
+    for name, tensor in head.layers[0].state_dict().items():
+        part, _, rest = name.partition(".")
+        own[f"mtp.{names[part]}.{rest}"] = tensor
+    save_file(load_file(folder / "model.safetensors") | own, folder / "model.safetensors")
+    loaded = load_model(str(folder))
+    runner: Any = load_head(str(folder), loaded).runner(CacheLimits(2, context=64))
+    reader: Any = loaded.runner(CacheLimits(2, context=64))
+    reader.listen(runner)
+    text = torch.randint(4, 250, (1, 12))
+    reader.reserve(0, 12)
+    reader.forward(pack((0, text[0].tolist(), 1)))
+    state = target(text, output_hidden_states=True).hidden_states[-1]
+    drafted, read = text[:, 1:].tolist()[0], text[0].tolist()
+    for _ in range(3):
+        drafted.append((drafted[-1] * 7 + 3) % 250)
+        runner.reserve(0, len(drafted) + 1)
+        found = runner.forward(pack((0, [*read, *drafted[11:]][runner.length(0) :], 1)))
+        tokens, places = torch.tensor([drafted]), torch.arange(1, len(drafted) + 1)[None]
+        with torch.no_grad():
+            states = head.forward_layer(0, state, places, None, input_ids=tokens)
+        torch.testing.assert_close(found[0], target.lm_head(states[0, -1]), **TOLERANCE)
+        state = torch.cat((state, states[:, -1:]), 1)
+
+
+def test_a_target_without_such_a_layer_says_so(make_model: MakeModel) -> None:
+    loaded = load_model(str(make_model("qwen3")))
+    with pytest.raises(ModelError, match=r"brings no layer for multi-token prediction \(mtp.fc.weight"):
+        load_head(str(loaded.folder), loaded)

@@ -112,6 +112,7 @@ def test_states_that_nobody_reads_take_bounded_memory(
     for upto in range(1, 18):
         text.hear(upto)
         assert runner.unread <= 4 + 2
+        assert runner.unread_bytes == runner.unread * len(text.states[0]) * 4
     assert runner.length(0) > 10
     torch.testing.assert_close(text.own(text.read(18)), text.expected[0, 16], **TOLERANCE)
     runner.freed(0)

@@ -1,0 +1,106 @@
+"""Heads draft for targets that transformers runs as for those of our own decoder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import Gemma2Config, GPT2Config, GPTNeoXConfig, OPTConfig, PretrainedConfig
+
+from adaptspec.control.cost import CostTable
+from adaptspec.engine import assembly
+from adaptspec.engine.assembly import build
+from adaptspec.engine.core import EngineLimits
+from adaptspec.engine.engine_config import EngineConfig
+from adaptspec.engine.sync_engine import Engine
+from adaptspec.errors import ModelError
+from adaptspec.models import loading, transformers_runner
+from adaptspec.models.heads.formats import load_head
+from adaptspec.models.heads.hearing import HeadRunner
+from adaptspec.models.heads.target_ends import TargetEnds
+from adaptspec.models.kv_cache import CacheLimits
+from adaptspec.models.loading import LoadedModel, load_model
+from adaptspec.models.model_files import CONFIG, read_json
+from adaptspec.models.runner import Heard
+from adaptspec.models.transformers_runner import TransformersRunner
+from tests.conftest import MakeModel, tiny_tokenizer
+from tests.engine.policies import COSTS
+from tests.engine.test_heads import GREEDY, PROMPTS, SAMPLED
+from tests.models.heads.golden import HEADS
+from tests.models.heads.test_block import medusa
+from tests.models.packing import TOLERANCE, pack, random_tokens
+from tests.models.test_transformers_runner import saved
+
+COMMON: dict[str, Any] = {"vocab_size": 260, "bos_token_id": None, "eos_token_id": 1, "pad_token_id": 0}
+SIZES = COMMON | {"hidden_size": 16, "num_hidden_layers": 4, "num_attention_heads": 2, "max_position_embeddings": 128}
+TARGETS: dict[str, PretrainedConfig] = {
+    "gpt2": GPT2Config(n_embd=16, n_layer=4, n_head=2, n_positions=128, **COMMON),
+    "gpt-neox": GPTNeoXConfig(intermediate_size=24, **SIZES),
+    "opt": OPTConfig(ffn_dim=24, word_embed_proj_dim=16, **SIZES),
+    "gemma2": Gemma2Config(intermediate_size=24, num_key_value_heads=1, head_dim=8, **SIZES),
+}
+
+
+def head_for(target: LoadedModel, head: Path) -> HeadRunner:
+    """After the target has read a text."""
+    found, runner = load_head(str(head), target).runner(CacheLimits(2, context=64)), target.runner(CacheLimits(2))
+    assert isinstance(found, HeadRunner)
+    assert isinstance(runner, Heard)
+    runner.listen(found)
+    assert runner.reserve(0, 20)
+    runner.forward(pack((0, random_tokens(20), 1)))
+    return found
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("name", ["eagle3", "eagle3-vocabulary", "dflash", "medusa"])
+def test_drafts_are_those_beside_the_lean_decoder(
+    make_model: MakeModel, tmp_path: Path, name: str, *, tied: bool
+) -> None:
+    """The same weights, run by transformers: embedding, head and norm are the same ones."""
+    place = make_model("llama", hidden_size=16, num_hidden_layers=4, tie_word_embeddings=tied)
+    if name == "medusa":
+        medusa(tmp_path / name, own=False)
+    head = tmp_path / name if name == "medusa" else HEADS / name
+    other = loading._load_other(place, read_json(place / CONFIG), torch.float32, torch.device("cpu"))
+    heads = [head_for(target, head) for target in (load_model(str(place)), other)]
+    for tokens in ([*random_tokens(20), 7], [8], [9]):
+        assert all(one.reserve(0, 24) for one in heads)
+        lean, through = (one.forward(pack((0, tokens, 1))) for one in heads)
+        torch.testing.assert_close(through, lean, **TOLERANCE)
+
+
+@pytest.mark.parametrize("name", TARGETS)
+@pytest.mark.parametrize("head", ["eagle3", "dflash"])
+def test_text_is_that_of_plain_decoding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, head: str) -> None:
+    """Of families whose layers and norms have other names."""
+    monkeypatch.setattr(assembly, "warm_up", lambda *_: None)
+    place = saved(tmp_path, TARGETS[name])
+    tiny_tokenizer().save_pretrained(place)
+    drafts = (None, "off"), (str(HEADS / head), "static-3")
+    plain, drafted = (
+        build(EngineConfig(str(place), draft, (policy,), device="cpu", limits=EngineLimits(max_rows=3)), costs=costs)
+        for draft, policy in drafts
+    )
+    assert isinstance(drafted.target, TransformersRunner)
+    for sampling in (GREEDY, SAMPLED):
+        wanted, found = (Engine(one.core, one.tokenizer).generate(PROMPTS[:4], sampling) for one in (plain, drafted))
+        assert [one.tokens for one in found] == [one.tokens for one in wanted]
+        assert all(one.stats.drafted for one in found)
+
+
+def costs(*_: object) -> CostTable:
+    return CostTable(COSTS)
+
+
+def test_layers_that_cannot_be_heard_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a family calls them something else, or keeps several states for a token; when it is loaded."""
+    target = load_model(str(saved(tmp_path, TARGETS["gpt2"])))
+    monkeypatch.setattr(transformers_runner, "LAYERS", ("layers",))
+    with pytest.raises(ModelError, match="GPT2LMHeadModel has no layers that a head could draft from"):
+        TargetEnds.of(target)
+    monkeypatch.setattr(transformers_runner, "LAYERS", ("h",))
+    with pytest.raises(ModelError, match="keeps states of a kind that no head drafts from"):
+        transformers_runner.count_layers(target.module, 8)  # type: ignore[arg-type]
