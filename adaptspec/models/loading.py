@@ -47,6 +47,7 @@ class LoadedModel:
     config: DecoderConfig | None = None
     weights: DecoderWeights | None = None  # of a Llama-like one
     quantized: Callable[[str], LoadedModel] | None = None  # itself in 8 or 4 bits, sharing what stays; None: it cannot
+    hears: int = 0  # numbers of the target's states that it reads per token: a head
 
     def runner(self, limits: CacheLimits) -> Runner:
         """With a cache; ModelError if none of these limits fits."""
