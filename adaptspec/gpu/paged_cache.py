@@ -12,7 +12,6 @@ import torch
 
 from adaptspec.gpu.ranks import ALONE, Group
 from adaptspec.models.kv_cache import CachePlan, CacheShape, KVCache
-from adaptspec.types import IntArray
 
 
 class PagedCache(KVCache):
@@ -29,14 +28,13 @@ class PagedCache(KVCache):
         size = plan.block_size
         super().__init__(shape, replace(plan, tokens=plan.tokens + size), dtype, device)
         self.nobody = plan.rows
-        self._host: IntArray = np.zeros((plan.rows + 1, -(-plan.context // size)), dtype=np.int32)
-        self.table = torch.zeros(self._host.shape, dtype=torch.int32, device=device)
+        self.table = torch.zeros((plan.rows + 1, -(-plan.context // size)), dtype=torch.int32, device=device)
         self._changed: dict[int, int] = {}  # blocks of entries of the table, counted row by row
         self._moves: list[tuple[int, int]] = []
         self.group = group
         self.reserve(self.nobody, 1)
-        self._host[self.nobody] = self.table[self.nobody] = block = self.held(self.nobody)[0]
-        self.rubbish = block * size  # where padding is written
+        (block,) = self.held(self.nobody)
+        self.table[self.nobody], self.rubbish = block, block * size  # where padding is written
 
     @property
     def free_share(self) -> float:
@@ -47,9 +45,7 @@ class PagedCache(KVCache):
         if not super().reserve(row, length):
             return False
         for place, block in enumerate(self.held(row)[before:], start=before):
-            if self._host[row, place] != block:
-                self._host[row, place] = block
-                self._changed[row * self._host.shape[1] + place] = block
+            self._changed[row * self.table.shape[1] + place] = block
         return True
 
     def move(self, pairs: Sequence[tuple[int, int]]) -> None:
@@ -64,7 +60,7 @@ class PagedCache(KVCache):
             self.send()
         count, pairs = len(self._changed), self._moves
         # What is left over tells once more what nobody's first block is, and moves what is not read.
-        host["entries"][which], host["blocks"][which] = self.nobody * self._host.shape[1], self._host[self.nobody, 0]
+        host["entries"][which], host["blocks"][which] = self.nobody * self.table.shape[1], self.held(self.nobody)[0]
         host["entries"][which, :count], host["blocks"][which, :count] = [*self._changed], [*self._changed.values()]
         host["moves"][which] = self.rubbish
         if pairs:
