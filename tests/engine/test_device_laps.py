@@ -38,6 +38,7 @@ def runner(role: str) -> Any:
 def test_rounds_are_replayed_and_timed(cuda: PretendCuda, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every cell, for as many rows as fit; rows are left free, and what is not a round's is not run."""
     monkeypatch.setattr(device_laps, "CONTEXTS", (100, 200, 5000))
+    monkeypatch.setattr(device_laps, "TURNS", 1)
     target, draft = runner("target"), DraftModelDrafter(runner("draft"))
     made, capture = 0, DeviceRounds.capture
 

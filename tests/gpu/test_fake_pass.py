@@ -8,6 +8,7 @@ import pytest
 
 from tests.gpu.fake import fake_cuda
 
+pytestmark = pytest.mark.whole
 # What a captured part of a round takes now, at most: kernels, and the bytes that they move over those of weights, keys
 # and values once, by (shape, rows, tokens cached in each, new tokens in each). 8B: a verify pass, 0.5B: a step
 # of its draft. Whoever lowers them writes it down here.

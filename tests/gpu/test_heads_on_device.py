@@ -33,10 +33,11 @@ from tests.gpu.test_device_executor import DRAWN, GREEDY, LIMITS, TOP_P, dictate
 from tests.models.heads.golden import HEADS
 from tests.models.heads.test_block import medusa
 
+SOME = ("eagle3.1", "eagle3-window", "dspark-rnn")
 KINDS = [
-    *((kind, False) for kind in ("eagle3", "mtp", "peagle", "dflash", "medusa")),
-    ("eagle3", True),
-    *(pytest.param(kind, False, marks=pytest.mark.whole) for kind in ("eagle3.1", "eagle3-window", "dspark-rnn")),
+    ("eagle3", False),
+    ("dflash", True),
+    *(pytest.param(kind, False, marks=pytest.mark.whole) for kind in (*SOME, "mtp", "peagle", "dflash", "medusa")),
 ]
 SHORT = replace(GREEDY, max_tokens=10)
 Pair = tuple[Built, Built]
@@ -118,7 +119,9 @@ def test_drafts_and_texts_are_those_of_a_cpu(
     assert head(pair[1]).free_memory == 1.0
 
 
-@pytest.mark.parametrize("kind", ["eagle3", "dflash", "medusa"])
+@pytest.mark.parametrize(
+    "kind", ["eagle3", *(pytest.param(one, marks=pytest.mark.whole) for one in ("dflash", "medusa"))]
+)
 @pytest.mark.parametrize("shape", [Shape(4, 16), Shape(4, 16, beam=True, union=True)], ids=["comb", "union"])
 def test_branches_run_part_by_part(pair_of: Callable[[str], Pair], kind: str, shape: Shape) -> None:
     """Their passes tell their states as well."""
