@@ -54,12 +54,7 @@ class Inputs:
 
 
 def device_decoder(
-    info: ModelInfo,
-    config: DecoderConfig,
-    weights: DecoderWeights,
-    plan: CachePlan,
-    *,
-    group: Group = ALONE,
+    info: ModelInfo, config: DecoderConfig, weights: DecoderWeights, plan: CachePlan, *, group: Group = ALONE
 ) -> DeviceDecoder:
     """A decoder with a cache of this plan, of which each rank of the group has its part."""
     like = weights.embedding
@@ -99,13 +94,7 @@ def beside_cache(config: DecoderConfig, dtype: torch.dtype, places: int, passes:
 class DeviceDecoder(CachedRows):
     """A Llama, Mistral, Qwen2 or Qwen3 model with its cache on a device; satisfies `Runner`."""
 
-    def __init__(
-        self,
-        info: ModelInfo,
-        config: DecoderConfig,
-        weights: DecoderWeights,
-        cache: PagedCache,
-    ) -> None:
+    def __init__(self, info: ModelInfo, config: DecoderConfig, weights: DecoderWeights, cache: PagedCache) -> None:
         """`config`, `weights` and `cache` are this rank's part."""
         super().__init__(cache)
         self.info = info
@@ -125,9 +114,8 @@ class DeviceDecoder(CachedRows):
 
     def room_for_states(self, tokens: int) -> torch.Tensor | None:
         """Where passes of so many tokens may leave what a listener asks for, if there is one."""
-        if self._listener is None:
-            return None
-        return self._weights.embedding.new_empty((tokens, len(self._listener.layers) * self._config.hidden))
+        width = len(self.asked) * self._config.hidden
+        return self._weights.embedding.new_empty((tokens, width)) if width else None
 
     def tell(self, packed: Packed, starts: Sequence[int], states: torch.Tensor) -> None:
         """See `Listener.heard`."""
@@ -140,13 +128,11 @@ class DeviceDecoder(CachedRows):
         Those that are listened to are left in `heard` [T, layers x hidden]. They are whole on all ranks.
         """
         weights, residual, added = self._weights, self._weights.embedding.index_select(0, inputs.tokens), None
-        asked = () if self._listener is None or heard is None else self._listener.layers
-        told = {} if heard is None else dict(zip(asked, heard.chunk(len(asked), 1), strict=True))
+        told = {} if heard is None else dict(zip(self.asked, heard.chunk(len(self.asked), 1), strict=True))
         product = partial(in_tiles, inputs.tile or len(inputs.tokens))
         plans = {window: self._plan(inputs, window) for window in set(self._config.windows)}
-        for i, (layer, pool, window) in enumerate(
-            zip(weights.layers, self.cache.pool, self._config.windows, strict=True)
-        ):
+        layers = zip(weights.layers, self.cache.pool, self._config.windows, strict=True)
+        for i, (layer, pool, window) in enumerate(layers):
             normed = self._normed(added, residual, layer.attention_norm)
             if i in told:
                 told[i].copy_(residual)
@@ -219,12 +205,7 @@ class DeviceDecoder(CachedRows):
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def read(
-        self,
-        laid: Sequence[IntArray],
-        places: IntArray,
-        tile: int,
-        head: int,
-        heard: torch.Tensor | None = None,
+        self, laid: Sequence[IntArray], places: IntArray, tile: int, head: int, heard: torch.Tensor | None = None
     ) -> torch.Tensor:
         """Logits [N, vocab] after the tokens at `places` [N] of a pass that `_laid` laid out; `head`: its head's."""
         with at_work(self.device):

@@ -203,6 +203,11 @@ class CachedRows:
     def free_memory(self) -> float:
         return self._rows.free_share
 
+    @property
+    def asked(self) -> Sequence[int]:
+        """See `Listener.layers`."""
+        return () if self._listener is None else self._listener.layers
+
     def listen(self, listener: Listener) -> None:
         """See `Heard.listen`."""
         self._listener, cache = listener, self._rows
