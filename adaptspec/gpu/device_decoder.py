@@ -242,19 +242,9 @@ class DeviceDecoder(CachedRows):
     def _plan(self, inputs: Inputs, window: int | None) -> AttentionPlan:
         several = programs(len(inputs.tiles), self.heads, self.info.context, self._processors)
         shared = several > 1 and len(inputs.tokens) <= len(self._workspace.peaks)
-        return AttentionPlan(
-            self.heads,
-            self.cache.block_size,
-            inputs.tiles,
-            inputs.base,
-            inputs.seen,
-            inputs.slots,
-            inputs.positions,
-            self.cache.table,
-            window,
-            self._workspace if shared else None,
-            several if shared else 1,
-        )
+        who = inputs.tiles, inputs.base, inputs.seen, inputs.slots, inputs.positions
+        work = (self._workspace, several) if shared else (None, 1)
+        return AttentionPlan(self.heads, self.cache.block_size, *who, self.cache.table, window, *work)
 
     def _normed(self, added: torch.Tensor | None, residual: torch.Tensor, norm: Norm) -> torch.Tensor:
         normed: torch.Tensor = self.ops.add_norm(added, residual, *_plain(norm, residual.shape[1]))

@@ -212,7 +212,6 @@ class DeviceRounds:
             self._parts.capture(self._begin, moving, 0)
         if self._drafts is not None:
             self._drafts.plan.take(self._plan)
-            self._drafts.capture_begin()
         for rows in sorted({self._bucket(n) for n in range(1, self._rows + 1)}, reverse=True):
             for width in sorted({self._width(n + 1, rows) for n in range(self._most(rows))}, reverse=True):
                 for branches in (False, True):
