@@ -45,6 +45,11 @@ class DeviceLaps:
         if target.device.type == "cuda" and not target.info.eager:
             self._rounds.capture()
 
+    @property
+    def draft(self) -> bool:
+        """Whether there is a draft model."""
+        return len(self._models) > 1
+
     @torch.inference_mode()
     def seconds(self, count: int, context: int, width: int, *, drafts: bool = False) -> tuple[float, float] | None:
         """Median seconds that `count` rows, which hold `context` tokens each, take to draft and to verify `width` each.
@@ -95,13 +100,12 @@ class DeviceLaps:
 
 
 def on_device(target: Runner, drafters: Sequence[ModelDrafter], rows: int, widest: int) -> DeviceLaps | None:
-    """Laps of all these models, if their rounds run by themselves on one device that has a clock."""
-    models = [target, *(one.runner for one in drafters)]
-    here = [one for one in models if isinstance(one, DeviceDecoder) and one.device == target.device]
-    if target.device.type == "cpu" or len(here) < len(models) or min(one.info.context for one in models) < SHORT:
+    """Laps of the target if its rounds run on a device that has a clock, and of a draft that is part of them."""
+    runners = [target, *(one.runner for one in drafters if isinstance(one, DraftModelDrafter))]
+    here = [one for one in runners if isinstance(one, DeviceDecoder) and one.device == target.device]
+    if target.device.type == "cpu" or target not in here or min(one.info.context for one in here) < SHORT:
         return None
-    whole = all(isinstance(one, DraftModelDrafter) for one in drafters)  # others draft part by part
-    return DeviceLaps(here, rows, widest) if whole else None
+    return DeviceLaps(here, rows, widest)
 
 
 def device_laps(

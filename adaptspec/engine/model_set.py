@@ -6,13 +6,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
+from adaptspec.engine.core import EngineLimits
 from adaptspec.engine.engine_config import EngineConfig
 from adaptspec.errors import ConfigError
-from adaptspec.gpu.device_decoder import TILES, DeviceDecoder, beside_cache, device_decoder, padded, tile_of
+from adaptspec.gpu.device_decoder import SCORES, TILES, DeviceDecoder, beside_cache, device_decoder, padded, tile_of
 from adaptspec.gpu.follower import lead
 from adaptspec.gpu.ranks import ALONE, Group
 from adaptspec.models.config import WHOLE, DecoderConfig
 from adaptspec.models.heads.formats import is_head, load_head
+from adaptspec.models.heads.hearing import MOST_UNREAD
 from adaptspec.models.kv_cache import CacheLimits, CachePlan, bytes_for_cache
 from adaptspec.models.loading import (
     DTYPES,
@@ -26,6 +28,8 @@ from adaptspec.models.loading import (
 from adaptspec.models.own_drafts import MTP
 from adaptspec.models.runner import Heard, Listener, ModelInfo, Runner
 from adaptspec.models.weights import DecoderWeights
+
+READ = 512  # tokens that a head reads in one pass, at most
 
 
 def load_models(config: EngineConfig, places: Sequence[str], deepest: Callable[[], int]) -> list[Runner]:
@@ -50,10 +54,10 @@ def load_models(config: EngineConfig, places: Sequence[str], deepest: Callable[[
 
 def _ranks(config: EngineConfig, places: Sequence[str], *, head: bool) -> Group:
     """Those that share the target; what cannot be shared is refused before they start."""
-    if head and (config.tensor_parallel_size > 1 or config.draft_device or device_of(config.device).type != "cpu"):
+    if head and config.draft_device:
         raise ConfigError(
-            f"--draft {config.draft} is a head, which drafts from the target's states, on a CPU so far: use --device "
-            "cpu, and leave --tensor-parallel-size and --draft-device out, or use a draft model"
+            f"--draft {config.draft} is a head, which drafts from the target's states, where these are: leave "
+            "--draft-device out, or use a draft model"
         )
     if config.own_draft and (config.tensor_parallel_size > 1 or config.draft_device):
         raise ConfigError(
@@ -91,8 +95,8 @@ def _load(
         # What memory is left on it, its models share so that each holds as many tokens, on all ranks the same.
         mine = [model for model in models if model.device == device]
         left = min([bytes_for_cache(device), *(answers if device == models[0].device else ())])
-        # A round has the draft read a token of each row at a time, or two.
-        left -= sum(_beside_cache(one, config, deepest if one is models[0] else lambda: 1) for one in mine)
+        # A round has a draft model read a token of each row at a time, or two; a head hears of all that are verified.
+        left -= sum(_beside_cache(m, config, deepest if m is models[0] or m.hears else lambda: 1) for m in mine)
         tokens[device] = max(0, left) // sum(model.bytes_per_token for model in mine)
     limits = CacheLimits(config.limits.max_rows, config.cache_tokens, config.context)
     runners: list[Runner] = []
@@ -119,10 +123,26 @@ def _beside_cache(model: LoadedModel, config: EngineConfig, deepest: Callable[[]
     if model.config is None or model.device.type == "cpu":
         return 0
     limits, places = config.limits.settled(cpu=False), min(config.context or model.info.context, model.info.context)
+    if model.hears:
+        return _beside_head(model, limits, places, limits.max_rows * (deepest() + 1))
     verified = padded(limits.max_rows * (deepest() + 1), tile_of(limits.max_rows, model.info))
     asked = padded(limits.max_rows, tile_of(1, model.info))
     passes = (verified, verified), (padded(limits.prefill_tokens, TILES[-1]), asked)
     return beside_cache(model.config, DTYPES[model.info.dtype], places, passes)
+
+
+def _beside_head(model: LoadedModel, limits: EngineLimits, places: int, verified: int) -> int:
+    """Bytes of a head beside its weights and its cache; `verified` tokens in a round.
+
+    The target's states are held where graphs leave them, by a pass that is under way, put together, and by their rows.
+    """
+    assert model.config is not None
+    config, rows = model.config, limits.max_rows
+    kept = model.hears * (rows * MOST_UNREAD + 4 * (verified + limits.prefill_tokens))
+    steps = model.hears + 4 * config.hidden + 2 * config.heads * config.head_dim + 3 * config.mlp
+    attended = places * (2 * config.cache_shape.width + READ * config.heads // config.kv_heads)
+    scores = SCORES * rows * (model.info.deepest or 1) * config.vocab_size
+    return (kept + READ * steps + attended) * DTYPES[model.info.dtype].itemsize + 4 * scores
 
 
 def decoder(info: ModelInfo, config: DecoderConfig, weights: DecoderWeights, plan: CachePlan) -> Runner:

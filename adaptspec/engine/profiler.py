@@ -25,16 +25,13 @@ from adaptspec.control.grid import LearnedGrid
 from adaptspec.drafting.drafter import Drafter, ModelDrafter
 from adaptspec.engine.cost_files import costs_folder, read_cost_file, write_cost_file
 from adaptspec.engine.device_laps import DeviceLaps, device_laps, device_name, on_device, per_cached_token
-from adaptspec.engine.profiler_rounds import ProfiledRounds, fill, packed_rows
+from adaptspec.engine.profiler_rounds import CONTEXT, Extent, ProfiledRounds, clear, fill, packed_rows
 from adaptspec.errors import ConfigError
 from adaptspec.models.runner import Runner
 from adaptspec.models.sampling import certainty
 from adaptspec.types import FloatArray
 
 _log = logging.getLogger(__name__)
-_ROWS = (1, 2, 4, 8, 16, 32, 64, 128)
-_WIDTHS = (1, 2, 4, 8)
-_CONTEXT, _LONG_CONTEXT, _CATCH_UP = 64, 448, 128
 _WIDEST_WARM = 9
 # Pieces that take less than this are empty.
 _NOTHING = 1e-5
@@ -127,8 +124,9 @@ def disagreement(profile: CostProfile, target: Runner, drafters: Sequence[Drafte
     """How many times off a profile is from rounds of one row, timed for a moment."""
     extent, models = Extent.of(target, 1), [one for one in drafters if isinstance(one, ModelDrafter)]
     own = Extent.of(models[0].runner, 1) if models else extent
-    clock = on_device(target, models, 1, max(extent.widths)) or Stopwatch(target.device, _CHECK_SECONDS)
-    lap = _laps(target, models[0] if models else None, extent, own, clock)[0]
+    stopwatch = Stopwatch(target.device, _CHECK_SECONDS)
+    clocks = on_device(target, models, 1, max(extent.widths)) or stopwatch, stopwatch
+    lap = _laps(target, models[0] if models else None, extent, own, clocks)[0]
     pairs = list(zip(lap.verify, profile.verify[0], strict=True))
     cost = profile.drafters.get(models[0].name, DrafterCost()) if models else DrafterCost()
     depth = min(extent.widths[-1], own.widths[-1]) - 1
@@ -144,7 +142,7 @@ def warm_up(target: Runner, drafters: Sequence[Drafter]) -> None:
     yet, and what the first rounds measure would speak against speculation.
     """
     for runner in (target, *(d.runner for d in drafters if isinstance(d, ModelDrafter))):
-        context = max(1, min(_CONTEXT, runner.info.context // 2))
+        context = max(1, min(CONTEXT, runner.info.context // 2))
         widest = min(_WIDEST_WARM, runner.info.context - context)
         if not runner.reserve(0, context + widest):
             continue
@@ -217,8 +215,9 @@ def measure(target: Runner, drafters: Sequence[Drafter], max_rows: int, stopwatc
     models = [drafter for drafter in drafters if isinstance(drafter, ModelDrafter)]
     room = {model.name: Extent.of(model.runner, max_rows) for model in models}
     clock = on_device(target, models, max(extent.rows), max(extent.widths)) or stopwatch
-    laps = {model.name: _laps(target, model, extent, room[model.name], clock) for model in models}
-    alternating = next(iter(laps.values())) if laps else _laps(target, None, extent, extent, clock)
+    clocks = clock, stopwatch
+    laps = {model.name: _laps(target, model, extent, room[model.name], clocks) for model in models}
+    alternating = next(iter(laps.values())) if laps else _laps(target, None, extent, extent, clocks)
     verify = tuple(tuple(lap.verify) for lap in alternating)
     return CostProfile(
         rows=extent.rows,
@@ -254,33 +253,6 @@ def middle(profiles: Sequence[CostProfile]) -> CostProfile:
     )
 
 
-@dataclass(frozen=True)
-class Extent:
-    """What a runner has room to be measured at: numbers of rows, tokens per row, and what each row holds before."""
-
-    rows: tuple[int, ...]
-    widths: tuple[int, ...]
-    context: int
-    long_context: int
-    catch_up: int
-
-    @classmethod
-    def of(cls, runner: Runner, max_rows: int) -> Extent:
-        """The most that its context and its cache allow; all rows must be free, and are free again.
-
-        Raises:
-            ConfigError: not even one short row fits.
-        """
-        most = runner.info.context
-        context = max(1, min(_CONTEXT, most // 2))
-        widths = tuple(width for width in _WIDTHS if context + width <= most)
-        granted = _granted(runner, max_rows, context + max(widths, default=1))
-        if not widths or not granted:
-            raise ConfigError(f"{runner.info.name} has no room to measure one pass in; give it a longer context")
-        rows = tuple(count for count in _ROWS if count <= granted)
-        return cls(rows, widths, context, min(_LONG_CONTEXT, most - 1), min(_CATCH_UP, most // 2))
-
-
 def processor() -> str:
     """The processor's model name, as far as the system tells it."""
     try:
@@ -288,15 +260,6 @@ def processor() -> str:
     except OSError:  # not Linux
         named = None
     return named[1] if named else platform.processor() or platform.machine()
-
-
-def _granted(runner: Runner, rows: int, length: int) -> int:
-    """For how many rows of `length` tokens the cache has room."""
-    count = 0
-    while count < rows and runner.reserve(count, length):
-        count += 1
-    _clear(runner, count)
-    return count
 
 
 @dataclass(frozen=True)
@@ -308,12 +271,23 @@ class _Laps:
 
 
 def _laps(
-    target: Runner, draft: ModelDrafter | None, extent: Extent, own: Extent, clock: Stopwatch | DeviceLaps
+    target: Runner,
+    draft: ModelDrafter | None,
+    extent: Extent,
+    own: Extent,
+    clocks: tuple[Stopwatch | DeviceLaps, Stopwatch],
 ) -> list[_Laps]:
-    """For each number of rows. Where the draft model's cache (`own`) has no room for as many, the target goes alone."""
+    """For each number of rows. Where the draft model's cache (`own`) has no room for as many, the target goes alone.
+
+    Drafts that are made beside a device's rounds are timed by the second clock.
+    """
+    (clock, stopwatch), table = clocks, list[_Laps]()
     if isinstance(clock, DeviceLaps):
-        return [_Laps(*one) for one in device_laps(clock, (extent.rows, extent.widths), extent.context, own.rows)]
-    table = []
+        table = [_Laps(*one) for one in device_laps(clock, (extent.rows, extent.widths), extent.context, own.rows)]
+        if draft is None or clock.draft:
+            return table
+        drafts = _laps(target, draft, extent, own, (stopwatch, stopwatch))
+        return [_Laps(its.draft, mine.verify) for its, mine in zip(drafts, table, strict=True)]
     widest = max(extent.widths)
     for count in extent.rows:
         rounds = ProfiledRounds(target, count, extent.context, widest)
@@ -335,7 +309,7 @@ def _per_cached_token(runner: Runner, extent: Extent, clock: Stopwatch | DeviceL
     for context in (extent.context, extent.long_context):
         fill(runner, 1, context, 1)
         seconds.append(_time_pass(runner, 1, 1, context, clock))
-        _clear(runner, 1)
+        clear(runner, 1)
     return max(0.0, seconds[1] - seconds[0]) / (extent.long_context - extent.context)
 
 
@@ -379,11 +353,6 @@ def _time_pass(runner: Runner, rows: int, width: int, context: int, stopwatch: S
             runner.truncate(row, context)
 
     return stopwatch.seconds(run)
-
-
-def _clear(runner: Runner, rows: int) -> None:
-    for row in range(rows):
-        runner.free(row)
 
 
 def cost_path(target: Runner, drafters: Sequence[Drafter], max_rows: int) -> Path:

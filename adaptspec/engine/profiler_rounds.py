@@ -7,6 +7,7 @@ in between, which makes both of them slower.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -19,6 +20,36 @@ from adaptspec.request import SamplingParams
 from adaptspec.types import IntArray
 
 Piece = Callable[[], None]
+_ROWS = (1, 2, 4, 8, 16, 32, 64, 128)
+_WIDTHS = (1, 2, 4, 8)
+CONTEXT, _LONG_CONTEXT, _CATCH_UP = 64, 448, 128
+
+
+@dataclass(frozen=True)
+class Extent:
+    """What a runner has room to be measured at: numbers of rows, tokens per row, and what each row holds before."""
+
+    rows: tuple[int, ...]
+    widths: tuple[int, ...]
+    context: int
+    long_context: int
+    catch_up: int
+
+    @classmethod
+    def of(cls, runner: Runner, max_rows: int) -> Extent:
+        """The most that its context and its cache allow; all rows must be free, and are free again.
+
+        Raises:
+            ConfigError: not even one short row fits.
+        """
+        most = runner.info.context
+        context = max(1, min(CONTEXT, most // 2))
+        widths = tuple(width for width in _WIDTHS if context + width <= most)
+        granted = _granted(runner, max_rows, context + max(widths, default=1))
+        if not widths or not granted:
+            raise ConfigError(f"{runner.info.name} has no room to measure one pass in; give it a longer context")
+        rows = tuple(count for count in _ROWS if count <= granted)
+        return cls(rows, widths, context, min(_LONG_CONTEXT, most - 1), min(_CATCH_UP, most // 2))
 
 
 class ProfiledRounds:
@@ -56,8 +87,7 @@ class ProfiledRounds:
         return laps
 
     def close(self) -> None:
-        for row in range(self._count):
-            self._target.free(row)
+        clear(self._target, self._count)
         if self._draft is not None:
             self._draft.close()
 
@@ -126,6 +156,21 @@ def packed_rows(runner: Runner, rows: int, count: int, wanted: int) -> Packed:
 def some_tokens(count: int, vocab_size: int) -> IntArray:
     """Token ids of no meaning."""
     return np.arange(count, dtype=np.int64) % min(97, vocab_size)
+
+
+def _granted(runner: Runner, rows: int, length: int) -> int:
+    """For how many rows of `length` tokens the cache has room."""
+    count = 0
+    while count < rows and runner.reserve(count, length):
+        count += 1
+    clear(runner, count)
+    return count
+
+
+def clear(runner: Runner, rows: int) -> None:
+    """Leave so many rows free."""
+    for row in range(rows):
+        runner.free(row)
 
 
 def _nothing() -> None:

@@ -23,7 +23,7 @@ from adaptspec.gpu.ranks import ALONE, Group
 from adaptspec.gpu.staging import at_work
 from adaptspec.models.attention import Heads, Span, last_places, new_spans, positions
 from adaptspec.models.config import DecoderConfig
-from adaptspec.models.kv_cache import CachePlan
+from adaptspec.models.kv_cache import CachedRows, CachePlan
 from adaptspec.models.layers import LengthNorm, Linear, Norm, RmsNorm, rotations
 from adaptspec.models.runner import ModelInfo, Packed
 from adaptspec.models.weights import DecoderWeights
@@ -54,12 +54,7 @@ class Inputs:
 
 
 def device_decoder(
-    info: ModelInfo,
-    config: DecoderConfig,
-    weights: DecoderWeights,
-    plan: CachePlan,
-    *,
-    group: Group = ALONE,
+    info: ModelInfo, config: DecoderConfig, weights: DecoderWeights, plan: CachePlan, *, group: Group = ALONE
 ) -> DeviceDecoder:
     """A decoder with a cache of this plan, of which each rank of the group has its part."""
     like = weights.embedding
@@ -96,17 +91,12 @@ def beside_cache(config: DecoderConfig, dtype: torch.dtype, places: int, passes:
     return standing + sum(tokens for tokens, _ in passes) * states * dtype.itemsize + 4 * scored * config.vocab_size
 
 
-class DeviceDecoder:
+class DeviceDecoder(CachedRows):
     """A Llama, Mistral, Qwen2 or Qwen3 model with its cache on a device; satisfies `Runner`."""
 
-    def __init__(
-        self,
-        info: ModelInfo,
-        config: DecoderConfig,
-        weights: DecoderWeights,
-        cache: PagedCache,
-    ) -> None:
+    def __init__(self, info: ModelInfo, config: DecoderConfig, weights: DecoderWeights, cache: PagedCache) -> None:
         """`config`, `weights` and `cache` are this rank's part."""
+        super().__init__(cache)
         self.info = info
         self.group = cache.group
         self.device = weights.embedding.device
@@ -120,28 +110,42 @@ class DeviceDecoder:
         shared = shared_tokens(self.heads, info.context)
         self._workspace = Workspace.of(shared, self.heads, info.context, self.device)
         self.ops, self._processors = kernels_for(self.device)
-        # What `Runner` asks of rows is all the cache's.
-        self.reserve, self.length = cache.reserve, cache.length
-        self.truncate, self.keep, self.free = cache.truncate, cache.keep, cache.free
         self.show = cache.show
 
-    @property
-    def free_memory(self) -> float:
-        return self.cache.free_share
+    def room_for_states(self, tokens: int) -> torch.Tensor | None:
+        """Where passes of so many tokens may leave what a listener asks for, if there is one."""
+        width = len(self.asked) * self._config.hidden
+        return self._weights.embedding.new_empty((tokens, width)) if width else None
 
-    def run(self, inputs: Inputs) -> torch.Tensor:
-        """States [T, hidden] behind the last norm; nothing of it asks the host, so a graph can hold it."""
+    def tell(self, packed: Packed, starts: Sequence[int], states: torch.Tensor) -> None:
+        """See `Listener.heard`."""
+        if self._listener is not None:
+            self._listener.heard(packed, starts, states)
+
+    def run(self, inputs: Inputs, heard: torch.Tensor | None = None) -> torch.Tensor:
+        """States [T, hidden] behind the last norm; nothing of it asks the host, so a graph can hold it.
+
+        Those that are listened to are left in `heard` [T, layers x hidden]. They are whole on all ranks.
+        """
         weights, residual, added = self._weights, self._weights.embedding.index_select(0, inputs.tokens), None
+        told = {} if heard is None else dict(zip(self.asked, heard.chunk(len(self.asked), 1), strict=True))
         product = partial(in_tiles, inputs.tile or len(inputs.tokens))
         plans = {window: self._plan(inputs, window) for window in set(self._config.windows)}
-        for layer, pool, window in zip(weights.layers, self.cache.pool, self._config.windows, strict=True):
-            qkv = product(layer.qkv, self._normed(added, residual, layer.attention_norm))
+        layers = zip(weights.layers, self.cache.pool, self._config.windows, strict=True)
+        for i, (layer, pool, window) in enumerate(layers):
+            normed = self._normed(added, residual, layer.attention_norm)
+            if i in told:
+                told[i].copy_(residual)
+            qkv = product(layer.qkv, normed)
             norm = None if layer.qk_norm is None else HeadNorm(*_plain(layer.qk_norm, self.heads.dim))
             queries = self.ops.rope_store(qkv, self._cos, self._sin, inputs.positions, inputs.slots, pool, norm)
             added = self.group.total(product(layer.output, self.ops.attend(queries, pool, plans[window])))
             gate_up = product(layer.gate_up, self._normed(added, residual, layer.mlp_norm))
             added = self.group.total(product(layer.down, self.ops.silu_mul(gate_up)))
-        return self._normed(added, residual, weights.norm)
+        normed = self._normed(added, residual, weights.norm)
+        if len(weights.layers) in told:
+            told[len(weights.layers)].copy_(residual)
+        return normed
 
     def logits(self, states: torch.Tensor) -> torch.Tensor:
         """[N, this rank's tokens] in float32, of states [N, hidden], as one product."""
@@ -179,7 +183,8 @@ class DeviceDecoder:
         """See `Runner.forward`. Rows that decode pass as in rounds, prompts by themselves: neither sees the other."""
         spans, decoding = new_spans(self.cache, packed), len(packed.rows) - packed.prompts
         self.cache.send()
-        tile, one, parts, first = tile_of(decoding, self.info), tile_of(1, self.info), list[torch.Tensor](), 0
+        tile, one, first = tile_of(decoding, self.info), tile_of(1, self.info), 0
+        parts, heard = list[torch.Tensor](), list[torch.Tensor]()
         # The head is for few of a prompt's tokens, as for those of one row that decodes.
         for own, size, head in ((slice(decoding), tile, tile), (slice(decoding, None), TILES[-1], one)):
             if spans[own]:
@@ -187,18 +192,25 @@ class DeviceDecoder:
                 last = last_places(spans[own], packed.wanted[own].tolist())
                 places = np.pad(last, (0, padded(len(last), head) - len(last)))
                 laid = self._laid(packed.tokens[first : first + count], spans[own], size)
+                states = self.room_for_states(len(laid[0]))
                 with self.group.together("call", "read", laid, places, size, head):
-                    parts.append(self.read(laid, places, size, head)[: len(last)])
+                    parts.append(self.read(laid, places, size, head, states)[: len(last)])
+                if states is not None:
+                    heard.append(states[:count])
                 first += count
         for span in spans:
             self.cache.set_length(span.row, span.end)
+        if heard:
+            self.tell(packed, [span.start for span in spans], torch.cat(heard))
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
-    def read(self, laid: Sequence[IntArray], places: IntArray, tile: int, head: int) -> torch.Tensor:
+    def read(
+        self, laid: Sequence[IntArray], places: IntArray, tile: int, head: int, heard: torch.Tensor | None = None
+    ) -> torch.Tensor:
         """Logits [N, vocab] after the tokens at `places` [N] of a pass that `_laid` laid out; `head`: its head's."""
         with at_work(self.device):
             tokens, at, base, seen, parts, *slots = map(self._sent, laid)
-            states = self.run(Inputs(tokens, at, self.slots(*slots), base, seen, parts, tile))
+            states = self.run(Inputs(tokens, at, self.slots(*slots), base, seen, parts, tile), heard)
             wanted = torch.split(states.index_select(0, self._sent(places)), head)
             return self.joined(torch.cat([self.logits(part) for part in wanted]))
 
@@ -230,19 +242,9 @@ class DeviceDecoder:
     def _plan(self, inputs: Inputs, window: int | None) -> AttentionPlan:
         several = programs(len(inputs.tiles), self.heads, self.info.context, self._processors)
         shared = several > 1 and len(inputs.tokens) <= len(self._workspace.peaks)
-        return AttentionPlan(
-            self.heads,
-            self.cache.block_size,
-            inputs.tiles,
-            inputs.base,
-            inputs.seen,
-            inputs.slots,
-            inputs.positions,
-            self.cache.table,
-            window,
-            self._workspace if shared else None,
-            several if shared else 1,
-        )
+        who = inputs.tiles, inputs.base, inputs.seen, inputs.slots, inputs.positions
+        work = (self._workspace, several) if shared else (None, 1)
+        return AttentionPlan(self.heads, self.cache.block_size, *who, self.cache.table, window, *work)
 
     def _normed(self, added: torch.Tensor | None, residual: torch.Tensor, norm: Norm) -> torch.Tensor:
         normed: torch.Tensor = self.ops.add_norm(added, residual, *_plain(norm, residual.shape[1]))

@@ -76,12 +76,10 @@ class DraftSteps:
             self.parts.run(self._branch, rows, 0)
         self._round[1].take(self.result)
 
-    def capture_begin(self) -> None:
-        for moving in (True, False):
-            self.parts.capture(self._begin, moving, 0)
-
     def capture(self, rows: int) -> None:
         """Capture all that so many rows may need."""
+        for moving in (True, False):
+            self.parts.capture(self._begin, moving, 0)
         for step, part in enumerate((self._first, self._next)[: self._steps]):
             self.parts.capture(part, rows, 0, partial(self._step.fill_, step))
         for kind in range(_WARM + _WIDE + 1):

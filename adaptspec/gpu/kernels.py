@@ -12,7 +12,6 @@ one for every kernel.
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import torch
 import triton
@@ -266,7 +265,7 @@ def attend(queries: torch.Tensor, pool: torch.Tensor, plan: AttentionPlan) -> to
     heads, count, window, work = plan.heads, len(queries), plan.window or 0, plan.workspace
     dim, wide = {"DIM": heads.dim, "WINDOW": window, **_EXACT}, pool.dtype.itemsize > 2
     # Programs that walk write no padding; a merge writes all.
-    out = (torch.zeros if work is None else torch.empty)((count, heads.query * heads.dim), **_like(queries))
+    out = (queries.new_zeros if work is None else queries.new_empty)((count, heads.query * heads.dim))
     sums, peaks, totals = (out, out, out) if work is None else (work.sums, work.peaks, work.totals)
     seen, splits = (plan.base, plan.seen, plan.positions), totals.shape[-1]
     _attend[heads.kv, len(plan.tiles), 1 if work is None else plan.programs](
@@ -307,7 +306,7 @@ def rope_store(
 
 def add_norm(x: torch.Tensor | None, residual: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     """See `ops.add_norm`: a whole token in registers, 16 numbers a thread."""
-    out, pad = torch.empty(residual.shape, **_like(weight)), triton.next_power_of_2(len(weight))
+    out, pad = weight.new_empty(residual.shape), triton.next_power_of_2(len(weight))
     _add_norm[(len(residual),)](
         residual if x is None else x, residual, weight, out, eps,
         HIDDEN=len(weight), PAD=pad, ADDS=x is not None, num_warps=min(16, max(1, pad // 512)), **_EXACT,
@@ -321,7 +320,3 @@ def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
     out = gate_up.new_empty((len(gate_up), mlp))
     _silu_mul[len(gate_up), triton.cdiv(mlp, CHUNK)](gate_up, out, MLP=mlp, CHUNK=CHUNK, num_warps=4, **_EXACT)
     return out
-
-
-def _like(tensor: torch.Tensor) -> dict[str, Any]:
-    return {"dtype": tensor.dtype, "device": tensor.device}

@@ -29,14 +29,13 @@ class PagedCache(KVCache):
         size = plan.block_size
         super().__init__(shape, replace(plan, tokens=plan.tokens + size), dtype, device)
         self.nobody = plan.rows
-        self._host: IntArray = np.zeros((plan.rows + 1, -(-plan.context // size)), dtype=np.int32)
-        self.table = torch.zeros(self._host.shape, dtype=torch.int32, device=device)
+        self.table = torch.zeros((plan.rows + 1, -(-plan.context // size)), dtype=torch.int32, device=device)
         self._changed: dict[int, int] = {}  # blocks of entries of the table, counted row by row
         self._moves: list[tuple[int, int]] = []
         self.group = group
         self.reserve(self.nobody, 1)
-        self._host[self.nobody] = self.table[self.nobody] = block = self.held(self.nobody)[0]
-        self.rubbish = block * size  # where padding is written
+        (block,) = self.held(self.nobody)
+        self.table[self.nobody], self.rubbish = block, block * size  # where padding is written
 
     @property
     def free_share(self) -> float:
@@ -47,9 +46,7 @@ class PagedCache(KVCache):
         if not super().reserve(row, length):
             return False
         for place, block in enumerate(self.held(row)[before:], start=before):
-            if self._host[row, place] != block:
-                self._host[row, place] = block
-                self._changed[row * self._host.shape[1] + place] = block
+            self._changed[row * self.table.shape[1] + place] = block
         return True
 
     def move(self, pairs: Sequence[tuple[int, int]]) -> None:
@@ -60,24 +57,19 @@ class PagedCache(KVCache):
 
         What is too much for the plan is sent here.
         """
-        if len(self._changed) > host["entries"].shape[1] or len(self._moves) > host["moves"].shape[2]:
+        entries, moves = host["entries"][which], host["moves"][which]
+        if len(self._changed) > entries.shape[1] or len(self._moves) > moves.shape[1]:
             self.send()
-        count, pairs = len(self._changed), self._moves
+        told, pairs = _arrays(self._changed, self._moves)
         # What is left over tells once more what nobody's first block is, and moves what is not read.
-        host["entries"][which], host["blocks"][which] = self.nobody * self._host.shape[1], self._host[self.nobody, 0]
-        host["entries"][which, :count], host["blocks"][which, :count] = [*self._changed], [*self._changed.values()]
-        host["moves"][which] = self.rubbish
-        if pairs:
-            host["moves"][which, :, : len(pairs)] = np.transpose(pairs)
+        entries[0], entries[1], moves[:] = self.nobody * self.table.shape[1], self.held(self.nobody)[0], self.rubbish
+        entries[:, : told.shape[1]], moves[:, : pairs.shape[1]] = told, pairs
         self._changed, self._moves = {}, []
-        return bool(pairs)
+        return bool(pairs.size)
 
     def begin(self, plan: Mapping[str, torch.Tensor], which: int, *, moving: bool) -> None:
-        """Take over what `write` wrote. All is read before anything is moved."""
-        self.table.view(-1).index_copy_(0, plan["entries"][which], plan["blocks"][which])
-        if moving:
-            sources, targets = plan["moves"][which]
-            self._pool.index_copy_(1, targets, self._pool.index_select(1, sources))
+        """Take over what `write` wrote."""
+        self._take(plan["entries"][which], plan["moves"][which] if moving else None)
 
     def send(self) -> None:
         """Tell the device at once, for a pass without a plan; the host waits for that."""
@@ -89,6 +81,16 @@ class PagedCache(KVCache):
 
     def show(self, changed: Mapping[int, int], pairs: Sequence[tuple[int, int]]) -> None:
         """Have the device's table hold these blocks at these entries, and move these pairs now."""
-        told = torch.tensor([[*changed], [*changed.values()]], dtype=torch.int64).to(self.table.device)
+        told, moves = (torch.from_numpy(one).to(self.table.device) for one in _arrays(changed, pairs))
+        self._take(told, moves if pairs else None)
+
+    def _take(self, told: torch.Tensor, moves: torch.Tensor | None) -> None:
+        """Entries of the table and their blocks [2, n]; slots that are moved, and where to [2, m], all read first."""
         self.table.view(-1).index_copy_(0, told[0], told[1].int())
-        super().move(pairs)
+        if moves is not None:
+            self._pool.index_copy_(1, moves[1], self._pool.index_select(1, moves[0]))
+
+
+def _arrays(changed: Mapping[int, int], pairs: Sequence[tuple[int, int]]) -> tuple[IntArray, IntArray]:
+    told = np.array([[*changed], [*changed.values()]], dtype=np.int64)
+    return told, np.array(pairs, dtype=np.int64).reshape(-1, 2).T.copy()

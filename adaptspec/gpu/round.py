@@ -54,8 +54,7 @@ class DeviceRounds:
                 "asked": (whole, (self._widest,)),
                 "tiles": (torch.int32, (self._widest + rows, 3)),
                 "temperatures": (real, (rows,)),
-                "entries": (whole, (2, changes)),
-                "blocks": (torch.int32, (2, changes)),
+                "entries": (whole, (2, 2, changes)),
                 "moves": (whole, (2, 2, rows)),
                 **draft_bounds.layout(rows, steps),
                 **combs.layout(rows),
@@ -82,6 +81,7 @@ class DeviceRounds:
         self._book = rules.RuleBook(rows, steps, target.info.vocab_size, device)
         # Of the latest pass: what comes after it is captured by itself, as rows with rules have theirs in between.
         self._scores = torch.empty((self._widest, target.tokens), device=device)
+        self._heard = target.room_for_states(self._widest)
         self._told: list[torch.Tensor] = []
         self._parts = Captured(device)
         target.group.graphs.add(self._parts)
@@ -122,6 +122,9 @@ class DeviceRounds:
                 logits = self.verify(shape)
             if logits is not None:
                 self._judge(plan, shape, logits)
+            if self._heard is not None:
+                packed, starts = plan.verified, plan.lengths[: plan.decoding] - 1
+                self.target.tell(packed, starts.tolist(), self._heard[: len(packed.tokens)])
 
     def start(self, shape: RoundShape) -> None:
         """Take over rank 0's plan. All ranks do."""
@@ -209,7 +212,6 @@ class DeviceRounds:
             self._parts.capture(self._begin, moving, 0)
         if self._drafts is not None:
             self._drafts.plan.take(self._plan)
-            self._drafts.capture_begin()
         for rows in sorted({self._bucket(n) for n in range(1, self._rows + 1)}, reverse=True):
             for width in sorted({self._width(n + 1, rows) for n in range(self._most(rows))}, reverse=True):
                 for branches in (False, True):
@@ -364,7 +366,8 @@ class DeviceRounds:
         laid = inputs(target, (plan, result), (owners, within, live), tiles)
         if branches:
             laid = aside(laid, torch.where(live, within - ways, 0))
-        states = torch.split(target.run(replace(laid, tile=tile)), tile)
+        heard = None if self._heard is None else self._heard[:width]
+        states = torch.split(target.run(replace(laid, tile=tile), heard), tile)
         for kept, part in zip(torch.split(self._scores[:width], tile), states, strict=True):
             kept.copy_(target.logits(part))
 

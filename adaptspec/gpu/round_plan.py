@@ -5,7 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import numpy as np
+
 from adaptspec.decision_tables import StopTable, TemperatureTable, TreeTable
+from adaptspec.models.runner import Packed
 from adaptspec.models.sampling import SamplingBatch
 from adaptspec.types import FloatArray, IntArray
 
@@ -28,6 +31,14 @@ class RoundPlan:
     warmth: TemperatureTable | None
     nodes: IntArray  # [B] what the draft model's drafts may come to, side nodes and all
     tree: TreeTable | None  # None: they are chains
+
+    @property
+    def verified(self) -> Packed:
+        """What the target reads of rows that decode, where no draft model drafts on the device."""
+        rows = slice(self.decoding)
+        sizes, tokens = self.counts[rows] + 1, np.hstack((self.newest[rows, 1:], self.given[rows]))
+        fed = tokens[np.arange(tokens.shape[1]) < sizes[:, None]]
+        return Packed(self.rows[rows], sizes, fed, sizes)
 
 
 @dataclass(frozen=True)

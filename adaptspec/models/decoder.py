@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from typing import ParamSpec
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -21,20 +20,20 @@ from adaptspec.models.attention import (
 )
 from adaptspec.models.config import DecoderConfig
 from adaptspec.models.in_place_attention import InPlaceAttention, group_rows
-from adaptspec.models.kv_cache import KVCache
+from adaptspec.models.kv_cache import CachedRows, KVCache
 from adaptspec.models.layers import Norm, rotations
-from adaptspec.models.runner import Listener, ModelInfo, Packed
+from adaptspec.models.runner import ModelInfo, Packed
 from adaptspec.models.small_pass import Computed, SmallPass
 from adaptspec.models.weights import DecoderWeights
 
-P = ParamSpec("P")
 GROUPED = 4  # rows from which one call of attention is faster than one each
 
 
-class Decoder:
+class Decoder(CachedRows):
     """A Llama, Mistral, Qwen2 or Qwen3 model with its cache; satisfies `Runner`."""
 
     def __init__(self, info: ModelInfo, config: DecoderConfig, weights: DecoderWeights, cache: KVCache) -> None:
+        super().__init__(cache)
         self.info = info
         self.device = weights.embedding.device
         self._config = config
@@ -44,20 +43,6 @@ class Decoder:
         self._rotations = table.to(self.device).unsqueeze(1)  # [context, 1, head_dim / 2]
         small = SmallPass.fits(config, weights, cache)
         self._small = SmallPass(config, weights, cache, self._rotations) if small else None
-        # What `Runner` asks of rows is all the cache's.
-        self.reserve, self.length = cache.reserve, cache.length
-        self.truncate, self.keep, self.free = cache.truncate, cache.keep, cache.free
-        self._listener: Listener | None = None
-
-    @property
-    def free_memory(self) -> float:
-        return self._cache.free_share
-
-    def listen(self, listener: Listener) -> None:
-        """See `Heard.listen`."""
-        self._listener, cache = listener, self._cache
-        self.truncate = _both(cache.truncate, listener.truncated)
-        self.keep, self.free = _both(cache.keep, listener.kept), _both(cache.free, listener.freed)
 
     @torch.inference_mode()
     def forward(self, packed: Packed) -> torch.Tensor:
@@ -79,10 +64,9 @@ class Decoder:
         return logits
 
     def _run(self, packed: Packed, spans: list[Span], groups: list[list[int]] | None) -> Computed:
-        asked = () if self._listener is None else self._listener.layers
         if self._small is not None and self._small.takes(spans):
-            return self._small.run(packed, spans, groups, asked)
-        return self._pass(packed, spans, groups, asked)
+            return self._small.run(packed, spans, groups, self.asked)
+        return self._pass(packed, spans, groups, self.asked)
 
     def _pass(
         self, packed: Packed, spans: list[Span], groups: list[list[int]] | None, asked: Sequence[int]
@@ -102,14 +86,6 @@ class Decoder:
             states.append(hidden)
             (hidden,) = plan.pick(packed.wanted.tolist(), hidden)
         return weights.head.logits(weights.norm(hidden)), torch.cat(states, 1) if states else hidden
-
-
-def _both(first: Callable[P, None], second: Callable[P, None]) -> Callable[P, None]:
-    def call(*args: P.args, **kwargs: P.kwargs) -> None:
-        first(*args, **kwargs)
-        second(*args, **kwargs)
-
-    return call
 
 
 def _finite(logits: torch.Tensor) -> bool:

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import ParamSpec
 
 import numpy as np
 import torch
 
 from adaptspec.errors import EngineError, ModelError
+from adaptspec.models.runner import Listener
 from adaptspec.types import IntArray
 
+P = ParamSpec("P")
 CPU_SHARE = 0.5  # of all memory: pages are only used once written, and the same machine gives the same sizes
 CUDA_SHARE = 0.85  # of what is free when the model has been loaded
 CUDA_BLOCK = 32  # tokens
@@ -185,6 +188,39 @@ class KVCache(BlockAllocator):
         keys = self._pool.as_strided(size, strides, offset).unbind(0)
         values = self._pool.as_strided(size, strides, offset + shape.width // 2).unbind(0)
         return keys, values
+
+
+class CachedRows:
+    """What `Runner` asks of rows is all a cache's; and someone may listen, as `Heard` has it."""
+
+    def __init__(self, cache: KVCache) -> None:
+        self.reserve, self.length = cache.reserve, cache.length
+        self.truncate, self.keep, self.free = cache.truncate, cache.keep, cache.free
+        self._rows = cache
+        self._listener: Listener | None = None
+
+    @property
+    def free_memory(self) -> float:
+        return self._rows.free_share
+
+    @property
+    def asked(self) -> Sequence[int]:
+        """See `Listener.layers`."""
+        return () if self._listener is None else self._listener.layers
+
+    def listen(self, listener: Listener) -> None:
+        """See `Heard.listen`."""
+        self._listener, cache = listener, self._rows
+        self.truncate = _both(cache.truncate, listener.truncated)
+        self.keep, self.free = _both(cache.keep, listener.kept), _both(cache.free, listener.freed)
+
+
+def _both(first: Callable[P, None], second: Callable[P, None]) -> Callable[P, None]:
+    def call(*args: P.args, **kwargs: P.kwargs) -> None:
+        first(*args, **kwargs)
+        second(*args, **kwargs)
+
+    return call
 
 
 @dataclass(frozen=True)

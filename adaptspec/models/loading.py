@@ -51,6 +51,7 @@ class LoadedModel:
     weights: DecoderWeights | None = None  # of a Llama-like one
     module: PreTrainedModel | None = None  # of any other
     own_draft: Callable[[str], LoadedModel] | None = None  # one of itself (see `own_weights`); None: it has none
+    hears: int = 0  # numbers of the target's states that it reads per token: a head
 
     def runner(self, limits: CacheLimits) -> Runner:
         """With a cache; ModelError if none of these limits fits."""

@@ -67,7 +67,10 @@ class Listener(Protocol):
     layers: Sequence[int]  # states before layer i, 0 being the embeddings; the number of layers: those before the norm
 
     def heard(self, packed: Packed, starts: Sequence[int], states: torch.Tensor) -> None:
-        """Of a pass: states [sum(counts), layers x hidden] of all its tokens, row i's from place `starts[i]` on."""
+        """Of a pass: states [sum(counts), layers x hidden] of all its tokens, row i's from place `starts[i]` on.
+
+        The next pass may write on their memory: what is to stay is copied.
+        """
 
     def truncated(self, row: int, length: int) -> None:
         """See `Runner.truncate`."""

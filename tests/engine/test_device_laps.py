@@ -15,9 +15,12 @@ from adaptspec.engine.engine_config import model_place
 from adaptspec.engine.profiler import Stopwatch, disagreement, measure
 from adaptspec.gpu.device_decoder import device_decoder
 from adaptspec.gpu.round import DeviceRounds
+from adaptspec.models.heads.formats import load_head
 from adaptspec.models.kv_cache import CacheLimits
 from adaptspec.models.loading import load_model
+from tests.conftest import MakeModel
 from tests.gpu.pretend import PretendCuda
+from tests.models.heads.golden import HEADS
 
 LIMITS = CacheLimits(4, cache_tokens=1024, context=256)
 
@@ -35,6 +38,7 @@ def runner(role: str) -> Any:
 def test_rounds_are_replayed_and_timed(cuda: PretendCuda, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every cell, for as many rows as fit; rows are left free, and what is not a round's is not run."""
     monkeypatch.setattr(device_laps, "CONTEXTS", (100, 200, 5000))
+    monkeypatch.setattr(device_laps, "TURNS", 1)
     target, draft = runner("target"), DraftModelDrafter(runner("draft"))
     made, capture = 0, DeviceRounds.capture
 
@@ -55,6 +59,23 @@ def test_rounds_are_replayed_and_timed(cuda: PretendCuda, monkeypatch: pytest.Mo
     assert made == 1, "what all tables come of is captured once"
     assert target.free_memory == draft.runner.free_memory == 1.0
     assert disagreement(found, target, [draft]) >= 1.0
+
+
+def test_drafts_made_beside_a_devices_rounds_are_timed_by_the_host(cuda: PretendCuda, make_model: MakeModel) -> None:
+    """A head's: the target's passes are still those of captured rounds, which tell it their states."""
+    place = str(make_model("llama", hidden_size=16, num_hidden_layers=4))
+    loaded = load_model(place, device="cuda", dtype="float32", make=device_decoder)
+    target: Any = loaded.runner(LIMITS)
+    head: Any = load_head(str(HEADS / "eagle3"), loaded).runner(LIMITS)
+    target.listen(head)
+    found = measure(target, [drafter := DraftModelDrafter(head)], 2, Stopwatch(target.device, budget=0.1))
+    assert (found.rows, found.drafters[drafter.name].rows) == ((1, 2), (1, 2))
+    assert min(found.drafters[drafter.name].step_seconds) > 0
+    assert cuda.replays.total() > 2 * 4 * device_laps.TURNS
+    assert target.free_memory == head.free_memory == 1.0
+    assert not head.unread
+    assert head.reserve(0, 8)
+    assert disagreement(found, target, [drafter]) >= 1.0
 
 
 def test_eager_rounds_are_timed_as_they_run(cuda: PretendCuda) -> None:

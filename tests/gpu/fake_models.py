@@ -33,6 +33,7 @@ SHAPES: dict[str, dict[str, Any]] = {
     "llama-8b": {**LLAMA_8B, "max_position_embeddings": CONTEXT},
     "qwen-0.5b": {**QWEN_HALF_B, "max_position_embeddings": CONTEXT, "vocab_size": 151_936},
 }
+HEARD = ", heard"  # by a head that reads three of its states
 
 
 def passes(asked: list[tuple[str, int, int, int]]) -> list[dict[str, Any]]:
@@ -47,6 +48,8 @@ def passes(asked: list[tuple[str, int, int, int]]) -> list[dict[str, Any]]:
 
 def _part(name: str, rows: int, cached: int, width: int) -> dict[str, Any]:
     model = decoder(name, rows)
+    if name.endswith(HEARD):
+        model.listen(mock.Mock(layers=(2, 16, 32)))
     with mock.patch("adaptspec.gpu.round.Block", FakeBlock), mock.patch.object(torch.cuda, "Event", mock.Mock()):
         rounds = DeviceRounds(model, model, rows, width, ())
     tokens = rounds._width(rows * width, rows) if name.startswith("llama") else max(rows, 16)
@@ -157,6 +160,7 @@ def refused() -> dict[str, str]:
 
 def decoder(name: str, rows: int) -> DeviceDecoder:
     """A decoder in bfloat16, on a device of 132 processors, for so many rows."""
+    name = name.removesuffix(HEARD)
     config, block = read_decoder_config(SHAPES[name]), CUDA_BLOCK
     cache = PagedCache(config.cache_shape, CachePlan(rows * CONTEXT, CONTEXT, block, rows), BF16, CUDA)
     family = str(SHAPES[name]["model_type"])

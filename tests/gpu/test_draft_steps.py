@@ -91,7 +91,10 @@ def test_drafts_run_whole_on_a_device_of_their_own(cuda: PretendCuda, monkeypatc
     assert not parts.called
 
 
-@pytest.mark.parametrize("sizes", [(268, 260), (260, 300)], ids=["smaller", "larger"])
+@pytest.mark.parametrize(
+    "sizes",
+    [pytest.param((268, 260), id="smaller"), pytest.param((260, 300), id="larger", marks=pytest.mark.whole)],
+)
 def test_a_draft_of_another_vocabulary(
     cuda: PretendCuda, make_model: MakeModel, monkeypatch: pytest.MonkeyPatch, sizes: tuple[int, int]
 ) -> None:

@@ -8,6 +8,7 @@ import pytest
 
 from tests.gpu.fake import fake_cuda
 
+pytestmark = pytest.mark.whole
 # What a captured part of a round takes now, at most: kernels, and the bytes that they move over those of weights, keys
 # and values once, by (shape, rows, tokens cached in each, new tokens in each). 8B: a verify pass, 0.5B: a step
 # of its draft. Whoever lowers them writes it down here.
@@ -17,6 +18,7 @@ PASSES: dict[tuple[str, int, int, int], tuple[int, float]] = {
     ("llama-8b", 1, 8192, 5): (344, 1.057),
     ("llama-8b", 16, 4096, 4): (344, 1.061),
     ("llama-8b", 16, 4096, 5): (474, 1.753),  # two tiles: weights are read twice
+    ("llama-8b, heard", 16, 4096, 4): (347, 1.062),
     ("qwen-0.5b", 1, 512, 1): (249, 1.05),
     ("qwen-0.5b", 16, 4096, 1): (249, 1.057),
 }

@@ -21,6 +21,7 @@ from tests.gpu.test_device_executor import dictated, requests, same
 from tests.gpu.test_tensor_parallel import CONFIG, DRAWN, GREEDY, built, close
 
 
+@pytest.mark.whole
 def test_in_bfloat16_the_text_is_the_same_at_every_depth(make_model: MakeModel) -> None:
     """Of a model with biases, and more tokens than can be divided: each rank has the whole head."""
     places = [str(make_model("qwen2", seed=seed, vocab_size=TINY_VOCAB + 1)) for seed in range(2)]
@@ -73,6 +74,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("who", ["follower", "leader", "nobody"])
 def test_all_end_with_one(who: str, tmp_path: Path) -> None:
     """By whichever end: nobody waits for ever, nobody is left over, and a rank that dies is named."""
@@ -91,6 +93,7 @@ def test_all_end_with_one(who: str, tmp_path: Path) -> None:
     assert ends(follower)
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("how", ["deaf", "stuck"])
 def test_an_end_that_takes_too_long_is_cut_short(how: str, tmp_path: Path) -> None:
     """By a follower that does not answer, or a group that cannot be left: it is said, and nobody is left over."""

@@ -29,6 +29,7 @@ def run(*arguments: str, interpreted: bool) -> str:
     return done.stdout
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("part", ["attention", "not attention"])
 def test_kernels_equal_torch_where_triton_is_interpreted(part: str) -> None:
     assert " passed" in run(*CHECKS, "-k", part, interpreted=True)
@@ -48,6 +49,7 @@ def test_kernels_fit_the_devices_they_are_for(target: int, capsys: pytest.Captur
         sys.stdout.write(f"\n{table}")
 
 
+@pytest.mark.whole
 def test_the_package_can_be_imported_without_triton() -> None:
     code = "import sys; sys.modules['triton'] = None; import adaptspec.gpu.ops"
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, capture_output=True)

@@ -20,11 +20,7 @@ def _cache() -> PagedCache:
 
 def _tell(cache: PagedCache, entries: int, moves: int) -> None:
     """By a plan with room for so many, of which the cache's part is the second."""
-    host = {
-        "entries": np.full((2, entries), -1),
-        "blocks": np.full((2, entries), -1, dtype=np.int32),
-        "moves": np.full((2, 2, moves), -1),
-    }
+    host = {"entries": np.full((2, 2, entries), -1), "moves": np.full((2, 2, moves), -1)}
     moving = cache.write(host, 1)
     cache.begin({name: torch.from_numpy(array) for name, array in host.items()}, 1, moving=moving)
 

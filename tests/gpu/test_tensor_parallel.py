@@ -23,6 +23,7 @@ from tests.engine.policies import COSTS
 from tests.engine.test_faults import run as recovering
 from tests.gpu.test_device_executor import ASKED, LETTERS, LIMITS, dictated, requests, same, served
 
+pytestmark = pytest.mark.whole
 POLICIES = ("off", "static-3", "goodput")
 CONFIG = EngineConfig(policies=POLICIES, device="cpu", dtype="float32", context=256, limits=LIMITS)
 GREEDY = SamplingParams(max_tokens=24, temperature=0.0, ignore_eos=True)

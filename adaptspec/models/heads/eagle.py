@@ -15,7 +15,7 @@ import torch
 from adaptspec.models.attention import Span
 from adaptspec.models.config import DecoderConfig
 from adaptspec.models.decoder import PassPlan
-from adaptspec.models.heads.hearing import Fed, HeadRunner, span_of
+from adaptspec.models.heads.hearing import Fed, HeadRunner, picked, span_of
 from adaptspec.models.kv_cache import KVCache
 from adaptspec.models.layers import Linear, Norm, rotations
 from adaptspec.models.runner import ModelInfo
@@ -106,8 +106,7 @@ class EagleRunner(HeadRunner):
         if not at:
             return torch.stack(own)
         text.sure = max(text.sure, at[-1] + text.first + 2)
-        states = text.states[at]
-        fused = weights.fusion(states)
+        fused = weights.fusion(picked(text.states, at))
         return torch.cat((fused, torch.stack(own))) if own else fused
 
     def _pass(self, tokens: torch.Tensor, states: torch.Tensor, spans: list[Span], wanted: list[int]) -> torch.Tensor:

@@ -105,6 +105,7 @@ def load_head(path_or_hub_id: str, target: LoadedModel, *, pickles: bool = False
         shape.bytes_per_token(dtype),
         lambda info, plan: start(info, KVCache(shape, plan, dtype, target.device)),
         config=files.config,
+        hears=len(files.states) * files.width,
     )
 
 

@@ -19,7 +19,7 @@ from adaptspec.models.kv_cache import KVCache
 from adaptspec.models.runner import ModelInfo, Packed
 from adaptspec.types import BoolArray, IntArray
 
-# States of the target that a row may keep unread, in tokens, beside those of one pass. Then they are read, all in one
+# States of the target that a row may keep unread, in tokens, beside those of one pass. Then they are read, so many in a
 # pass: a row that does not draft costs the keys and values of few layers per token.
 MOST_UNREAD = 256
 _log = logging.getLogger(__name__)
@@ -69,7 +69,7 @@ class Text:
         count = before + len(places)
         if places and places[-1] >= len(places):
             chosen = [*range(before), *(before + place for place in places)]
-            self.tokens, self.parts = [self.tokens[i] for i in chosen], [self.states[chosen]]
+            self.tokens, self.parts = [self.tokens[i] for i in chosen], [picked(self.states, chosen)]
             return
         surplus = len(self.tokens) - count
         if surplus > 0:
@@ -214,11 +214,21 @@ class HeadRunner:
         tokens, one = text.tokens[text.length - text.first :], np.array([row], dtype=np.int64)
         try:
             if self.reserve(row, text.end):
-                self.forward(Packed(one, np.array([len(tokens)]), np.array(tokens, dtype=np.int64), np.zeros_like(one)))
+                for first in range(0, len(tokens), MOST_UNREAD):
+                    part = np.array(tokens[first : first + MOST_UNREAD], dtype=np.int64)
+                    self.forward(Packed(one, np.array([len(part)]), part, np.zeros_like(one)))
                 return
         except Exception:  # noqa: BLE001
             _log.exception("%s could not read on: the request in row %d goes without its drafts", self.info.name, row)
         self.free(row)
+
+
+def picked(states: torch.Tensor, at: Sequence[int]) -> torch.Tensor:
+    """The states at these places; those side by side are not copied, for which a device would wait for the host."""
+    first, count = (at[0] if at else 0), len(at)
+    if at == [*range(first, first + count)]:
+        return states[first : first + count]
+    return states.index_select(0, torch.tensor(at, device=states.device))
 
 
 def span_of(fed: Fed, start: int, shift: int) -> Span:
