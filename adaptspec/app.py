@@ -42,7 +42,13 @@ from adaptspec.server.sse import Padding
 from adaptspec.telemetry.earnings import Earnings
 from adaptspec.telemetry.journal_writer import Journal
 from adaptspec.telemetry.live_feed import LiveFeed
-from adaptspec.telemetry.metric_families import earning_families, load_families, reload_families, shadow_families
+from adaptspec.telemetry.metric_families import (
+    earning_families,
+    learning_families,
+    load_families,
+    reload_families,
+    shadow_families,
+)
 from adaptspec.telemetry.metrics import Metrics
 from adaptspec.telemetry.otlp_export import PushSettings, SpanQueue, TraceSettings
 from adaptspec.telemetry.otlp_metrics import MetricsPush
@@ -122,7 +128,7 @@ async def serve(config: ServeConfig, console: Console) -> None:
                 labels.tasks.follow(tasks_in(config.state_dir))
             # Loading takes seconds of pure computation; the loop must stay free for Ctrl-C.
             built = await asyncio.to_thread(build, config.engine, [store], labels=labels)
-        engine = AsyncEngine(built.core, config.name, config.max_waiting)
+        engine = AsyncEngine(built.core, config.name, config.max_waiting, built.spare)
         closing.push_async_callback(asyncio.to_thread, engine.close)
         limits = built.core.limits
         # Of this machine, with every row decoding and a full share of prompt tokens.
@@ -148,6 +154,7 @@ async def serve(config: ServeConfig, console: Console) -> None:
         metrics.watch(lambda: earning_families(earnings.snapshot()))
         metrics.watch(lambda: shadow_families(manager.estimates()))
         metrics.watch(lambda: reload_families(manager.reloads))
+        metrics.watch(lambda: learning_families(None if built.learner is None else built.learner.stats))
         _push(config, metrics, closing)
         # A quarter of a million objects stand to the end: looking through them for garbage would stop all requests
         # for 0.15 s at a time.

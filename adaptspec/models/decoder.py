@@ -53,6 +53,16 @@ class Decoder:
     def free_memory(self) -> float:
         return self._cache.free_share
 
+    def adopt(self, weights: DecoderWeights) -> DecoderWeights:
+        """Compute by these, of the same shapes, from the next pass on, and return the former ones.
+
+        Keys and values that are cached stay those of the former.
+        """
+        former, self._weights = self._weights, weights
+        if self._small is not None:
+            self._small.adopt(weights)
+        return former
+
     def listen(self, listener: Listener) -> None:
         """See `Heard.listen`."""
         self._listener, cache = listener, self._cache
