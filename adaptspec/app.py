@@ -46,6 +46,7 @@ from adaptspec.telemetry.live_feed import LiveFeed
 from adaptspec.telemetry.metric_families import (
     earning_families,
     head_families,
+    learning_families,
     load_families,
     reload_families,
     shadow_families,
@@ -129,7 +130,7 @@ async def serve(config: ServeConfig, console: Console) -> None:
                 labels.tasks.follow(tasks_in(config.state_dir))
             # Loading takes seconds of pure computation; the loop must stay free for Ctrl-C.
             built = await asyncio.to_thread(build, config.engine, [store], labels=labels)
-        engine = AsyncEngine(built.core, config.name, config.max_waiting)
+        engine = AsyncEngine(built.core, config.name, config.max_waiting, built.spare)
         closing.push_async_callback(asyncio.to_thread, engine.close)
         limits = built.core.limits
         # Of this machine, with every row decoding and a full share of prompt tokens.
@@ -158,6 +159,7 @@ async def serve(config: ServeConfig, console: Console) -> None:
         head = built.loaded.draft
         if isinstance(head, HeadRunner):
             metrics.watch(lambda: head_families(head.unread, head.unread_bytes))
+        metrics.watch(lambda: learning_families(None if built.learner is None else built.learner.stats))
         _push(config, metrics, closing)
         # A quarter of a million objects stand to the end: looking through them for garbage would stop all requests
         # for 0.15 s at a time.

@@ -32,6 +32,7 @@ _AS_GIVEN = (
     "exact",
     "eager",
     "allow_pickle",
+    "learn_draft",
 )
 
 

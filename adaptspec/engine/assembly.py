@@ -21,9 +21,12 @@ from adaptspec.control.tasks import Labels, TaskDetector
 from adaptspec.drafters import available_drafters
 from adaptspec.drafting.corpus_counts import FILE as COUNTS
 from adaptspec.drafting.corpus_counts import CorpusCounts, read_corpus_counts
+from adaptspec.drafting.draft_model import DraftModelDrafter
 from adaptspec.drafting.drafter import Drafter, Loaded, ModelDrafter, make_drafters
 from adaptspec.engine.core import EngineCore, EngineLimits
 from adaptspec.engine.device_executor import DeviceExecutor
+from adaptspec.engine.draft_learner import DraftLearner
+from adaptspec.engine.draft_student import Student
 from adaptspec.engine.engine_config import AUTO, EngineConfig, model_place
 from adaptspec.engine.inputs import InputProcessor
 from adaptspec.engine.model_executor import ModelExecutor
@@ -32,6 +35,7 @@ from adaptspec.engine.profiler import profiled_costs, warm_up
 from adaptspec.engine.task_methods import TaskMethods
 from adaptspec.errors import ConfigError
 from adaptspec.gpu.device_decoder import DeviceDecoder
+from adaptspec.models.decoder import Decoder
 from adaptspec.models.model_files import resolve_model
 from adaptspec.models.runner import Listener, Runner
 from adaptspec.models.tokenization import check_tokenizer, fingerprint, load_tokenizer
@@ -50,12 +54,19 @@ class Built:
     costs: CostTable
     files: Mapping[str, Path]  # where each policy was read from, by its name
     loaded: Loaded  # what further drafters may be made from
+    learner: DraftLearner | None = None
+
+    @property
+    def spare(self) -> Callable[[], bool] | None:
+        """What can be done while there are no requests (see `AsyncEngine`)."""
+        return None if self.learner is None else self.learner.work
 
     @property
     def pair(self) -> str:
         """Tells the loaded models apart from others: what is learned holds for them only."""
         drafts = [drafter.runner for drafter in self.drafters if isinstance(drafter, ModelDrafter)]
-        return "+".join(model.info.fingerprint for model in (self.target, *drafts))
+        names = [model.info.fingerprint for model in (self.target, *drafts)]
+        return "+".join(names if self.learner is None else [*names, "learning"])
 
 
 Costs = Callable[[Runner, Sequence[Drafter], int], CostTable]
@@ -109,7 +120,30 @@ def _build(config: EngineConfig, sinks: Sequence[Sink], costs: Costs, labels: La
         detector=detector,
         labels=labels,
     )
-    return Built(core, tokenizer, target, tuple(drafters), tuple(specs), table, files, loaded)
+    learner = _learner(config, core, drafters, places[-1]) if config.learn_draft else None
+    return Built(core, tokenizer, target, tuple(drafters), tuple(specs), table, files, loaded, learner)
+
+
+def _learner(config: EngineConfig, core: EngineCore, drafters: Sequence[Drafter], place: str) -> DraftLearner:
+    """Whoever trains the draft model, which is at `place`. Raises ConfigError: it cannot be trained."""
+    drafter = next((one for one in drafters if isinstance(one, DraftModelDrafter)), None)
+    if drafter is None:
+        why = "there is no draft model that reads the target's own tokens"
+    elif config.quantized:
+        why = "the target drafts for itself, by weights that it shares"
+    elif isinstance(drafter.runner, Listener):
+        why = "a head drafts from the target's states"
+    elif not isinstance(drafter.runner, Decoder):
+        why = "the draft model is not Llama-like, or not on a CPU"
+    else:
+        assert isinstance(core.executor, ModelExecutor)
+        learner = DraftLearner(drafter.runner, Student(resolve_model(place), drafter.runner.info.dtype))
+        core.executor.witness = learner
+        return learner
+    raise ConfigError(
+        f"--learn-draft trains Llama-like draft models with the target's tokenizer, on a CPU, and here {why}; leave it "
+        "out, or give such a model (--draft DIR)"
+    )
 
 
 def assemble(

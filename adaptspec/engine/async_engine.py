@@ -14,8 +14,8 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import aclosing
 from dataclasses import dataclass, replace
-from queue import SimpleQueue
-from typing import Any, TypeVar, cast
+from queue import Empty, SimpleQueue
+from typing import Any, TypeAlias, TypeVar, cast
 
 from adaptspec.engine.core import EngineCore
 from adaptspec.errors import EngineError, OverloadedError
@@ -25,6 +25,9 @@ from adaptspec.types import Completion, Delta, FinishReason
 
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
+_Command: TypeAlias = "Callable[[], list[Delta]] | None"  # None: it is to end
+# Without a request before other work begins: as long as a request may then have to wait for it, about.
+QUIET_SECONDS = 0.05
 
 
 @dataclass(frozen=True)
@@ -73,13 +76,24 @@ class Stream:
 class AsyncEngine:
     """Serves requests from one event loop."""
 
-    def __init__(self, core: EngineCore, name: str | None = None, max_waiting: int = 1024) -> None:
-        """`name` is what clients call the model (None: its own)."""
+    def __init__(
+        self,
+        core: EngineCore,
+        name: str | None = None,
+        max_waiting: int = 1024,
+        spare: Callable[[], bool] | None = None,
+    ) -> None:
+        """`name` is what clients call the model (None: its own).
+
+        `spare` is called on the engine's thread while there are no requests, until it returns False: a small piece of
+        other work each time, which must not raise, and for whose end a request waits.
+        """
         self._core = core
+        self._spare = spare
         if name is not None:
             core.inputs.info = replace(core.inputs.info, name=name)
         self._max_waiting = max_waiting
-        self._inbox: SimpleQueue[Callable[[], list[Delta]] | None] = SimpleQueue()
+        self._inbox: SimpleQueue[_Command] = SimpleQueue()
         # None: nobody listens any more, but the engine has not let go of the request yet.
         self._streams: dict[str, asyncio.Queue[Delta | None] | None] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -276,7 +290,7 @@ class AsyncEngine:
             sleep = self._core.idle
             self._beat = None if sleep else time.monotonic()
             while sleep or not self._inbox.empty():
-                command = self._inbox.get()
+                command = self._next_command() if sleep else self._inbox.get()
                 sleep = False
                 self._beat = time.monotonic()
                 if command is None:
@@ -286,6 +300,18 @@ class AsyncEngine:
             if not self._core.idle:
                 deltas += self._round()
             self._deliver(deltas)
+
+    def _next_command(self) -> _Command:
+        """Sleep until there is one; first do what may be done meanwhile."""
+        patience, working = QUIET_SECONDS, self._spare is not None
+        while working:
+            try:
+                return self._inbox.get(timeout=patience)
+            except Empty:
+                self._beat, patience = time.monotonic(), 0.0
+                working = self._spare is not None and self._spare()
+        self._beat = None
+        return self._inbox.get()
 
     def _round(self) -> list[Delta]:
         try:

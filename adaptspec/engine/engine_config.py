@@ -26,7 +26,7 @@ class EngineConfig:
     prompt. `eager`: no CUDA graphs are captured. `draft_device`: where the draft model is, if not with the target.
     `tensor_parallel_size`: devices that share the target, from this one on. `exact`: on CUDA, "depths" keeps texts
     the same whatever is drafted beside up to 64 rows, "strict" beside more. `allow_pickle`: heads that draft may have
-    their tensors in pickles.
+    their tensors in pickles. `learn_draft`: a server trains the draft model on what it serves.
     """
 
     model: str = BUNDLED
@@ -44,6 +44,7 @@ class EngineConfig:
     tensor_parallel_size: int = 1
     exact: Literal["depths", "strict"] = "depths"
     allow_pickle: bool = False
+    learn_draft: bool = False
 
     @property
     def draft_model(self) -> str | None:

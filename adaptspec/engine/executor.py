@@ -9,6 +9,8 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
+import torch
+
 from adaptspec.control.policy import Decision
 from adaptspec.engine.scheduler import Batch, Cache
 from adaptspec.engine.sequence import Sequence as Seq
@@ -53,6 +55,16 @@ class Outcome(NamedTuple):
     draft: Draft
     verdict: VerifyResult
     seconds: tuple[float, float] | None = None
+
+
+class Witness(Protocol):
+    """Sees how drafts are judged, between two passes: it must be quick and must not raise."""
+
+    def judged(self, batch: Batch, logits: torch.Tensor, draft: Draft, verdict: VerifyResult) -> None:
+        """Before commit. `logits` [sum(counts + 1), V] are the target's, row after row, nodes in their order."""
+
+    def left(self, row: int) -> None:
+        """The row's sequence has ended or given way."""
 
 
 class Executor(Protocol):

@@ -18,7 +18,7 @@ from adaptspec.drafters import states_confidence
 from adaptspec.drafting.drafter import Drafter, DraftJob, ModelFreeDrafter, Observing, RowStart
 from adaptspec.drafting.isolated_drafter import IsolatedDrafter, isolated
 from adaptspec.drafting.united_drafts import united
-from adaptspec.engine.executor import Kept, Offers, Outcome, Pending
+from adaptspec.engine.executor import Kept, Offers, Outcome, Pending, Witness
 from adaptspec.engine.scheduler import Batch, held_row
 from adaptspec.engine.sequence import Sequence as Seq
 from adaptspec.models.draft import Draft, NodeChoices
@@ -48,6 +48,7 @@ class ModelExecutor:
         }
         self._observing = {i for i, drafter in enumerate(drafters) if isinstance(drafter, Observing)}
         self._sampling: tuple[list[SamplingRow], SamplingBatch] | None = None
+        self.witness: Witness | None = None
 
     @property
     def drafters(self) -> tuple[str, ...]:
@@ -66,6 +67,8 @@ class ModelExecutor:
     def leave(self, row: int) -> None:
         for drafter in self._drafters:
             drafter.free(row)
+        if self.witness is not None:
+            self.witness.left(row)
 
     def cache_gaps(self, batch: Batch) -> Sequence[Sequence[int]]:
         lines = [[0] * len(batch.decoding)] * len(self._drafters)
@@ -180,6 +183,8 @@ class ModelExecutor:
             )
         score_output(emitting, logits, draft, verdict)
         self._observe(batch, draft, verdict)
+        if self.witness is not None:
+            self.witness.judged(batch, logits, draft, verdict)
         if draft.scores is None or draft.tree is not None:
             return verdict  # scores are laid out by depth
         shares = np.array([s.method.shares_noise for s in emitting], dtype=np.bool_)

@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerFast
 from adaptspec.engine.assembly import build
 from adaptspec.engine.core import EngineCore, EngineLimits
 from adaptspec.engine.engine_config import AUTO, BUNDLED, EngineConfig
-from adaptspec.errors import RequestError
+from adaptspec.errors import ConfigError, RequestError
 from adaptspec.request import Request, SamplingParams, SpeculationParams
 from adaptspec.types import Completion, Delta
 
@@ -55,6 +55,8 @@ class Engine:
     @classmethod
     def from_config(cls, config: EngineConfig) -> Engine:
         """As `from_pretrained`, with every setting at hand."""
+        if config.learn_draft:
+            raise ConfigError("learn_draft trains between the requests of a server; leave it out here")
         built = build(config)
         return cls(built.core, built.tokenizer)
 

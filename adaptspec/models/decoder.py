@@ -44,6 +44,16 @@ class Decoder(CachedRows):
         small = SmallPass.fits(config, weights, cache)
         self._small = SmallPass(config, weights, cache, self._rotations) if small else None
 
+    def adopt(self, weights: DecoderWeights) -> DecoderWeights:
+        """Compute by these, of the same shapes, from the next pass on, and return the former ones.
+
+        Keys and values that are cached stay those of the former.
+        """
+        former, self._weights = self._weights, weights
+        if self._small is not None:
+            self._small.adopt(weights)
+        return former
+
     @torch.inference_mode()
     def forward(self, packed: Packed) -> torch.Tensor:
         """Logits [sum(wanted), vocab] in float32: an inference tensor, to be changed in inference mode only."""

@@ -48,9 +48,9 @@ class SmallPass:
 
     def __init__(self, config: DecoderConfig, weights: DecoderWeights, cache: KVCache, rotations: torch.Tensor) -> None:
         """`rotations` [context, 1, head_dim / 2]. `fits` says whether a model can be run like this."""
-        self._weights, self._cache = weights, cache
+        self._cache = cache
+        self.adopt(weights)
         self._heads = heads = Heads(config.heads, config.kv_heads, config.head_dim)
-        self._embedding: Floats = weights.embedding.numpy()
         self._rotations: npt.NDArray[np.complex64] = rotations.numpy()
         self._pool: list[Floats] = [layer.numpy() for layer in cache.pool]
         # Memory for the widest pass: hidden, normed, qkv, gate and up, active. A narrower one takes the beginning.
@@ -60,6 +60,10 @@ class SmallPass:
         # Packed queries and `_Row.folded`, by their first token and their number.
         self._queries: dict[tuple[int, int], tuple[torch.Tensor, torch.Tensor | None]] = {}
         self._masks: dict[int, torch.Tensor] = {}  # by width [group * width, _MASKED], of which a pass takes the end
+
+    def adopt(self, weights: DecoderWeights) -> None:
+        """See `Decoder.adopt`."""
+        self._weights, self._embedding = weights, weights.embedding.numpy()
 
     @staticmethod
     def fits(config: DecoderConfig, weights: DecoderWeights, cache: KVCache) -> bool:

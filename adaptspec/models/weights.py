@@ -7,7 +7,7 @@ weight is multiplied into the matrix behind it where that saves time.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from pickle import UnpicklingError
@@ -57,14 +57,21 @@ class DecoderWeights:
 
 
 def load_weights(
-    folder: Path, config: DecoderConfig, dtype: torch.dtype, device: torch.device, part: Part = WHOLE
+    folder: Path,
+    config: DecoderConfig,
+    dtype: torch.dtype,
+    device: torch.device,
+    part: Part = WHOLE,
+    *,
+    tensors: Mapping[str, torch.Tensor] | None = None,
 ) -> DecoderWeights:
     """Read all weights, or a part: the embedding, norms and, behind a sum over all parts, biases are only in whole.
 
-    Beside them no more than one matrix is held, so that a device that they fill can load them. Raises ModelError: a
-    tensor is missing, misshaped or not accounted for.
+    Beside them no more than one matrix is held, so that a device that they fill can load them. `tensors` by their names
+    are read in place of the folder's; some are shared then, none is written on. Raises ModelError: a tensor is missing,
+    misshaped or not accounted for.
     """
-    reader = WeightReader(folder, config, dtype, device, part)
+    reader = WeightReader(folder, config, dtype, device, part, tensors=tensors)
     table, mine = (config.vocab_size, config.hidden), part.vocabulary(config.vocab_size)
     embedding = reader.take("model.embed_tokens.weight", table)
     layers = tuple(reader.layer(f"model.layers.{i}.") for i in range(config.layers))
@@ -85,12 +92,11 @@ def _copies_head(head: torch.Tensor, tied: bool) -> bool:
     return not tied
 
 
-class _Unpickled:
-    """Tensors of a pickle, read as safetensors are."""
+class _Held:
+    """Tensors in memory, read as safetensors are."""
 
-    def __init__(self, path: Path) -> None:
-        found = torch.load(path, map_location="cpu", weights_only=True)
-        self._tensors = {str(name): one for name, one in dict(found).items() if isinstance(one, torch.Tensor)}
+    def __init__(self, found: Mapping[str, Any]) -> None:
+        self._tensors = {str(name): one for name, one in found.items() if isinstance(one, torch.Tensor)}
 
     def keys(self) -> Iterable[str]:
         return self._tensors.keys()
@@ -115,7 +121,9 @@ class _Slice:
 
 def _opened(path: Path) -> Any:
     try:
-        return _Unpickled(path) if path.suffix in PICKLES else safe_open(path, framework="pt", device="cpu")
+        if path.suffix in PICKLES:
+            return _Held(dict(torch.load(path, map_location="cpu", weights_only=True)))
+        return safe_open(path, framework="pt", device="cpu")
     except (SafetensorError, OSError) as error:
         raise ModelError(f"{path} is not a readable safetensors file ({error}); download it again") from error
     except (UnpicklingError, EOFError, RuntimeError, TypeError, ValueError) as error:
@@ -137,15 +145,18 @@ class WeightReader:
         part: Part = WHOLE,
         *,
         pickles: bool = False,
+        tensors: Mapping[str, torch.Tensor] | None = None,
     ) -> None:
-        """`pickles` may be read where there are no safetensors: plain tensors alone, which run no code."""
+        """`pickles` may be read where there are no safetensors: plain tensors alone, which run no code. `tensors`: no
+        file is.
+        """
         self._folder = folder
         self._config = config
         self._dtype = dtype
         self._device = device
         self._part = part
-        self._files: dict[str, Any] = {}
-        for path in weight_files(folder, pickles=pickles):
+        self._files: dict[str, Any] = {} if tensors is None else dict.fromkeys(tensors, _Held(tensors))
+        for path in weight_files(folder, pickles=pickles) if tensors is None else ():
             file = _opened(path)
             if twice := self._files.keys() & set(file.keys()):
                 raise ModelError(f"{folder} holds {min(twice)} in two files; keep the one that is the model's")

@@ -20,6 +20,7 @@ from adaptspec.types import Reason
 
 if TYPE_CHECKING:  # where another engine is the host, none of ours is there
     from adaptspec.engine.async_engine import EngineStats
+    from adaptspec.engine.draft_learner import LearningStats
     from adaptspec.engine.policy_manager import Reloads
 
 DEPTHS_AT_START = 7  # the deepest draft of the default policy: these positions are served before they are reached
@@ -93,6 +94,18 @@ def head_families(tokens: int, memory: int) -> Iterator[Metric]:
     rows = "of the target that a head has not read yet"
     yield GaugeMetricFamily("adaptspec_head_unread_tokens", f"Tokens with states {rows}", tokens)
     yield GaugeMetricFamily("adaptspec_head_unread_bytes", f"Memory of states {rows}", memory)
+
+
+def learning_families(seen: LearningStats | None) -> Iterator[Metric]:
+    """What became of the draft model's training, and what there is to train it on; nothing where it is not trained."""
+    if seen is None:
+        return
+    outcomes = (("kept", seen.kept), ("undone", seen.undone), ("dropped", seen.dropped))
+    help_text = "Updates of the draft model: kept, undone after a trial, or dropped before"
+    yield _counter("adaptspec_draft_updates", help_text, ["outcome"], outcomes)
+    help_text = "Rejected positions that the draft model may be trained on"
+    yield GaugeMetricFamily("adaptspec_draft_rejections_held", help_text, seen.rejections)
+    yield GaugeMetricFamily("adaptspec_draft_rejections_bytes", "Bytes that they and their texts take", seen.size)
 
 
 def reload_families(reloads: Reloads) -> Iterator[Metric]:

@@ -1,0 +1,321 @@
+"""Trains the draft model on what is served, while nothing is: on what the target would have said where it rejected.
+
+Texts stay what they are, since a draft decides only how fast they come. Source of the idea: Liu et al. 2023, "Online
+Speculative Decoding" (https://arxiv.org/abs/2310.07177).
+
+An update is made of small pieces of work, in the gaps between requests. It is swapped in if it guesses more of answers
+that it was not trained on, and undone if less of its drafts are then accepted than before.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from scipy.special import stdtrit
+
+from adaptspec.engine.draft_student import Student, Tensors, Window
+from adaptspec.engine.scheduler import Batch
+from adaptspec.engine.sequence import Sequence as Seq
+from adaptspec.models.draft import Draft
+from adaptspec.models.weights import DecoderWeights
+from adaptspec.types import IntArray
+from adaptspec.verification.method import VerifyResult, window_starts
+
+TOP = 16  # of the target's likeliest tokens that are kept, in 8 bytes each
+MOST_BYTES = 8 * 2**20  # of texts and of what the target said in them: the oldest go first
+HELD_OUT, FEWEST, EVERY = 64, 8, 4  # requests, at most and at least, that updates are judged by: each fourth
+FRESH = 256  # rejections before an update
+STEPS, BATCH = 64, 8  # of an update, and windows in each
+TRIAL = 64  # requests by which an update that serves is judged
+CONFIDENCE = 0.95  # one-sided, of both judgements
+_log = logging.getLogger(__name__)
+_Kind = tuple[str, str | None]  # a request's policy and task
+
+
+class Adopting(Protocol):
+    """Whoever can change its weights between two passes: a `Decoder`."""
+
+    def adopt(self, weights: DecoderWeights) -> DecoderWeights:
+        """See `Decoder.adopt`."""
+
+
+@dataclass(frozen=True)
+class Lesson:
+    """A request's tokens [n], and what the target said before those at `places` [m], where it rejected a drafted one:
+    its k likeliest tokens [m, k] of those that the draft model has.
+    """
+
+    tokens: npt.NDArray[np.int32]
+    prompt: int
+    places: IntArray
+    ids: npt.NDArray[np.int32]
+    logprobs: npt.NDArray[np.float32]
+
+    @property
+    def size(self) -> int:
+        """Bytes."""
+        return self.tokens.nbytes + self.places.nbytes + self.ids.nbytes + self.logprobs.nbytes
+
+
+@dataclass
+class _Notes:
+    """The same of a request that runs."""
+
+    sequence: Seq
+    said: list[tuple[int, npt.NDArray[np.int64], npt.NDArray[np.float32]]] = field(default_factory=list)
+    tried: int = 0  # drafted tokens up to the first that was rejected, of all rounds
+    accepted: int = 0
+
+    def lesson(self) -> Lesson:
+        """Of the request as it has ended: where it was cut, something may have been said of what is gone."""
+        tokens = np.array(self.sequence.tokens, dtype=np.int32)
+        said = [one for one in self.said if one[0] <= len(tokens)]
+        places, ids, logprobs = zip(*said, strict=True) if said else ((), np.zeros((0, 1)), np.zeros((0, 1)))
+        return Lesson(
+            tokens,
+            self.sequence.prompt_length,
+            np.array(places, dtype=np.int64),
+            np.array(ids, dtype=np.int32),
+            np.array(logprobs, dtype=np.float32),
+        )
+
+
+@dataclass(frozen=True)
+class LearningStats:
+    """Updates by what became of them, and what is held to learn from. `dropped`: never swapped in."""
+
+    kept: int
+    undone: int
+    dropped: int
+    rejections: int
+    size: int
+
+
+class DraftLearner:
+    """A `Witness` of rounds, and other work for an engine's spare time (`work`), all on the engine's thread."""
+
+    def __init__(self, runner: Adopting, student: Student, seed: int = 0) -> None:
+        self._runner = runner
+        self._student = student
+        self._random = np.random.default_rng(seed)
+        self._open: dict[int, _Notes] = {}  # by row
+        self._lessons: deque[Lesson] = deque()
+        self._held_out: deque[Lesson] = deque(maxlen=HELD_OUT)
+        self._seen = self._fresh = self._size = self._rejections = 0
+        self._needed = FRESH
+        self._update: Iterator[None] | None = None
+        self._served: deque[tuple[_Kind, float]] = deque(maxlen=TRIAL)  # acceptance by request, with the same weights
+        self._trial: _Trial | None = None
+        self._outcomes = dict.fromkeys(("kept", "undone", "dropped"), 0)
+        self._failed = False
+
+    @property
+    def stats(self) -> LearningStats:
+        """From any thread."""
+        return LearningStats(**self._outcomes, rejections=self._rejections, size=self._size)
+
+    def judged(self, batch: Batch, logits: torch.Tensor, draft: Draft, verdict: VerifyResult) -> None:
+        """See `Witness.judged`."""
+        if draft.steps:
+            self._guarded(lambda: self._note(batch, logits, draft, verdict))
+
+    def left(self, row: int) -> None:
+        """See `Witness.left`."""
+        notes = self._open.pop(row, None)
+        if notes is not None:
+            self._guarded(lambda: self._add(notes))
+
+    def work(self) -> bool:
+        """A small piece of an update; False: there is nothing to do before more is served."""
+        if self._failed or (self._update is None and not self._due):
+            return False
+        self._guarded(self._go_on)
+        return True
+
+    @property
+    def _due(self) -> bool:
+        return self._trial is None and self._fresh >= self._needed and len(self._held_out) >= FEWEST
+
+    def _note(self, batch: Batch, logits: torch.Tensor, draft: Draft, verdict: VerifyResult) -> None:
+        """What became of the main chains, which come first, as far as a model drafted them: it says its entropy."""
+        starts, chains, spread = window_starts(draft.counts), draft.chain.tolist(), draft.entropy
+        rejected: list[tuple[_Notes, int, int]] = []
+        for i, sequence in enumerate(batch.decoding):
+            if not chains[i] or sequence.row is None or sequence.finish is not None:
+                continue
+            run = next((n for n, place in enumerate(verdict.places(i)) if n != place), int(verdict.accepted[i]))
+            own = ~np.isnan(spread[i, : min(run + 1, chains[i])])
+            if own.any():
+                notes = self._open.setdefault(sequence.row, _Notes(sequence))
+                notes.tried += int(own.sum())
+                notes.accepted += int(own[:run].sum())
+                if run < chains[i] and own[run]:
+                    rejected.append((notes, sequence.length + run, int(starts[i]) + run))
+        if rejected:
+            scores = logits[[at for *_, at in rejected], : self._student.vocab_size]
+            best, ids = scores.topk(min(TOP, scores.shape[1]))
+            known = (best - scores.logsumexp(1, keepdim=True)).numpy()
+            for (notes, place, _), own_ids, own_known in zip(rejected, ids.numpy(), known, strict=True):
+                notes.said.append((place, own_ids, own_known))
+
+    def _add(self, notes: _Notes) -> None:
+        """A request has ended: learn from it, or judge by it."""
+        kind = notes.sequence.policy, notes.sequence.request.speculation.task
+        self._served.append((kind, notes.accepted / notes.tried))
+        self._judge_trial()
+        lesson = notes.lesson()
+        if lesson.tokens.max() >= self._student.vocab_size:  # a draft may have fewer tokens than its target
+            return
+        self._seen += 1
+        if self._seen % EVERY == 0:
+            self._held_out.append(lesson)
+        elif len(lesson.places):
+            self._lessons.append(lesson)
+            self._count(lesson, 1)
+            self._fresh += len(lesson.places)
+            while self._size > MOST_BYTES:
+                self._count(self._lessons.popleft(), -1)
+
+    def _count(self, lesson: Lesson, sign: int) -> None:
+        self._rejections += sign * len(lesson.places)
+        self._size += sign * lesson.size
+
+    def _go_on(self) -> None:
+        if self._update is None:
+            self._fresh = 0
+            self._update = self._updating()
+        if next(self._update, self) is self:
+            self._update = None
+
+    def _updating(self) -> Iterator[None]:
+        """One update, piece by piece."""
+        student = self._student
+        student.begin()
+        yield
+        for step in range(STEPS):
+            for _ in range(BATCH):
+                student.learn(self._window())
+                yield
+            student.step(1 - step / STEPS)
+            yield
+        gains: list[float] = []
+        for lesson in list(self._held_out):
+            tokens = lesson.tokens[-student.window :]
+            first = max(1, lesson.prompt - (len(lesson.tokens) - len(tokens)))
+            if first < len(tokens):
+                gains.append(student.gained(torch.from_numpy(tokens).long(), first))
+                yield
+        if rose(gains):
+            self._swap()
+        else:
+            self._ended("dropped", f"guessed no more of {len(gains)} answers that it was not trained on")
+
+    def _window(self) -> Window:
+        """One that ends where something was rejected, every such place being as likely, and all rejections in it."""
+        counts = np.cumsum([len(lesson.places) for lesson in self._lessons])
+        drawn = int(self._random.integers(counts[-1]))
+        which = int(np.searchsorted(counts, drawn, side="right"))
+        lesson = self._lessons[which]
+        places = lesson.places
+        last = int(places[drawn - counts[which]])
+        start = max(0, last - self._student.window)
+        mine = (places <= last) & (places > start)
+        return Window(
+            torch.from_numpy(lesson.tokens[start:last]).long(),
+            torch.from_numpy(places[mine] - start - 1),
+            torch.from_numpy(lesson.ids[mine]).long(),
+            torch.from_numpy(lesson.logprobs[mine]),
+        )
+
+    def _swap(self) -> None:
+        """Serve by what was learned."""
+        tensors = self._student.copied()
+        former = self._runner.adopt(self._student.served(tensors))
+        self._trial = _Trial(list(self._served), former, tensors)
+        self._served.clear()
+        self._judge_trial()
+
+    def _judge_trial(self) -> None:
+        """Once as many requests have been served by the new weights as are remembered of the former ones."""
+        trial = self._trial
+        if trial is None or len(self._served) < len(trial.before):
+            return
+        rates = [np.mean([rate for _, rate in part]) if part else math.nan for part in (trial.before, self._served)]
+        told = f"{rates[0]:.3f} of its tried tokens were accepted before, {rates[1]:.3f} since"
+        self._trial = None
+        if fell(trial.before, list(self._served)):
+            self._runner.adopt(trial.former)
+            self._served.clear()
+            self._ended("undone", told)
+        else:
+            self._student.kept = trial.tensors
+            self._ended("kept", told)
+
+    def _ended(self, outcome: str, told: str) -> None:
+        """What does not help is tried again after twice as many rejections."""
+        self._outcomes[outcome] += 1
+        self._needed = FRESH if outcome == "kept" else 2 * self._needed
+        _log.info("an update of the draft model is %s: %s", outcome, told)
+
+    def _guarded(self, call: Callable[[], None]) -> None:
+        """Learning that fails ends, and costs no request its answer."""
+        if self._failed:
+            return
+        try:
+            call()
+        except Exception:  # noqa: BLE001
+            _log.exception("the draft model is not trained any more")
+            self._failed = True
+            self._open.clear()
+            self._lessons.clear()
+            if self._trial is not None:
+                self._runner.adopt(self._trial.former)
+
+
+@dataclass(frozen=True)
+class _Trial:
+    """New weights that serve, what was accepted of the `former` ones' drafts, and what they are."""
+
+    before: Sequence[tuple[_Kind, float]]
+    former: DecoderWeights
+    tensors: Tensors
+
+
+def rose(gains: Sequence[float]) -> bool:
+    """Whether gains, one per request, are above 0 on average: a one-sided t-test."""
+    n, values = len(gains), np.array(gains, dtype=np.float64)
+    if n < 2:
+        return False
+    return bool(values.mean() > 0 and values.mean() * math.sqrt(n) > stdtrit(n - 1, CONFIDENCE) * values.std(ddof=1))
+
+
+def fell(before: Sequence[tuple[_Kind, float]], since: Sequence[tuple[_Kind, float]]) -> bool:
+    """Whether rates, one per request, are lower than before among requests of one kind: a one-sided t-test.
+
+    Each kind weighs as much as its two groups can tell together; what was seen in one of them only says nothing.
+    """
+    groups: dict[_Kind, tuple[list[float], list[float]]] = defaultdict(lambda: ([], []))
+    for which, part in enumerate((before, since)):
+        for kind, rate in part:
+            groups[kind][which].append(rate)
+    drop = weight = squares = 0.0
+    free = 0
+    for first, second in groups.values():
+        if first and second:
+            n = len(first) + len(second)
+            own = len(first) * len(second) / n
+            drop += own * float(np.mean(first) - np.mean(second))
+            weight += own
+            squares += float(np.var(first) * len(first) + np.var(second) * len(second))
+            free += n - 2
+    if drop <= 0 or free < 1:
+        return False
+    return bool(drop > stdtrit(free, CONFIDENCE) * math.sqrt(squares / free * weight))
