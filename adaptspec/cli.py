@@ -25,6 +25,7 @@ COMMANDS: Mapping[str, str] = {
     "trace": "make timelines of a journal",
     "state": "look at what was learned, and merge it",
     "costs": "look at what rounds cost on this machine, and measure it anew",
+    "doctor": "say what speculation would earn on this machine, and what would help",
     "bench": "measure speed and exactness, record tapes",
     "train": "train models",
 }

@@ -10,7 +10,7 @@ how much was seen. `bench record` makes tapes that know every position.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -51,7 +51,7 @@ def tape_of_journal(path: Path, seed: int = 0) -> JournalTape:
     """Read a journal; requests that it does not hold from beginning to end are left out. Raises JournalError: it is no
     journal, holds no whole request that the draft model drafted for, or knows too little.
     """
-    log, requests, costs = JournalLog(path), dict[str, _Request](), None
+    log, requests, costs = JournalLog(path), dict[str, LoggedRequest](), None
     rounds = plain = 0
     for logged in log.rounds(None):
         if DRAFTER not in log.drafters:
@@ -64,7 +64,7 @@ def tape_of_journal(path: Path, seed: int = 0) -> JournalTape:
         own = list(log.drafters).index(DRAFTER)
         chains = logged.own.trunk()
         for i, name in enumerate(chains.request_ids):
-            requests.setdefault(name, _Request(log.requests[name])).add(chains, i, own)
+            requests.setdefault(name, LoggedRequest(log.requests[name])).add(chains, i, own)
     whole = {
         name: one
         for name, one in requests.items()
@@ -78,9 +78,14 @@ def tape_of_journal(path: Path, seed: int = 0) -> JournalTape:
             f"{path}: only {known:.0%} of the positions were drafted for; log a policy that drafts more, such as "
             "static-3, or record a tape with `adaptspec bench record`"
         )
-    pool, rng = _pool(list(whole.values())), np.random.default_rng(seed)
-    tape = join([one.tape(name, pool, rng) for name, one in whole.items()], {"journal": path.name})
+    tape = tape_of_rounds(whole, {"journal": path.name}, seed)
     return JournalTape(tape, of_table("journal", costs), known, rounds, plain)
+
+
+def tape_of_rounds(requests: Mapping[str, LoggedRequest], about: Mapping[str, str], seed: int = 0) -> Tape:
+    """A tape of requests, of which at least one position is known; the unknown ones are drawn."""
+    pool, rng = _pool(list(requests.values())), np.random.default_rng(seed)
+    return join([one.tape(name, pool, rng) for name, one in requests.items()], about)
 
 
 def narrowed(spec: PolicySpec, known: Sequence[str]) -> PolicySpec:
@@ -99,8 +104,8 @@ def narrowed(spec: PolicySpec, known: Sequence[str]) -> PolicySpec:
 
 
 @dataclass
-class _Request:
-    """What rounds said of one: known positions as (agreed, confidence, entropy)."""
+class LoggedRequest:
+    """What rounds said of a request: known positions as (agreed, confidence, entropy)."""
 
     started: RequestStarted
     length: int = 1  # the first token comes with the prompt
@@ -144,7 +149,7 @@ class _Request:
         )
 
 
-def _pool(requests: list[_Request]) -> _Pool:
+def _pool(requests: list[LoggedRequest]) -> _Pool:
     pool: _Pool = defaultdict(list)
     for one in requests:
         for at, found in one.known.items():

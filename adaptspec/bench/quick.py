@@ -131,12 +131,13 @@ def _fixed(built: Built) -> list[PolicySpec]:
     model_free = [name for name in built.specs[0].drafters if kind_of(name) is Kind.MODEL_FREE and name != first]
     depths = MODEL_FREE_DEPTHS if kind_of(first) is Kind.MODEL_FREE else STATIC_DEPTHS
     return [
-        *(_static(f"fixed-{depth}", depth, first) for depth in depths),
-        *(_static(f"fixed-{name}-{depth}", depth, name) for name in model_free for depth in MODEL_FREE_DEPTHS),
+        *(static_policy(f"fixed-{depth}", depth, first) for depth in depths),
+        *(static_policy(f"fixed-{name}-{depth}", depth, name) for name in model_free for depth in MODEL_FREE_DEPTHS),
     ]
 
 
-def _static(name: str, depth: int, drafter: str) -> PolicySpec:
+def static_policy(name: str, depth: int, drafter: str) -> PolicySpec:
+    """The policy that drafts so many tokens with a drafter, always."""
     return parse_policy_spec(
         "apiVersion: adaptspec.dev/v1\nkind: SpeculationPolicy\n"
         f"metadata: {{name: {name}, description: Depth {depth} always}}\n"

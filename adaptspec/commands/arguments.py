@@ -10,7 +10,8 @@ import argparse
 import json
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -153,6 +154,17 @@ def tell(arguments: argparse.Namespace, result: Any, parts: Iterable[Table | str
     else:
         show(parts, getattr(arguments, "form", TEXT))
     return 0
+
+
+@contextmanager
+def progress(what: str, total: int) -> Iterator[Callable[..., None]]:
+    """A bar on standard error; what it gives is called after each step, with a word on it or without."""
+    from rich.console import Console
+    from rich.progress import Progress
+
+    with Progress(console=Console(stderr=True)) as bar:
+        work = bar.add_task(what, total=total)
+        yield lambda said=what: bar.update(work, advance=1, description=said)
 
 
 def positive(text: str) -> int:

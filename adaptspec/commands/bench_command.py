@@ -7,13 +7,11 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from adaptspec.command_line import add_table_forms
-from adaptspec.commands.arguments import add_models, add_policy, engine_config, seconds, tell
+from adaptspec.commands.arguments import add_models, add_policy, engine_config, progress, seconds, tell
 from adaptspec.control.language.library import find_policy, shipped_policies
 from adaptspec.drafters import DRAFTERS
 from adaptspec.errors import ConfigError
@@ -127,7 +125,7 @@ def _quick(arguments: argparse.Namespace) -> int:
     workloads = read_workloads(arguments.workloads, arguments.prompts)
     settings = QuickSettings(arguments.tokens, arguments.repeats, arguments.policy)
     config, steps = EngineConfig(device=arguments.device), settings.repeats * sum(map(len, workloads.values()))
-    with _progress("quick", steps * (2 if arguments.disturb else 1)) as tick:
+    with progress("quick", steps * (2 if arguments.disturb else 1)) as tick:
         result = run_quick(config, workloads, settings, tick)
         if arguments.disturb:
             with disturbed():
@@ -146,7 +144,7 @@ def _exactness(arguments: argparse.Namespace) -> int:
     config = EngineConfig(device=arguments.device, dtype=arguments.dtype)
     count = len(shipped_policies()) if arguments.policies else 0
     total = sum(map(len, workloads.values())) + 4 * (len(DEPTHS) + 1) + 2 * count
-    with _progress("exactness", total) as tick:
+    with progress("exactness", total) as tick:
         options = {"drafters": arguments.drafter or (), "policies": arguments.policies}
         result = run_exactness(config, workloads, arguments.tokens, tick, **options)
     tell(arguments, result, exactness_report(result))
@@ -163,7 +161,7 @@ def _policies(arguments: argparse.Namespace) -> int:
         arguments.policies, arguments.tokens, arguments.batch, arguments.temperature, arguments.repeats
     )
     groups = sum(-(-len(prompts) // settings.batch) for prompts in workloads.values())
-    with _progress("policies", groups * settings.repeats) as tick:
+    with progress("policies", groups * settings.repeats) as tick:
         result = run_side_by_side(EngineConfig(device=arguments.device), workloads, settings, tick)
     return tell(arguments, result, side_by_side_report(result))
 
@@ -178,7 +176,7 @@ def _decisions(arguments: argparse.Namespace) -> int:
     names = arguments.policy or [path.stem for path in shipped_policies()]
     policies = [load_policy_spec(find_policy(name)) for name in names]
     tape, costs, settings = load_tape(find_tape(arguments.tape)), load_costs(arguments.cost), DecisionSettings()
-    with _progress("decisions", len(policies) * len(settings.batches)) as tick:
+    with progress("decisions", len(policies) * len(settings.batches)) as tick:
         result = run_decisions(policies, tape, costs, settings, tick)
     title = "decide + learn per round; simulated rounds of " + costs.name
     return tell(arguments, result, [table_of(result["policies"], title)])
@@ -202,7 +200,7 @@ def _telemetry(arguments: argparse.Namespace) -> int:
 
     workloads = read_workloads(arguments.workloads, arguments.prompts)
     settings = TelemetrySettings(load=Load(arguments.requests, tokens=arguments.tokens))
-    with _progress("telemetry", settings.steps) as tick:
+    with progress("telemetry", settings.steps) as tick:
         result = run_telemetry(workloads, settings, tick)
     return tell(arguments, result, telemetry_report(result))
 
@@ -235,7 +233,7 @@ def _record(arguments: argparse.Namespace) -> int:
     settings = RecordSettings(arguments.tokens, heats, arguments.seed, history=not arguments.no_history)
     workloads = read_workloads(arguments.workloads, arguments.prompts)
     built = build(config)
-    with _progress("record", 2 * len(settings.temperatures) * sum(map(len, workloads.values()))) as tick:
+    with progress("record", 2 * len(settings.temperatures) * sum(map(len, workloads.values()))) as tick:
         tape = record(built, workloads, settings, tick)
     save_tape(tape, arguments.out)
     if arguments.costs_out is not None:
@@ -243,17 +241,6 @@ def _record(arguments: argparse.Namespace) -> int:
     title = "recorded; drafters: share of positions where they agree"
     result = {"tape": os.fspath(arguments.out), "recorded": summarise(tape)}
     return tell(arguments, result, [table_of(result["recorded"], title, keys=2)])
-
-
-@contextmanager
-def _progress(what: str, total: int) -> Iterator[Callable[..., None]]:
-    """A bar; what it gives is called after each step, with a word on it or without."""
-    from rich.console import Console
-    from rich.progress import Progress
-
-    with Progress(console=Console(stderr=True)) as progress:
-        work = progress.add_task(what, total=total)
-        yield lambda said=what: progress.update(work, advance=1, description=said)
 
 
 def _temperatures(text: str) -> tuple[float, ...]:

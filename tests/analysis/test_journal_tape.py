@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from adaptspec.analysis.journal_tape import _Request, tape_of_journal
+from adaptspec.analysis.journal_tape import LoggedRequest, tape_of_journal
 from adaptspec.cli import main
 from adaptspec.errors import JournalError
 from adaptspec.journal import RequestFinished, RequestStarted, read_entries, to_line
@@ -60,7 +60,7 @@ def test_guesses_are_in_proportion(tmp_path: Path) -> None:
 
 def test_of_trees_the_main_chain_is_told() -> None:
     """A path beside it tells that it was wrong where they part, and nothing of what would have followed."""
-    one = _Request(RequestStarted("0", "goodput", None, 99, 64, None, 0.0))
+    one = LoggedRequest(RequestStarted("0", "goodput", None, 99, 64, None, 0.0))
     one.add(branching(SIBLING).trunk(), 0, 0)
     assert {at: agreed for at, (agreed, _, _) in one.known.items()} == {1: 0}
     assert one.length == 4

@@ -1,0 +1,69 @@
+"""`adaptspec doctor`: whether speculation pays here, with which drafter, and what would help."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+from pathlib import Path
+
+from adaptspec.command_line import add_table_forms
+from adaptspec.commands.arguments import device, engine_config, positive, progress, tell
+from adaptspec.errors import ConfigError
+
+_PER_TASK = 3
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments of `adaptspec doctor`."""
+    parser.description = (
+        "Try drafts for a model on this machine and say what each would earn, by task, whether speculation is worth it "
+        "at all, and what would help. One request at a time, greedy. Nothing else should run meanwhile."
+    )
+    add = parser.add_argument
+    add("--model", default="bundled", help="directory or hub id of the target (default: %(default)s)")
+    add(
+        "--draft",
+        dest="drafts",
+        action="append",
+        default=[],
+        help="a draft model of whatever tokenizer, a head, quantized:int8 or :int4, or none; may be repeated (default: "
+        "the bundled one for the bundled target, and quantized:int8). Lookup and counts are tried in any case",
+    )
+    add("--allow-pickle", action="store_true", help="read plain tensors out of a head's .bin or .pt files")
+    add("--counts", default="auto", metavar="FILE", help="counts of a corpus to draft from (default: the model's own)")
+    add("--prompts", type=Path, metavar="FILE", help="JSONL of task, source, prompt (default: one of each task)")
+    add("--tokens", type=positive, default=128, help="tokens per answer (default: %(default)s)")
+    add("--device", type=device, default="auto", help="auto, cpu, cuda or cuda:N (default: %(default)s)")
+    add("--dtype", default="auto", choices=["auto", "float32", "bfloat16", "float16"], help="(default: %(default)s)")
+    add("--write", type=Path, metavar="FILE", help="write the policy that was found best, such as policy.yaml")
+    add_table_forms(parser, json=True)
+    parser.set_defaults(run=_run)
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    from adaptspec.bench.doctor import doctor_drafts, doctor_report, doctor_steps, run_doctor
+    from adaptspec.bench.workloads import read_workloads
+
+    if arguments.tokens < 2:
+        raise ConfigError("--tokens is 1; a timing needs at least 2")
+    if arguments.write is not None and not arguments.write.parent.is_dir():
+        raise ConfigError(f"--write {arguments.write}: there is no folder {arguments.write.parent}; make it first")
+    config, workloads = engine_config(arguments), read_workloads(arguments.prompts, _PER_TASK)
+    drafts = doctor_drafts(config, arguments.drafts)
+    with progress("doctor", doctor_steps(drafts, workloads)) as tick:
+        result = run_doctor(config, drafts, workloads, arguments.tokens, tick)
+    file = arguments.write or Path("policy.yaml")
+    draft = result["best"]["draft"] if result["worth"] else None
+    serve = shlex.join(
+        ["adaptspec", "serve", "--model", arguments.model, "--draft", draft or "none", "--policy", str(file)]
+    )
+    if arguments.write is not None:
+        head = f"# Of `adaptspec doctor`: {result['best']['mean']:.2f} x plain decoding is to be expected.\n# {serve}\n"
+        try:
+            arguments.write.write_text(head + result["policy"], encoding="utf-8")
+        except OSError as error:
+            said = f"--write {arguments.write}: cannot be written ({error.strerror}); choose another file"
+            raise ConfigError(said) from error
+    else:
+        serve += "  (--write policy.yaml writes the policy)"
+    return tell(arguments, {**result, "serve": serve}, doctor_report(result, serve))
