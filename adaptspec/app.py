@@ -152,14 +152,7 @@ async def serve(config: ServeConfig, console: Console) -> None:
             if config.keep_history:
                 await _keep_history(built, engine, config.state_dir, closing)
         _watch(manager, config, closing)
-        metrics.watch(lambda: load_families(engine.stats()))
-        metrics.watch(lambda: earning_families(earnings.snapshot()))
-        metrics.watch(lambda: shadow_families(manager.estimates()))
-        metrics.watch(lambda: reload_families(manager.reloads))
-        head = built.loaded.draft
-        if isinstance(head, HeadRunner):
-            metrics.watch(lambda: head_families(head.unread, head.unread_bytes))
-        metrics.watch(lambda: learning_families(None if built.learner is None else built.learner.stats))
+        _watch_figures(metrics, engine, earnings, manager, built)
         _push(config, metrics, closing)
         # A quarter of a million objects stand to the end: looking through them for garbage would stop all requests
         # for 0.15 s at a time.
@@ -189,6 +182,21 @@ async def serve(config: ServeConfig, console: Console) -> None:
             on_listening=lambda url: _announce(console, url, engine, built),
             on_hurry=_exit_soon,
         )
+
+
+def _watch_figures(
+    metrics: Metrics, engine: AsyncEngine, earnings: Earnings, manager: PolicyManager, built: Built
+) -> None:
+    """Have `/metrics` show what its parts can be asked for."""
+    metrics.watch(lambda: load_families(engine.stats()))
+    metrics.watch(lambda: earning_families(earnings.snapshot()))
+    metrics.watch(lambda: shadow_families(manager.estimates()))
+    metrics.watch(lambda: reload_families(manager.reloads))
+    head, learner = built.loaded.draft, built.learner
+    if isinstance(head, HeadRunner):
+        metrics.watch(lambda: head_families(head.unread, head.unread_bytes))
+    if learner is not None:
+        metrics.watch(lambda: learning_families(learner.stats))
 
 
 async def _keep_state(

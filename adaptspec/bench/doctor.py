@@ -24,7 +24,7 @@ from adaptspec.drafters import Kind, available_drafters, kind_of
 from adaptspec.engine.engine_config import EngineConfig
 from adaptspec.engine.profiler import processor
 from adaptspec.errors import AdaptSpecError
-from adaptspec.models.quantized import PREFIX
+from adaptspec.models.own_drafts import QUANTIZED
 from adaptspec.simulation.cost_profiles import Curve, DraftCosts, MachineCosts
 from adaptspec.simulation.draft_view import FAR, DraftView
 from adaptspec.simulation.replay import replay
@@ -60,7 +60,7 @@ def doctor_drafts(config: EngineConfig, given: Sequence[str]) -> list[str | None
     if given:
         return [None if name == "none" else name for name in dict.fromkeys(given)]
     own = config.draft_model
-    return [*([own] if own is not None else []), f"{PREFIX}int8"]
+    return [*([own] if own is not None else []), f"{QUANTIZED}int8"]
 
 
 def doctor_steps(drafts: Sequence[str | None], workloads: Workloads) -> int:

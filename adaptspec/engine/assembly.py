@@ -129,7 +129,7 @@ def _learner(config: EngineConfig, core: EngineCore, drafters: Sequence[Drafter]
     drafter = next((one for one in drafters if isinstance(one, DraftModelDrafter)), None)
     if drafter is None:
         why = "there is no draft model that reads the target's own tokens"
-    elif config.quantized:
+    elif config.own_draft:
         why = "the target drafts for itself, by weights that it shares"
     elif isinstance(drafter.runner, Listener):
         why = "a head drafts from the target's states"

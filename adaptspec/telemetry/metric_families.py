@@ -96,10 +96,8 @@ def head_families(tokens: int, memory: int) -> Iterator[Metric]:
     yield GaugeMetricFamily("adaptspec_head_unread_bytes", f"Memory of states {rows}", memory)
 
 
-def learning_families(seen: LearningStats | None) -> Iterator[Metric]:
-    """What became of the draft model's training, and what there is to train it on; nothing where it is not trained."""
-    if seen is None:
-        return
+def learning_families(seen: LearningStats) -> Iterator[Metric]:
+    """What became of the draft model's training, and what there is to train it on."""
     outcomes = (("kept", seen.kept), ("undone", seen.undone), ("dropped", seen.dropped))
     help_text = "Updates of the draft model: kept, undone after a trial, or dropped before"
     yield _counter("adaptspec_draft_updates", help_text, ["outcome"], outcomes)
