@@ -150,14 +150,10 @@ async def serve(config: ServeConfig, console: Console) -> None:
             keeper = await _keep_state(StateStore(config.state_dir, built.pair), manager, metrics, closing)
             if config.keep_history:
                 await _keep_history(built, engine, config.state_dir, closing)
-        _watch(manager, config, closing)
+        _watch(manager, config, metrics, closing)
+        _watch_head(built, metrics)
         metrics.watch(lambda: load_families(engine.stats()))
         metrics.watch(lambda: earning_families(earnings.snapshot()))
-        metrics.watch(lambda: shadow_families(manager.estimates()))
-        metrics.watch(lambda: reload_families(manager.reloads))
-        head = built.loaded.draft
-        if isinstance(head, HeadRunner):
-            metrics.watch(lambda: head_families(head.unread, head.unread_bytes))
         _push(config, metrics, closing)
         # A quarter of a million objects stand to the end: looking through them for garbage would stop all requests
         # for 0.15 s at a time.
@@ -227,8 +223,17 @@ def _check_key_names(config: ServeConfig, built: Built) -> None:
         )
 
 
-def _watch(manager: PolicyManager, config: ServeConfig, closing: AsyncExitStack) -> None:
+def _watch_head(built: Built, metrics: Metrics) -> None:
+    """Serve what waits to be read by a head that drafts, if one does."""
+    head = built.loaded.draft
+    if isinstance(head, HeadRunner):
+        metrics.watch(lambda: head_families(head.unread, head.unread_bytes))
+
+
+def _watch(manager: PolicyManager, config: ServeConfig, metrics: Metrics, closing: AsyncExitStack) -> None:
     """Reload policies on SIGHUP, and when their files change."""
+    metrics.watch(lambda: shadow_families(manager.estimates()))
+    metrics.watch(lambda: reload_families(manager.reloads))
     watch, loop = PolicyWatch(manager), asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGHUP, lambda: loop.run_in_executor(None, watch.reload))
     closing.callback(loop.remove_signal_handler, signal.SIGHUP)
