@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from adaptspec.control.cost import CostTable
@@ -15,6 +17,7 @@ from adaptspec.request import SamplingParams
 from tests.conftest import MakeModel
 from tests.engine.policies import COSTS
 from tests.models.heads.golden import HEADS
+from tests.models.heads.test_block import medusa
 
 PROMPTS = ["Once upon a time", "def add(a, b):", "The", "abcabcabcabc" * 4, "{}", "1 2 3 4 5 6 7 8"]
 SAMPLED = SamplingParams(temperature=0.8, seed=3, max_tokens=20)
@@ -35,12 +38,15 @@ def built(make_model: MakeModel, head: str | None, policy: str, *, rows: int = 4
 
 
 @pytest.mark.parametrize("policy", ["static-3", "goodput-trees"])
-@pytest.mark.parametrize("head", ["eagle3", "eagle3.1", "peagle", "dflash", "dspark-rnn"])
+@pytest.mark.parametrize("head", ["eagle3", "eagle3.1", "mtp", "peagle", "dflash", "dspark-rnn", "medusa"])
 @pytest.mark.parametrize("sampling", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
 def test_text_is_that_of_plain_decoding(
-    make_model: MakeModel, head: str, policy: str, sampling: SamplingParams
+    make_model: MakeModel, tmp_path: Path, head: str, policy: str, sampling: SamplingParams
 ) -> None:
     """Alone and in a batch, with chains and with branches."""
+    if head == "medusa":
+        head = str(tmp_path / head)
+        medusa(Path(head), own=False)
     own, plain = built(make_model, head, policy), built(make_model, None, "off")
     engine, reference = Engine(own.core, own.tokenizer), Engine(plain.core, plain.tokenizer)
     wanted = [one.tokens for one in reference.generate(PROMPTS, sampling)]

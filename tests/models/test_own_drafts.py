@@ -41,10 +41,13 @@ def texts(config: EngineConfig, sampling: SamplingParams) -> tuple[list[tuple[in
     return [one.tokens for one in answers], sum(one.stats.drafted for one in answers)
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen3"])
+@pytest.mark.parametrize(("family", "make"), [("llama", decoder), ("qwen3", decoder), ("llama", device_decoder)])
 @pytest.mark.parametrize("sampling", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
-def test_first_layers_leave_the_text(make_model: MakeModel, family: str, sampling: SamplingParams) -> None:
-    """Alone and beside other rows; a part of what they draft is accepted."""
+def test_first_layers_leave_the_text(
+    make_model: MakeModel, monkeypatch: pytest.MonkeyPatch, family: str, make: object, sampling: SamplingParams
+) -> None:
+    """Beside other rows, on a CPU and by the code for devices."""
+    monkeypatch.setattr(model_set, "decoder", make)
     config = replace(CONFIG, model=str(make_model(family, num_hidden_layers=4)), draft="first-layers:3")
     wanted, _ = texts(replace(config, draft=None, policies=("off",)), sampling)
     found, drafted = texts(config, sampling)
