@@ -83,8 +83,8 @@ class DeviceExecutor(ModelExecutor):
                 batch, pending.draft, outcome._replace(seconds=(drafted - start, time.perf_counter() - drafted))
             )
         with at_work(self._target.device):
-            plan, draft = self._planned(batch, decision)
-            self._rounds.launch(plan, begun=draft.caught_up > 0)
+            plan, draft, begun = self._planned(batch, decision)
+            self._rounds.launch(plan, begun=begun)
             if batch.chunks:
                 self._read_prompts(batch, plan.told)
             self._rounds.end()
@@ -107,12 +107,18 @@ class DeviceExecutor(ModelExecutor):
         tree, others = decision.tree, (decision.drafter != self._which) & (decision.depths > 0)
         return tree is None or not (others & (tree.width > 1)).any()
 
-    def _planned(self, batch: Batch, decision: Decision) -> tuple[RoundPlan, Draft]:
-        """The round for the device, and what other drafters than the draft model have drafted for it."""
+    def _planned(self, batch: Batch, decision: Decision) -> tuple[RoundPlan, Draft, bool]:
+        """The round for the device, what others than its draft model have drafted for it, and whether a model has run.
+
+        What passes of a head, or of a draft of other tokens, take is drafting by the device's clock, too.
+        """
         emitting, size = batch.emitting, len(batch.decoding)
         mine = (decision.drafter == self._which) & (decision.depths > 0)
         others = np.where(mine, 0, decision.depths)
         draft = Draft.empty(len(emitting))
+        begun = not self._model_free.keys() >= set(decision.drafter[others > 0].tolist())
+        if begun or mine.any():
+            self._rounds.begin()
         if some(others):
             draft = self._propose(batch, decision, decision.drafter, others, tree=None)
         depths, tree = np.zeros(len(emitting), dtype=np.int64), decision.tree
@@ -121,7 +127,6 @@ class DeviceExecutor(ModelExecutor):
             wanted = decision.depths if tree is None else tree.within(decision.depths)
             texts = [s.tokens for s in batch.decoding]
             job = DraftJob(batch.rows[:size], texts, np.where(mine, wanted, 0), self._sampled(emitting))
-            self._rounds.begin()
             depths[:size], caught_up = self._drafters[self._which].catch_up(job)
         nodes = depths if tree is None else self._nodes(batch, tree, depths, draft.counts)
         newest = np.array([(s.tokens[-2] if s.length > 1 else 0, s.tokens[-1]) for s in emitting], dtype=np.int64)
@@ -141,7 +146,7 @@ class DeviceExecutor(ModelExecutor):
             nodes,
             tree if some(nodes - depths) else None,
         )
-        return plan, replace(draft, caught_up=caught_up)
+        return plan, replace(draft, caught_up=caught_up), begun or caught_up > 0
 
     def _nodes(self, batch: Batch, tree: TreeTable, depths: IntArray, others: IntArray) -> IntArray:
         """[E] what drafts of these depths may come to where they branch, as far as the pass and the cache have room.
@@ -190,8 +195,8 @@ class DeviceExecutor(ModelExecutor):
         tree = shape_of(found.picks[:, :width], chain, np.pad(pending.drafter, (0, len(chain) - size)))
         inside = np.arange(width) < counts[:, None]
         confidence, entropy = np.full((2, *inside.shape), np.nan)
-        known = given.confidence[:, :width]
-        confidence[:, : known.shape[1]] = known
+        for told, known in ((confidence, given.confidence[:, :width]), (entropy, given.entropy[:, :width])):
+            told[:, : known.shape[1]] = known
         at = inside & mine[:, None]
         confidence[at], entropy[at] = found.confidence[:, :width][at], found.entropy[:, :width][at]
         tokens = np.where(inside, found.drafted[:, :width], 0)

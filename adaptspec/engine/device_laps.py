@@ -45,11 +45,6 @@ class DeviceLaps:
         if target.device.type == "cuda" and not target.info.eager:
             self._rounds.capture()
 
-    @property
-    def draft(self) -> bool:
-        """Whether there is a draft model."""
-        return len(self._models) > 1
-
     @torch.inference_mode()
     def seconds(self, count: int, context: int, width: int, *, drafts: bool = False) -> tuple[float, float] | None:
         """Median seconds that `count` rows, which hold `context` tokens each, take to draft and to verify `width` each.

@@ -123,21 +123,21 @@ def _beside_cache(model: LoadedModel, config: EngineConfig, deepest: Callable[[]
     if model.config is None or model.device.type == "cpu":
         return 0
     limits, places = config.limits.settled(cpu=False), min(config.context or model.info.context, model.info.context)
+    tokens = limits.max_rows * (deepest() + 1)
     if model.hears:
-        return _beside_head(model, limits, places, limits.max_rows * (deepest() + 1))
-    verified = padded(limits.max_rows * (deepest() + 1), tile_of(limits.max_rows, model.info))
+        return _beside_head(model, model.config, limits, (places, tokens))
+    verified = padded(tokens, tile_of(limits.max_rows, model.info))
     asked = padded(limits.max_rows, tile_of(1, model.info))
     passes = (verified, verified), (padded(limits.prefill_tokens, TILES[-1]), asked)
     return beside_cache(model.config, DTYPES[model.info.dtype], places, passes)
 
 
-def _beside_head(model: LoadedModel, limits: EngineLimits, places: int, verified: int) -> int:
-    """Bytes of a head beside its weights and its cache; `verified` tokens in a round.
+def _beside_head(model: LoadedModel, config: DecoderConfig, limits: EngineLimits, most: tuple[int, int]) -> int:
+    """Bytes of a head beside its weights and its cache; `most` places of a row, and tokens verified in a round.
 
     The target's states are held where graphs leave them, by a pass that is under way, put together, and by their rows.
     """
-    assert model.config is not None
-    config, rows = model.config, limits.max_rows
+    (places, verified), rows = most, limits.max_rows
     kept = model.hears * (rows * MOST_UNREAD + 4 * (verified + limits.prefill_tokens))
     steps = model.hears + 4 * config.hidden + 2 * config.heads * config.head_dim + 3 * config.mlp
     attended = places * (2 * config.cache_shape.width + READ * config.heads // config.kv_heads)

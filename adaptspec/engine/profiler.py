@@ -270,13 +270,10 @@ class _Laps:
     verify: Sequence[float]
 
 
-def _laps(
-    target: Runner,
-    draft: ModelDrafter | None,
-    extent: Extent,
-    own: Extent,
-    clocks: tuple[Stopwatch | DeviceLaps, Stopwatch],
-) -> list[_Laps]:
+_Clocks = tuple[Stopwatch | DeviceLaps, Stopwatch]
+
+
+def _laps(target: Runner, draft: ModelDrafter | None, extent: Extent, own: Extent, clocks: _Clocks) -> list[_Laps]:
     """For each number of rows. Where the draft model's cache (`own`) has no room for as many, the target goes alone.
 
     Drafts that are made beside a device's rounds are timed by the second clock.
@@ -284,7 +281,7 @@ def _laps(
     (clock, stopwatch), table = clocks, list[_Laps]()
     if isinstance(clock, DeviceLaps):
         table = [_Laps(*one) for one in device_laps(clock, (extent.rows, extent.widths), extent.context, own.rows)]
-        if draft is None or clock.draft:
+        if draft is None or any(table[0].draft):
             return table
         drafts = _laps(target, draft, extent, own, (stopwatch, stopwatch))
         return [_Laps(its.draft, mine.verify) for its, mine in zip(drafts, table, strict=True)]

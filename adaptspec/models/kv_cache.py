@@ -6,7 +6,7 @@ import math
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import ParamSpec
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,7 +15,6 @@ from adaptspec.errors import EngineError, ModelError
 from adaptspec.models.runner import Listener
 from adaptspec.types import IntArray
 
-P = ParamSpec("P")
 CPU_SHARE = 0.5  # of all memory: pages are only used once written, and the same machine gives the same sizes
 CUDA_SHARE = 0.85  # of what is free when the model has been loaded
 CUDA_BLOCK = 32  # tokens
@@ -215,10 +214,10 @@ class CachedRows:
         self.keep, self.free = _both(cache.keep, listener.kept), _both(cache.free, listener.freed)
 
 
-def _both(first: Callable[P, None], second: Callable[P, None]) -> Callable[P, None]:
-    def call(*args: P.args, **kwargs: P.kwargs) -> None:
-        first(*args, **kwargs)
-        second(*args, **kwargs)
+def _both(*calls: Callable[..., None]) -> Callable[..., None]:
+    def call(*args: Any) -> None:
+        for one in calls:
+            one(*args)
 
     return call
 

@@ -21,6 +21,7 @@ from adaptspec.engine.core import EngineLimits
 from adaptspec.engine.engine_config import EngineConfig
 from adaptspec.errors import ConfigError
 from adaptspec.gpu.device_decoder import DeviceDecoder
+from adaptspec.gpu.round import DeviceRounds
 from adaptspec.models.draft import Draft
 from adaptspec.models.heads.hearing import MOST_UNREAD, HeadRunner
 from adaptspec.types import FinishReason
@@ -165,6 +166,35 @@ def test_a_head_adds_nothing_to_rounds_without_drafts(pair_of: Callable[[str], P
     found = cuda.syncs.total() / 4, cuda.uploads.total() / 4, cuda.downloads.total() / 4
     core.abort_all(FinishReason.ABORT, "counted")
     assert found == (1, 1, 1), (cuda.syncs, cuda.uploads)
+
+
+def test_what_a_head_takes_is_drafting(pair_of: Callable[[str], Pair], monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the device's clock, which is started before; n-grams take nothing there."""
+    built, seen = pair_of("eagle3")[1], list[str]()
+    for what, of, name in (
+        ("begin", DeviceRounds, "begin"),
+        ("head", built.drafters[0], "propose"),
+        ("n-grams", next(one for one in built.drafters if one.name == "ngram"), "propose"),
+    ):
+        works = getattr(of, name)
+        noted = lambda *given, what=what, works=works: (seen.append(what), works(*given))[1]  # noqa: E731
+        monkeypatch.setattr(of, name, noted)
+    launch = DeviceRounds.launch
+    monkeypatch.setattr(
+        DeviceRounds,
+        "launch",
+        lambda rounds, plan, begun: (seen.append(f"launch {begun}"), launch(rounds, plan, begun=begun)),
+    )
+    repeated = replace(requests(built, SHORT)[0], prompt=(5, 6, 7, 8) * 6)
+    core, notes = dictated(built, Shape(1, 8), 3)
+    run(core, [repeated])
+    told = " ".join(seen)
+    records = [one for one in notes.records if one.drafted.any() and not one.drafter.any()]
+    assert records
+    assert all(np.isfinite(one.entropy[one.drafted > 0, 0]).all() for one in records)
+    assert "begin head launch True" in told
+    assert "n-grams launch False" in told
+    assert "begin n-grams" not in told
 
 
 @pytest.mark.whole
