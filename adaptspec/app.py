@@ -153,8 +153,7 @@ async def serve(config: ServeConfig, console: Console) -> None:
         metrics.watch(lambda: load_families(engine.stats()))
         metrics.watch(lambda: earning_families(earnings.snapshot()))
         metrics.watch(lambda: shadow_families(manager.estimates()))
-        metrics.watch(lambda: reload_families(manager.reloads))
-        metrics.watch(lambda: learning_families(None if built.learner is None else built.learner.stats))
+        metrics.watch(lambda: [*reload_families(manager.reloads), *learning_families(built.learner)])
         _push(config, metrics, closing)
         # A quarter of a million objects stand to the end: looking through them for garbage would stop all requests
         # for 0.15 s at a time.

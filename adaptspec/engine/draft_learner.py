@@ -20,7 +20,7 @@ import numpy.typing as npt
 import torch
 from scipy.special import stdtrit
 
-from adaptspec.engine.draft_student import Student, Tensors, Window, one_thread
+from adaptspec.drafting.draft_student import Student, Tensors, Window, one_thread
 from adaptspec.engine.scheduler import Batch
 from adaptspec.engine.sequence import Sequence as Seq
 from adaptspec.models.decoder import Decoder

@@ -20,7 +20,7 @@ from adaptspec.types import Reason
 
 if TYPE_CHECKING:  # where another engine is the host, none of ours is there
     from adaptspec.engine.async_engine import EngineStats
-    from adaptspec.engine.draft_learner import LearningStats
+    from adaptspec.engine.draft_learner import DraftLearner
     from adaptspec.engine.policy_manager import Reloads
 
 DEPTHS_AT_START = 7  # the deepest draft of the default policy: these positions are served before they are reached
@@ -89,10 +89,11 @@ def load_families(load: EngineStats) -> Iterator[Metric]:
     yield GaugeMetricFamily("adaptspec_requests_waiting", "Requests in the queue", load.waiting)
 
 
-def learning_families(seen: LearningStats | None) -> Iterator[Metric]:
+def learning_families(learner: DraftLearner | None) -> Iterator[Metric]:
     """What became of the draft model's training, and what there is to train it on; nothing where it is not trained."""
-    if seen is None:
+    if learner is None:
         return
+    seen = learner.stats
     outcomes = (("kept", seen.kept), ("undone", seen.undone), ("dropped", seen.dropped))
     help_text = "Updates of the draft model: kept, undone after a trial, or dropped before"
     yield _counter("adaptspec_draft_updates", help_text, ["outcome"], outcomes)

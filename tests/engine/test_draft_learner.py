@@ -15,12 +15,12 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 from adaptspec.drafting.draft_model import DraftModelDrafter
+from adaptspec.drafting.draft_student import Student, Window
 from adaptspec.drafting.drafter import Drafter
 from adaptspec.drafting.ngram import NgramDrafter
 from adaptspec.engine import draft_learner
 from adaptspec.engine.core import EngineCore
 from adaptspec.engine.draft_learner import DraftLearner, Lesson, fell, likeliest, rose
-from adaptspec.engine.draft_student import Student, Window
 from adaptspec.engine.engine_config import BUNDLED, model_place
 from adaptspec.models.decoder import Decoder
 from adaptspec.models.tokenization import load_tokenizer

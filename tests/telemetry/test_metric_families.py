@@ -36,11 +36,15 @@ def scraped(rounds: int, drafted: int, accepted: int) -> tuple[Scrape, Earnings]
     return seen, earnings
 
 
+class Learned:
+    stats = LearningStats(kept=2, undone=1, dropped=0, rejections=7, size=900)
+
+
 def test_a_draft_that_learns_shows_what_came_of_it() -> None:
     """By outcome, from the start at 0; and nothing at all where none learns."""
     shown = {
         (sample.name, sample.labels.get("outcome")): sample.value
-        for family in learning_families(LearningStats(kept=2, undone=1, dropped=0, rejections=7, size=900))
+        for family in learning_families(Learned())  # type: ignore[arg-type]
         for sample in family.samples
     }
     assert shown == {

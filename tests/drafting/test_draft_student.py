@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from adaptspec.engine import draft_student
-from adaptspec.engine.draft_student import Student, Window
+from adaptspec.drafting import draft_student
+from adaptspec.drafting.draft_student import Student, Window
 from adaptspec.errors import ConfigError
 from tests.conftest import MakeModel
 from tests.models.packing import feed, load_runner, random_tokens
