@@ -22,11 +22,11 @@ from adaptspec.drafters import available_drafters
 from adaptspec.drafting.corpus_counts import FILE as COUNTS
 from adaptspec.drafting.corpus_counts import CorpusCounts, read_corpus_counts
 from adaptspec.drafting.draft_model import DraftModelDrafter
+from adaptspec.drafting.draft_student import Student
 from adaptspec.drafting.drafter import Drafter, Loaded, ModelDrafter, make_drafters
 from adaptspec.engine.core import EngineCore, EngineLimits
 from adaptspec.engine.device_executor import DeviceExecutor
 from adaptspec.engine.draft_learner import DraftLearner
-from adaptspec.engine.draft_student import Student
 from adaptspec.engine.engine_config import AUTO, EngineConfig, model_place
 from adaptspec.engine.inputs import InputProcessor
 from adaptspec.engine.model_executor import ModelExecutor

@@ -3,8 +3,8 @@
 Texts stay what they are, since a draft decides only how fast they come. Source of the idea: Liu et al. 2023, "Online
 Speculative Decoding" (https://arxiv.org/abs/2310.07177).
 
-An update is made of small pieces of work, in the gaps between requests. It is swapped in if it guesses more of answers
-that it was not trained on, and undone if less of its drafts are then accepted than before.
+An update is made of small pieces of work, in the gaps between requests. It is swapped in if it finds answers
+likelier that it was not trained on, and undone if less of its drafts are then accepted than before.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ import math
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from scipy.special import stdtrit
 
-from adaptspec.engine.draft_student import Student, Tensors, Window
+from adaptspec.drafting.draft_student import Student, Tensors, Window, one_thread
 from adaptspec.engine.scheduler import Batch
 from adaptspec.engine.sequence import Sequence as Seq
+from adaptspec.models.decoder import Decoder
 from adaptspec.models.draft import Draft
 from adaptspec.models.weights import DecoderWeights
 from adaptspec.types import IntArray
@@ -31,20 +31,13 @@ from adaptspec.verification.method import VerifyResult, window_starts
 
 TOP = 16  # of the target's likeliest tokens that are kept, in 8 bytes each
 MOST_BYTES = 8 * 2**20  # of texts and of what the target said in them: the oldest go first
-HELD_OUT, FEWEST, EVERY = 64, 8, 4  # requests, at most and at least, that updates are judged by: each fourth
-FRESH = 256  # rejections before an update
+HELD_OUT, FEWEST = 128, 16  # requests, at most and at least, that updates are judged by: every other one
+FRESH = 1024  # rejections before an update
 STEPS, BATCH = 64, 8  # of an update, and windows in each
 TRIAL = 64  # requests by which an update that serves is judged
 CONFIDENCE = 0.95  # one-sided, of both judgements
 _log = logging.getLogger(__name__)
 _Kind = tuple[str, str | None]  # a request's policy and task
-
-
-class Adopting(Protocol):
-    """Whoever can change its weights between two passes: a `Decoder`."""
-
-    def adopt(self, weights: DecoderWeights) -> DecoderWeights:
-        """See `Decoder.adopt`."""
 
 
 @dataclass(frozen=True)
@@ -102,13 +95,14 @@ class LearningStats:
 class DraftLearner:
     """A `Witness` of rounds, and other work for an engine's spare time (`work`), all on the engine's thread."""
 
-    def __init__(self, runner: Adopting, student: Student, seed: int = 0) -> None:
+    def __init__(self, runner: Decoder, student: Student, seed: int = 0) -> None:
         self._runner = runner
         self._student = student
         self._random = np.random.default_rng(seed)
         self._open: dict[int, _Notes] = {}  # by row
         self._lessons: deque[Lesson] = deque()
-        self._held_out: deque[Lesson] = deque(maxlen=HELD_OUT)
+        # Texts, as far as a window goes, and where the answers begin in them.
+        self._held_out: deque[tuple[npt.NDArray[np.int32], int]] = deque(maxlen=HELD_OUT)
         self._seen = self._fresh = self._size = self._rejections = 0
         self._needed = FRESH
         self._update: Iterator[None] | None = None
@@ -137,7 +131,8 @@ class DraftLearner:
         """A small piece of an update; False: there is nothing to do before more is served."""
         if self._failed or (self._update is None and not self._due):
             return False
-        self._guarded(self._go_on)
+        with one_thread():
+            self._guarded(self._go_on)
         return True
 
     @property
@@ -146,25 +141,21 @@ class DraftLearner:
 
     def _note(self, batch: Batch, logits: torch.Tensor, draft: Draft, verdict: VerifyResult) -> None:
         """What became of the main chains, which come first, as far as a model drafted them: it says its entropy."""
-        starts, chains, spread = window_starts(draft.counts), draft.chain.tolist(), draft.entropy
-        rejected: list[tuple[_Notes, int, int]] = []
+        chains, scores = draft.chain.tolist(), logits[:, : self._student.vocab_size].numpy()
+        starts = window_starts(draft.counts).tolist() if len(chains) > 1 else [0]
         for i, sequence in enumerate(batch.decoding):
             if not chains[i] or sequence.row is None or sequence.finish is not None:
                 continue
             run = next((n for n, place in enumerate(verdict.places(i)) if n != place), int(verdict.accepted[i]))
-            own = ~np.isnan(spread[i, : min(run + 1, chains[i])])
-            if own.any():
-                notes = self._open.setdefault(sequence.row, _Notes(sequence))
-                notes.tried += int(own.sum())
-                notes.accepted += int(own[:run].sum())
+            own = [spread == spread for spread in draft.entropy[i, : min(run + 1, chains[i])].tolist()]  # noqa: PLR0124
+            if any(own):
+                notes = self._open.get(sequence.row)
+                if notes is None:
+                    notes = self._open[sequence.row] = _Notes(sequence)
+                notes.tried += sum(own)
+                notes.accepted += sum(own[:run])
                 if run < chains[i] and own[run]:
-                    rejected.append((notes, sequence.length + run, int(starts[i]) + run))
-        if rejected:
-            scores = logits[[at for *_, at in rejected], : self._student.vocab_size]
-            best, ids = scores.topk(min(TOP, scores.shape[1]))
-            known = (best - scores.logsumexp(1, keepdim=True)).numpy()
-            for (notes, place, _), own_ids, own_known in zip(rejected, ids.numpy(), known, strict=True):
-                notes.said.append((place, own_ids, own_known))
+                    notes.said.append((sequence.length + run, *likeliest(scores[starts[i] + run])))
 
     def _add(self, notes: _Notes) -> None:
         """A request has ended: learn from it, or judge by it."""
@@ -175,13 +166,16 @@ class DraftLearner:
         if lesson.tokens.max() >= self._student.vocab_size:  # a draft may have fewer tokens than its target
             return
         self._seen += 1
-        if self._seen % EVERY == 0:
-            self._held_out.append(lesson)
+        if self._seen % 2 == 0:
+            tokens = lesson.tokens[-self._student.window :]
+            first = max(1, lesson.prompt - (len(lesson.tokens) - len(tokens)))
+            if first < len(tokens):
+                self._held_out.append((tokens.copy(), first))
         elif len(lesson.places):
             self._lessons.append(lesson)
             self._count(lesson, 1)
             self._fresh += len(lesson.places)
-            while self._size > MOST_BYTES:
+            while self._size > MOST_BYTES and len(self._lessons) > 1:
                 self._count(self._lessons.popleft(), -1)
 
     def _count(self, lesson: Lesson, sign: int) -> None:
@@ -207,16 +201,13 @@ class DraftLearner:
             student.step(1 - step / STEPS)
             yield
         gains: list[float] = []
-        for lesson in list(self._held_out):
-            tokens = lesson.tokens[-student.window :]
-            first = max(1, lesson.prompt - (len(lesson.tokens) - len(tokens)))
-            if first < len(tokens):
-                gains.append(student.gained(torch.from_numpy(tokens).long(), first))
-                yield
+        for tokens, first in list(self._held_out):
+            gains.append(student.gained(torch.from_numpy(tokens).long(), first))
+            yield
         if rose(gains):
             self._swap()
         else:
-            self._ended("dropped", f"guessed no more of {len(gains)} answers that it was not trained on")
+            self._ended("dropped", f"it expects {len(gains)} answers that it was not trained on no better")
 
     def _window(self) -> Window:
         """One that ends where something was rejected, every such place being as likely, and all rejections in it."""
@@ -244,7 +235,11 @@ class DraftLearner:
         self._judge_trial()
 
     def _judge_trial(self) -> None:
-        """Once as many requests have been served by the new weights as are remembered of the former ones."""
+        """Once as many requests have been served by the new weights as are remembered of the former ones.
+
+        Requests that run when an update is undone keep what it has cached of them: reading that again would cost more
+        drafts than it mends, and texts do not depend on it.
+        """
         trial = self._trial
         if trial is None or len(self._served) < len(trial.before):
             return
@@ -287,6 +282,14 @@ class _Trial:
     before: Sequence[tuple[_Kind, float]]
     former: DecoderWeights
     tensors: Tensors
+
+
+def likeliest(scores: npt.NDArray[np.float32]) -> tuple[IntArray, npt.NDArray[np.float32]]:
+    """The `TOP` likeliest tokens by scores [V], in no order, and their log-probabilities."""
+    ids = np.argpartition(scores, -min(TOP, len(scores)))[-TOP:]
+    best = scores[ids].max()
+    # What a model rules out has -inf, of which products are no numbers.
+    return ids, np.maximum(scores[ids] - best - np.log(np.exp(scores - best).sum()), -80.0)
 
 
 def rose(gains: Sequence[float]) -> bool:

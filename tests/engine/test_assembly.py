@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,7 @@ from adaptspec.engine.engine_config import EngineConfig
 from adaptspec.engine.sync_engine import Engine
 from adaptspec.errors import ConfigError, ModelError, PolicyError
 from adaptspec.request import SamplingParams, SpeculationParams
-from tests.conftest import MakeModel
+from tests.conftest import TINY_VOCAB, MakeModel, tiny_tokenizer
 from tests.drafting.spellings import gpt2_like, write_model
 
 SMALL = EngineLimits(max_rows=2)
@@ -263,3 +264,39 @@ def test_what_needs_a_device_or_another_model_is_refused(draft_path: Path, tmp_p
     AutoModelForCausalLM.from_config(other).save_pretrained(tmp_path)
     with pytest.raises(ConfigError, match="only Llama-like models can draft for themselves; use a draft model"):
         build(EngineConfig(str(tmp_path), "quantized:int8", device="cpu"))
+
+
+@pytest.mark.parametrize(
+    ("draft", "why"),
+    [
+        (None, "there is no draft model that reads"),
+        ("quantized:int8", "by weights that it shares"),
+        ("other tokenizer", "there is no draft model that reads"),
+        ("other family", "is not Llama-like"),
+    ],
+)
+def test_drafts_that_cannot_be_trained_are_named(
+    draft: str | None, why: str, target_path: Path, tmp_path: Path
+) -> None:
+    """What shares the target's weights, or is none of our decoders, would not learn, and nobody would know."""
+    if draft == "other tokenizer":
+        draft = str(write_model(tmp_path / "other", gpt2_like(300)))
+    elif draft == "other family":
+        other = GPT2Config(n_embd=16, n_layer=1, n_head=2, vocab_size=TINY_VOCAB, eos_token_id=1)
+        AutoModelForCausalLM.from_config(other).save_pretrained(tmp_path)
+        tiny_tokenizer().save_pretrained(tmp_path)
+        draft = str(tmp_path)
+    with pytest.raises(ConfigError, match=f"--learn-draft trains Llama-like draft models .* {why}"):
+        build(EngineConfig(str(target_path), draft, device="cpu", learn_draft=True))
+
+
+def test_a_draft_that_learns_is_another_pair(target_path: Path, draft_path: Path) -> None:
+    """What policies learned of it does not hold for the weights that the next start begins with."""
+    config = EngineConfig(str(target_path), str(draft_path), device="cpu")
+    still, learning = (build(replace(config, learn_draft=on)) for on in (False, True))
+    assert still.spare is None
+    assert learning.pair == f"{still.pair}+learning"
+    assert learning.spare is not None
+    assert not learning.spare()  # nothing was served
+    with pytest.raises(ConfigError, match="learn_draft trains between the requests of a server; leave it out here"):
+        Engine.from_config(replace(config, learn_draft=True))

@@ -124,6 +124,36 @@ async def test_cancelling_generate_aborts(tokenizer: PreTrainedTokenizerFast) ->
             await nothing_is_left(front, target)
 
 
+async def test_spare_time_is_used_between_requests_and_ends_with_the_next(tokenizer: PreTrainedTokenizerFast) -> None:
+    """Other work comes in pieces, on the engine's thread, never while there is a request; when there is no more of it
+    the engine sleeps. While it lasts the engine shows that it lives, so that work that hangs is noticed."""
+    begun, enough, ended = threading.Event(), threading.Event(), threading.Event()
+    seen: set[tuple[str, bool, bool]] = set()
+
+    def spare() -> bool:
+        seen.add((threading.current_thread().name, front._core.idle, front.beat is not None))
+        begun.set()
+        if enough.is_set():
+            ended.set()
+        return not ended.is_set()
+
+    policy = Dictated(("draft-model",), lambda n, size: [n % 5] * size)
+    drafter = DraftModelDrafter(TableRunner(seed=1, blend=0.8, context=512))
+    core = make_core(tokenizer, TableRunner(context=512), [drafter], {"p": (policy, "coupled")})
+    front = AsyncEngine(core, spare=spare)
+    try:
+        await front.generate(Request("a", (5, 6), GREEDY))
+        assert await asyncio.to_thread(begun.wait, 10)
+        await front.generate(Request("b", (5, 6), GREEDY))  # there is no end of work, and yet
+        enough.set()
+        assert await asyncio.to_thread(ended.wait, 10)
+        while front.beat is not None:
+            await asyncio.sleep(0.001)
+        assert seen == {("adaptspec-engine", True, True)}
+    finally:
+        await asyncio.to_thread(front.close)
+
+
 async def test_a_failed_round_ends_its_requests_and_no_others(tokenizer: PreTrainedTokenizerFast) -> None:
     """Faults: the request that broke the round ends with the reason; the next one is served, exactly."""
     target = Breakable(context=512)

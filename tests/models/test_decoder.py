@@ -15,11 +15,12 @@ from adaptspec.errors import EngineError
 from adaptspec.models.attention import Span
 from adaptspec.models.config import read_decoder_config
 from adaptspec.models.decoder import Decoder, PassPlan
-from adaptspec.models.kv_cache import CachePlan, KVCache
+from adaptspec.models.kv_cache import CacheLimits, CachePlan, KVCache
 from adaptspec.models.layers import rotations
+from adaptspec.models.loading import load_model
 from adaptspec.models.runner import Runner
 from tests.conftest import MakeModel
-from tests.models.packing import TOLERANCE, feed, load_runner, pack, random_tokens, reference_logits
+from tests.models.packing import TOLERANCE, cached, feed, load_runner, pack, random_tokens, reference_logits
 
 LLAMA3 = {
     "rope_type": "llama3",
@@ -159,6 +160,22 @@ def test_16_bit_dtypes_stay_close_to_float32(make_model: MakeModel, dtype: str) 
     assert logits.dtype == torch.float32
     similarity = torch.nn.functional.cosine_similarity(logits, expected, dim=-1)
     assert similarity.min() > (0.98 if dtype == "bfloat16" else 0.999)
+
+
+def test_other_weights_are_adopted_between_two_passes(make_model: MakeModel) -> None:
+    """From then on it computes as whoever has had them from the start, in passes of few tokens and of many; rows that
+    are read meanwhile keep what the former ones have cached."""
+    mine, other = (load_model(str(make_model("llama", seed=seed)), device="cpu") for seed in (0, 1))
+    runner, expected = (model.runner(CacheLimits(4)) for model in (mine, other))
+    assert isinstance(runner, Decoder)
+    tokens = random_tokens(24)
+    assert other.weights is not None
+    feed(runner, 0, tokens[:12])
+    before = cached(runner, 0)
+    assert runner.adopt(other.weights) is mine.weights
+    for row, count in enumerate((5, 24), start=1):
+        assert torch.equal(feed(runner, row, tokens[:count]), feed(expected, row, tokens[:count]))
+    assert torch.equal(cached(runner, 0), before)
 
 
 def test_a_full_cache_is_an_error_and_changes_nothing(make_model: MakeModel) -> None:

@@ -28,8 +28,10 @@ REQUESTS: tuple[tuple[str, dict[str, Any]], ...] = (
 
 async def exported(target: Path, draft: Path, folder: Path, collector: str = "http://127.0.0.1:9") -> Labels:
     """Labels by metric of a server with everything on, after two answers. By default its collector does not exist."""
+    config = config_of(target, draft, folder)
     config = replace(
-        config_of(target, draft, folder),
+        config,
+        engine=replace(config.engine, learn_draft=True),
         traces=TraceSettings(TraceLevel.ROUND, endpoint=collector),
         push=PushSettings(wanted=True, endpoint=collector),
     )

