@@ -1,6 +1,6 @@
 """What speculation would earn here: what drafts met (`try_drafts`) is replayed under policies, task by task.
 
-The replay is the engine's own rounds over a tape. Decisions are really made there, and count with the time they take.
+The replay is the engine's own rounds over a tape, at the costs of rounds that ran here.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ import torch
 
 from adaptspec.analysis.journal_tape import DRAFTER
 from adaptspec.analysis.oracle import references
-from adaptspec.bench.decisions import TimedController
 from adaptspec.bench.try_drafts import Tried, try_draft
 from adaptspec.bench.workloads import Workloads
 from adaptspec.control.language.build import parse_policy_spec
@@ -96,7 +95,7 @@ def run_doctor(
         "model": config.model,
         "worth": worth,
         "best": {name: best[name] for name in ("draft", "drafters", "mean")},
-        "plain_tokens_per_second": _speeds(_earned((), chosen.tape, chosen.costs)),
+        "plain_tokens_per_second": _speeds(_earned((), chosen)),
         "drafters": rows,
         "unusable": unusable,
         "four_tokens_over_one": chosen.costs.verify_seconds(1, 4, 0.0) / chosen.costs.verify_seconds(1, 1, 0.0),
@@ -122,16 +121,16 @@ def policy_text(drafters: Sequence[str]) -> str:
     )
 
 
-def _earned(drafters: Sequence[str], tape: Tape, costs: MachineCosts) -> _Earned:
+def _earned(drafters: Sequence[str], tried: Tried) -> _Earned:
     """What the policy for these drafters delivers, decisions included, in the last turn of a replay."""
-    deciding: list[float] = []
+    tape, deciding = tried.tape, tried.deciding if drafters else 0.0
     spec, work = parse_policy_spec(policy_text(drafters), "doctor"), stream(tape, Schedule(), least=_TURNS * len(tape))
-    tally = replay(spec, work, costs, keep=True, controller=partial(TimedController, deciding))
+    tally = replay(spec, work, tried.costs, keep=True)
     seconds, tokens = dict.fromkeys(tape.tasks, 0.0), dict.fromkeys(tape.tasks, 0)
-    for record, decided in zip(tally.records, deciding, strict=True):
+    for record in tally.records:
         turn, request = divmod(started(record.request_ids[0]), len(tape))
         if turn == _TURNS - 1:
-            seconds[tape.tasks[request]] += record.total_seconds + decided
+            seconds[tape.tasks[request]] += record.total_seconds + deciding
             tokens[tape.tasks[request]] += int(record.emitted.sum())
     return _Earned(seconds, tokens)
 
@@ -145,9 +144,9 @@ def _rows(tried: Tried, tick: Callable[[], None], *, free: bool) -> list[dict[st
     found = [name for name in tried.tape.views if name != DRAFTER]
     choices = [(DRAFTER,), (DRAFTER, _LOOKUP)] if tried.draft is not None else []
     choices += [(name,) for name in found if free]
-    plain, rows = _earned((), tried.tape, tried.costs), []
+    plain, rows = _earned((), tried), []
     for drafters in choices:
-        earned = _earned(drafters, tried.tape, tried.costs)
+        earned = _earned(drafters, tried)
         ratios, speeds = earned.over(plain), _speeds(earned)
         tasks = {
             task: {
@@ -189,7 +188,8 @@ def _helps(tried: Tried, drafters: Sequence[str], tick: Callable[[], None]) -> l
         cases["the draft was wrong half as often"] = drafters, right, costs
     found = []
     for what, (own_drafters, met, machine) in cases.items():
-        ratios = _earned(own_drafters, met, machine).over(_earned((), met, machine))
+        imagined = replace(tried, tape=met, costs=machine)
+        ratios = _earned(own_drafters, imagined).over(_earned((), imagined))
         found.append({"what": what, "mean": statistics.fmean(ratios.values())})
         tick()
     return sorted(found, key=lambda case: -float(str(case["mean"])))
