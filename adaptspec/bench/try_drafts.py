@@ -6,6 +6,7 @@ Their rounds say where drafts agree, which makes a tape for whatever kind of dra
 from __future__ import annotations
 
 import statistics
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -49,28 +50,32 @@ class Tried:
 
 @dataclass
 class _Trial:
-    """One engine's answers: their decoding rounds, and seconds from first token to last."""
+    """One engine's answers: their rounds, and the seconds of all of it."""
 
     engine: OwnEngine
     rounds: list[RoundRecord] = field(default_factory=list)
     seconds: float = 0.0
 
     @property
+    def decoding(self) -> list[RoundRecord]:
+        return [record for record in self.rounds if len(record.rows) and not record.prefill_tokens]
+
+    @property
     def beside(self) -> float:
         """Seconds of a round beside its passes. A mean: what is seldom done takes long."""
         passes = sum(record.draft_seconds + record.verify_seconds for record in self.rounds)
-        return max(0.0, self.seconds - passes) / max(1, len(self.rounds))
+        return max(0.0, self.seconds - passes) / max(1, len(self.decoding))
 
 
 class _Notes:
-    """The decoding rounds that were told of since somebody asked."""
+    """The rounds that were told of since somebody asked."""
 
     def __init__(self) -> None:
         self._rounds: list[RoundRecord] = []
 
     def taken(self) -> list[RoundRecord]:
         rounds, self._rounds = self._rounds, []
-        return [record for record in rounds if len(record.rows) and not record.prefill_tokens]
+        return rounds
 
     def started(self, request: Request) -> None:
         """See `Sink.started`."""
@@ -96,7 +101,9 @@ def try_draft(
     longest = built.target.info.context - tokens
     if longest < 1:
         raise ConfigError(f"the context holds {built.target.info.context} tokens; give fewer --tokens")
-    trials = [_Trial(engine) for engine in _engines(built, alone, notes)]
+    # This thread's own time, of which nothing else on the machine takes any; a device's is nobody's thread.
+    clock = time.thread_time if built.target.device.type == "cpu" else time.perf_counter
+    trials = [_Trial(engine) for engine in _engines(built, alone, notes, clock)]
     names = [drafter.name for drafter in built.drafters]
     own = names.index(DRAFTER) if DRAFTER in names else _NOBODY
     # Whatever runs a model is asked in rounds; what others find in a text, the text tells.
@@ -110,10 +117,11 @@ def try_draft(
             ids = encode(built.tokenizer, prompt, longest)
             runs, rounds = [], list[RoundRecord]()
             for trial in trials:
+                began = clock()
                 runs.append(trial.engine.run(ids, tokens))
-                rounds += (new := notes.taken())
-                trial.rounds += new
-                trial.seconds += runs[-1].decode
+                trial.seconds += clock() - began
+                trial.rounds += (new := notes.taken())
+                rounds += new
             tick()
             text = runs[0].tokens
             if len(text) < 2:
@@ -121,23 +129,22 @@ def try_draft(
             name, begun = f"{task}-{i}", (len(ids), len(text))
             one = LoggedRequest(RequestStarted(name, None, task, *begun, None, 0.0))
             for record in rounds:
-                one.add(record, 0, own)
+                if len(record.rows):
+                    one.add(record, 0, own)
             one.length, requests[name] = len(text), one
             views = judge.views(Written(ids, text, len(text), SamplingParams(tokens, 0.0, seed=0)))
             free_of.append(recorded(name, *begun, views, task))
     if not requests:
         raise ConfigError("the model ends every answer at once; give prompts that it answers (--prompts FILE)")
+    plain, *_, adaptive = trials
+    costs = _costs([record for trial in trials for record in trial.decoding], names, plain.beside)
     tape = join(free_of)
     if draft is not None:
-        if not any(one.known for one in requests.values()):
-            raise ConfigError("it never drafted a token; use another draft")
         tape = replace(tape, views={**tape_of_rounds(requests, {}).views, **tape.views})
-    plain, *_, adaptive = trials
-    costs = _costs([record for trial in trials for record in trial.rounds], names, plain.beside)
     return Tried(draft, tape, costs, max(0.0, adaptive.beside - plain.beside), built.target.info.parameters)
 
 
-def _engines(built: Built, config: EngineConfig, notes: _Notes) -> Iterator[OwnEngine]:
+def _engines(built: Built, config: EngineConfig, notes: _Notes, timer: Callable[[], float]) -> Iterator[OwnEngine]:
     """One that decodes plainly, then each drafter at fixed depths, and an adaptive one; they take turns."""
     wanted = [one for one in built.drafters if not isinstance(one, Observing)]
     specs = [static_policy("plain", 0, wanted[0].name)]
@@ -146,7 +153,7 @@ def _engines(built: Built, config: EngineConfig, notes: _Notes) -> Iterator[OwnE
         specs += [static_policy(f"{one.name}-{depth}", depth, one.name) for depth in depths]
     parts = built.target, built.drafters, built.tokenizer
     specs.append(built.specs[0])
-    core = assemble(*parts, specs=specs, costs=built.costs, sinks=[notes], limits=config.limits)
+    core = assemble(*parts, specs=specs, costs=built.costs, sinks=[notes], limits=config.limits, timer=timer)
     return (OwnEngine(core, spec.name) for spec in specs)
 
 
@@ -157,11 +164,11 @@ def _costs(rounds: Sequence[RoundRecord], drafters: Sequence[str], beside: float
     for which, name in enumerate(drafters):
         mine = [record for record in rounds if record.drafting and int(record.drafter[0]) == which]
         by_steps = _medians((r.draft_steps, r.draft_seconds) for r in mine if not r.caught_up)
-        if not by_steps:
-            continue
         if kind_of(name) is Kind.MODEL_FREE:
-            found[name] = DraftCosts(per_row=min(by_steps.values()))
+            found[name] = DraftCosts(per_row=min(by_steps.values(), default=0.0))
             continue
+        if not by_steps:
+            raise ConfigError("it hardly ever drafted; give longer answers (--tokens), or use another draft")
         (first, begun), (last, longest) = min(by_steps.items()), max(by_steps.items())
         step = max((longest - begun) / max(1, last - first), _LEAST_STEP * begun)
         start = max(0.0, begun - first * step)
@@ -171,8 +178,10 @@ def _costs(rounds: Sequence[RoundRecord], drafters: Sequence[str], beside: float
         catch_up = max(0.0, extra / read) if read else 0.0
         found[name] = DraftCosts(Curve((1.0, 2.0), (step, step)), catch_up, start=start)
     counts = sorted(verify)
-    rising = np.maximum.accumulate([verify[count] for count in counts])
-    curve = Curve((*map(float, counts), counts[-1] + 1.0), (*rising.tolist(), *_onward(counts, rising.tolist())))
+    rising = np.maximum.accumulate([verify[count] for count in counts]).tolist()
+    # Beyond the last count by the slope over all: neighbours differ by noise alone.
+    onward = rising[-1] + (rising[-1] - rising[0]) / max(1, counts[-1] - counts[0])
+    curve = Curve((*map(float, counts), counts[-1] + 1.0), (*rising, onward))
     return MachineCosts("this machine", packed(curve), found, overhead=beside)
 
 
@@ -183,9 +192,3 @@ def _medians(pairs: Iterable[tuple[int, float]]) -> dict[int, float]:
         known.setdefault(count, []).append(seconds)
     most = max(map(len, known.values()), default=0)
     return {count: statistics.median(own) for count, own in known.items() if len(own) >= min(_OFTEN, most)}
-
-
-def _onward(counts: Sequence[int], seconds: Sequence[float]) -> tuple[float]:
-    """One token beyond the last count, by the slope over all: neighbours differ by noise alone."""
-    slope = (seconds[-1] - seconds[0]) / max(1, counts[-1] - counts[0])
-    return (seconds[-1] + slope,)
