@@ -1,13 +1,13 @@
 """What speculation would earn here: what drafts met (`try_drafts`) is replayed under policies, task by task.
 
-The replay is the engine's own rounds over a tape. Decisions are really made there, and count with the time they take.
+The replay is the engine's own rounds over a tape, at the costs of rounds that ran here.
 """
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -16,7 +16,6 @@ import torch
 
 from adaptspec.analysis.journal_tape import DRAFTER
 from adaptspec.analysis.oracle import references
-from adaptspec.bench.decisions import TimedController
 from adaptspec.bench.try_drafts import Tried, try_draft
 from adaptspec.bench.workloads import Workloads
 from adaptspec.control.language.build import parse_policy_spec
@@ -30,9 +29,7 @@ from adaptspec.simulation.draft_view import FAR, DraftView
 from adaptspec.simulation.replay import replay
 from adaptspec.simulation.scenarios import Schedule, stream
 from adaptspec.simulation.simulator import started
-from adaptspec.simulation.tape import Tape
 from adaptspec.tables import Table
-from adaptspec.types import FloatArray
 
 # How often the prompts come in a replay. The last turn counts: what a server earns once it has seen some traffic.
 _TURNS = 3
@@ -41,18 +38,6 @@ _WORTH = 1.03
 _LOOKUP = "ngram"
 # The draft model that is imagined: so much smaller than the target, and right so often.
 _SMALLER, _RIGHT = 10, 0.7
-
-
-@dataclass(frozen=True)
-class _Earned:
-    """Seconds and tokens by task."""
-
-    seconds: Mapping[str, float]
-    tokens: Mapping[str, int]
-
-    def over(self, plain: _Earned) -> dict[str, float]:
-        """How many times as fast, by task."""
-        return {task: plain.seconds[task] / seconds for task, seconds in self.seconds.items()}
 
 
 def doctor_drafts(config: EngineConfig, given: Sequence[str]) -> list[str | None]:
@@ -66,7 +51,7 @@ def doctor_drafts(config: EngineConfig, given: Sequence[str]) -> list[str | None
 def doctor_steps(drafts: Sequence[str | None], workloads: Workloads) -> int:
     """How often `run_doctor` calls its `tick`, if every draft can be used."""
     free = sum(1 for name in available_drafters(draft=False) if name != "lookahead")
-    return len(drafts) * (1 + sum(map(len, workloads.values()))) + 2 * sum(map(bool, drafts)) + free + 4
+    return len(drafts) * (1 + sum(map(len, workloads.values()))) + 2 * sum(map(bool, drafts)) + free + 3
 
 
 def run_doctor(
@@ -87,17 +72,16 @@ def run_doctor(
             unusable[draft or "none"] = str(error)
     # Without a draft, what is wrong with the model itself comes to light.
     tried = tried or [try_draft(config, None, workloads, tokens, partial(tick, "try lookup"))]
-    rows = [row for i, one in enumerate(tried) for row in _rows(one, partial(tick, "replay"), free=i == 0)]
-    best = max(rows, key=lambda row: float(row["mean"]))
-    chosen = next(one for one in tried if one.draft == best["tried_with"])
+    rows = [(row, one) for one in tried for row in _rows(one, partial(tick, "replay"), free=one is tried[0])]
+    best, chosen = max(rows, key=lambda pair: float(pair[0]["mean"]))
     worth = bool(best["mean"] >= _WORTH)
     return {
-        "machine": {"processor": processor(), "device": config.device, "threads": torch.get_num_threads()},
+        "machine": {"processor": processor(), "threads": torch.get_num_threads()},
         "model": config.model,
         "worth": worth,
-        "best": {name: best[name] for name in ("draft", "drafters", "mean")},
-        "plain_tokens_per_second": _speeds(_earned((), chosen.tape, chosen.costs)),
-        "drafters": rows,
+        "best": best,
+        "plain_tokens_per_second": _speeds((), chosen),
+        "drafters": [row for row, _ in rows],
         "unusable": unusable,
         "four_tokens_over_one": chosen.costs.verify_seconds(1, 4, 0.0) / chosen.costs.verify_seconds(1, 1, 0.0),
         "would_help": _helps(chosen, best["drafters"], partial(tick, "imagine")),
@@ -122,113 +106,96 @@ def policy_text(drafters: Sequence[str]) -> str:
     )
 
 
-def _earned(drafters: Sequence[str], tape: Tape, costs: MachineCosts) -> _Earned:
-    """What the policy for these drafters delivers, decisions included, in the last turn of a replay."""
-    deciding: list[float] = []
+def _speeds(drafters: Sequence[str], tried: Tried) -> dict[str, float]:
+    """Tokens per second by task under the policy for these drafters, in the last turn of a replay."""
+    tape, deciding = tried.tape, tried.deciding if drafters else 0.0
     spec, work = parse_policy_spec(policy_text(drafters), "doctor"), stream(tape, Schedule(), least=_TURNS * len(tape))
-    tally = replay(spec, work, costs, keep=True, controller=partial(TimedController, deciding))
     seconds, tokens = dict.fromkeys(tape.tasks, 0.0), dict.fromkeys(tape.tasks, 0)
-    for record, decided in zip(tally.records, deciding, strict=True):
+    for record in replay(spec, work, tried.costs, keep=True).records:
         turn, request = divmod(started(record.request_ids[0]), len(tape))
         if turn == _TURNS - 1:
-            seconds[tape.tasks[request]] += record.total_seconds + decided
+            seconds[tape.tasks[request]] += record.total_seconds + deciding
             tokens[tape.tasks[request]] += int(record.emitted.sum())
-    return _Earned(seconds, tokens)
+    return {task: tokens[task] / spent for task, spent in seconds.items()}
 
 
-def _speeds(earned: _Earned) -> dict[str, float]:
-    return {task: earned.tokens[task] / seconds for task, seconds in earned.seconds.items()}
+def _over_plain(drafters: Sequence[str], tried: Tried) -> dict[str, float]:
+    plain = _speeds((), tried)
+    return {task: speed / plain[task] for task, speed in _speeds(drafters, tried).items()}
 
 
-def _rows(tried: Tried, tick: Callable[[], None], *, free: bool) -> list[dict[str, Any]]:
+def _rows(tried: Tried, tick: Callable[[], None], *, free: bool) -> Iterator[dict[str, Any]]:
     """What each choice of drafters earns; those of texts alone only if they are asked for (`free`)."""
-    found = [name for name in tried.tape.views if name != DRAFTER]
-    choices = [(DRAFTER,), (DRAFTER, _LOOKUP)] if tried.draft is not None else []
-    choices += [(name,) for name in found if free]
-    plain, rows = _earned((), tried.tape, tried.costs), []
+    choices = [(DRAFTER,), (DRAFTER, _LOOKUP)] if DRAFTER in tried.tape.views else []
+    choices += [(name,) for name in tried.tape.views if free and name != DRAFTER]
     for drafters in choices:
-        earned = _earned(drafters, tried.tape, tried.costs)
-        ratios, speeds = earned.over(plain), _speeds(earned)
-        tasks = {
-            task: {
-                "over_plain": ratio,
-                "tokens_per_second": speeds[task],
-                "best_fixed": str(references(stream(tried.tape.of_task(task), Schedule()), tried.costs, drafters).best),
-            }
-            for task, ratio in ratios.items()
+        ratios = _over_plain(drafters, tried)
+        work = {task: stream(tried.tape.of_task(task), Schedule()) for task in ratios}
+        best = {task: references(one, tried.costs, drafters).best for task, one in work.items()}
+        yield {
+            "draft": tried.draft if DRAFTER in drafters else None,
+            "drafters": list(drafters),
+            "mean": statistics.fmean(ratios.values()),
+            "tasks": {task: {"over_plain": ratios[task], "best_fixed": str(best[task])} for task in ratios},
         }
-        draft = tried.draft if DRAFTER in drafters else None
-        mean = statistics.fmean(ratios.values())
-        rows.append(
-            {"draft": draft, "tried_with": tried.draft, "drafters": list(drafters), "mean": mean, "tasks": tasks}
-        )
         tick()
-    return rows
 
 
-def _helps(tried: Tried, drafters: Sequence[str], tick: Callable[[], None]) -> list[dict[str, Any]]:
-    """What the best choice would earn if something were better, the most helpful first."""
-    tape, costs = tried.tape, tried.costs
-    small = (
-        f"a draft model of {tried.parameters / _SMALLER / 1e6:.3g} M parameters that is right {_RIGHT:.0%} of the time"
-    )
-    one = costs.verify_seconds(1, 1, 0.0) / _SMALLER
-    new = DraftCosts(Curve((1.0, 2.0), (one, one)), costs.verify_seconds(1, 8, 0.0) / 8 / _SMALLER)
-    both = [DRAFTER, _LOOKUP]
-    cases = {
-        "further tokens of a pass took half as long": (drafters, tape, _machine(costs, further=0.5)),
-        small: (both, _redrawn(tape, lambda view: np.full(len(view.run), _RIGHT)), _machine(costs, draft=new)),
-    }
+def _helps(tried: Tried, drafters: Sequence[str], tick: Callable[[], None]) -> dict[str, float]:
+    """What would be earned with another draft than the best choice has, the most helpful first."""
+    one, eight = (tried.costs.verify_seconds(1, tokens, 0.0) / _SMALLER for tokens in (1, 8))
+    size = f"{tried.parameters / _SMALLER / 1e6:.3g} M parameters"
+    small = DraftCosts(Curve((1.0, 2.0), (one, one)), eight / 8)
+    cases = {f"a draft of {size}, right {_RIGHT:.0%} of the time": _imagined(tried, small, _RIGHT, _RIGHT)}
     if DRAFTER in drafters:
-        own = costs.drafters[DRAFTER]
+        own = tried.costs.drafters[DRAFTER]
         assert own.step is not None, "it runs a model"
         step = Curve(own.step.counts, tuple(0.5 * seconds for seconds in own.step.seconds))
         fast = DraftCosts(step, 0.5 * own.catch_up_per_token, start=0.5 * own.start)
-        right = _redrawn(tape, lambda view: np.where(view.agreed, 1.0, 0.5))
-        cases["the draft took half its time"] = drafters, tape, _machine(costs, draft=fast)
-        cases["the draft was wrong half as often"] = drafters, right, costs
-    found = []
-    for what, (own_drafters, met, machine) in cases.items():
-        ratios = _earned(own_drafters, met, machine).over(_earned((), met, machine))
-        found.append({"what": what, "mean": statistics.fmean(ratios.values())})
+        cases["this draft in half its time"] = _imagined(tried, fast, 0.0, 1.0)
+        cases["this draft wrong half as often"] = _imagined(tried, own, 0.5, 1.0)
+    found = {}
+    for what, imagined in cases.items():
+        found[what] = statistics.fmean(_over_plain((DRAFTER, _LOOKUP), imagined).values())
         tick()
-    return sorted(found, key=lambda case: -float(str(case["mean"])))
+    return dict(sorted(found.items(), key=lambda pair: -pair[1]))
 
 
-def _machine(costs: MachineCosts, *, further: float = 1.0, draft: DraftCosts | None = None) -> MachineCosts:
-    """The same machine, had further tokens of a pass taken that share of their time, or had it that draft."""
+def _imagined(tried: Tried, draft: DraftCosts, wrong: float, right: float) -> Tried:
+    """The same texts with a draft of these costs, right so often where the real one is wrong, and where right."""
+    tape, costs, size = tried.tape, tried.costs, int(tried.tape.offsets[-1])
+    view = tape.views.get(DRAFTER) or DraftView.of_agreement(np.zeros(size, dtype=np.bool_))
+    view = replace(view, reach=np.full(size, FAR), rejection=np.where(view.agreed, right, wrong))
+    drawn = replace(tape, views={DRAFTER: view}).under_rejection()
 
     def verify(rows: int, tokens: float) -> float:
-        first = costs.verify_seconds(rows, rows, 0.0)
-        return first + further * (costs.verify_seconds(rows, tokens, 0.0) - first)  # type: ignore[arg-type]
+        return costs.verify_seconds(rows, tokens, 0.0)  # type: ignore[arg-type]
 
-    drafters = costs.drafters if draft is None else {**costs.drafters, DRAFTER: draft}
-    overhead, attended = costs.overhead, costs.per_cached_token
-    return MachineCosts("imagined", verify, drafters, overhead=overhead, per_cached_token=attended)
-
-
-def _redrawn(tape: Tape, chance: Callable[[DraftView], FloatArray]) -> Tape:
-    """The same texts with a draft model whose tokens are right with these chances, [P]."""
-    size = int(tape.offsets[-1])
-    view = tape.views.get(DRAFTER) or DraftView.of_agreement(np.zeros(size, dtype=np.bool_))
-    whole = replace(view, reach=np.full(size, FAR), rejection=chance(view))
-    drawn = replace(tape, views={DRAFTER: whole}).under_rejection()
-    return replace(tape, views={**tape.views, **drawn.views})
+    machine = MachineCosts(costs.name, verify, {**costs.drafters, DRAFTER: draft}, overhead=costs.overhead)
+    return replace(tried, tape=replace(tape, views={**tape.views, **drawn.views}), costs=machine)
 
 
 def doctor_report(result: Mapping[str, Any], serve: str) -> list[Table | str]:
     """The result for people; `serve` is the command that serves what was found best."""
-    rows = result["drafters"]
-    tasks = list(result["plain_tokens_per_second"])
-    title = "times as fast as plain decoding (the best fixed depth in brackets; -: none)"
-    table = Table("drafters", "draft", *tasks, "mean", title=title, keys=2)
-    speeds = (f"{speed:.0f}" for speed in result["plain_tokens_per_second"].values())
-    table.add_row("plain, tokens per second", "", *speeds, "")
+    plain, best, rows = result["plain_tokens_per_second"], result["best"], result["drafters"]
+    title = "times as fast as plain decoding (the best fixed depth of a single drafter in brackets; -: none)"
+    table = Table("drafters", "draft", *plain, "mean", title=title, keys=2)
+    table.add_row("plain, tokens per second", "", *(f"{speed:.0f}" for speed in plain.values()), "")
     for row in rows:
-        cells = (_cell(row["tasks"][task], alone=len(row["drafters"]) == 1) for task in tasks)
+        cells = (_cell(row["tasks"][task], alone=len(row["drafters"]) == 1) for task in plain)
         table.add_row(" + ".join(row["drafters"]), row["draft"] or "", *cells, f"{row['mean']:.2f}")
-    left_out = [f"left out: {name}: {reason}" for name, reason in result["unusable"].items()]
-    return [_verdict(result), table, *left_out, *_advice(result), f"Serve it: {serve}"]
+    ratio = result["four_tokens_over_one"]
+    bound = "reading weights: checking drafts costs little" if ratio < 2.0 else "computing: only sure drafts pay"
+    helps = "; ".join(f"{what}: {mean:.2f} x" for what, mean in result["would_help"].items())
+    return [
+        _verdict(result),
+        table,
+        *(f"left out: {name}: {reason}" for name, reason in result["unusable"].items()),
+        f"A pass of 4 tokens takes {ratio:.2f} x as long as one of a single token, so decoding is bound by {bound}.",
+        *(_lookup(row) for row in rows if row["drafters"] == [_LOOKUP]),
+        f"What would help most, replayed (now {best['mean']:.2f} x): {helps}.",
+        f"To serve it: {serve}",
+    ]
 
 
 def _cell(task: Mapping[str, Any], *, alone: bool) -> str:
@@ -236,34 +203,20 @@ def _cell(task: Mapping[str, Any], *, alone: bool) -> str:
     return f"{task['over_plain']:.2f}" + (f" ({'-' if depth == 'off' else depth})" if alone else "")
 
 
+def _lookup(row: Mapping[str, Any]) -> str:
+    earned, task = max((one["over_plain"], task) for task, one in row["tasks"].items())
+    return f"Lookup (n-grams) alone, which needs no draft, earns {earned:.2f} x on {task}, and less on all else."
+
+
 def _verdict(result: Mapping[str, Any]) -> str:
     best, model = result["best"], result["model"]
     if not result["worth"]:
-        return (
-            f"No: of all that was tried nothing makes {model} faster here than plain decoding "
-            f"(at best {best['mean']:.2f} x, one request at a time)."
-        )
-    row = max(result["drafters"], key=lambda row: float(row["mean"]))
-    by_task = sorted((one["over_plain"], task) for task, one in row["tasks"].items())
+        said = "No: nothing that was tried makes {} faster here than plain decoding (at best {:.2f} x)."
+        return said.format(model, best["mean"])
+    by_task = sorted((one["over_plain"], task) for task, one in best["tasks"].items())
     (least, worst), (most, top) = by_task[0], by_task[-1]
-    draft = f", the draft being {best['draft']}" if best["draft"] else ""
     return (
         f"Yes: {model} would run {best['mean']:.2f} x as fast here as plain decoding, one request at a time, with "
-        f"{' + '.join(best['drafters'])}{draft}: {least:.2f} x on {worst}, {most:.2f} x on {top}."
+        f"{' + '.join(best['drafters'])}{' of ' + best['draft'] if best['draft'] else ''}: "
+        f"{least:.2f} x on {worst} to {most:.2f} x on {top}."
     )
-
-
-def _advice(result: Mapping[str, Any]) -> list[str]:
-    ratio = result["four_tokens_over_one"]
-    bound = (
-        "it is bound by reading weights, so that checking drafts costs little"
-        if ratio < 2.0
-        else "it is bound by computing, so that only drafts which are nearly always right pay"
-    )
-    said = [f"A pass of 4 tokens takes {ratio:.2f} x as long as one of a single token: {bound}."]
-    lookup = next((row for row in result["drafters"] if row["drafters"] == [_LOOKUP]), None)
-    if lookup is not None:
-        earned, task = max((one["over_plain"], task) for task, one in lookup["tasks"].items())
-        said.append(f"Lookup (n-grams) alone, which needs no draft, earns {earned:.2f} x on {task}.")
-    helps = [f"{one['what']}: {one['mean']:.2f} x" for one in result["would_help"]]
-    return [*said, f"What would help most, by replay: {'; '.join(helps)} (now {result['best']['mean']:.2f} x)."]

@@ -5,40 +5,66 @@ Their rounds say where drafts agree, which makes a tape for whatever kind of dra
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+import statistics
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
 
 from adaptspec.analysis.journal_tape import DRAFTER, LoggedRequest, tape_of_rounds
 from adaptspec.bench.contenders import OwnEngine
 from adaptspec.bench.quick import static_policy
 from adaptspec.bench.teacher_forcing import Judge, Written
 from adaptspec.bench.workloads import Workloads, encode
+from adaptspec.drafters import Kind, kind_of
 from adaptspec.drafting.drafter import ModelDrafter, Observing
 from adaptspec.engine.assembly import Built, assemble, build
 from adaptspec.engine.core import EngineLimits
 from adaptspec.engine.engine_config import EngineConfig
-from adaptspec.engine.profiler import measured_costs
 from adaptspec.errors import ConfigError
 from adaptspec.journal import RequestStarted
 from adaptspec.request import Request, SamplingParams
-from adaptspec.simulation.cost_profiles import DraftCosts, MachineCosts, of_table
+from adaptspec.simulation.cost_profiles import Curve, DraftCosts, MachineCosts, packed
 from adaptspec.simulation.tape import Tape, join, recorded
 from adaptspec.types import Completion, RoundRecord
 
 _DEPTHS, _MODEL_FREE_DEPTHS = (1, 3, 7), (4,)
 _NOBODY = -2
+# Rounds of a kind that tell what such rounds take, and of a draft's first step what each further one takes at least.
+_OFTEN, _LEAST_STEP = 8, 0.05
 
 
 @dataclass(frozen=True)
 class Tried:
-    """A draft that was tried (None: none), what it met, what rounds take with it, and how it drafts in words.
-    `parameters` are those of the target.
+    """A draft that was tried (None: none), what it met, and what rounds take with it; `deciding` is what those of an
+    adaptive policy take beyond that. `parameters` are those of the target.
     """
 
     draft: str | None
     tape: Tape
     costs: MachineCosts
+    deciding: float
     parameters: int
+
+
+@dataclass
+class _Trial:
+    """One engine's answers: their rounds, and the seconds of all of it."""
+
+    engine: OwnEngine
+    rounds: list[RoundRecord] = field(default_factory=list)
+    seconds: float = 0.0
+
+    @property
+    def decoding(self) -> list[RoundRecord]:
+        return [record for record in self.rounds if len(record.rows) and not record.prefill_tokens]
+
+    @property
+    def beside(self) -> float:
+        """Seconds of a round beside its passes. A mean: what is seldom done takes long."""
+        passes = sum(record.draft_seconds + record.verify_seconds for record in self.rounds)
+        return max(0.0, self.seconds - passes) / max(1, len(self.decoding))
 
 
 class _Notes:
@@ -70,12 +96,14 @@ def try_draft(
     Raises:
         ModelError, PairError, ConfigError: the models cannot be used, or no prompt has an answer of two tokens.
     """
-    alone = replace(config, draft=draft, policies=("off",), limits=EngineLimits(max_rows=1))
-    built, notes = build(alone, costs=measured_costs), _Notes()
+    alone = replace(config, draft=draft, policies=(), limits=EngineLimits(max_rows=1))
+    built, notes = build(alone), _Notes()
     longest = built.target.info.context - tokens
     if longest < 1:
         raise ConfigError(f"the context holds {built.target.info.context} tokens; give fewer --tokens")
-    engines = list(_engines(built, alone, notes))
+    # This thread's own time, of which nothing else on the machine takes any; a device's is nobody's thread.
+    clock = time.thread_time if built.target.device.type == "cpu" else time.perf_counter
+    trials = [_Trial(engine) for engine in _engines(built, alone, notes, clock)]
     names = [drafter.name for drafter in built.drafters]
     own = names.index(DRAFTER) if DRAFTER in names else _NOBODY
     # Whatever runs a model is asked in rounds; what others find in a text, the text tells.
@@ -87,13 +115,19 @@ def try_draft(
     for task, prompts in workloads.items():
         for i, prompt in enumerate(prompts):
             ids = encode(built.tokenizer, prompt, longest)
-            answers = [engine.run(ids, tokens).tokens for engine in engines]
-            rounds, text = notes.taken(), answers[0]
+            runs, rounds = [], list[RoundRecord]()
+            for trial in trials:
+                began = clock()
+                runs.append(trial.engine.run(ids, tokens))
+                trial.seconds += clock() - began
+                trial.rounds += (new := notes.taken())
+                rounds += new
             tick()
+            text = runs[0].tokens
             if len(text) < 2:
                 continue
             name, begun = f"{task}-{i}", (len(ids), len(text))
-            one = LoggedRequest(RequestStarted(f"{task}-{i}", None, task, *begun, None, 0.0))
+            one = LoggedRequest(RequestStarted(name, None, task, *begun, None, 0.0))
             for record in rounds:
                 if len(record.rows):
                     one.add(record, 0, own)
@@ -102,32 +136,59 @@ def try_draft(
             free_of.append(recorded(name, *begun, views, task))
     if not requests:
         raise ConfigError("the model ends every answer at once; give prompts that it answers (--prompts FILE)")
+    plain, *_, adaptive = trials
+    costs = _costs([record for trial in trials for record in trial.decoding], names, plain.beside)
     tape = join(free_of)
     if draft is not None:
-        if not any(one.known for one in requests.values()):
-            raise ConfigError("it never drafted a token; use another draft")
         tape = replace(tape, views={**tape_of_rounds(requests, {}).views, **tape.views})
-    return Tried(draft, tape, _costs(built), built.target.info.parameters)
+    return Tried(draft, tape, costs, max(0.0, adaptive.beside - plain.beside), built.target.info.parameters)
 
 
-def _engines(built: Built, config: EngineConfig, notes: _Notes) -> Iterator[OwnEngine]:
-    """One that decodes plainly, then each drafter at fixed depths; they take turns."""
+def _engines(built: Built, config: EngineConfig, notes: _Notes, timer: Callable[[], float]) -> Iterator[OwnEngine]:
+    """One that decodes plainly, then each drafter at fixed depths, and an adaptive one; they take turns."""
     wanted = [one for one in built.drafters if not isinstance(one, Observing)]
     specs = [static_policy("plain", 0, wanted[0].name)]
     for one in wanted:
         depths: Sequence[int] = _DEPTHS if isinstance(one, ModelDrafter) else _MODEL_FREE_DEPTHS
         specs += [static_policy(f"{one.name}-{depth}", depth, one.name) for depth in depths]
     parts = built.target, built.drafters, built.tokenizer
-    core = assemble(*parts, specs=specs, costs=built.costs, sinks=[notes], limits=config.limits)
+    specs.append(built.specs[0])
+    core = assemble(*parts, specs=specs, costs=built.costs, sinks=[notes], limits=config.limits, timer=timer)
     return (OwnEngine(core, spec.name) for spec in specs)
 
 
-def _costs(built: Built) -> MachineCosts:
-    """What rounds of one request took here, model-free drafters with what they add to rounds."""
-    table = built.costs
-    costs = of_table("this machine", table)
-    more = table.overhead_seconds(1, drafting=True) - table.overhead_seconds(1, drafting=False)
-    for name, known in costs.drafters.items():
-        if known.step is None:
-            costs.drafters[name] = DraftCosts(per_row=table.ngram_seconds(name) + more)
-    return costs
+def _costs(rounds: Sequence[RoundRecord], drafters: Sequence[str], beside: float) -> MachineCosts:
+    """What rounds of one request take: medians, since whatever else runs can only add to some of them."""
+    verify = _medians((record.verify_tokens, record.verify_seconds) for record in rounds)
+    found = {}
+    for which, name in enumerate(drafters):
+        mine = [record for record in rounds if record.drafting and int(record.drafter[0]) == which]
+        by_steps = _medians((r.draft_steps, r.draft_seconds) for r in mine if not r.caught_up)
+        if kind_of(name) is Kind.MODEL_FREE:
+            found[name] = DraftCosts(per_row=min(by_steps.values(), default=0.0))
+            continue
+        if not by_steps:
+            raise ConfigError("it hardly ever drafted; give longer answers (--tokens), or use another draft")
+        (first, begun), (last, longest) = min(by_steps.items()), max(by_steps.items())
+        step = max((longest - begun) / max(1, last - first), _LEAST_STEP * begun)
+        start = max(0.0, begun - first * step)
+        behind = [r for r in mine if r.caught_up]
+        extra = sum(r.draft_seconds - start - r.draft_steps * step for r in behind)
+        read = sum(r.caught_up for r in behind)
+        catch_up = max(0.0, extra / read) if read else 0.0
+        found[name] = DraftCosts(Curve((1.0, 2.0), (step, step)), catch_up, start=start)
+    counts = sorted(verify)
+    rising = np.maximum.accumulate([verify[count] for count in counts]).tolist()
+    # Beyond the last count by the slope over all: neighbours differ by noise alone.
+    onward = rising[-1] + (rising[-1] - rising[0]) / max(1, counts[-1] - counts[0])
+    curve = Curve((*map(float, counts), counts[-1] + 1.0), (*rising, onward))
+    return MachineCosts("this machine", packed(curve), found, overhead=beside)
+
+
+def _medians(pairs: Iterable[tuple[int, float]]) -> dict[int, float]:
+    """The median seconds of each count that was met often."""
+    known: dict[int, list[float]] = {}
+    for count, seconds in pairs:
+        known.setdefault(count, []).append(seconds)
+    most = max(map(len, known.values()), default=0)
+    return {count: statistics.median(own) for count, own in known.items() if len(own) >= min(_OFTEN, most)}

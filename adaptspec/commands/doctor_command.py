@@ -46,13 +46,15 @@ def _run(arguments: argparse.Namespace) -> int:
 
     if arguments.tokens < 2:
         raise ConfigError("--tokens is 1; a timing needs at least 2")
-    if arguments.write is not None and not arguments.write.parent.is_dir():
-        raise ConfigError(f"--write {arguments.write}: there is no folder {arguments.write.parent}; make it first")
+    file = arguments.write or Path("policy.yaml")
+    if file.suffix not in {".yaml", ".yml"}:
+        raise ConfigError(f"--write {file}: a policy's name ends in .yaml")
+    if not file.parent.is_dir():
+        raise ConfigError(f"--write {file}: there is no folder {file.parent}; make it first")
     config, workloads = engine_config(arguments), read_workloads(arguments.prompts, _PER_TASK)
     drafts = doctor_drafts(config, arguments.drafts)
     with progress("doctor", doctor_steps(drafts, workloads)) as tick:
         result = run_doctor(config, drafts, workloads, arguments.tokens, tick)
-    file = arguments.write or Path("policy.yaml")
     draft = result["best"]["draft"] if result["worth"] else None
     serve = shlex.join(
         ["adaptspec", "serve", "--model", arguments.model, "--draft", draft or "none", "--policy", str(file)]
@@ -60,10 +62,9 @@ def _run(arguments: argparse.Namespace) -> int:
     if arguments.write is not None:
         head = f"# Of `adaptspec doctor`: {result['best']['mean']:.2f} x plain decoding is to be expected.\n# {serve}\n"
         try:
-            arguments.write.write_text(head + result["policy"], encoding="utf-8")
+            file.write_text(head + result["policy"], encoding="utf-8")
         except OSError as error:
-            said = f"--write {arguments.write}: cannot be written ({error.strerror}); choose another file"
-            raise ConfigError(said) from error
+            raise ConfigError(f"--write {file}: cannot be written ({error.strerror}); choose another file") from error
     else:
         serve += "  (--write policy.yaml writes the policy)"
     return tell(arguments, {**result, "serve": serve}, doctor_report(result, serve))

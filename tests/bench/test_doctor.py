@@ -1,0 +1,145 @@
+"""The doctor: forecasts follow from tape and costs, the verdict from the forecasts, and the policy is one."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+
+from adaptspec.bench import doctor
+from adaptspec.bench.doctor import doctor_drafts, doctor_report, doctor_steps, policy_text, run_doctor
+from adaptspec.bench.try_drafts import Tried
+from adaptspec.bench.workloads import read_workloads
+from adaptspec.control.language.build import parse_policy_spec
+from adaptspec.engine.engine_config import EngineConfig
+from adaptspec.errors import ConfigError
+from adaptspec.simulation.cost_profiles import Curve, DraftCosts, MachineCosts
+from adaptspec.simulation.tape import Tape
+from adaptspec.tables import Table
+from tests.simulation.tapes import made_tape
+
+CONFIG = EngineConfig("target")
+
+
+def machine(step: float, further: float = 0.0) -> MachineCosts:
+    """A pass takes a second, `further` seconds for each further token."""
+    drafters = {
+        "draft-model": DraftCosts(Curve((1.0, 2.0), (step, step)), catch_up_per_token=step / 100),
+        "ngram": DraftCosts(per_row=1e-5),
+    }
+    return MachineCosts("tested", lambda rows, tokens: rows + further * (tokens - rows), drafters)
+
+
+def agreeing(tasks: dict[str, float]) -> Tape:
+    """Half of the tokens of lookup are wrong where it finds some; the draft agrees as often as told."""
+    return made_tape(tasks, count=2, length=60)
+
+
+def forecast(
+    monkeypatch: pytest.MonkeyPatch, tried: Sequence[Tried | ConfigError], ticks: list[str] | None = None
+) -> dict[str, object]:
+    """Of drafts a, b ... which meet this."""
+    answers = dict(zip("abc", tried, strict=False))
+    fallback = Tried(None, replace(agreeing({"code": 0.0}), views={}), machine(1.0), 0.0, 10)
+
+    def answer(config: EngineConfig, draft: str | None, *rest: object) -> Tried:
+        one = fallback if draft is None else answers[draft]
+        if isinstance(one, ConfigError):
+            raise one
+        return one
+
+    monkeypatch.setattr(doctor, "try_draft", answer)
+    told = [] if ticks is None else ticks
+    return run_doctor(CONFIG, list(answers), {}, 64, told.append)
+
+
+def test_the_better_draft_is_found_and_its_policy_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that is right nine times in ten for a tenth of a pass, beside one that is never right."""
+    never = Tried("a", agreeing({"code": 0.0, "json": 0.0}), machine(0.1), 0.0, 1000)
+    often = Tried("b", agreeing({"code": 0.9, "json": 0.9}), machine(0.1), 0.0, 1000)
+    ticks: list[str] = []
+    result = forecast(monkeypatch, [never, often], ticks)
+    assert result["worth"]
+    assert result["best"]["draft"] == "b"  # type: ignore[index]
+    means = {(row["draft"], *row["drafters"]): row["mean"] for row in result["drafters"]}  # type: ignore[attr-defined]
+    # Four drafted tokens cost 1.4 and bring 1 + 0.9 + ... + 0.9^4 = 4.1 at best.
+    assert 1.8 < means["b", "draft-model"] < 13 / 2.2  # what it earns at depth 12 if it is always right
+    assert 0.9 < means["a", "draft-model"] <= 1.01
+    assert len(ticks) == 2 * 2 + 1 + 3  # rows, lookup once, and what is imagined
+    spec = parse_policy_spec(str(result["policy"]), "policy")
+    assert set(spec.drafters) == set(result["best"]["drafters"])  # type: ignore[index]
+    json.dumps(result, allow_nan=False)
+
+
+def test_the_honest_answer_may_be_no(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A draft as slow as the target, passes that take as long as their tokens: then the policy is plain decoding."""
+    poor = Tried("a", agreeing({"code": 0.3}), machine(1.0, further=1.0), 0.0, 1000)
+    result = forecast(monkeypatch, [poor])
+    assert not result["worth"]
+    assert not parse_policy_spec(str(result["policy"]), "policy").drafts
+    first, *rest = doctor_report(result, "adaptspec serve")
+    assert str(first).startswith("No: ")
+    assert any("bound by computing" in str(part) for part in rest)
+
+
+def test_what_would_help_is_what_the_machine_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A draft that is nearly always right and slow should be faster; one that is free and poor should be better."""
+    slow = Tried("a", agreeing({"code": 0.97}), machine(0.6), 0.0, 1000)
+    poor = Tried("a", agreeing({"code": 0.4}), machine(0.001), 0.0, 1000)
+    faster, righter = "this draft in half its time", "this draft wrong half as often"
+    for tried, expected, other in ((slow, faster, righter), (poor, righter, faster)):
+        helps = forecast(monkeypatch, [tried])["would_help"]
+        assert helps[expected] > helps[other]  # type: ignore[index]
+
+
+def test_drafts_that_cannot_be_used_are_left_out_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The others are tried all the same."""
+    good = Tried("b", agreeing({"code": 0.9}), machine(0.1), 0.0, 1000)
+    result = forecast(monkeypatch, [ConfigError("no room for it"), good])
+    assert result["unusable"] == {"a": "no room for it"}
+    report = doctor_report(result, "adaptspec serve")
+    assert "left out: a: no room for it" in report
+    (table,) = (part for part in report if isinstance(part, Table))
+    assert [row[0] for row in table.rows][1:] == ["draft-model", "draft-model + ngram", "ngram"]
+
+
+def test_without_any_draft_one_is_imagined(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lookup alone; what a draft model of a tenth of the size would earn is told."""
+    tape = agreeing({"code": 0.0})
+    alone = Tried(None, replace(tape, views={"ngram": tape.views["ngram"]}), machine(1.0), 0.0, 10_000_000)
+    monkeypatch.setattr(doctor, "try_draft", lambda *_: alone)
+    result = run_doctor(CONFIG, [None], {}, 64, lambda _: None)
+    assert [row["drafters"] for row in result["drafters"]] == [["ngram"]]
+    ((small, mean),) = result["would_help"].items()
+    assert small.startswith("a draft of 1 M parameters")
+    assert mean > 1.5
+
+
+def test_imagined_drafts_are_right_as_often_as_imagined() -> None:
+    """Half of the wrong tokens of a draft become right; none that was right becomes wrong."""
+    tape = made_tape({"code": 0.5}, count=20, length=100)
+    tried, costs = Tried("a", tape, machine(0.1), 0.0, 1000), DraftCosts(Curve((1.0, 2.0), (0.5, 0.5)))
+    better = doctor._imagined(tried, costs, 0.5, 1.0)
+    before, after = (one.tape.views["draft-model"].agreed for one in (tried, better))
+    assert after[before].all()
+    assert abs(after.mean() - (1 + before.mean()) / 2) < 0.05
+    assert better.tape.views["ngram"] is tape.views["ngram"]
+    assert better.costs.step_seconds("draft-model", 1, 0.0) == 0.5
+    assert better.costs.verify_seconds(1, 4, 0.0) == tried.costs.verify_seconds(1, 4, 0.0)
+
+
+@pytest.mark.parametrize("drafters", [(), ("ngram",), ("draft-model",), ("draft-model", "ngram")])
+def test_policies_are_of_the_language(drafters: tuple[str, ...]) -> None:
+    """With just the drafters that were asked for; with none they never draft."""
+    spec = parse_policy_spec(policy_text(drafters), "policy")
+    assert spec.drafts == bool(drafters)
+    assert not drafters or tuple(spec.drafters) == drafters
+
+
+def test_by_default_the_bundled_draft_and_the_model_itself_are_tried() -> None:
+    assert doctor_drafts(EngineConfig(), []) == ["bundled", "quantized:int8"]
+    assert doctor_drafts(EngineConfig("own"), []) == ["quantized:int8"]
+    assert doctor_drafts(EngineConfig("own"), ["x", "none", "x"]) == ["x", None]
+    assert doctor_steps(["bundled", "quantized:int8"], read_workloads(None, 1)) == 2 * 11 + 4 + 2 + 3

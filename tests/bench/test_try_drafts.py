@@ -1,0 +1,113 @@
+"""Trying drafts: rounds at fixed depths tell what a pass over the whole text tells, of every kind of draft."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from adaptspec.bench.record_tape import RecordSettings, record
+from adaptspec.bench.try_drafts import Tried, try_draft
+from adaptspec.bench.workloads import Workloads
+from adaptspec.engine.assembly import build
+from adaptspec.engine.engine_config import EngineConfig
+from adaptspec.errors import ConfigError
+from adaptspec.training.corpus import Prompt
+from tests.conftest import MakeModel
+from tests.drafting.spellings import gpt2_like, write_model
+from tests.models.heads.golden import head_of, names_of
+
+pytestmark = pytest.mark.whole
+
+TOKENS = 40
+WORK: Workloads = {
+    "chat": [Prompt("chat", "tested", "one two one two one"), Prompt("chat", "tested", "a b c d a b c")],
+    "code": [Prompt("code", "tested", "0 1 0 1 1 0")],
+}
+Try = Callable[..., Tried]
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+
+
+@pytest.fixture
+def noisy_draft(make_model: MakeModel, tmp_path: Path) -> Path:
+    """The target with disturbed weights, which agrees with it about every other time."""
+    weights = load_file(make_model("llama") / "model.safetensors")
+    generator = torch.Generator().manual_seed(1)
+    folder = tmp_path / "noisy"
+    folder.mkdir()
+    for file in make_model("llama").iterdir():
+        (folder / file.name).write_bytes(file.read_bytes())
+    noisy = {name: w + 0.03 * torch.randn(w.shape, generator=generator) for name, w in weights.items()}
+    save_file(noisy, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
+
+
+def test_rounds_tell_what_a_pass_over_the_text_tells(target_path: Path, noisy_draft: Path) -> None:
+    """Lookup is judged exactly alike; of the draft model's positions few are drawn, and the others are the same."""
+    ticks: list[None] = []
+    config = EngineConfig(str(target_path), str(noisy_draft))
+    tried = try_draft(config, str(noisy_draft), WORK, TOKENS, lambda: ticks.append(None))
+    assert len(ticks) == 1 + 3
+    told = record(build(config), WORK, RecordSettings(TOKENS, (0.0,), history=False), lambda: None)
+    assert tried.tape.tasks == told.tasks
+    assert tried.tape.lengths.tolist() == told.lengths.tolist()
+    assert set(tried.tape.views) == {"draft-model", "ngram", "counts"}
+    for request in range(len(told)):
+        here, there = tried.tape.offsets[request] + 1, told.offsets[request] + 1
+        size = int(told.lengths[request]) - 1
+        ours, theirs = (
+            {name: view.agreed[at : at + size] for name, view in tape.views.items()}
+            for tape, at in ((tried.tape, here), (told, there))
+        )
+        assert np.array_equal(ours["ngram"], theirs["ngram"])
+        assert np.array_equal(ours["counts"], theirs["counts"])
+        assert np.mean(ours["draft-model"] == theirs["draft-model"]) > 0.9
+    assert 0.1 < np.mean(tried.tape.views["draft-model"].agreed) < 0.95
+
+
+def test_costs_are_those_of_a_single_request(target_path: Path, draft_path: Path) -> None:
+    """All positive, of the drafters that were tried; who runs no model has no steps."""
+    costs = try_draft(EngineConfig(str(target_path)), str(draft_path), WORK, 8, lambda: None).costs
+    assert 0.0 < costs.verify_seconds(1, 1, 0.0) <= costs.verify_seconds(1, 8, 0.0)
+    assert costs.step_seconds("draft-model", 1, 0.0) > 0.0
+    assert costs.drafters["ngram"].step is None
+    assert costs.drafters["ngram"].per_row > 0.0
+
+
+def test_without_a_draft_there_is_lookup(target_path: Path) -> None:
+    tried = try_draft(EngineConfig(str(target_path)), None, WORK, 8, lambda: None)
+    assert tried.draft is None
+    assert set(tried.tape.views) == {"ngram", "counts"}
+
+
+def test_drafts_of_other_tokenizers_are_tried_alike(target_path: Path, tmp_path: Path) -> None:
+    """What no tape can be recorded of by a pass, rounds tell."""
+    other = write_model(tmp_path / "other", gpt2_like(300))
+    tried = try_draft(EngineConfig(str(target_path)), str(other), WORK, TOKENS, lambda: None)
+    assert "draft-model" in tried.tape.views
+
+
+@pytest.mark.parametrize("kind", ["eagle3", "dflash"])
+def test_heads_are_tried_alike(make_model: MakeModel, tmp_path: Path, kind: str) -> None:
+    """Here with random weights: they draft, and are seldom right."""
+    name = names_of(kind)[0]
+    head_of(make_model, name, tmp_path)
+    target = make_model("llama", hidden_size=16, num_hidden_layers=4)
+    tried = try_draft(EngineConfig(str(target)), str(tmp_path / name), WORK, TOKENS, lambda: None)
+    assert np.mean(tried.tape.views["draft-model"].agreed) < 0.5
+
+
+def test_answers_that_end_at_once_are_refused(make_model: MakeModel, tmp_path: Path) -> None:
+    """And so are more tokens than the context holds."""
+    with pytest.raises(ConfigError, match="fewer --tokens"):
+        try_draft(EngineConfig(str(make_model("llama"))), None, WORK, 100_000, lambda: None)
+    with pytest.raises(ConfigError, match="give prompts that it answers"):
+        try_draft(EngineConfig(str(make_model("llama"))), None, {}, 8, lambda: None)
