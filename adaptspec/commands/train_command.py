@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import argparse
-from dataclasses import replace
+from dataclasses import fields, replace
+from functools import partial
 from pathlib import Path
 
 from adaptspec.command_line import add_table_forms, given_values
@@ -18,6 +19,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         ("pair", _add_train_pair, "train a target and a draft that share a tokenizer"),
         ("tasks", _add_train_tasks, "train the detector that reads a request's task off its prompt"),
         ("counts", _add_train_counts, "count a corpus for the counts drafter"),
+        ("draft", partial(_add_distillation, "draft"), "train a small draft model for a target"),
+        ("eagle", partial(_add_distillation, "eagle"), "train an EAGLE-3 head for a target"),
+        ("medusa", partial(_add_distillation, "medusa"), "train Medusa heads for a target"),
+        ("dflash", partial(_add_distillation, "dflash"), "train a DFlash head for a target"),
     ):
         own = what.add_parser(name, help=told)
         of_corpus = "JSONL, plain or .xz: task, src, and prompt + completion or text"
@@ -90,6 +95,66 @@ def _add_train_counts(parser: argparse.ArgumentParser) -> None:
         help="tokens to count at most; a million needs 200 MB (default: %(default)s)",
     )
     parser.set_defaults(run=_train_counts)
+
+
+def _add_distillation(kind: str, parser: argparse.ArgumentParser) -> None:
+    parser.description = (
+        "Have the target answer the corpus's prompts, learn to draft its answers, measure how often that is right, and "
+        "write a model card. Run the same command again to go on where it stopped."
+    )
+    add = parser.add_argument
+    add("--target", default="bundled", help="directory or hub id of the target (default: %(default)s)")
+    add("--out", type=Path, required=True, help="work directory; the result is in a folder of it")
+    add("--answers", type=Path, help="folder for the target's answers, which runs may share (default: OUT/answers)")
+    add("--prompts", type=Path, help="JSONL file or folder to measure on (default: held-out records)")
+    add("--beside", help="draft model to measure beside it (default: the bundled one for the bundled target)")
+    add("--count", type=positive, metavar="N", help="prompts that the target answers (default: 12000)")
+    add("--tokens", type=positive, metavar="N", help="of an answer at most (default: 256)")
+    add("--temperature", type=float, help="of every second answer, the others are greedy (default: 0.8)")
+    for flag, of, what in (
+        ("--minutes", float, "training time"),
+        ("--depth", positive, "tokens to draft"),
+        ("--learning-rate", float, "peak learning rate"),
+        ("--batch", positive, "windows per step"),
+        ("--window", positive, "tokens per window"),
+        ("--device", str, "cpu, cuda or cuda:N"),
+    ):
+        add(flag, type=of, help=f"{what} (default: what suits)")
+    if kind != "eagle":
+        add("--layers", type=positive, help="layers of its own (default: what suits)")
+    if kind in ("eagle", "dflash"):
+        more = "draft only the N most frequent tokens (default: 32000 of large vocabularies, else all)"
+        add("--draft-vocab", type=positive, metavar="N", help=more)
+    parser.set_defaults(run=partial(_distil, kind))
+
+
+def _distil(kind: str, arguments: argparse.Namespace) -> int:
+    from rich.console import Console
+
+    from adaptspec.engine.engine_config import BUNDLED, model_place
+    from adaptspec.training.distillation import DistillationSettings, distil
+    from adaptspec.training.teacher_answers import AnswerSettings
+
+    given = given_values(arguments)
+    answers = AnswerSettings(**{name: given[name] for name in ("count", "tokens", "temperature") if name in given})
+    own = {field.name for field in fields(DistillationSettings)} - {"target", "answers"}
+    settings = DistillationSettings(
+        kind,
+        model_place(arguments.target, "target"),
+        answers=answers,
+        **{name: value for name, value in given.items() if name in own},
+    )
+    beside = arguments.beside or (BUNDLED if arguments.target == BUNDLED else None)
+    distil(
+        arguments.corpus,
+        arguments.out,
+        settings,
+        Console(stderr=True),
+        answers=arguments.answers,
+        prompts=arguments.prompts,
+        beside=Path(model_place(beside, "draft")) if beside else None,
+    )
+    return 0
 
 
 def _train_counts(arguments: argparse.Namespace) -> int:

@@ -216,8 +216,8 @@ def interrupts_held_back() -> Iterator[None]:
 def _finite(loss: float, step: int) -> float:
     if not math.isfinite(loss):
         raise ConfigError(
-            f"the loss became {loss} at step {step}; start afresh with a lower --target-learning-rate "
-            "or --draft-learning-rate and another --out"
+            f"the loss became {loss} at step {step}; start afresh with a lower --target-learning-rate, "
+            "--draft-learning-rate or --learning-rate, and another --out"
         )
     return loss
 

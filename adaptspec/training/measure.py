@@ -43,19 +43,14 @@ class Trace:
     synthetic: bool = False
 
 
-class MeasuredPair:
-    """Target and draft in float32, with the target's tokenizer."""
+class MeasuredTarget:
+    """A target in float32, with its tokenizer."""
 
-    def __init__(self, target: Path, draft: Path, device: str = "cpu") -> None:
+    def __init__(self, target: Path, device: str = "cpu") -> None:
         self._device = torch.device(device)
         self._tokenizer = AutoTokenizer.from_pretrained(target)
-        self._target, self._draft = (load_transformers(place, torch.float32, self._device) for place in (target, draft))
-        self.context = int(self._target.config.max_position_embeddings)
-
-    @property
-    def parameters(self) -> tuple[int, int]:
-        """Number of parameters of target and draft, tied ones counted once."""
-        return self._target.num_parameters(), self._draft.num_parameters()
+        self.model = load_transformers(target, torch.float32, self._device)
+        self.context = int(self.model.config.max_position_embeddings)
 
     def encode_chat(self, message: str) -> list[int]:
         """Token ids of one user message, ready for the answer."""
@@ -86,11 +81,24 @@ class MeasuredPair:
         width = max(len(prompt) for prompt in prompts)
         ids = torch.tensor([[pad] * (width - len(p)) + list(p) for p in prompts], device=self._device)
         mask = torch.tensor([[0] * (width - len(p)) + [1] * len(p) for p in prompts], device=self._device)
-        out = self._target.generate(
+        out = self.model.generate(
             input_ids=ids, attention_mask=mask, do_sample=False, max_new_tokens=max_tokens, pad_token_id=pad
         )
         rows: list[list[int]] = out[:, width:].tolist()
         return [row[: row.index(end) + 1] if end in row else row for row in rows]
+
+
+class MeasuredPair(MeasuredTarget):
+    """Target and draft in float32, with the target's tokenizer."""
+
+    def __init__(self, target: Path, draft: Path, device: str = "cpu") -> None:
+        super().__init__(target, device)
+        self._draft = load_transformers(draft, torch.float32, self._device)
+
+    @property
+    def parameters(self) -> tuple[int, int]:
+        """Number of parameters of target and draft, tied ones counted once."""
+        return self.model.num_parameters(), self._draft.num_parameters()
 
     @torch.inference_mode()
     def loss(self, tokens: Sequence[int]) -> tuple[float, float]:
@@ -98,7 +106,7 @@ class MeasuredPair:
         ids = torch.tensor([list(tokens)], device=self._device)
         sums = [
             nn.functional.cross_entropy(model(ids[:, :-1]).logits[0].float(), ids[0, 1:], reduction="sum")
-            for model in (self._target, self._draft)
+            for model in (self.model, self._draft)
         ]
         return float(sums[0]), float(sums[1])
 
@@ -108,7 +116,7 @@ class MeasuredPair:
         ids = torch.tensor([[*prompt, *output]], device=self._device)
         wanted = torch.tensor(list(output), device=self._device)
         first = len(prompt) - 1
-        target = self._target(ids[:, :-1]).logits[0, first:].float()
+        target = self.model(ids[:, :-1]).logits[0, first:].float()
         draft = self._draft(ids[:, :-1]).logits[0, first:].float()
         guess = draft.argmax(-1, keepdim=True)
         plain = draft.log_softmax(-1)
@@ -191,13 +199,19 @@ def task_figures(task: str, traces: Sequence[Trace]) -> AcceptanceFigures:
 
 
 def acceptance_length(outputs: Sequence[BoolArray], depth: int) -> float:
-    """Emitted tokens per round at a fixed depth: 1 + accepted, cut at the output's end."""
+    """Emitted tokens per round at a fixed depth: 1 + accepted, cut at the output's end.
+
+    An output's agreements are [n], or [n, depths]: of the tokens that a round drafts which begins there.
+    """
     rounds = sum(len(_rounds(agreed, depth)) for agreed in outputs)
     return sum(len(agreed) for agreed in outputs) / rounds
 
 
 def conditional_acceptance(outputs: Sequence[BoolArray], depth: int) -> tuple[float | None, ...]:
-    """accepted_j / reached_j for each position of rounds at a fixed depth; None where none was reached."""
+    """accepted_j / reached_j for each position of rounds at a fixed depth; None where none was reached.
+
+    Outputs as above.
+    """
     accepted, reached = np.zeros(depth), np.zeros(depth)
     for agreed in outputs:
         for start, kept in _rounds(agreed, depth):
@@ -210,7 +224,7 @@ def _rounds(agreed: BoolArray, depth: int) -> list[tuple[int, int]]:
     """Start and number of accepted tokens of each round over one output."""
     rounds, start = [], 0
     while start < len(agreed):
-        ahead = agreed[start : start + depth]
+        ahead = agreed[start : start + depth] if agreed.ndim == 1 else agreed[start, : min(depth, len(agreed) - start)]
         kept = len(ahead) if ahead.all() else int(np.argmin(ahead))
         rounds.append((start, kept))
         start += kept + 1

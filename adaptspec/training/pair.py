@@ -87,7 +87,7 @@ class _Recipe:
 
     def __init__(self, work: Path, settings: PairSettings, console: Console, corpus: Corpus) -> None:
         self._work, self._settings, self._console = work, settings, console
-        self._compile = settings.compile and _can_compile(console)
+        self._compile = settings.compile and can_compile(console)
         self._tokenizer = _tokenizer(work, corpus, settings, console)
         tokens = _tokens(work, corpus, self._tokenizer, console)
         self._windows = Windows(tokens, settings.batch, settings.window)
@@ -118,7 +118,7 @@ class _Recipe:
                 f"warning: the {name} took {progress.step} steps, fewer than the {loop.warmup_steps} in which its "
                 f"learning rate rises: it has hardly learned; give more --{name}-minutes"
             )
-        _export(model, self._tokenizer, self._work / name)
+        export(model, self._tokenizer, self._work / name)
         return Stage(round(progress.seconds / 60, 1), self._windows.tokens_after(progress.step))
 
 
@@ -131,7 +131,8 @@ def weights_hash(model: nn.Module) -> str:
     return digest.hexdigest()
 
 
-def _can_compile(console: Console) -> bool:
+def can_compile(console: Console) -> bool:
+    """Whether torch.compile finds what it needs; told if it does not."""
     if any(shutil.which(name) for name in (os.environ.get("CXX", "g++"), "clang++")):
         return True
     console.print("no C++ compiler found: training without torch.compile, which is slower")
@@ -189,7 +190,8 @@ def _build(shape: Shape, settings: PairSettings, tokenizer: PreTrainedTokenizerF
     return nn.Module.to(model, settings.device)
 
 
-def _export(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
+def export(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
+    """Write a model and its tokenizer as a directory in bfloat16."""
     # A copy: casting the model itself there and back would also round its rotary frequencies.
     copy.deepcopy(model).bfloat16().save_pretrained(folder)
     tokenizer.save_pretrained(folder)

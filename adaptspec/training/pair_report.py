@@ -12,7 +12,15 @@ from rich.progress import track
 
 from adaptspec.training.cards import render
 from adaptspec.training.corpus import BUILT_IN, Prompt, Record, read_prompts, spread
-from adaptspec.training.measure import DEPTHS, TEMPERATURE, AcceptanceFigures, MeasuredPair, Trace, task_figures
+from adaptspec.training.measure import (
+    DEPTHS,
+    TEMPERATURE,
+    AcceptanceFigures,
+    MeasuredPair,
+    MeasuredTarget,
+    Trace,
+    task_figures,
+)
 from adaptspec.training.pair_settings import RunRecord
 
 ALL = "all"  # the task of figures of all positions pooled
@@ -84,7 +92,7 @@ def report_pair(
         chosen = spread([prompt for prompt in prompts if prompt.task == task], size.prompts_per_task)
         traces[task] = [
             replace(pair.trace(ids, output, seed), synthetic=prompt.synthetic)
-            for seed, (prompt, ids, output) in enumerate(_answers(pair, chosen, size.max_tokens))
+            for seed, (prompt, ids, output) in enumerate(greedy_answers(pair, chosen, size.max_tokens))
         ]
     acceptance = [task_figures(task, items) for task, items in traces.items() if items]
     pooled = [item for items in traces.values() for item in items]
@@ -93,7 +101,7 @@ def report_pair(
     losses = _losses(pair, held_out, size.records_per_task, console)
     samples = tuple(
         Sample(prompt.task, prompt.text, pair.decode(output))
-        for prompt, _, output in _answers(pair, read_prompts(BUILT_IN), size.sample_tokens)
+        for prompt, _, output in greedy_answers(pair, read_prompts(BUILT_IN), size.sample_tokens)
     )
     return PairReport(*pair.parameters, size, tuple(losses), tuple(acceptance), samples)
 
@@ -103,13 +111,13 @@ def model_card(record: RunRecord, report: PairReport) -> str:
     return render("pair_card", record=record, report=report, temperature=TEMPERATURE, depths=DEPTHS)
 
 
-def _answers(
-    pair: MeasuredPair, prompts: Sequence[Prompt], max_tokens: int
+def greedy_answers(
+    target: MeasuredTarget, prompts: Sequence[Prompt], max_tokens: int
 ) -> Iterator[tuple[Prompt, list[int], list[int]]]:
     """Prompts that leave room for an answer, with their token ids and the target's greedy output."""
-    encoded = [(prompt, pair.encode_chat(prompt.text)) for prompt in prompts]
-    usable = [(prompt, ids) for prompt, ids in encoded if len(ids) + max_tokens <= pair.context]
-    outputs = pair.generate([ids for _, ids in usable], max_tokens)
+    encoded = [(prompt, target.encode_chat(prompt.text)) for prompt in prompts]
+    usable = [(prompt, ids) for prompt, ids in encoded if len(ids) + max_tokens <= target.context]
+    outputs = target.generate([ids for _, ids in usable], max_tokens)
     yield from ((prompt, ids, output) for (prompt, ids), output in zip(usable, outputs, strict=True))
 
 

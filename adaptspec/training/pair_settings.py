@@ -20,14 +20,16 @@ PRESETS = ("auto", "cpu", "gpu")
 RECORD = "recipe.json"  # beside the checkpoints
 
 
-def _check(name: str, value: object, good: bool, wanted: str) -> None:
+def check(name: str, value: object, good: bool, wanted: str) -> None:
+    """Raise ConfigError, which says what a setting must be, unless it is good."""
     if not good:
         raise ConfigError(f"{name} is {value}; it must be {wanted}")
 
 
-def _check_device(name: str) -> None:
+def check_device(name: str) -> None:
+    """Raise ConfigError unless torch has this device."""
     kind, _, index = name.partition(":")
-    _check("--device", repr(name), kind in ("cpu", "cuda") and (index.isdecimal() or not index), "cpu, cuda or cuda:N")
+    check("--device", repr(name), kind in ("cpu", "cuda") and (index.isdecimal() or not index), "cpu, cuda or cuda:N")
     found = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if kind == "cuda" and int(index or 0) >= found:
         raise ConfigError(f"--device is {name!r} but torch finds only {found} CUDA devices; use --device cpu")
@@ -43,9 +45,9 @@ class Shape:
     mlp: int
 
     def __post_init__(self) -> None:
-        _check("a model's sizes", self, min(self.hidden, self.layers, self.heads, self.mlp) >= 1, "at least 1")
+        check("a model's sizes", self, min(self.hidden, self.layers, self.heads, self.mlp) >= 1, "at least 1")
         whole = self.hidden % (2 * self.heads) == 0
-        _check("hidden / heads", f"{self.hidden} / {self.heads}", whole, "an even whole number")
+        check("hidden / heads", f"{self.hidden} / {self.heads}", whole, "an even whole number")
 
 
 @dataclass(frozen=True)
@@ -74,15 +76,15 @@ class PairSettings:
 
     def __post_init__(self) -> None:
         vocabulary = f"between {MIN_VOCAB} and {MAX_VOCAB}"
-        _check("--vocab-size", self.vocab_size, MIN_VOCAB <= self.vocab_size <= MAX_VOCAB, vocabulary)
-        _check("--window", self.window, 2 <= self.window <= self.context, f"between 2 and the context ({self.context})")
-        _check("--batch", self.batch, self.batch >= 1, "at least 1")
+        check("--vocab-size", self.vocab_size, MIN_VOCAB <= self.vocab_size <= MAX_VOCAB, vocabulary)
+        check("--window", self.window, 2 <= self.window <= self.context, f"between 2 and the context ({self.context})")
+        check("--batch", self.batch, self.batch >= 1, "at least 1")
         for name in ("target_minutes", "draft_minutes", "target_learning_rate", "draft_learning_rate"):
             value = getattr(self, name)
-            _check(f"--{name.replace('_', '-')}", value, math.isfinite(value) and value > 0, "above 0")
+            check(f"--{name.replace('_', '-')}", value, math.isfinite(value) and value > 0, "above 0")
         for source, weight in self.source_weights.items():
-            _check(f"the share of --source-weight {source}", weight, 0.0 <= weight <= 1.0, "between 0 and 1")
-        _check_device(self.device)
+            check(f"the share of --source-weight {source}", weight, 0.0 <= weight <= 1.0, "between 0 and 1")
+        check_device(self.device)
 
     def with_source_weights(self, given: Iterable[str]) -> PairSettings:
         """These settings with more source weights, each written SOURCE=SHARE.
@@ -97,7 +99,7 @@ class PairSettings:
                 weights[source] = float(share)
             except ValueError as error:
                 raise ConfigError(f"--source-weight {text}: must be SOURCE=SHARE, such as synthetic=0.6") from error
-            _check("the source of --source-weight", repr(source), bool(source), "named, as in synthetic=0.6")
+            check("the source of --source-weight", repr(source), bool(source), "named, as in synthetic=0.6")
             named.append(source)
         return replace(self, source_weights=weights, named_sources=tuple(dict.fromkeys(named)))
 
@@ -119,7 +121,7 @@ def preset(name: str) -> PairSettings:
     Raises:
         ConfigError: there is no such preset, or no GPU for it.
     """
-    _check("preset", repr(name), name in PRESETS, f"one of {', '.join(PRESETS)}")
+    check("preset", repr(name), name in PRESETS, f"one of {', '.join(PRESETS)}")
     if name == "cpu" or (name == "auto" and not torch.cuda.is_available()):
         return PairSettings()
     if not torch.cuda.is_available():

@@ -75,7 +75,7 @@ class Windows:
         CorpusError: the tokens do not fill one batch.
     """
 
-    tokens: npt.NDArray[np.uint16]
+    tokens: npt.NDArray[np.unsignedinteger]
     batch: int
     window: int
     seed: int = 0

@@ -12,7 +12,10 @@ from rich.console import Console
 
 from adaptspec.cli import main
 from adaptspec.control.tasks import SHIPPED
+from adaptspec.engine.engine_config import model_place
+from adaptspec.training.distillation import DistillationSettings
 from adaptspec.training.pair_settings import PairSettings
+from adaptspec.training.teacher_answers import AnswerSettings
 
 
 @pytest.fixture
@@ -52,6 +55,43 @@ def test_pair_settings_reach_the_recipe(monkeypatch: pytest.MonkeyPatch) -> None
         (Path("c.jsonl"), Path("runs/pair"), PairSettings(), None),
         (Path("c.jsonl"), Path("o"), chosen, Path("p")),
     ]
+
+
+def test_what_is_asked_of_a_drafter_reaches_the_recipe(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The bundled target has its own draft model beside it; others have none unless one is named."""
+    seen: list[tuple[DistillationSettings, Path | None]] = []
+
+    def distil(corpus: Path, work: Path, settings: DistillationSettings, console: Console, **more: Path | None) -> None:
+        assert (corpus, work, more["answers"], more["prompts"]) == (Path("c"), Path("o"), Path("a"), Path("p"))
+        seen.append((settings, more["beside"]))
+
+    monkeypatch.setattr("adaptspec.training.distillation.distil", distil)
+    places = "--corpus c --out o --answers a --prompts p"
+    given = "--minutes 3 --depth 2 --layers 3 --learning-rate 0.01 --batch 2 --window 64 --device cpu"
+    of_answers = "--count 9 --tokens 8 --temperature 0.5"
+    assert (
+        main(f"train dflash {places} --target there {given} {of_answers} --draft-vocab 7 --beside small".split()) == 0
+    )
+    assert main(f"train medusa {places}".split()) == 0
+    answers = AnswerSettings(9, 8, 0.5)
+    asked = DistillationSettings(
+        "dflash", "there", 3.0, 2, 3, 7, answers, learning_rate=0.01, batch=2, window=64, device="cpu"
+    )
+    bundled = model_place("bundled", "target"), Path(model_place("bundled", "draft"))
+    assert seen == [(asked, Path("small")), (DistillationSettings("medusa", bundled[0]), bundled[1])]
+
+
+@pytest.mark.parametrize(
+    "given", ["--minutes 0", "--window 13", "--learning-rate nan", "--device tpu", "--temperature -1"]
+)
+def test_settings_of_a_drafter_that_cannot_be_used_are_refused(
+    given: str, corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By the name of their flag, before the target is loaded."""
+    out = tmp_path / "out"
+    assert main(f"train eagle --corpus {corpus} --out {out} --target nowhere {given}".split()) == 2
+    assert given.split()[0] in capsys.readouterr().err
+    assert not out.exists()
 
 
 def test_task_settings_reach_the_recipe(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,260 @@
+"""Heads as modules that learn: EAGLE-3, DFlash and Medusa over whole texts at once, by the names of their checkpoints.
+
+`adaptspec/models/heads` has them as they draft, with caches and packed rows. Tests hold the two equal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from transformers import LlamaConfig
+from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRMSNorm, LlamaRotaryEmbedding, apply_rotary_pos_emb
+
+_UNSEEN = -1e30
+
+
+@dataclass(frozen=True)
+class FrozenParts:
+    """What a head has of its target and leaves as it is: `embedding` and `head` [vocab, hidden], and its last `norm`.
+
+    `vocabulary` [n]: the tokens that the head is to draft, None for all. For fewer it has products of its own.
+    """
+
+    embedding: torch.Tensor
+    head: torch.Tensor
+    norm: torch.Tensor
+    vocabulary: torch.Tensor | None = None
+
+    @classmethod
+    def of(cls, target: Any, vocabulary: torch.Tensor | None = None) -> FrozenParts:
+        """Those of a model of transformers."""
+        embedding, head, norm = target.get_input_embeddings(), target.get_output_embeddings(), target.model.norm
+        return cls(embedding.weight.detach(), head.weight.detach(), norm.weight.detach(), vocabulary)
+
+
+class TrainedHead(nn.Module):
+    """Reads texts with the target's states, and drafts `depth` tokens from each of some places.
+
+    `states` are of which layers of the target: as transformers numbers `hidden_states`, the last behind the norm.
+    """
+
+    def __init__(self, frozen: FrozenParts, depth: int, states: Sequence[int]) -> None:
+        super().__init__()
+        self.depth, self.states = depth, tuple(states)
+        self._frozen = (frozen,)  # in a tuple: it is no part of what this module learns and saves
+        self.vocabulary = frozen.vocabulary
+        self.lm_head: nn.Linear | None = None
+        if frozen.vocabulary is not None:
+            self.lm_head = _linear(frozen.head[frozen.vocabulary])
+
+    def forward(self, states: torch.Tensor, ids: torch.Tensor, places: torch.Tensor) -> list[torch.Tensor]:
+        """Logits [B, P, n] of each depth: at depth j from place i they are of token i + 2 + j.
+
+        `states` [B, T, states x hidden] are those behind the first T of the tokens [B, T + depth]; `places` [P] are
+        below T. What was drafted at lower depths is taken to be the text's.
+        """
+        raise NotImplementedError
+
+    def learned_places(self, ids: torch.Tensor) -> torch.Tensor:
+        """The places [P] that a step on these tokens learns from."""
+        return torch.arange(ids.shape[1] - self.depth, device=ids.device)
+
+    def _embedded(self, ids: torch.Tensor) -> torch.Tensor:
+        return F.embedding(ids, self._frozen[0].embedding)
+
+    def _logits(self, x: torch.Tensor) -> torch.Tensor:
+        return F.linear(x, self._frozen[0].head if self.lm_head is None else self.lm_head.weight)
+
+
+@torch.no_grad()
+def heard(teacher: Any, ids: torch.Tensor, head: TrainedHead) -> tuple[torch.Tensor, torch.Tensor]:
+    """What a head takes of the target's states behind each token [B, N, states x hidden], and the target's logits."""
+    told = teacher(ids, output_hidden_states=True, use_cache=False)
+    logits = told.logits if head.vocabulary is None else told.logits[..., head.vocabulary]
+    return torch.cat([told.hidden_states[i] for i in head.states], -1), logits
+
+
+class HeadAttention(nn.Module):
+    """The products of an attention that reads `width` numbers; `normed`: its queries and keys are, as in Qwen 3."""
+
+    def __init__(self, config: LlamaConfig, width: int, *, normed: bool) -> None:
+        super().__init__()
+        self.dim = dim = int(config.head_dim or config.hidden_size // config.num_attention_heads)
+        kv_heads = int(config.num_key_value_heads or config.num_attention_heads)
+        self.groups = config.num_attention_heads // kv_heads
+        self.q_proj = nn.Linear(width, config.num_attention_heads * dim, bias=False)
+        self.k_proj = nn.Linear(width, kv_heads * dim, bias=False)
+        self.v_proj = nn.Linear(width, kv_heads * dim, bias=False)
+        self.o_proj = nn.Linear(config.num_attention_heads * dim, config.hidden_size, bias=False)
+        self.q_norm = LlamaRMSNorm(dim, config.rms_norm_eps) if normed else None
+        self.k_norm = LlamaRMSNorm(dim, config.rms_norm_eps) if normed else None
+        self.rotary = LlamaRotaryEmbedding(config)
+
+    def forward(self, x: torch.Tensor, at: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Queries (scaled), keys and values [B, heads, N, dim] of [B, N, width] at positions [N]."""
+        queries, keys = _parted(self.q_proj(x), self.dim, self.q_norm), _parted(self.k_proj(x), self.dim, self.k_norm)
+        queries, keys = apply_rotary_pos_emb(queries, keys, *self.rotary(x, at[None]))
+        values = _parted(self.v_proj(x), self.dim)
+        return (
+            queries * self.dim**-0.5,
+            keys.repeat_interleave(self.groups, 1),
+            values.repeat_interleave(self.groups, 1),
+        )
+
+
+class HeadLayer(nn.Module):
+    """A decoder layer around such an attention. The first of an EAGLE head reads a token and a state side by side."""
+
+    def __init__(self, config: LlamaConfig, *, eagle: bool) -> None:
+        super().__init__()
+        size, eps = config.hidden_size, config.rms_norm_eps
+        self.self_attn = HeadAttention(config, 2 * size if eagle else size, normed=not eagle)
+        self.mlp = LlamaMLP(config)  # type: ignore[no-untyped-call]
+        self.input_layernorm, self.post_attention_layernorm = LlamaRMSNorm(size, eps), LlamaRMSNorm(size, eps)
+        if eagle:
+            self.hidden_norm = LlamaRMSNorm(size, eps)
+
+    def after(self, x: torch.Tensor, attended: torch.Tensor) -> torch.Tensor:
+        """What comes out of the layer [B, N, hidden], of what went in and what was attended to [B, heads, N, dim]."""
+        x = x + self.self_attn.o_proj(attended.transpose(1, 2).flatten(2))
+        out: torch.Tensor = x + self.mlp(self.post_attention_layernorm(x))
+        return out
+
+
+class Eagle(TrainedHead):
+    """EAGLE-3 (2503.01840), which is trained as it drafts: from the second depth on it reads its own states.
+
+    At depth j a place sees the places up to it as they were read at depth 0, and itself as it was at the depths since.
+    """
+
+    def __init__(self, config: LlamaConfig, frozen: FrozenParts, depth: int, states: Sequence[int]) -> None:
+        super().__init__(frozen, depth, states)
+        self.fc = nn.Linear(len(states) * config.hidden_size, config.hidden_size, bias=False)
+        self.layers = nn.ModuleList([HeadLayer(config, eagle=True)])
+        self.norm = _norm_of(frozen, config)
+
+    def forward(self, states: torch.Tensor, ids: torch.Tensor, places: torch.Tensor) -> list[torch.Tensor]:
+        layer: Any = self.layers[0]
+        count = states.shape[1]
+        at = torch.arange(count, device=ids.device)
+        future = torch.full((count, count), _UNSEEN, device=ids.device).triu(1)
+        x, read, logits = self.fc(states), [], []
+        for depth in range(self.depth):
+            tokens = layer.input_layernorm(self._embedded(ids[:, 1 + depth : 1 + depth + count]))
+            queries, *keys_values = layer.self_attn(torch.cat((tokens, layer.hidden_norm(x)), -1), at + depth)
+            read.append(keys_values)
+            x = layer.after(x, _attended_with_own(queries, read, future))
+            logits.append(self._logits(self.norm(x[:, places])))
+        return logits
+
+
+class DFlash(TrainedHead):
+    """DFlash (2602.06036): a block of a token and `depth` masks, which see the target's states and each other."""
+
+    def __init__(
+        self, config: LlamaConfig, frozen: FrozenParts, depth: int, states: Sequence[int], mask_token: int
+    ) -> None:
+        super().__init__(frozen, depth, states)
+        self.mask_token = mask_token
+        self.fc = nn.Linear(len(states) * config.hidden_size, config.hidden_size, bias=False)
+        self.hidden_norm = LlamaRMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.layers = nn.ModuleList(HeadLayer(config, eagle=False) for _ in range(config.num_hidden_layers))
+        self.norm = _norm_of(frozen, config)
+
+    def forward(self, states: torch.Tensor, ids: torch.Tensor, places: torch.Tensor) -> list[torch.Tensor]:
+        size, context = self.depth + 1, torch.arange(states.shape[1], device=ids.device)
+        told = self.hidden_norm(self.fc(states))
+        blocks = torch.full((*places.shape, size), self.mask_token, device=ids.device).repeat(len(ids), 1, 1)
+        blocks[:, :, 0] = ids[:, places + 1]
+        at = (places[:, None] + 1 + torch.arange(size, device=ids.device)).flatten()
+        later = torch.zeros(len(places), 1, len(context), device=ids.device)
+        later = later.masked_fill(context > places[:, None, None], _UNSEEN)
+        x = self._embedded(blocks.flatten(1))
+        layers: Any = self.layers
+        for layer in layers:
+            _, *before = layer.self_attn(told, context)
+            queries, *own = layer.self_attn(layer.input_layernorm(x), at)
+            x = layer.after(x, _attended_in_blocks(queries, before, own, later))
+        drafted = self.norm(torch.unflatten(x, 1, (-1, size))[:, :, 1:])
+        return list(self._logits(drafted).unbind(2))
+
+    def learned_places(self, ids: torch.Tensor) -> torch.Tensor:
+        """Of blocks side by side, from a place on that these tokens decide."""
+        size = self.depth + 1
+        return torch.arange(0, ids.shape[1] - self.depth - size + 1, size, device=ids.device) + ids.sum() % size
+
+
+class Medusa(TrainedHead):
+    """Medusa (2401.10774): each depth has layers and a head of its own on the target's last state."""
+
+    def __init__(self, config: LlamaConfig, frozen: FrozenParts, depth: int, states: Sequence[int]) -> None:
+        super().__init__(frozen, depth, states)
+        self.blocks = nn.ModuleList(_Residual(config) for _ in range(depth))
+        self.lm_heads = nn.ModuleList(_linear(frozen.head) for _ in range(depth))
+
+    def forward(self, states: torch.Tensor, ids: torch.Tensor, places: torch.Tensor) -> list[torch.Tensor]:  # noqa: ARG002
+        return [head(block(states[:, places])) for block, head in zip(self.blocks, self.lm_heads, strict=True)]
+
+
+class _Residual(nn.Module):
+    def __init__(self, config: LlamaConfig) -> None:
+        super().__init__()
+        size = config.hidden_size
+        # Of nothing but zeros it begins as the target's own head.
+        self.layers = nn.ModuleList(_linear(torch.zeros(size, size)) for _ in range(config.num_hidden_layers))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = x + F.silu(layer(x))
+        return x
+
+
+def _linear(weight: torch.Tensor) -> nn.Linear:
+    """A product that begins with this weight [out, in]."""
+    made = nn.Linear(weight.shape[1], weight.shape[0], bias=False)
+    made.weight = nn.Parameter(weight.clone())
+    return made
+
+
+def _norm_of(frozen: FrozenParts, config: LlamaConfig) -> LlamaRMSNorm:
+    norm = LlamaRMSNorm(config.hidden_size, config.rms_norm_eps)
+    norm.weight = nn.Parameter(frozen.norm.clone())
+    return norm
+
+
+def _parted(x: torch.Tensor, dim: int, norm: nn.Module | None = None) -> torch.Tensor:
+    """[B, heads, N, dim] of [B, N, heads x dim]."""
+    x = torch.unflatten(x, -1, (-1, dim))
+    return (x if norm is None else norm(x)).transpose(1, 2)
+
+
+def _attended_with_own(
+    queries: torch.Tensor, read: Sequence[Sequence[torch.Tensor]], future: torch.Tensor
+) -> torch.Tensor:
+    """[B, heads, N, dim]; `read`: keys and values of each depth so far; `future` [N, N] hides some of the first."""
+    (keys, values), *since = read
+    own = [(queries * later).sum(-1, keepdim=True) for later, _ in since]
+    weights = torch.cat((queries @ keys.mT + future, *own), -1).softmax(-1)
+    attended = weights[..., : len(future)] @ values
+    for i, (_, more) in enumerate(since, start=len(future)):
+        attended = attended + weights[..., i, None] * more
+    return attended
+
+
+def _attended_in_blocks(
+    queries: torch.Tensor, before: Sequence[torch.Tensor], own: Sequence[torch.Tensor], later: torch.Tensor
+) -> torch.Tensor:
+    """[B, heads, P x S, dim] of P blocks of S; `later` [P, 1, T] hides of keys and values `before` [.., T, dim]."""
+    keys, values = before
+    apart, context = (len(later), -1), keys.shape[2]
+    outside = torch.unflatten(queries @ keys.mT, 2, apart) + later
+    inside = torch.unflatten(queries, 2, apart) @ torch.unflatten(own[0], 2, apart).mT
+    weights = torch.cat((outside, inside), -1).softmax(-1)
+    outer, inner = weights[..., :context].flatten(2, 3), weights[..., context:]
+    attended: torch.Tensor = outer @ values + (inner @ torch.unflatten(own[1], 2, apart)).flatten(2, 3)
+    return attended

@@ -1,0 +1,82 @@
+"""Checkpoints have the names that `speculators` saves, which test_head_modules.py loads."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import LlamaConfig
+
+from adaptspec.errors import ConfigError
+from adaptspec.training.head_files import _states, make_head, save_head
+from tests.conftest import MakeModel
+from tests.models.heads.golden import HEADS
+from tests.training.test_head_modules import DEPTH, FEW, teacher_of
+
+
+def written(make_model: MakeModel, folder: Path, kind: str, vocabulary: torch.Tensor | None) -> dict[str, Any]:
+    teacher = teacher_of(make_model(num_hidden_layers=4))
+    save_head(make_head(kind, teacher, DEPTH, 1, vocabulary), teacher, folder, "the-target")
+    config: dict[str, Any] = json.loads((folder / "config.json").read_text())
+    return config
+
+
+@pytest.mark.parametrize(("kind", "golden"), [("eagle", "eagle3-vocabulary"), ("dflash", "dflash")])
+def test_fields_and_tensors_are_those_that_speculators_saves(
+    make_model: MakeModel, tmp_path: Path, kind: str, golden: str
+) -> None:
+    """So other engines find what they look for. Embeddings, which are the target's, are left out."""
+    config = written(make_model, tmp_path, kind, FEW)
+    theirs = json.loads((HEADS / golden / "config.json").read_text())
+    assert config.keys() | {"auto_map", "transformers_version"} == theirs.keys() | {"auto_map"}
+    assert config["transformer_layer_config"].keys() >= theirs["transformer_layer_config"].keys() - {
+        "layer_types",
+        "dtype",
+    }
+    assert config["speculators_config"]["verifier"]["name_or_path"] == "the-target"
+    assert config["speculators_config"]["proposal_methods"][0]["speculative_tokens"] == DEPTH
+    names = {name for name in load_file(HEADS / golden / "model.safetensors") if not name.startswith("layers.1")}
+    tensors = load_file(tmp_path / "model.safetensors")
+    assert tensors.keys() == names - {"embed_tokens.weight"}
+    assert torch.equal(torch.arange(len(FEW)) + tensors["d2t"], FEW)
+    assert tensors["t2d"].nonzero()[:, 0].tolist() == FEW.tolist()
+
+
+def test_a_whole_vocabulary_needs_no_map_and_no_head(make_model: MakeModel, tmp_path: Path) -> None:
+    """Whoever loads it takes the target's."""
+    config = written(make_model, tmp_path, "eagle", None)
+    assert config["draft_vocab_size"] == 260
+    assert not {"d2t", "t2d", "lm_head.weight"} & load_file(tmp_path / "model.safetensors").keys()
+
+
+def test_medusa_is_written_as_vllm_reads_it(make_model: MakeModel, tmp_path: Path) -> None:
+    """Its names are those of vllm/model_executor/models/medusa.py."""
+    config = written(make_model, tmp_path, "medusa", None)
+    assert (config["model_type"], config["num_heads"], config["num_hidden_layers"]) == ("medusa", DEPTH, 1)
+    tensors = load_file(tmp_path / "model.safetensors")
+    heads = range(DEPTH)
+    assert tensors.keys() == {
+        *(f"blocks.{i}.layers.0.weight" for i in heads),
+        *(f"lm_heads.{i}.weight" for i in heads),
+    }
+
+
+@pytest.mark.parametrize(("layers", "states"), [(32, (2, 16, 29)), (8, (2, 4, 5)), (6, (2, 4, 5)), (4, (1, 2, 3))])
+def test_states_ascend_however_few_layers_there_are(layers: int, states: tuple[int, ...]) -> None:
+    """EAGLE-3's own choice where there is one."""
+    assert _states(layers) == states
+
+
+def test_a_mask_is_a_token(make_model: MakeModel, tmp_path: Path) -> None:
+    """The padding, else the last one."""
+    assert written(make_model, tmp_path, "dflash", None)["mask_token_id"] == 0
+    teacher = teacher_of(make_model(num_hidden_layers=4))
+    teacher.config = LlamaConfig(**(teacher.config.to_dict() | {"pad_token_id": None}))
+    head: Any = make_head("dflash", teacher, DEPTH, 1)
+    assert head.mask_token == 259
+    with pytest.raises(ConfigError, match="layers"):
+        _states(2)

@@ -1,0 +1,73 @@
+"""What is learned from is what the target says, whole or in parts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from adaptspec.engine.sync_engine import Engine
+from adaptspec.errors import CorpusError
+from adaptspec.request import SamplingParams
+from adaptspec.training import teacher_answers
+from adaptspec.training.corpus import Record
+from adaptspec.training.teacher_answers import AnswerSettings, regenerate
+
+SETTINGS = AnswerSettings(count=10, tokens=8, temperature=0.7)
+RECORDS = [Record("chat", "synthetic", f"say {i}", "never read") for i in range(12)]
+RECORDS += [Record("story", "synthetic", None, "no prompt"), Record("chat", "synthetic", "long " * 60, "no room")]
+
+
+@pytest.fixture(autouse=True)
+def _small_shards(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(teacher_answers, "_SHARD", 4)
+
+
+def made(folder: Path, target: Path, records: Sequence[Record] = RECORDS) -> np.ndarray:
+    return regenerate(folder, str(target), records, SETTINGS, Console(quiet=True))
+
+
+def test_answers_are_the_targets_own(target_path: Path, tmp_path: Path) -> None:
+    """Every second greedy, the others drawn; prompts that leave no room are left out, and text without a prompt."""
+    tokens = made(tmp_path, target_path)
+    engine = Engine.from_pretrained(str(target_path), None)
+    order = np.random.default_rng(0).permutation(13)
+    prompts = [RECORDS[i if i < 12 else 13].prompt for i in order]
+    chosen = [prompts[i * 13 // 10] for i in range(10)]
+    expected: list[int] = []
+    for number, prompt in enumerate(chosen):
+        ids = engine.chat([{"role": "user", "content": str(prompt)}])
+        if len(ids) + 8 <= 256:
+            sampling = SamplingParams(8, temperature=0.7 * (number % 2), seed=number)
+            expected += [*ids, *engine.generate([ids], sampling)[0].tokens]
+    assert tokens.tolist() == expected
+
+
+def test_what_was_answered_before_is_not_answered_again(
+    target_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Stopped between two parts, it goes on with the second; the tokens are those of one run."""
+    whole, asked = made(tmp_path / "whole", target_path), []
+    usual: Callable[..., np.ndarray] = teacher_answers._answered
+
+    def stops(engine: Engine, records: Sequence[Record], settings: AnswerSettings, first: int) -> np.ndarray:
+        asked.append(first)
+        if len(asked) == 2:
+            raise KeyboardInterrupt
+        return usual(engine, records, settings, first)
+
+    monkeypatch.setattr(teacher_answers, "_answered", stops)
+    with pytest.raises(KeyboardInterrupt):
+        made(tmp_path / "parts", target_path)
+    assert np.array_equal(made(tmp_path / "parts", target_path), whole)
+    assert asked == [0, 4, 4, 8]
+    made(tmp_path / "parts", target_path)
+    assert len(asked) == 4
+
+
+def test_a_corpus_without_prompts_is_refused(target_path: Path, tmp_path: Path) -> None:
+    with pytest.raises(CorpusError, match="prompts"):
+        made(tmp_path, target_path, RECORDS[12:])
