@@ -30,6 +30,7 @@ from adaptspec.control.policy import BatchSignals, Decision
 from adaptspec.control.step_times import Step, StepTimes
 from adaptspec.hosts.desk import Desk
 from adaptspec.hosts.guests import Guests, Told
+from adaptspec.hosts.own_time import OwnTime
 from adaptspec.hosts.settings import PilotSettings
 from adaptspec.request import Request, SamplingParams, SpeculationParams
 from adaptspec.types import FloatArray, IntArray, Reason, RoundRecord
@@ -45,6 +46,8 @@ _MOST_FAILURES, _QUIET = 100, 1000
 _MOST_WAITING = 64  # steps whose end is not known; an engine has a handful
 _LEAST_SHARE = 0.1  # of a step that verifying takes, whatever a noisy clock says of drafting
 _MOST_TOKENS = 2**31
+_ONCE = {int(Reason.EXPLORE), int(Reason.PROBE)}  # tries: for the round that they were decided for
+_GUARD = {int(Reason.GUARD)}  # a plain round as a baseline is for once, too; being off lasts
 
 
 @dataclass(eq=False, slots=True)
@@ -73,6 +76,8 @@ class _Waiting:
     prefill: int
     drafts: int  # draft steps that it runs beyond those that any step does
     before: _Waiting | None
+    serves: int = 0  # steps beyond this one for which its decision may be kept
+    kept: bool = False  # it goes on with an earlier decision, which has been learned from by then
 
 
 class Pilot:
@@ -117,8 +122,8 @@ class Pilot:
         self._ended = math.nan  # the last step, on the clock; NaN: nobody was here since
         self._off_for = self._newcomers = 0  # steps; requests since the draft is skipped
         self._fresh: set[str] = set()  # of them, those that are kept whole to be tried
-        self._zeros: dict[int, IntArray] = {}
-        self._blank: dict[tuple[int, int], FloatArray] = {}
+        self._own = OwnTime()
+        self._guarded = False  # by the last decision
 
     def enter(
         self,
@@ -144,6 +149,7 @@ class Pilot:
             mine = replace(wishes, policy=self._controller.assigned(request))
             request = replace(request, speculation=mine)
             row = self._guests.enter(request)
+            self._served()
             if row is not None:
                 self._controller.start(row, request)
                 self._desk.started(request)
@@ -160,6 +166,7 @@ class Pilot:
             if gone is not None:
                 row, request = gone
                 self._fresh.discard(request_id)
+                self._served()
                 self._controller.finish(row)
                 self._desk.finished(request, int(self._guests.written[row]), finish, self._guests.stats(row, request))
             if not self._guests.rows:
@@ -180,10 +187,14 @@ class Pilot:
         if self.detached:
             return self._stock(ids)
         try:
-            self._desk.adopt(self._controller, self._costs)
+            begun = self._clock()
             if self._ended != self._ended and (ids or prefill_tokens):
-                self._ended = self._clock()
-            step = self._decided(ids, prefill_tokens, free_memory, room=room)
+                self._ended = begun
+            step = self._going_on(ids, prefill_tokens) if room else None
+            if step is None:
+                self._desk.adopt(self._controller, self._costs)
+                step = self._decided(ids, prefill_tokens, free_memory, room=room)
+                self._own.note("decide", self._clock() - begun)
             self._failures["decide"] = 0
         except Exception:  # noqa: BLE001 - the fence
             self._failed("decide")
@@ -209,7 +220,10 @@ class Pilot:
             seconds, self._ended = now - self._ended, now if self._guests.rows else math.nan  # idle time is no step's
             step = self._steps.pop(plan.number, None)
             if ids:
+                self._own.note("step", seconds)
                 self._learn(step, Told.of(self._guests, ids, (drafted, accepted, emitted)), seconds)
+                if step is not None and not (step.before or step).kept:
+                    self._own.note("learn", self._clock() - now)
             self._failures["learn"] = 0
         except Exception:  # noqa: BLE001 - the fence
             self._failed("learn")
@@ -240,7 +254,7 @@ class Pilot:
             depths = np.minimum(limits, lowered(math.ceil(share * self.host.deepest), self.host.depths))
             decision = Decision(depths, np.full(size, int(Reason.EXPLORE)), np.zeros(size, dtype=np.int64))
         else:
-            zeros = self._zeros.setdefault(size, np.zeros(size, dtype=np.int64))
+            zeros = np.zeros(size, dtype=np.int64)
             none = zeros[None]
             context, written = guests.context(rows), guests.written[rows]
             decision = self._controller.decide(
@@ -250,7 +264,30 @@ class Pilot:
         plan = self._plan(ids, rows, depths)
         plan.depths.update(dict.fromkeys(set(strangers).difference(ids), 0))
         self._desk.due(self._controller)
-        return _Waiting(plan, ids, rows, depths, decision, prefill, self._draft_steps(plan), self._last)
+        steps, serves = self._draft_steps(plan), 0
+        if decision is not None and self._measured:
+            reasons, guarded = set(decision.reasons.tolist()), self._guarded
+            self._guarded = not reasons.isdisjoint(_GUARD)
+            if reasons.isdisjoint(_ONCE) and guarded == self._guarded:
+                serves = self._own.steps - 1
+        return _Waiting(plan, list(ids), rows, depths, decision, prefill, steps, self._last, serves)
+
+    def _going_on(self, ids: Sequence[str], prefill: int) -> _Waiting | None:
+        """A step that goes on with what was decided for the last one; None: it is time to decide, or rows differ."""
+        last = self._last
+        if last is None or not last.serves or ids != last.ids:
+            return None
+        if (last.depths > self._guests.limits(last.rows)).any():
+            return None
+        plan = Plan(self._number, last.plan.depth, last.plan.depths, last.plan.skip)
+        self._off_for += bool(self.settings.skip_draft and not plan.depth)
+        steps, serves = self._draft_steps(plan), last.serves - 1
+        return _Waiting(plan, last.ids, last.rows, last.depths, last.decision, prefill, steps, last, serves, kept=True)
+
+    def _served(self) -> None:
+        """Rows are others now: the next step is decided for."""
+        if self._last is not None:
+            self._last.serves = 0
 
     def _plan(self, ids: Sequence[str], rows: IntArray, depths: IntArray) -> Plan:
         """One depth for the batch, the deepest of its rows', and what each row verifies of it."""
@@ -301,15 +338,19 @@ class Pilot:
             guests.count(told.rows, told.drafted, told.accepted)
 
     def _learn_step(self, step: _Waiting, told: Told, seconds: float) -> None:
-        times, verified = self._times, int(told.drafted.sum())
-        times.add(Step(len(told.rows), verified, step.drafts, len(step.rows), step.prefill), seconds)
-        of = step.before if self.host.ahead else step
-        step.before = None  # else every step would be kept
+        times, of = self._times, step.before if self.host.ahead else step
+        if of is not None:
+            of.before = None  # else every step would be there for ever
+            if of.kept and not self._desk.watched:
+                return
+        made_of = Step(len(told.rows), int(told.drafted.sum()), step.drafts, len(step.rows), step.prefill)
+        times.add(made_of, seconds)
         if of is not None and of.decision is not None and 0.0 < seconds < math.inf:
             if not self._measured:
                 self._early.append((step, of, of.decision, told, seconds))
             elif (record := self._record(step, of, of.decision, told, seconds)) is not None:
-                self._controller.learn(record)
+                if not of.kept:
+                    self._controller.learn(record)
                 self._desk.emit(record)
         if not self._measured and times.steps % _MEASURING == 0 and times.settled:
             self._begin()
@@ -344,9 +385,7 @@ class Pilot:
         size, deepest = len(rows), int(told.drafted.max())
         steps = of.plan.depth if not self._reads_along else max(of.plan.depth - 1, 0)
         draft = times.draft_seconds(steps, len(of.rows))
-        blank = self._blank.get((size, deepest))
-        if blank is None:
-            blank = self._blank[size, deepest] = np.full((size, deepest), np.nan)
+        blank: FloatArray = np.full((size, deepest), np.nan)
         self._rounds += 1
         return RoundRecord(
             number=self._rounds,
