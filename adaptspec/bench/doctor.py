@@ -108,7 +108,9 @@ def policy_text(drafters: Sequence[str]) -> str:
 
 def _speeds(drafters: Sequence[str], tried: Tried) -> dict[str, float]:
     """Tokens per second by task under the policy for these drafters, in the last turn of a replay."""
-    tape, deciding = tried.tape, tried.deciding if drafters else 0.0
+    tape, deciding = tried.tape, 0.0
+    if drafters:  # a policy that nobody ran decides as long as the slowest
+        deciding = tried.deciding.get(tuple(drafters), max(tried.deciding.values(), default=0.0))
     spec, work = parse_policy_spec(policy_text(drafters), "doctor"), stream(tape, Schedule(), least=_TURNS * len(tape))
     seconds, tokens = dict.fromkeys(tape.tasks, 0.0), dict.fromkeys(tape.tasks, 0)
     for record in replay(spec, work, tried.costs, keep=True).records:
@@ -217,6 +219,6 @@ def _verdict(result: Mapping[str, Any]) -> str:
     (least, worst), (most, top) = by_task[0], by_task[-1]
     return (
         f"Yes: {model} would run {best['mean']:.2f} x as fast here as plain decoding, one request at a time, with "
-        f"{' + '.join(best['drafters'])}{' of ' + best['draft'] if best['draft'] else ''}: "
+        f"{' + '.join(best['drafters'])}{' (' + best['draft'] + ')' if best['draft'] else ''}: "
         f"{least:.2f} x on {worst} to {most:.2f} x on {top}."
     )

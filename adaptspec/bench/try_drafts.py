@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -17,6 +17,7 @@ from adaptspec.bench.contenders import OwnEngine
 from adaptspec.bench.quick import static_policy
 from adaptspec.bench.teacher_forcing import Judge, Written
 from adaptspec.bench.workloads import Workloads, encode
+from adaptspec.control.language.spec import PolicySpec
 from adaptspec.drafters import Kind, kind_of
 from adaptspec.drafting.drafter import ModelDrafter, Observing
 from adaptspec.engine.assembly import Built, assemble, build
@@ -31,20 +32,21 @@ from adaptspec.types import Completion, RoundRecord
 
 _DEPTHS, _MODEL_FREE_DEPTHS = (1, 3, 7), (4,)
 _NOBODY = -2
+_ADAPTIVE = ("goodput", "goodput-ngram", "goodput-counts")
 # Rounds of a kind that tell what such rounds take, and of a draft's first step what each further one takes at least.
 _OFTEN, _LEAST_STEP = 8, 0.05
 
 
 @dataclass(frozen=True)
 class Tried:
-    """A draft that was tried (None: none), what it met, and what rounds take with it; `deciding` is what those of an
-    adaptive policy take beyond that. `parameters` are those of the target.
+    """A draft that was tried (None: none), what it met, and what rounds take with it; `deciding` is what those of
+    adaptive policies take beyond that, by their drafters. `parameters` are those of the target.
     """
 
     draft: str | None
     tape: Tape
     costs: MachineCosts
-    deciding: float
+    deciding: Mapping[tuple[str, ...], float]
     parameters: int
 
 
@@ -136,25 +138,30 @@ def try_draft(
             free_of.append(recorded(name, *begun, views, task))
     if not requests:
         raise ConfigError("the model ends every answer at once; give prompts that it answers (--prompts FILE)")
-    plain, *_, adaptive = trials
+    plain, adaptive = trials[0], zip(_adaptive(built), trials[-len(_adaptive(built)) :], strict=True)
+    deciding = {tuple(spec.drafters): max(0.0, trial.beside - plain.beside) for spec, trial in adaptive}
     costs = _costs([record for trial in trials for record in trial.decoding], names, plain.beside)
     tape = join(free_of)
     if draft is not None:
         tape = replace(tape, views={**tape_of_rounds(requests, {}).views, **tape.views})
-    return Tried(draft, tape, costs, max(0.0, adaptive.beside - plain.beside), built.target.info.parameters)
+    return Tried(draft, tape, costs, deciding, built.target.info.parameters)
 
 
 def _engines(built: Built, config: EngineConfig, notes: _Notes, timer: Callable[[], float]) -> Iterator[OwnEngine]:
-    """One that decodes plainly, then each drafter at fixed depths, and an adaptive one; they take turns."""
+    """One that decodes plainly, then each drafter at fixed depths, and adaptive policies; they take turns."""
     wanted = [one for one in built.drafters if not isinstance(one, Observing)]
     specs = [static_policy("plain", 0, wanted[0].name)]
     for one in wanted:
         depths: Sequence[int] = _DEPTHS if isinstance(one, ModelDrafter) else _MODEL_FREE_DEPTHS
         specs += [static_policy(f"{one.name}-{depth}", depth, one.name) for depth in depths]
     parts = built.target, built.drafters, built.tokenizer
-    specs.append(built.specs[0])
+    specs += _adaptive(built)
     core = assemble(*parts, specs=specs, costs=built.costs, sinks=[notes], limits=config.limits, timer=timer)
     return (OwnEngine(core, spec.name) for spec in specs)
+
+
+def _adaptive(built: Built) -> list[PolicySpec]:
+    return [spec for spec in built.specs if spec.name in _ADAPTIVE]
 
 
 def _costs(rounds: Sequence[RoundRecord], drafters: Sequence[str], beside: float) -> MachineCosts:

@@ -42,7 +42,7 @@ def forecast(
 ) -> dict[str, object]:
     """Of drafts a, b ... which meet this."""
     answers = dict(zip("abc", tried, strict=False))
-    fallback = Tried(None, replace(agreeing({"code": 0.0}), views={}), machine(1.0), 0.0, 10)
+    fallback = Tried(None, replace(agreeing({"code": 0.0}), views={}), machine(1.0), {}, 10)
 
     def answer(config: EngineConfig, draft: str | None, *rest: object) -> Tried:
         one = fallback if draft is None else answers[draft]
@@ -57,8 +57,8 @@ def forecast(
 
 def test_the_better_draft_is_found_and_its_policy_written(monkeypatch: pytest.MonkeyPatch) -> None:
     """One that is right nine times in ten for a tenth of a pass, beside one that is never right."""
-    never = Tried("a", agreeing({"code": 0.0, "json": 0.0}), machine(0.1), 0.0, 1000)
-    often = Tried("b", agreeing({"code": 0.9, "json": 0.9}), machine(0.1), 0.0, 1000)
+    never = Tried("a", agreeing({"code": 0.0, "json": 0.0}), machine(0.1), {}, 1000)
+    often = Tried("b", agreeing({"code": 0.9, "json": 0.9}), machine(0.1), {}, 1000)
     ticks: list[str] = []
     result = forecast(monkeypatch, [never, often], ticks)
     assert result["worth"]
@@ -75,7 +75,7 @@ def test_the_better_draft_is_found_and_its_policy_written(monkeypatch: pytest.Mo
 
 def test_the_honest_answer_may_be_no(monkeypatch: pytest.MonkeyPatch) -> None:
     """A draft as slow as the target, passes that take as long as their tokens: then the policy is plain decoding."""
-    poor = Tried("a", agreeing({"code": 0.3}), machine(1.0, further=1.0), 0.0, 1000)
+    poor = Tried("a", agreeing({"code": 0.3}), machine(1.0, further=1.0), {}, 1000)
     result = forecast(monkeypatch, [poor])
     assert not result["worth"]
     assert not parse_policy_spec(str(result["policy"]), "policy").drafts
@@ -86,8 +86,8 @@ def test_the_honest_answer_may_be_no(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_what_would_help_is_what_the_machine_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
     """A draft that is nearly always right and slow should be faster; one that is free and poor should be better."""
-    slow = Tried("a", agreeing({"code": 0.97}), machine(0.6), 0.0, 1000)
-    poor = Tried("a", agreeing({"code": 0.4}), machine(0.001), 0.0, 1000)
+    slow = Tried("a", agreeing({"code": 0.97}), machine(0.6), {}, 1000)
+    poor = Tried("a", agreeing({"code": 0.4}), machine(0.001), {}, 1000)
     faster, righter = "this draft in half its time", "this draft wrong half as often"
     for tried, expected, other in ((slow, faster, righter), (poor, righter, faster)):
         helps = forecast(monkeypatch, [tried])["would_help"]
@@ -96,7 +96,7 @@ def test_what_would_help_is_what_the_machine_lacks(monkeypatch: pytest.MonkeyPat
 
 def test_drafts_that_cannot_be_used_are_left_out_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     """The others are tried all the same."""
-    good = Tried("b", agreeing({"code": 0.9}), machine(0.1), 0.0, 1000)
+    good = Tried("b", agreeing({"code": 0.9}), machine(0.1), {}, 1000)
     result = forecast(monkeypatch, [ConfigError("no room for it"), good])
     assert result["unusable"] == {"a": "no room for it"}
     report = doctor_report(result, "adaptspec serve")
@@ -108,7 +108,7 @@ def test_drafts_that_cannot_be_used_are_left_out_with_the_reason(monkeypatch: py
 def test_without_any_draft_one_is_imagined(monkeypatch: pytest.MonkeyPatch) -> None:
     """Lookup alone; what a draft model of a tenth of the size would earn is told."""
     tape = agreeing({"code": 0.0})
-    alone = Tried(None, replace(tape, views={"ngram": tape.views["ngram"]}), machine(1.0), 0.0, 10_000_000)
+    alone = Tried(None, replace(tape, views={"ngram": tape.views["ngram"]}), machine(1.0), {}, 10_000_000)
     monkeypatch.setattr(doctor, "try_draft", lambda *_: alone)
     result = run_doctor(CONFIG, [None], {}, 64, lambda _: None)
     assert [row["drafters"] for row in result["drafters"]] == [["ngram"]]
@@ -120,7 +120,7 @@ def test_without_any_draft_one_is_imagined(monkeypatch: pytest.MonkeyPatch) -> N
 def test_imagined_drafts_are_right_as_often_as_imagined() -> None:
     """Half of the wrong tokens of a draft become right; none that was right becomes wrong."""
     tape = made_tape({"code": 0.5}, count=20, length=100)
-    tried, costs = Tried("a", tape, machine(0.1), 0.0, 1000), DraftCosts(Curve((1.0, 2.0), (0.5, 0.5)))
+    tried, costs = Tried("a", tape, machine(0.1), {}, 1000), DraftCosts(Curve((1.0, 2.0), (0.5, 0.5)))
     better = doctor._imagined(tried, costs, 0.5, 1.0)
     before, after = (one.tape.views["draft-model"].agreed for one in (tried, better))
     assert after[before].all()
@@ -143,3 +143,12 @@ def test_by_default_the_bundled_draft_and_the_model_itself_are_tried() -> None:
     assert doctor_drafts(EngineConfig("own"), []) == ["quantized:int8"]
     assert doctor_drafts(EngineConfig("own"), ["x", "none", "x"]) == ["x", None]
     assert doctor_steps(["bundled", "quantized:int8"], read_workloads(None, 1)) == 2 * 11 + 4 + 2 + 3
+
+
+def test_what_decisions_take_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Half a second for each round of lookup's own policy, beside passes of a second: never more than 2/3 is left."""
+    tried = Tried("a", agreeing({"code": 0.0}), machine(0.1), {("ngram",): 0.5, ("draft-model", "ngram"): 0.0}, 1000)
+    rows = forecast(monkeypatch, [tried])["drafters"]
+    quick = forecast(monkeypatch, [replace(tried, deciding={})])["drafters"]
+    (slow,), (free,) = ([row["mean"] for row in some if row["drafters"] == ["ngram"]] for some in (rows, quick))  # type: ignore[attr-defined]
+    assert slow == pytest.approx(free / 1.5, rel=0.02)
