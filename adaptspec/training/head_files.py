@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import save
 from transformers import LlamaConfig, PretrainedConfig, Qwen3Config
 
 from adaptspec.errors import ConfigError
@@ -58,7 +58,7 @@ def save_head(head: TrainedHead, target: Any, folder: Path, name: str) -> None:
         known[tokens] = True
         tensors |= {"d2t": tokens - torch.arange(len(tokens)), "t2d": known}
     folder.mkdir(parents=True, exist_ok=True)
-    save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
+    write_file(folder / WEIGHTS, save(tensors, metadata={"format": "pt"}))
     config = _medusa_config(head, target.config) if isinstance(head, Medusa) else _config(head, target.config, name)
     write_file(folder / CONFIG, (json.dumps(config, indent=2) + "\n").encode())
 

@@ -23,7 +23,7 @@ from adaptspec.models.tokenization import load_tokenizer
 from adaptspec.request import SamplingParams as OurParams
 from adaptspec.training.corpus import BUILT_IN, read_prompts, spread
 
-ROWS, TOKENS = 8, 96
+ROWS, TOKENS, LONGEST = 8, 288, 200  # vLLM also counts what it accepts beyond the end: long texts have few of those
 POLICY = """apiVersion: adaptspec.dev/v1
 kind: SpeculationPolicy
 metadata: {name: static}
@@ -70,7 +70,9 @@ def main() -> None:
     tokenizer = load_tokenizer(str(MODELS / "target"))
     messages = [[{"role": "user", "content": one.text}] for one in spread(read_prompts(given.prompts), given.count)]
     texts = [str(tokenizer.apply_chat_template(one, tokenize=False, add_generation_prompt=True)) for one in messages]
-    tokens = [ids for ids in (tokenizer.encode(text, add_special_tokens=False) for text in texts) if len(ids) < 400]
+    tokens = [
+        ids for ids in (tokenizer.encode(text, add_special_tokens=False) for text in texts) if len(ids) <= LONGEST
+    ]
     plain = asked(tokens, make(ROWS, deepest=0, dtype="float32"))
     draft = {"method": given.method, "model": str(given.head), "num_speculative_tokens": given.depth}
     llm = make(ROWS, dtype="float32", speculative_config=draft, disable_log_stats=False)
