@@ -26,7 +26,7 @@ class OwnTime:
         if not 0.0 <= seconds < math.inf:
             return
         self._decisions += what == "decide"
-        usual = self._usual.setdefault(what, seconds)
+        usual = self._usual.get(what) or seconds
         self._usual[what] = usual + _FADE * (min(seconds, _STALL * usual) - usual)
 
     @property

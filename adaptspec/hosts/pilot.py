@@ -19,7 +19,7 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 import numpy as np
 
@@ -31,9 +31,10 @@ from adaptspec.control.step_times import Step, StepTimes
 from adaptspec.hosts.desk import Desk
 from adaptspec.hosts.guests import Guests, Told
 from adaptspec.hosts.own_time import OwnTime
+from adaptspec.hosts.rounds import Plan, Waiting, round_of
 from adaptspec.hosts.settings import PilotSettings
 from adaptspec.request import Request, SamplingParams, SpeculationParams
-from adaptspec.types import FloatArray, IntArray, Reason, RoundRecord
+from adaptspec.types import IntArray, Reason, RoundRecord
 
 _log = logging.getLogger(__name__)
 # Steps that measure, again and again until they tell enough, at depths that tell their parts apart: shares of the
@@ -44,40 +45,9 @@ _OFF_LASTS = 32
 # Failures of a kind in a row after which the fence lets go, and calls between two lines of the log about them.
 _MOST_FAILURES, _QUIET = 100, 1000
 _MOST_WAITING = 64  # steps whose end is not known; an engine has a handful
-_LEAST_SHARE = 0.1  # of a step that verifying takes, whatever a noisy clock says of drafting
 _MOST_TOKENS = 2**31
 _ONCE = {int(Reason.EXPLORE), int(Reason.PROBE)}  # tries: for the round that they were decided for
 _GUARD = {int(Reason.GUARD)}  # a plain round as a baseline is for once, too; being off lasts
-
-
-@dataclass(eq=False, slots=True)
-class Plan:
-    """What is to be drafted next. `depths`: how much of it each request may have verified; who is not there: `depth`.
-
-    `skip`: the draft need not even read along in this step; its cache then has a hole, and rows that were in the step
-    are kept at depth 0 until they end. Only where `PilotSettings.skip_draft` asks for it.
-    """
-
-    number: int
-    depth: int
-    depths: dict[str, int] = field(default_factory=dict)
-    skip: bool = False
-
-
-@dataclass(eq=False, slots=True)
-class _Waiting:
-    """A step that runs. `decision` is of the drafts that follow it, or begin it where they are not ahead."""
-
-    plan: Plan
-    ids: Sequence[str]
-    rows: IntArray
-    depths: IntArray
-    decision: Decision | None
-    prefill: int
-    drafts: int  # draft steps that it runs beyond those that any step does
-    before: _Waiting | None
-    serves: int = 0  # steps beyond this one for which its decision may be kept
-    kept: bool = False  # it goes on with an earlier decision, which has been learned from by then
 
 
 class Pilot:
@@ -116,9 +86,9 @@ class Pilot:
         self._controller = self._desk.policies.controller(self._costs)
         self._max_rows = max_rows
         self._measured = False
-        self._early: list[tuple[_Waiting, _Waiting, Decision, Told, float]] = []  # until then
-        self._steps: dict[int, _Waiting] = {}
-        self._last: _Waiting | None = None
+        self._early: list[tuple[Waiting, Waiting, Decision, Told, float]] = []  # until then
+        self._steps: dict[int, Waiting] = {}
+        self._last: Waiting | None = None
         self._ended = math.nan  # the last step, on the clock; NaN: nobody was here since
         self._off_for = self._newcomers = 0  # steps; requests since the draft is skipped
         self._fresh: set[str] = set()  # of them, those that are kept whole to be tried
@@ -142,6 +112,12 @@ class Pilot:
             return
         try:
             if not self._desk.policies.can_decide(wishes.policy):
+                if self.ignored_wishes % _QUIET == 0:
+                    _log.warning(
+                        "policy %.100r is not served here: %s decides instead",
+                        wishes.policy,
+                        self._desk.policies.default,
+                    )
                 self.ignored_wishes += 1
                 wishes = replace(wishes, policy=None)
             sampling = SamplingParams(max_tokens=max_tokens, temperature=temperature)
@@ -149,7 +125,9 @@ class Pilot:
             mine = replace(wishes, policy=self._controller.assigned(request))
             request = replace(request, speculation=mine)
             row = self._guests.enter(request)
-            self._served()
+            unusual = mine.task is not None or mine.policy != self._controller.default
+            if self._last is not None and (unusual or self._last.plan.skip):
+                self._last.serves = 0
             if row is not None:
                 self._controller.start(row, request)
                 self._desk.started(request)
@@ -166,7 +144,6 @@ class Pilot:
             if gone is not None:
                 row, request = gone
                 self._fresh.discard(request_id)
-                self._served()
                 self._controller.finish(row)
                 self._desk.finished(request, int(self._guests.written[row]), finish, self._guests.stats(row, request))
             if not self._guests.rows:
@@ -238,7 +215,7 @@ class Pilot:
         """What the host does by itself, but for requests that asked for less, and those that nothing is known of."""
         return Plan(self._number, self.host.deepest, self._guests.most(ids, self.host.deepest))
 
-    def _decided(self, ids: Sequence[str], prefill: int, free_memory: float, *, room: bool) -> _Waiting:
+    def _decided(self, ids: Sequence[str], prefill: int, free_memory: float, *, room: bool) -> Waiting:
         guests, strangers = self._guests, [name for name in ids if name not in self._guests.rows]
         for name in strangers:
             self.enter(name)
@@ -270,24 +247,23 @@ class Pilot:
             self._guarded = not reasons.isdisjoint(_GUARD)
             if reasons.isdisjoint(_ONCE) and guarded == self._guarded:
                 serves = self._own.steps - 1
-        return _Waiting(plan, list(ids), rows, depths, decision, prefill, steps, self._last, serves)
+        return Waiting(plan, list(ids), rows, depths, decision, prefill, steps, self._last, serves)
 
-    def _going_on(self, ids: Sequence[str], prefill: int) -> _Waiting | None:
-        """A step that goes on with what was decided for the last one; None: it is time to decide, or rows differ."""
-        last = self._last
-        if last is None or not last.serves or ids != last.ids:
+    def _going_on(self, ids: Sequence[str], prefill: int) -> Waiting | None:
+        """A step that goes on with what was decided for an earlier one; None: it is time to decide.
+
+        Who has come since has what the batch has. Its row is the record's at the next decision.
+        """
+        last, here = self._last, self._guests.rows
+        if last is None or not last.serves or not ids or self._fresh or any(name not in here for name in ids):
             return None
-        if (last.depths > self._guests.limits(last.rows)).any():
-            return None
-        plan = Plan(self._number, last.plan.depth, last.plan.depths, last.plan.skip)
-        self._off_for += bool(self.settings.skip_draft and not plan.depth)
+        limits, before = self._guests.limits(self._guests.of(ids)).tolist(), last.plan.depths
+        most = last.plan.depth
+        depths = {name: min(before.get(name, most), limit) for name, limit in zip(ids, limits, strict=True)}
+        plan = Plan(self._number, most, depths, last.plan.skip)
+        self._off_for += bool(self.settings.skip_draft and not most)
         steps, serves = self._draft_steps(plan), last.serves - 1
-        return _Waiting(plan, last.ids, last.rows, last.depths, last.decision, prefill, steps, last, serves, kept=True)
-
-    def _served(self) -> None:
-        """Rows are others now: the next step is decided for."""
-        if self._last is not None:
-            self._last.serves = 0
+        return Waiting(plan, last.ids, last.rows, last.depths, last.decision, prefill, steps, last, serves, kept=True)
 
     def _plan(self, ids: Sequence[str], rows: IntArray, depths: IntArray) -> Plan:
         """One depth for the batch, the deepest of its rows', and what each row verifies of it."""
@@ -329,7 +305,7 @@ class Pilot:
 
     # --- learning -----------------------------------------------------------------------------------------------
 
-    def _learn(self, step: _Waiting | None, told: Told, seconds: float) -> None:
+    def _learn(self, step: Waiting | None, told: Told, seconds: float) -> None:
         if step is not None and len(told.rows):
             self._learn_step(step, told, seconds)
         guests = self._guests
@@ -337,7 +313,7 @@ class Pilot:
         if self._desk.watched:
             guests.count(told.rows, told.drafted, told.accepted)
 
-    def _learn_step(self, step: _Waiting, told: Told, seconds: float) -> None:
+    def _learn_step(self, step: Waiting, told: Told, seconds: float) -> None:
         times, of = self._times, step.before if self.host.ahead else step
         if of is not None:
             of.before = None  # else every step would be there for ever
@@ -355,64 +331,18 @@ class Pilot:
         if not self._measured and times.steps % _MEASURING == 0 and times.settled:
             self._begin()
 
-    def _record(
-        self, step: _Waiting, of: _Waiting, decision: Decision, told: Told, seconds: float
-    ) -> RoundRecord | None:
-        """The round that a decision led to, in a step that took so long: of those of its rows that are told of."""
-        times, prefill = self._times, step.prefill
-        made_of = Step(len(told.rows), int(told.drafted.sum()), step.drafts, len(step.rows), prefill)
-        seconds = times.calmed(made_of, seconds)
-        spent = times.draft_seconds(step.drafts, len(step.rows)) + times.prefill_seconds(prefill)
-        verify = max(seconds - spent, _LEAST_SHARE * seconds)
-        rows, depths, tasks, policies = of.rows, of.depths, decision.tasks, decision.policies
-        reasons, drafter, provenance, expected = (
-            decision.reasons,
-            decision.drafter,
-            decision.provenance,
-            decision.expected,
-        )
-        if told.ids != of.ids:
-            at = {name: place for place, name in enumerate(of.ids)}
-            told = told.take([place for place, name in enumerate(told.ids) if name in at])
-            if not told.ids:
-                return None
-            own = np.array([at[name] for name in told.ids], dtype=np.int64)
-            rows, depths, tasks, policies, reasons, drafter = (
-                one[own] if len(one) else one for one in (rows, depths, tasks, policies, reasons, drafter)
-            )
-            provenance = None if provenance is None else provenance.take(own)
-            expected = None if expected is None else expected.take(own)
-        size, deepest = len(rows), int(told.drafted.max())
-        steps = of.plan.depth if not self._reads_along else max(of.plan.depth - 1, 0)
-        draft = times.draft_seconds(steps, len(of.rows))
-        blank: FloatArray = np.full((size, deepest), np.nan)
+    def _record(self, step: Waiting, of: Waiting, decision: Decision, told: Told, seconds: float) -> RoundRecord | None:
         self._rounds += 1
-        return RoundRecord(
+        return round_of(
+            step,
+            of,
+            decision,
+            told,
+            seconds,
             number=self._rounds,
-            request_ids=tuple(told.ids),
-            rows=rows,
-            depths=np.minimum(depths, told.drafted),  # nothing but a limit ends drafts here
-            reasons=reasons,
-            drafter=drafter,
-            drafted=told.drafted,
-            accepted=told.accepted,
-            emitted=told.emitted,
-            context=self._guests.context(rows),
-            confidence=blank,
-            entropy=blank,
-            prefill_tokens=prefill,
-            draft_steps=steps,
-            caught_up=0,
-            verify_tokens=size + int(told.drafted.sum()) + prefill,
-            draft_seconds=draft,
-            verify_seconds=verify,
-            total_seconds=draft + verify,
-            provenance=provenance,
-            expected=expected,
-            ended=time.monotonic(),
-            decision=decision.number,
-            tasks=tasks,
-            policies=policies,
+            guests=self._guests,
+            times=self._times,
+            reads_along=self._reads_along,
         )
 
     def _begin(self) -> None:

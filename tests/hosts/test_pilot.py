@@ -99,6 +99,36 @@ def test_rows_with_a_hole_stay_off() -> None:
     assert held
 
 
+def test_a_dear_decision_serves_several_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where deciding takes a fifth of a step: most steps go on with the last one, still who wants no drafts has none,
+    and the engine earns nearly what it would if deciding took no time.
+    """
+    world, asked, real = piloted(), [0], Controller.decide
+
+    def decide(self: Controller, *arguments: Any) -> Any:
+        asked[0] += 1
+        world.now += 1e-3
+        return real(self, *arguments)
+
+    monkeypatch.setattr(Controller, "decide", decide)
+    world.admit(Guest("none", texts([0.9], 5000)[0], SpeculationParams(max_depth=0)))
+    serve(world, (0.75,), 8, 600)
+    begun, asked[0] = (world.now, world.tokens), 0
+    for _ in range(400):
+        serve(world, (0.75,), 8, 1)
+        assert not any(one.drafted for one in world.running if one.name == "none")
+    goodput = (world.tokens - begun[1]) / (world.now - begun[0])
+    monkeypatch.undo()
+    assert asked[0] < 150
+    free = piloted()
+    free.admit(Guest("none", texts([0.9], 5000)[0], SpeculationParams(max_depth=0)))
+    assert goodput >= 0.93 * serve(free, (0.75,), 8, 1000, after=600)
+    for one in (world, free):
+        assert one.pilot is not None
+        assert not one.pilot.errors
+        one.pilot.close()
+
+
 def test_a_request_may_opt_out_and_end() -> None:
     """Of a batch, one has none of its tokens drafted, one at most two; others what they like."""
     world = piloted(policy="static-3")
@@ -114,10 +144,12 @@ def test_a_request_may_opt_out_and_end() -> None:
     assert np.array(seen).max(axis=0)[0] == 0
 
 
-def test_policies_that_are_not_served_are_ignored_and_counted() -> None:
+def test_policies_that_are_not_served_are_ignored_and_named(caplog: pytest.LogCaptureFixture) -> None:
+    """The default decides, and the log says so."""
     pilot = Pilot(PilotSettings(policy=("static-3", "off")), VLLM, 4)
     for name in ("off", "nowhere", None):
         pilot.enter(str(name), SpeculationParams(policy=name))
+    assert "'nowhere' is not served" in caplog.text
     assert pilot.ignored_wishes == 1
     assert not pilot.errors
     pilot.close()

@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from adaptspec.control.host import Host
-from adaptspec.hosts.pilot import Pilot, Plan
+from adaptspec.hosts.pilot import Pilot
+from adaptspec.hosts.rounds import Plan
 from adaptspec.request import SpeculationParams
 
 VLLM = Host("vLLM", {"draft-model": "draft_model"}, deepest=5)

@@ -20,7 +20,8 @@ from adaptspec.control.host import SGLANG, narrow
 from adaptspec.control.language.build import load_policy_spec
 from adaptspec.control.language.spec import PolicySpec
 from adaptspec.errors import ConfigError
-from adaptspec.hosts.pilot import Pilot, Plan
+from adaptspec.hosts.pilot import Pilot
+from adaptspec.hosts.rounds import Plan
 from adaptspec.hosts.settings import PilotSettings
 
 SETTINGS = "ADAPTSPEC_HOST"

@@ -10,7 +10,7 @@ from typing import Any
 from vllm import LLM
 
 import adaptspec
-from adaptspec.hosts.pilot import Plan
+from adaptspec.hosts.rounds import Plan
 from adaptspec.hosts.vllm import SCHEDULER
 
 PACKAGE = Path(adaptspec.__file__).parent
