@@ -21,6 +21,8 @@ from tests.control.simulator import (
     texts,
 )
 
+pytestmark = pytest.mark.whole
+
 GUARDED = (
     HEADER
     + "  choose: {algorithm: static, depth: %d}\n"

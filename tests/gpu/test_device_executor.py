@@ -36,6 +36,8 @@ from tests.engine.conftest import Dictated, Notes, make_core, run
 from tests.engine.policies import COSTS, static
 from tests.gpu.pretend import PretendCuda
 
+pytestmark = pytest.mark.whole
+
 PROMPTS = (
     "Once upon a time, in a village by the sea,",
     "Lily went to the park. Lily went to the park. Lily went to",

@@ -31,6 +31,8 @@ from tests.engine.conftest import make_core, run
 from tests.engine.policies import COSTS
 from tests.gpu.pretend import PretendCuda
 
+pytestmark = pytest.mark.whole
+
 LIMITS = EngineLimits(max_rows=4, prefill_tokens=16)
 CONFIG = EngineConfig(policies=("static-3", "off"), dtype="float32", context=128, limits=LIMITS, eager=True)
 GREEDY = SamplingParams(max_tokens=16, temperature=0.0, ignore_eos=True)

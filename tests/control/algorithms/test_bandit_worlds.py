@@ -13,6 +13,8 @@ from adaptspec.types import RoundRecord
 from tests.control.simulator import HEADER, Text, run, run_fixed, texts
 from tests.control.two_drafters import best, request, serve
 
+pytestmark = pytest.mark.whole
+
 ALGORITHMS = ("ucb", "thompson", "exp3", "linucb", "nightjar")
 # Weights that hardly follow goodput: arms drawn uniformly.
 UNIFORM = HEADER + "  choose: {algorithm: exp3, rate: 0.000001}\n"
