@@ -13,8 +13,9 @@ from adaptspec.types import FloatArray
 # Steps that are fitted together, and how much each fades by the next fit: about the last 500 steps count.
 _TOGETHER, _FADE = 32, 0.94
 # What is believed before anything was seen, in shares of a step: a base, and little for each row, drafted token that is
-# verified, draft step, row of a draft step and token of a prompt. As strong as one step of each kind.
-_PRIOR = np.array([1.0, 0.03, 0.03, 0.1, 0.01, 0.003])
+# verified, draft step, row of a draft step and token of a prompt, and for rows that are unlike. As strong as one step
+# of each kind.
+_PRIOR = np.array([1.0, 0.03, 0.03, 0.1, 0.01, 0.003, 0.03])
 # A step that took so many times its usual distance from what was expected counts as that: stalls are the machine's.
 _CHANCE, _FIRST_SPREAD = 2.0, 0.5
 # How strongly what is known holds where steps say nothing: the square of the relative error that a step has.
@@ -31,7 +32,7 @@ _ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 
 class Step(NamedTuple):
     """What a step was made of: rows that verified, drafted tokens that they verified, draft steps, the rows of these,
-    and tokens of prompts and of others.
+    tokens of prompts and of others, and whether rows verified unlike numbers of tokens.
     """
 
     rows: int
@@ -39,10 +40,11 @@ class Step(NamedTuple):
     draft_steps: int
     draft_rows: int
     prefill: int
+    unlike: bool = False
 
 
 class StepTimes:
-    """T = a + b rows + c verified + (d + e draft rows) x draft steps + p prompt tokens, none of them negative.
+    """T = a + b rows + c verified + (d + e draft rows) x draft steps + p prompt tokens + u unlike, none negative.
 
     Weighed by relative error; what chance does not explain is cut, so that a busy machine moves it little. What steps
     do not tell apart stays as it was believed.
@@ -110,6 +112,12 @@ class StepTimes:
         """What reading so many tokens of prompts adds to a step."""
         return self._known[5] * tokens
 
+    def worth_cutting(self, tokens: int) -> bool:
+        """Whether to verify so many tokens less takes less, though rows are unlike then. That made steps a tenth longer
+        on a CPU, and on a device it takes engines out of their full graphs.
+        """
+        return self._known[2] * tokens > self._known[6]
+
     def profile(self, drafter: str, most_rows: int, host: Host, *, reads_along: bool = True) -> CostProfile:
         """A first belief for a `CostTable`: of up to `most_rows` rows, and drafts as deep as the host's go."""
         self.settle()
@@ -148,4 +156,5 @@ class StepTimes:
 
 
 def _parts(step: Step) -> tuple[float, ...]:
-    return 1.0, step.rows, step.verified, step.draft_steps, step.draft_steps * step.draft_rows, step.prefill
+    draft_rows = step.draft_steps * step.draft_rows
+    return 1.0, step.rows, step.verified, step.draft_steps, draft_rows, step.prefill, step.unlike

@@ -24,6 +24,7 @@ class Guests:
         self._model_len, self._behind = model_len, behind
         self._prompts, self.written, self._ends, self.ceilings = (np.zeros(rows, dtype=np.int64) for _ in range(4))
         self._sums: IntArray = np.zeros((4, rows), dtype=np.int64)  # rounds, those that drafted, drafted, accepted
+        self._more: dict[int, int] = {}  # tokens by row that are not in `written` yet
         self._last: tuple[Sequence[str], IntArray] = [], np.zeros(0, dtype=np.int64)
 
     def enter(self, request: Request) -> int | None:
@@ -43,6 +44,7 @@ class Guests:
         row = self.rows.pop(name, None)
         if row is None:
             return None
+        self.written[row] += self._more.pop(row, 0)
         self._free.append(row)
         self._last = [], self._last[1][:0]
         return row, self.requests.pop(name)
@@ -53,9 +55,21 @@ class Guests:
             self._last = list(names), np.array([self.rows[name] for name in names], dtype=np.int64)
         return self._last[1]
 
-    def most(self, names: Sequence[str], deepest: int) -> dict[str, int]:
-        """How deep each may draft at most; not at all who is not here, since nobody knows what they want."""
-        return {name: min(deepest, int(self.ceilings[self.rows[name]])) if name in self.rows else 0 for name in names}
+    def most(self, name: str, deepest: int) -> int:
+        """How deep one may draft at most; not at all who is not here, since nobody knows what they want."""
+        return min(deepest, int(self.ceilings[self.rows[name]])) if name in self.rows else 0
+
+    def later(self, names: Sequence[str], emitted: Sequence[int]) -> None:
+        """They have got so many tokens, which `catch_up` counts: in a step of which nobody wants to know more."""
+        for name, tokens in zip(names, emitted, strict=True):
+            if name in self.rows:
+                self._more[self.rows[name]] = self._more.get(self.rows[name], 0) + tokens
+
+    def catch_up(self) -> None:
+        """Count what came `later`."""
+        for row, tokens in self._more.items():
+            self.written[row] += tokens
+        self._more.clear()
 
     def limits(self, rows: IntArray) -> IntArray:
         """How deep each of them may draft [B]: its own ceiling, and what it may still write."""

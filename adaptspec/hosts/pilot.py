@@ -27,11 +27,11 @@ from adaptspec.control.algorithms.algorithm import lowered
 from adaptspec.control.cost import CostTable
 from adaptspec.control.host import DRAFTER, Host
 from adaptspec.control.policy import BatchSignals, Decision
-from adaptspec.control.step_times import Step, StepTimes
+from adaptspec.control.step_times import StepTimes
 from adaptspec.hosts.desk import Desk
 from adaptspec.hosts.guests import Guests, Told
 from adaptspec.hosts.own_time import OwnTime
-from adaptspec.hosts.rounds import Plan, Waiting, round_of
+from adaptspec.hosts.rounds import Plan, Waiting, made, round_of
 from adaptspec.hosts.settings import PilotSettings
 from adaptspec.request import Request, SamplingParams, SpeculationParams
 from adaptspec.types import IntArray, Reason, RoundRecord
@@ -198,8 +198,12 @@ class Pilot:
             step = self._steps.pop(plan.number, None)
             if ids:
                 self._own.note("step", seconds)
-                self._learn(step, Told.of(self._guests, ids, (drafted, accepted, emitted)), seconds)
-                if step is not None and not (step.before or step).kept:
+                of = step and (step.before if self.host.ahead else step)
+                if of is not None and of.kept and not self._desk.watched:
+                    of.before = None  # else every step would be there for ever
+                    self._guests.later(ids, emitted)
+                else:
+                    self._learn(step, of, Told.of(self._guests, ids, (drafted, accepted, emitted)), seconds)
                     self._own.note("learn", self._clock() - now)
             self._failures["learn"] = 0
         except Exception:  # noqa: BLE001 - the fence
@@ -213,7 +217,8 @@ class Pilot:
 
     def _stock(self, ids: Sequence[str]) -> Plan:
         """What the host does by itself, but for requests that asked for less, and those that nothing is known of."""
-        return Plan(self._number, self.host.deepest, self._guests.most(ids, self.host.deepest))
+        deepest = self.host.deepest
+        return Plan(self._number, deepest, {name: self._guests.most(name, deepest) for name in ids})
 
     def _decided(self, ids: Sequence[str], prefill: int, free_memory: float, *, room: bool) -> Waiting:
         guests, strangers = self._guests, [name for name in ids if name not in self._guests.rows]
@@ -221,6 +226,7 @@ class Pilot:
             self.enter(name)
         if strangers:  # of more requests than rows, some of them set aside, those without a row do not draft
             ids = [name for name in ids if name in guests.rows]
+        guests.catch_up()
         rows, size = guests.of(ids), len(ids)
         limits = guests.limits(rows) * room
         decision = None
@@ -238,7 +244,7 @@ class Pilot:
                 BatchSignals(rows, zeros, context, limits, none, none, written, prefill, 0, free_memory)
             )
             depths = np.maximum(np.minimum(decision.depths, limits), 0)
-        plan = self._plan(ids, rows, depths)
+        plan, depths = self._plan(ids, rows, depths)
         plan.depths.update(dict.fromkeys(set(strangers).difference(ids), 0))
         self._desk.due(self._controller)
         steps, serves = self._draft_steps(plan), 0
@@ -257,33 +263,33 @@ class Pilot:
         last, here = self._last, self._guests.rows
         if last is None or not last.serves or not ids or self._fresh or any(name not in here for name in ids):
             return None
-        limits, before = self._guests.limits(self._guests.of(ids)).tolist(), last.plan.depths
-        most = last.plan.depth
-        depths = {name: min(before.get(name, most), limit) for name, limit in zip(ids, limits, strict=True)}
+        most, before = last.plan.depth, last.plan.depths
+        depths = {name: before[name] if name in before else self._guests.most(name, most) for name in ids}
         plan = Plan(self._number, most, depths, last.plan.skip)
         self._off_for += bool(self.settings.skip_draft and not most)
         steps, serves = self._draft_steps(plan), last.serves - 1
         return Waiting(plan, last.ids, last.rows, last.depths, last.decision, prefill, steps, last, serves, kept=True)
 
-    def _plan(self, ids: Sequence[str], rows: IntArray, depths: IntArray) -> Plan:
-        """One depth for the batch, the deepest of its rows', and what each row verifies of it."""
-        told, host = depths.tolist(), self.host
-        if host.uniform and told:
-            told = [sorted(told)[len(told) // 2]] * len(told)
-        depth = lowered(max(told, default=0), host.depths)
-        if depth < max(told, default=0):
-            told = [min(one, depth) for one in told]
-        plan = Plan(self._number, depth, dict(zip(ids, told, strict=True)))
-        if self.settings.skip_draft and told:
+    def _plan(self, ids: Sequence[str], rows: IntArray, depths: IntArray) -> tuple[Plan, IntArray]:
+        """One depth for the batch, the deepest of its rows', and what each row verifies of it [B]."""
+        host, ceilings, size = self.host, self._guests.ceilings, len(ids)
+        if host.uniform and size:
+            depths = np.full(size, np.sort(depths)[size // 2])
+        depth = lowered(int(depths.max(initial=0)), host.depths)
+        uncut = np.minimum(depth, ceilings[rows])
+        depths = np.minimum(depths, uncut)
+        if not self._times.worth_cutting(int(uncut.sum() - depths.sum())):
+            depths = uncut
+        plan = Plan(self._number, depth, dict(zip(ids, depths.tolist(), strict=True)))
+        if self.settings.skip_draft and size:
             self._off_for = 0 if depth else self._off_for + 1
-            ceilings = self._guests.ceilings
             plan.skip = not depth and (self._off_for >= _OFF_LASTS or not ceilings[rows].any())
             self._fresh.difference_update(ids)
             if self._fresh:
                 plan.skip = False  # prompts are being read that are to be whole
             if plan.skip:
                 ceilings[list(self._guests.rows.values())] = 0  # those whose prompts are read in the step, too
-        return plan
+        return plan, depths
 
     @property
     def _skips(self) -> bool:
@@ -305,22 +311,20 @@ class Pilot:
 
     # --- learning -----------------------------------------------------------------------------------------------
 
-    def _learn(self, step: Waiting | None, told: Told, seconds: float) -> None:
+    def _learn(self, step: Waiting | None, of: Waiting | None, told: Told, seconds: float) -> None:
+        """`of` is the step that had the drafts drawn which this one has verified."""
         if step is not None and len(told.rows):
-            self._learn_step(step, told, seconds)
+            self._learn_step(step, of, told, seconds)
         guests = self._guests
         guests.written[told.rows] += told.emitted
         if self._desk.watched:
             guests.count(told.rows, told.drafted, told.accepted)
 
-    def _learn_step(self, step: Waiting, told: Told, seconds: float) -> None:
-        times, of = self._times, step.before if self.host.ahead else step
+    def _learn_step(self, step: Waiting, of: Waiting | None, told: Told, seconds: float) -> None:
+        times = self._times
         if of is not None:
             of.before = None  # else every step would be there for ever
-            if of.kept and not self._desk.watched:
-                return
-        made_of = Step(len(told.rows), int(told.drafted.sum()), step.drafts, len(step.rows), step.prefill)
-        times.add(made_of, seconds)
+        times.add(made(step, told), seconds)
         if of is not None and of.decision is not None and 0.0 < seconds < math.inf:
             if not self._measured:
                 self._early.append((step, of, of.decision, told, seconds))

@@ -46,6 +46,12 @@ class Waiting:
     kept: bool = False  # it goes on with an earlier decision, which has been learned from by then
 
 
+def made(step: Waiting, told: Told) -> Step:
+    """What a step was made of."""
+    unlike = bool((told.drafted != told.drafted[0]).any())
+    return Step(len(told.rows), int(told.drafted.sum()), step.drafts, len(step.rows), step.prefill, unlike)
+
+
 def round_of(
     step: Waiting,
     of: Waiting,
@@ -60,7 +66,7 @@ def round_of(
 ) -> RoundRecord | None:
     """The round that a decision led to, in a step that took so long: of those of its rows that are told of."""
     prefill = step.prefill
-    made_of = Step(len(told.rows), int(told.drafted.sum()), step.drafts, len(step.rows), prefill)
+    made_of = made(step, told)
     seconds = times.calmed(made_of, seconds)
     spent = times.draft_seconds(step.drafts, len(step.rows)) + times.prefill_seconds(prefill)
     verify = max(seconds - spent, _LEAST_SHARE * seconds)

@@ -56,6 +56,21 @@ def test_two_busy_processes_beside_it() -> None:
     assert shares[1] == pytest.approx(shares[0], rel=0.4)
 
 
+@pytest.mark.parametrize("unlike", [0.0, 1e-3])
+def test_what_unlike_rows_take_is_found(unlike: float) -> None:
+    """A token takes 0.1 ms: where unlike rows take a millisecond, cutting one that saves five does not pay."""
+    rng, times = np.random.default_rng(0), StepTimes()
+    for number in range(600):
+        cut = int(number % 3 == 0)
+        verified = (16, 48, 80)[number % 5 % 3]
+        seconds = 5e-3 + 1e-4 * (verified - cut) + cut * unlike
+        times.add(Step(16, verified - cut, 1, 16, 0, bool(cut)), seconds * rng.lognormal(0.0, 0.02))
+    times.settle()
+    assert times.worth_cutting(5) == (unlike == 0.0)
+    assert times.worth_cutting(20)
+    assert not times.worth_cutting(0)
+
+
 def test_what_steps_do_not_tell_stays() -> None:
     """Once all steps are alike, nothing says how they share their time: what was known before holds."""
     times = learned(0.02, 0.0)
@@ -83,12 +98,13 @@ def test_steps_without_a_part_of_their_own() -> None:
             st.integers(0, 12),
             st.integers(0, 300),
             st.integers(0, 9000),
+            st.booleans(),
             st.one_of(st.floats(allow_nan=True), st.floats(1e-6, 10.0)),
         ),
         max_size=80,
     )
 )
-def test_whatever_is_told_costs_are_times(told: list[tuple[int, int, int, int, int, float]]) -> None:
+def test_whatever_is_told_costs_are_times(told: list[tuple[int, int, int, int, int, bool, float]]) -> None:
     """Positive, finite, and a full cost table, for a clock that goes backwards too."""
     times = StepTimes()
     for *parts, seconds in told:

@@ -40,6 +40,22 @@ def test_limits_are_the_least_of_all() -> None:
     assert guests.context(rows).tolist() == [6, 6, 27, 42]
 
 
+def test_what_is_told_of_later_is_counted() -> None:
+    """For those that are here still: before the next decision, or as they leave. Nobody has what another had."""
+    guests = Guests(2, model_len=30, behind=2)
+    for name in "ab":
+        guests.enter(request(name))
+    guests.later(["a", "b", "x"], [2, 1, 9])
+    guests.later(["a"], [3])
+    row, _ = guests.leave("b") or (-1, None)
+    assert guests.written[row] == 1
+    assert guests.enter(request("c")) == row
+    guests.catch_up()
+    assert guests.written[guests.of(["a", "c"])].tolist() == [5, 0]
+    guests.catch_up()
+    assert guests.written[guests.of(["a", "c"])].tolist() == [5, 0]
+
+
 def test_strangers_are_left_out() -> None:
     """What is told of requests that have gone is no round of theirs; more is never accepted than was drafted."""
     guests = Guests(4, model_len=30, behind=1)

@@ -63,6 +63,20 @@ def test_a_mixed_batch_earns_more_than_any_fixed_depth() -> None:
     assert earned(piloted(machine), mixed, 16) >= 1.05 * best_fixed(machine, mixed, 16)
 
 
+@pytest.mark.parametrize(("machine", "pays"), [(Machine(unlike=1.2), False), (Machine(verified=1e-3), True)])
+def test_few_rows_are_cut_only_where_that_pays(machine: Machine, pays: bool) -> None:
+    """In many steps some are about to end: where unlike rows take a fifth longer, all verify alike even so."""
+    world, unlike = piloted(machine, policy="static-3"), 0
+    serve(world, (0.75,), 16, 300)
+    for _ in range(200):
+        serve(world, (0.75,), 16, 1)
+        unlike += len({one.drafted for one in world.running}) > 1
+    assert unlike > 20 if pays else unlike < 5
+    assert world.pilot is not None
+    assert not world.pilot.errors
+    world.pilot.close()
+
+
 @pytest.mark.parametrize("lag", [1, 2, 3])
 def test_outcomes_may_come_late(lag: int) -> None:
     """One step as in a synchronous engine, two or three as in asynchronous ones."""

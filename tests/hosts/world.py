@@ -31,11 +31,13 @@ class Machine:
     step_row: float = 2e-5
     noise: float = 0.02
     stalls: float = 0.0
+    unlike: float = 1.0  # a step takes so many times as long where its rows verify unlike numbers of tokens
 
-    def seconds(self, rows: int, verified: int, passes: int, prefill: int, rng: np.random.Generator) -> float:
-        """`passes` of the draft; it reads along at depth 0, too."""
-        whole = self.base + self.row * rows + self.verified * verified + 1e-5 * prefill
+    def seconds(self, rows: int, drafted: Sequence[int], passes: int, prefill: int, rng: np.random.Generator) -> float:
+        """`drafted` are verified, by row. `passes` of the draft; it reads along at depth 0, too."""
+        whole = self.base + self.row * rows + self.verified * sum(drafted) + 1e-5 * prefill
         whole += (self.step + self.step_row * rows) * passes
+        whole *= self.unlike if len(set(drafted)) > 1 else 1.0
         return whole * float(rng.lognormal(0.0, self.noise)) * (3.0 if rng.random() < self.stalls else 1.0)
 
 
@@ -101,7 +103,7 @@ class World:
             one.whole &= not plan.skip
         self._drawn = plan.depth
         passes = 0 if plan.skip else max(plan.depth, 1)
-        seconds = self.machine.seconds(len(running), sum(drafted), passes, prefill, self.rng)
+        seconds = self.machine.seconds(len(running), drafted, passes, prefill, self.rng)
         self.tokens += sum(emitted)
         self.steps += 1
         gone = [one for one in running if one.written >= len(one.agrees)]

@@ -1,8 +1,10 @@
 """Tokens per second inside vLLM: a policy against fixed depths and vLLM's own table, in turn, in one process.
 
-`goodput.py [--policy NAME] [--useless] [--batches 1,4,16] [--laps N]`: all write the same greedy texts, lap by lap, the
-second time in reverse order. Seconds are those of the engine's thread on its core, steps that took more than twice the
-median counted as that: other programs stall it. `--useless`: the draft's weights are noise.
+`goodput.py [--policy NAME] [--useless | --mixed] [--skip-draft] [--batches 1,4,16] [--laps N]`: all write the same
+greedy texts, lap by lap, the second time in reverse order. Seconds are those of the engine's thread on its core, steps
+that took more than twice the median counted as that: other programs stall it. `--useless`: the draft's weights are
+noise. `--mixed`: every other request is drawn at temperature 2, where hardly a draft is kept. `--skip-draft`: the
+policy may leave the draft out, and vLLM without a draft is `none`.
 """
 
 from __future__ import annotations
@@ -25,6 +27,8 @@ from vllm import SamplingParams
 ROWS, TOKENS, WARM = 16, 96, 300
 TABLE = [0, *[5] * 4, *[3] * 4, *[1] * 8]  # depth by batch size
 REQUESTS = {1: 4, 4: 12, 16: 48}
+HOT = 2.0  # a temperature at which one draft in ten is kept
+SKIPPING = {"worker_extension_cls": "adaptspec.hosts.vllm.skip_draft.SkipDraft", "enable_prefix_caching": False}
 Mode = int | str
 
 
@@ -39,26 +43,29 @@ def noise(folder: Path) -> Path:
 
 
 class Runs:
-    """One engine that a policy steers, and one of plain vLLM whose depth is set from outside."""
+    """One engine that a policy steers, one of plain vLLM whose depth is set from outside, and one without a draft."""
 
-    def __init__(self, policy: str, draft: Path) -> None:
+    def __init__(self, policy: str, draft: Path, *, skip: bool, mixed: bool) -> None:
         drafts = {"method": "draft_model", "model": str(draft), "num_speculative_tokens": DEEPEST}
         usual: dict[str, Any] = {"speculative_config": drafts, "dtype": "float32"}
-        self.ours, self.plain = make(ROWS, adaptive={"policy": policy}, **usual), make(ROWS, **usual)
+        settings = {"policy": policy, "skip-draft": skip}
+        self.ours = make(ROWS, adaptive=settings, **usual, **(SKIPPING if skip else {}))
+        self.plain, self.none = make(ROWS, **usual), make(ROWS, deepest=0, dtype="float32") if skip else None
         self.pilot = scheduler_of(self.ours)._pilot
         self.pilot._clock = time.thread_time
         self.asked = 0
+        self.temperatures = (0.0, HOT) if mixed else (0.0,)
 
     def run(self, mode: Mode, batch: int, texts: list[str], steps: int = 10**9) -> float:
-        """Tokens per second of a mode: `ours`, `table`, or a fixed depth."""
-        engine = (self.ours if mode == "ours" else self.plain).llm_engine
-        if mode != "ours":
+        """Tokens per second of a mode: `ours`, `none`, `table`, or a fixed depth."""
+        engine = (self.ours if mode == "ours" else self.none if mode == "none" else self.plain).llm_engine
+        if mode not in ("ours", "none"):
             scheduler_of(self.plain).dynamic_sd_lookup = TABLE if mode == "table" else [mode] * (ROWS + 1)
         left, live, tokens, seconds = list(texts), 0, 0, list[float]()
-        greedy = SamplingParams(max_tokens=TOKENS, temperature=0, ignore_eos=True)
+        kinds = [SamplingParams(max_tokens=TOKENS, temperature=t, ignore_eos=True) for t in self.temperatures]
         while live or (left and len(seconds) < steps):
             while left and live < batch and len(seconds) < steps:
-                engine.add_request(str(self.asked), left.pop(), greedy)
+                engine.add_request(str(self.asked), left.pop(), kinds[self.asked % len(kinds)])
                 live, self.asked = live + 1, self.asked + 1
             begun = time.thread_time()
             ended = [output for output in engine.step() if output.finished]
@@ -73,12 +80,15 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--policy", default="goodput")
     parser.add_argument("--useless", action="store_true")
+    parser.add_argument("--mixed", action="store_true")
+    parser.add_argument("--skip-draft", action="store_true")
     parser.add_argument("--batches", default="1,4,16")
     parser.add_argument("--laps", type=int, default=10)
     told = parser.parse_args()
-    modes: list[Mode] = ["ours", 0, 1, 3, 5, "table"]
+    modes: list[Mode] = ["ours", 0, 1, 3, 5, "table", *(["none"] if told.skip_draft else [])]
     with tempfile.TemporaryDirectory() as folder:
-        runs = Runs(told.policy, noise(Path(folder) / "draft") if told.useless else MODELS / "draft")
+        draft = noise(Path(folder) / "draft") if told.useless else MODELS / "draft"
+        runs = Runs(told.policy, draft, skip=told.skip_draft, mixed=told.mixed)
         texts = prompts(2000, random.Random(0))
         for batch in map(int, told.batches.split(",")):
             for mode in modes:
