@@ -43,6 +43,9 @@ _BUSY = 1.5
 _CHECK_SECONDS, _AGREES = 0.3, 1.6
 # Of what a step takes on average, each one takes this much at least.
 _LEAST_STEP = 0.25
+# Threads wait for each other at every product: one whose core another program has holds all of them up. With two busy
+# processes on two cores a token took 50 ms with two threads, and 4 with one.
+_FEWER = "; if it stays busy, fewer threads may be many times as fast (OMP_NUM_THREADS=1)"
 # Raised whenever passes, or how they are timed, have changed: tables in caches are then of no use.
 _MEASURING = 4
 
@@ -77,9 +80,10 @@ def measured_costs(target: Runner, drafters: Sequence[Drafter], max_rows: int) -
         costs.origin += " on a busy machine: weakly believed, and not kept"
         _log.warning(
             "the machine was busy while costs were measured (medians %.1f x the fastest, %.1f x off between cells): "
-            "rounds will tell, and they are measured again at the next start",
+            "rounds will tell, and they are measured again at the next start%s",
             stopwatch.disturbance,
             contradiction(found),
+            _FEWER if target.device.type == "cpu" and torch.get_num_threads() > 1 else "",
         )
         return costs
     about = {

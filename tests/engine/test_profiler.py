@@ -221,12 +221,14 @@ def test_a_broken_cache_file_is_measured_again(
 def test_a_busy_machine_is_not_remembered(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Measurements taken while something else computes are used for this run only."""
+    """Measurements taken while something else computes are used for this run only; what helps is said."""
     monkeypatch.setattr(profiler, "_BUSY", 0.0)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
     target, drafters = _parts()
     profiled_costs(target, drafters, 1)
     assert not (tmp_path / "adaptspec").exists()
     assert "busy" in caplog.text
+    assert "OMP_NUM_THREADS=1" in caplog.text
 
 
 def test_an_unwritable_cache_is_only_a_warning(
