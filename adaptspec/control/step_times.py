@@ -15,7 +15,7 @@ _TOGETHER, _FADE = 32, 0.94
 # What is believed before anything was seen, in shares of a step: a base, and little for each row, drafted token that is
 # verified, draft step, row of a draft step and token of a prompt, and for rows that are unlike. As strong as one step
 # of each kind.
-_PRIOR = np.array([1.0, 0.03, 0.03, 0.1, 0.01, 0.003, 0.03])
+_PRIOR = np.array([1.0, 0.03, 0.03, 0.1, 0.01, 0.003, 0.01])
 # A step that took so many times its usual distance from what was expected counts as that: stalls are the machine's.
 _CHANCE, _FIRST_SPREAD = 2.0, 0.5
 # How strongly what is known holds where steps say nothing: the square of the relative error that a step has.

@@ -248,7 +248,9 @@ class Pilot:
         plan.depths.update(dict.fromkeys(set(strangers).difference(ids), 0))
         self._desk.due(self._controller)
         steps, serves = self._draft_steps(plan), 0
-        if decision is not None and self._measured:
+        if plan.skip:
+            serves = _OFF_LASTS  # nothing can be drafted until somebody new comes
+        elif decision is not None and self._measured:
             reasons, guarded = set(decision.reasons.tolist()), self._guarded
             self._guarded = not reasons.isdisjoint(_GUARD)
             if reasons.isdisjoint(_ONCE) and guarded == self._guarded:
@@ -278,7 +280,8 @@ class Pilot:
         depth = lowered(int(depths.max(initial=0)), host.depths)
         uncut = np.minimum(depth, ceilings[rows])
         depths = np.minimum(depths, uncut)
-        if not self._times.worth_cutting(int(uncut.sum() - depths.sum())):
+        alike = size and uncut.min() == depth
+        if alike and not self._times.worth_cutting(int(uncut.sum() - depths.sum())):
             depths = uncut
         plan = Plan(self._number, depth, dict(zip(ids, depths.tolist(), strict=True)))
         if self.settings.skip_draft and size:
