@@ -81,7 +81,7 @@ class Pilot:
         self._desk = Desk(settings, host, max_rows, models or {})
         self.notes: Sequence[str] = self._desk.notes  # what of the policies does not hold here, a line each
         self._times = StepTimes()
-        self._reads_along = host.keeps_up and not settings.skip_draft
+        self._reads_along = not settings.skip_draft
         self._costs = CostTable(self._times.profile(DRAFTER, max_rows, host, reads_along=self._reads_along))
         self._controller = self._desk.policies.controller(self._costs)
         self._max_rows = max_rows
@@ -268,7 +268,7 @@ class Pilot:
     def _plan(self, ids: Sequence[str], rows: IntArray, depths: IntArray) -> Plan:
         """One depth for the batch, the deepest of its rows', and what each row verifies of it."""
         told, host = depths.tolist(), self.host
-        if host.uniform and told:
+        if not host.requests and told:
             told = [sorted(told)[len(told) // 2]] * len(told)
         depth = lowered(max(told, default=0), host.depths)
         if depth < max(told, default=0):
@@ -301,7 +301,7 @@ class Pilot:
         """Passes of the draft in a step, beyond those that a plain one is taken to have."""
         if self._reads_along:
             return max(plan.depth - 1, 0)
-        return max(plan.depth, int(self.host.keeps_up and not plan.skip))
+        return max(plan.depth, int(not plan.skip))
 
     # --- learning -----------------------------------------------------------------------------------------------
 

@@ -23,9 +23,8 @@ from vllm.v1.request import Request
 from adaptspec.control.host import VLLM, Host, drafters_of
 from adaptspec.hosts.pilot import Pilot
 from adaptspec.hosts.rounds import Plan
-from adaptspec.hosts.settings import PilotSettings
+from adaptspec.hosts.settings import PilotSettings, read_wishes
 from adaptspec.hosts.vllm import contract
-from adaptspec.hosts.vllm.wishes import read_wishes
 from adaptspec.types import FinishReason
 
 T = TypeVar("T")

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from adaptspec.hosts.vllm.wishes import read_wishes
+from adaptspec.hosts.settings import read_wishes
 from adaptspec.request import SpeculationParams
 
 ANYTHING = st.recursive(
