@@ -7,10 +7,11 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
+from prometheus_client import Metric
 
 from adaptspec.control.controller import Controller
 from adaptspec.control.cost import CostTable
@@ -21,6 +22,7 @@ from adaptspec.hosts.settings import PilotSettings
 from adaptspec.hosts.shared_state import SharedState
 from adaptspec.hosts.watchers import Watchers, pair_of
 from adaptspec.request import Request
+from adaptspec.telemetry.metric_families import reload_families
 from adaptspec.types import RoundRecord, SpeculationStats, Timings
 
 _log = logging.getLogger(__name__)
@@ -54,6 +56,12 @@ class Desk:
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="adaptspec-desk", daemon=True)
         self._thread.start()
+
+    def watch(self, families: Callable[[], Iterable[Metric]]) -> None:
+        """Serve these as well, where metrics are."""
+        if self._watchers is not None:
+            self._watchers.watch(families)
+            self._watchers.watch(lambda: reload_families(self.policies.reloads))
 
     def begin(self, costs: CostTable) -> Controller:
         """The controller that decides, with what was learned here before."""

@@ -32,8 +32,9 @@ from adaptspec.hosts.desk import Desk
 from adaptspec.hosts.guests import Guests, Told
 from adaptspec.hosts.own_time import OwnTime
 from adaptspec.hosts.rounds import Plan, Waiting, round_of
-from adaptspec.hosts.settings import PilotSettings
+from adaptspec.hosts.settings import IGNORED, NOT_SERVED, PilotSettings
 from adaptspec.request import Request, SamplingParams, SpeculationParams
+from adaptspec.telemetry.metric_families import host_families
 from adaptspec.types import IntArray, Reason, RoundRecord
 
 _log = logging.getLogger(__name__)
@@ -72,13 +73,15 @@ class Pilot:
         Raises ConfigError, StateError, JournalError: a policy or a setting cannot be used here; says why, and where.
         """
         self.settings, self.host = settings, host
-        self.ignored_wishes = self.errors = 0  # policies that are named and not served; what the fence kept in
+        self.errors = self.opted_out = 0  # what the fence kept in; requests that want no drafts
+        self.ignored = Counter(dict.fromkeys(IGNORED, 0))  # wishes, by why they are
         self.detached = False  # after too many in a row it has let go for good
         self._failures: Counter[str] = Counter()
         self._clock = clock
         self._number = self._rounds = 0
         self._guests = Guests(max_rows, model_len=model_len, behind=1 + host.lag)
         self._desk = Desk(settings, host, max_rows, models or {})
+        self._desk.watch(lambda: host_families(self.ignored, self.opted_out, self.errors, detached=self.detached))
         self.notes: Sequence[str] = self._desk.notes  # what of the policies does not hold here, a line each
         self._times = StepTimes()
         self._reads_along = not settings.skip_draft
@@ -106,19 +109,13 @@ class Pilot:
     ) -> None:
         """A request is here; entering again, as after a preemption, changes nothing.
 
-        A policy of its `wishes` that is not served is counted in `ignored_wishes`, and the default decides.
+        Where a policy of its `wishes` is not served, the default decides.
         """
         if self.detached or request_id in self._guests.rows:
             return
         try:
             if not self._desk.policies.can_decide(wishes.policy):
-                if self.ignored_wishes % _QUIET == 0:
-                    _log.warning(
-                        "policy %.100r is not served here: %s decides instead",
-                        wishes.policy,
-                        self._desk.policies.default,
-                    )
-                self.ignored_wishes += 1
+                self.ignore(NOT_SERVED, f"policy {wishes.policy!r:.100} is not served here")
                 wishes = replace(wishes, policy=None)
             sampling = SamplingParams(max_tokens=max_tokens, temperature=temperature)
             request = Request(request_id, (0,) * prompt_tokens, sampling, wishes)
@@ -131,11 +128,18 @@ class Pilot:
             if row is not None:
                 self._controller.start(row, request)
                 self._desk.started(request)
+                self.opted_out += mine.max_depth == 0
                 if self._skips:
                     self._meet(request_id, row)
             self._failures["enter"] = 0
         except Exception:  # noqa: BLE001 - the fence
             self._failed("enter")
+
+    def ignore(self, reason: str, said: str) -> None:
+        """A wish that is not met, for one of the reasons `IGNORED`: it is counted, and said now and then."""
+        if self.ignored[reason] % _QUIET == 0:
+            _log.warning("%.300s: it is ignored", said)
+        self.ignored[reason] += 1
 
     def leave(self, request_id: str, finish: str = "stop") -> None:
         """It has ended: after `learn` of its last step. `finish`: stop, length, abort or error. Strangers are fine."""

@@ -55,14 +55,15 @@ class PilotSettings(BaseModel):
             raise ConfigError(f"adaptspec: {where}: {first['msg'].lower()}, not {first['input']!r}") from error
 
 
-def read_wishes(extra: object) -> tuple[SpeculationParams, tuple[str, ...]]:
-    """The wishes among the extra arguments of a request, and the names of those that cannot be used:
-    `adaptspec_policy`, `adaptspec_task` and `adaptspec_max_depth`, in vLLM in `vllm_xargs`.
+def read_wishes(extra: object) -> tuple[SpeculationParams, dict[str, str]]:
+    """The wishes among the extra arguments of a request, and why others cannot be used, by name:
+    `adaptspec_policy`, `adaptspec_task` and `adaptspec_max_depth`, in vLLM in `vllm_xargs`. Reasons are those of
+    `IGNORED`.
 
     It is read where an exception would end the server for everybody, so nothing here raises: what cannot be used is
     left out and named, and the rest holds.
     """
-    wishes, ignored = SpeculationParams(), []
+    wishes, ignored = SpeculationParams(), dict[str, str]()
     told = {} if not isinstance(extra, Mapping) else extra
     for name in told:
         if not (isinstance(name, str) and name.startswith(_PREFIX)):
@@ -71,8 +72,8 @@ def read_wishes(extra: object) -> tuple[SpeculationParams, tuple[str, ...]]:
         try:
             wishes = replace(wishes, **{field: _READERS[field](told[name])})
         except (KeyError, ValueError, RequestError):
-            ignored.append(name)
-    return wishes, tuple(ignored)
+            ignored[name] = field if field in _READERS else UNKNOWN
+    return wishes, ignored
 
 
 def _name(value: Any) -> str:
@@ -95,3 +96,5 @@ def _depth(value: Any) -> int:
 
 
 _READERS: Mapping[str, Callable[[Any], Any]] = {"policy": _name, "task": _name, "max_depth": _depth}
+UNKNOWN, NOT_SERVED = "unknown", "not_served"
+IGNORED = (*_READERS, UNKNOWN, NOT_SERVED)  # a value that cannot be used, no such wish, no such policy here

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
-from prometheus_client import start_http_server
+from prometheus_client import Metric, start_http_server
 
 from adaptspec import __version__
 from adaptspec.control.controller import Controller
@@ -39,6 +39,11 @@ class Watchers:
                 self._server, _ = start_http_server(metrics_port, registry=self.metrics.registry)
             except OSError as error:
                 raise ConfigError(f"metrics-port {metrics_port}: {error.strerror}; choose another") from error
+
+    def watch(self, families: Callable[[], Iterable[Metric]]) -> None:
+        """Also serve these, if there are metrics."""
+        if self.metrics is not None:
+            self.metrics.watch(families)
 
     def begin(self, controller: Controller, costs: CostTable, max_rows: int) -> None:
         """Say what rounds run on; before the first."""

@@ -150,7 +150,7 @@ def test_policies_that_are_not_served_are_ignored_and_named(caplog: pytest.LogCa
     for name in ("off", "nowhere", None):
         pilot.enter(str(name), SpeculationParams(policy=name))
     assert "'nowhere' is not served" in caplog.text
-    assert pilot.ignored_wishes == 1
+    assert pilot.ignored["not_served"] == 1
     assert not pilot.errors
     pilot.close()
 

@@ -9,14 +9,15 @@ from pathlib import Path
 import pytest
 
 from adaptspec.cli import main
+from adaptspec.control.controller import Controller
 from adaptspec.errors import ConfigError
 from adaptspec.hosts.pilot import Pilot
-from adaptspec.hosts.settings import PilotSettings
+from adaptspec.hosts.settings import NOT_SERVED, UNKNOWN, PilotSettings, read_wishes
 from adaptspec.journal import RequestFinished, RequestStarted, read_entries, read_journal
 from adaptspec.request import SpeculationParams
 from tests.hosts.world import USUAL, VLLM, Guest, World, serve, texts
 
-EXAMPLE = Path(__file__).parents[2] / "examples" / "logging_policy.yaml"
+EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
 def free_port() -> int:
@@ -60,13 +61,20 @@ def test_the_journal_says_what_was_done(tmp_path: Path) -> None:
 @pytest.mark.whole
 def test_it_is_read_as_any_other(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """`policy explain`, `estimate` and `simulate` say something of it."""
-    journal = served(tmp_path, str(EXAMPLE), 3000, 1)
+    journal = served(tmp_path, str(EXAMPLES / "logging_policy.yaml"), 3000, 1)
     assert main(["policy", "explain", "--journal", str(journal)]) == 0
     assert "drafted" in capsys.readouterr().out
     assert main(["policy", "estimate", "static-3", "--journal", str(journal)]) == 0
     assert capsys.readouterr().out
     assert main(["policy", "simulate", "--policy", "static-3", "--journal", str(journal)]) == 0
     assert "static-3" in capsys.readouterr().out
+
+
+def scraped(port: int) -> dict[str, float]:
+    """What a port of metrics serves, by name and labels."""
+    text = urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics").read().decode()
+    lines = (line.rpartition(" ") for line in text.splitlines() if not line.startswith("#"))
+    return {name: float(value) for name, _, value in lines}
 
 
 def test_metrics_have_a_port(tmp_path: Path) -> None:
@@ -78,9 +86,31 @@ def test_metrics_have_a_port(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=f"metrics-port {port}"):
         Pilot(PilotSettings(metrics_port=port), VLLM, 8)
     world.pilot._desk._watchers.store.settle()
-    text = urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics").read().decode()
+    told = scraped(port)
     world.pilot.close()
-    accepted = next(
-        line for line in text.splitlines() if line.startswith("adaptspec_spec_decode_accepted_tokens_total")
-    )
-    assert float(accepted.split()[-1]) > 100.0
+    assert told["adaptspec_spec_decode_accepted_tokens_total"] > 100.0
+
+
+def test_metrics_say_what_did_not_go_as_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wishes that were ignored, by one of few reasons; opt-outs, texts that are no policies, and failures."""
+    policy, port = tmp_path / "p.yaml", free_port()
+    policy.write_text((EXAMPLES / "logging_policy.yaml").read_text())
+    pilot = Pilot(PilotSettings(policy=str(policy), metrics_port=port), VLLM, 8)
+    assert {value for name, value in scraped(port).items() if name.startswith("adaptspec_host_")} == {0.0}
+    for number, extra in enumerate([{"adaptspec_max_depth": 0}, {"adaptspec_policy": "x"}, {"adaptspec_a{}": 1}] * 2):
+        wishes, ignored = read_wishes(extra)
+        for name, reason in ignored.items():
+            pilot.ignore(reason, name)
+        pilot.enter(str(number), wishes)
+    policy.write_text("garbage: [")
+    pilot._desk.work()
+    monkeypatch.setattr(Controller, "decide", None)
+    pilot._measured = True
+    pilot.decide(["0"])
+    told = scraped(port)
+    pilot.close()
+    ignored = {name: value for name, value in told.items() if "ignored_wishes_total" in name and value}
+    assert ignored == {f'adaptspec_host_ignored_wishes_total{{reason="{one}"}}': 2.0 for one in (NOT_SERVED, UNKNOWN)}
+    assert told["adaptspec_host_opted_out_requests_total"] == 2.0
+    assert told['adaptspec_policy_reloads_total{result="failure"}'] == 1.0
+    assert (told["adaptspec_host_failures_total"], told["adaptspec_host_detached"]) == (1.0, 0.0)

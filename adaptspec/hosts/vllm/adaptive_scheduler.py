@@ -128,8 +128,8 @@ class _Adaptive(Scheduler):  # type: ignore[misc]  # vLLM is not there where typ
 
     def _enter(self, id_: str, request: Request) -> None:
         wishes, ignored = read_wishes(request.sampling_params.extra_args)
-        if ignored:
-            _log.warning("request %s: %s cannot be used and is ignored", id_, ", ".join(ignored)[:200])
+        for name, reason in ignored.items():
+            self._pilot.ignore(reason, f"{name!r:.100} of request {id_} cannot be used")
         self._entered.add(id_)
         self._pilot.enter(
             id_,
