@@ -17,12 +17,14 @@ from adaptspec.control.controller import Controller
 from adaptspec.control.cost import CostTable
 from adaptspec.control.host import Host
 from adaptspec.control.state import PolicyState
+from adaptspec.errors import ConfigError
 from adaptspec.hosts.served_policies import ServedPolicies
 from adaptspec.hosts.settings import PilotSettings
 from adaptspec.hosts.shared_state import SharedState
 from adaptspec.hosts.watchers import Watchers, pair_of
 from adaptspec.request import Request
 from adaptspec.telemetry.metric_families import reload_families
+from adaptspec.telemetry.otlp_export import TraceLevel, TraceSettings
 from adaptspec.types import RoundRecord, SpeculationStats, Timings
 
 _log = logging.getLogger(__name__)
@@ -47,9 +49,13 @@ class Desk:
                 self._known = states
             else:
                 _log.warning("what was learned is not used: its tasks have other numbers here")
-        self.watched = settings.journal is not None or settings.metrics_port is not None
-        self._watchers = Watchers(models, settings.journal, settings.metrics_port) if self.watched else None
-        self._arrived: dict[str, float] = {}
+        traces = settings.traces if host.requests else TraceSettings(TraceLevel.OFF)
+        if not host.requests and settings.traces.endpoint is not None:
+            raise ConfigError(f"traces: {host.name} does not tell requests apart; leave them out")
+        if settings.traces.content:
+            raise ConfigError(f"traces: {host.name} does not tell texts; leave content out")
+        self.watched = settings.journal is not None or settings.metrics_port is not None or traces.enabled
+        self._watchers = Watchers(models, settings.journal, settings.metrics_port, traces) if self.watched else None
         self._next_save = time.monotonic() + settings.state_seconds
         self._to_save: dict[str, PolicyState] | None = None
         self._saved: tuple[Mapping[str, PolicyState], Mapping[str, PolicyState]] | None = None  # given, and returned
@@ -60,8 +66,8 @@ class Desk:
     def watch(self, families: Callable[[], Iterable[Metric]]) -> None:
         """Serve these as well, where metrics are."""
         if self._watchers is not None:
-            self._watchers.watch(families)
-            self._watchers.watch(lambda: reload_families(self.policies.reloads))
+            self._watchers.metrics.watch(families)
+            self._watchers.metrics.watch(lambda: reload_families(self.policies.reloads))
 
     def begin(self, costs: CostTable) -> Controller:
         """The controller that decides, with what was learned here before."""
@@ -85,19 +91,16 @@ class Desk:
             self._next_save = time.monotonic() + self._settings.state_seconds
             self._to_save = self.policies.learned(controller)
 
-    def started(self, request: Request) -> None:
+    def started(self, request: Request, headers: Mapping[str, str]) -> None:
         if self._watchers is not None:
-            self._arrived[request.id] = time.monotonic()
-            self._watchers.started(request)
+            self._watchers.started(request, headers)
 
     def emit(self, record: RoundRecord) -> None:
         if self._watchers is not None:
             self._watchers.emit(record)
 
-    def finished(self, request: Request, tokens: int, finish: str, stats: SpeculationStats) -> None:
+    def finished(self, request: Request, tokens: int, finish: str, stats: SpeculationStats, timings: Timings) -> None:
         if self._watchers is not None:
-            now = time.monotonic()
-            timings = Timings(self._arrived.pop(request.id, now), None, None, now)
             self._watchers.finished(request, tokens, finish, stats, timings)
 
     def close(self, controller: Controller) -> None:

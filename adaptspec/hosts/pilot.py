@@ -20,6 +20,8 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
+from itertools import count
 
 import numpy as np
 
@@ -35,7 +37,7 @@ from adaptspec.hosts.rounds import Plan, Waiting, round_of
 from adaptspec.hosts.settings import IGNORED, NOT_SERVED, PilotSettings
 from adaptspec.request import Request, SamplingParams, SpeculationParams
 from adaptspec.telemetry.metric_families import host_families
-from adaptspec.types import IntArray, Reason, RoundRecord
+from adaptspec.types import IntArray, Reason
 
 _log = logging.getLogger(__name__)
 # Steps that measure, again and again until they tell enough, at depths that tell their parts apart: shares of the
@@ -78,7 +80,7 @@ class Pilot:
         self.detached = False  # after too many in a row it has let go for good
         self._failures: Counter[str] = Counter()
         self._clock = clock
-        self._number = self._rounds = 0
+        self._number, self._rounds = 0, count(1)
         self._guests = Guests(max_rows, model_len=model_len, behind=1 + host.lag)
         self._desk = Desk(settings, host, max_rows, models or {})
         self._desk.watch(lambda: host_families(self.ignored, self.opted_out, self.errors, detached=self.detached))
@@ -86,6 +88,7 @@ class Pilot:
         self._times = StepTimes()
         self._reads_along = not settings.skip_draft
         self._costs = CostTable(self._times.profile(DRAFTER, max_rows, host, reads_along=self._reads_along))
+        self._round_of = partial(round_of, guests=self._guests, times=self._times, reads_along=self._reads_along)
         self._controller = self._desk.policies.controller(self._costs)
         self._max_rows = max_rows
         self._measured = False
@@ -106,8 +109,11 @@ class Pilot:
         prompt_tokens: int = 0,
         max_tokens: int = _MOST_TOKENS,
         temperature: float = 0.0,
+        waited: float = 0.0,
+        headers: Mapping[str, str] | None = None,
     ) -> None:
-        """A request is here; entering again, as after a preemption, changes nothing.
+        """A request is here; entering again, as after a preemption, changes nothing. It has `waited` so many seconds;
+        `headers` are those of the trace that it belongs to.
 
         Where a policy of its `wishes` is not served, the default decides.
         """
@@ -121,13 +127,13 @@ class Pilot:
             request = Request(request_id, (0,) * prompt_tokens, sampling, wishes)
             mine = replace(wishes, policy=self._controller.assigned(request))
             request = replace(request, speculation=mine)
-            row = self._guests.enter(request)
+            row = self._guests.enter(request, waited)
             unusual = mine.task is not None or mine.policy != self._controller.default
             if self._last is not None and (unusual or self._last.plan.skip):
                 self._last.serves = 0
             if row is not None:
                 self._controller.start(row, request)
-                self._desk.started(request)
+                self._desk.started(request, headers or {})
                 self.opted_out += mine.max_depth == 0
                 if self._skips:
                     self._meet(request_id, row)
@@ -149,7 +155,8 @@ class Pilot:
                 row, request = gone
                 self._fresh.discard(request_id)
                 self._controller.finish(row)
-                self._desk.finished(request, int(self._guests.written[row]), finish, self._guests.stats(row, request))
+                stats, timings = self._guests.stats(row, request), self._guests.timings(row)
+                self._desk.finished(request, int(self._guests.written[row]), finish, stats, timings)
             if not self._guests.rows:
                 self._ended = math.nan
             self._failures["leave"] = 0
@@ -328,26 +335,14 @@ class Pilot:
         if of is not None and of.decision is not None and 0.0 < seconds < math.inf:
             if not self._measured:
                 self._early.append((step, of, of.decision, told, seconds))
-            elif (record := self._record(step, of, of.decision, told, seconds)) is not None:
+            elif (
+                record := self._round_of(step, of, of.decision, told, seconds, number=next(self._rounds))
+            ) is not None:
                 if not of.kept:
                     self._controller.learn(record)
                 self._desk.emit(record)
         if not self._measured and times.steps % _MEASURING == 0 and times.settled:
             self._begin()
-
-    def _record(self, step: Waiting, of: Waiting, decision: Decision, told: Told, seconds: float) -> RoundRecord | None:
-        self._rounds += 1
-        return round_of(
-            step,
-            of,
-            decision,
-            told,
-            seconds,
-            number=self._rounds,
-            guests=self._guests,
-            times=self._times,
-            reads_along=self._reads_along,
-        )
 
     def _begin(self) -> None:
         """What steps take is known well enough: from the next one on policies decide."""
@@ -355,7 +350,7 @@ class Pilot:
         self._costs = CostTable(self._times.profile(DRAFTER, self._max_rows, self.host, reads_along=self._reads_along))
         self._controller = self._desk.begin(self._costs)
         for early in self._early:  # nobody else is told: their requests have gone on since
-            record = self._record(*early)
+            record = self._round_of(*early, number=next(self._rounds))
             if record is not None:
                 self._controller.learn(record)
         self._early.clear()

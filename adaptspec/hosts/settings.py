@@ -12,6 +12,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from adaptspec.control.language.schema import kebab, suggestion
 from adaptspec.errors import ConfigError, RequestError
 from adaptspec.request import SpeculationParams
+from adaptspec.telemetry.otlp_export import TraceSettings
 
 _PREFIX = "adaptspec_"
 _DEEPEST = 2**31 - 1  # of a wish: deeper is as deep as there is, and fits into an array
@@ -26,7 +27,8 @@ class PilotSettings(BaseModel):
 
     `policy`: names or files; the first serves requests that name none. `state_dir`: where what was learned is kept,
     for all engines that share it; each writes a file of its own every `state_seconds`. `journal`: a file of rounds.
-    `metrics_port`: serves Prometheus metrics. `skip_draft`: see `Plan.skip`.
+    `metrics_port`: serves Prometheus metrics. `skip_draft`: see `Plan.skip`. `traces`: as a server of
+    ours has them, without texts.
     """
 
     model_config = ConfigDict(alias_generator=kebab, populate_by_name=True, frozen=True, extra="forbid")
@@ -37,6 +39,7 @@ class PilotSettings(BaseModel):
     journal: Path | None = None
     metrics_port: int | None = Field(default=None, ge=1, le=65535)
     skip_draft: bool = False
+    traces: TraceSettings = TraceSettings()
 
     @classmethod
     def of(cls, told: Mapping[str, Any]) -> PilotSettings:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import socket
 import urllib.request
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,7 +18,9 @@ from adaptspec.hosts.settings import NOT_SERVED, UNKNOWN, PilotSettings, read_wi
 from adaptspec.journal import RequestFinished, RequestStarted, read_entries, read_journal
 from adaptspec.request import SpeculationParams
 from tests.hosts.world import USUAL, VLLM, Guest, World, serve, texts
+from tests.telemetry.otlp import collecting
 
+PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
@@ -89,6 +93,56 @@ def test_metrics_have_a_port(tmp_path: Path) -> None:
     told = scraped(port)
     world.pilot.close()
     assert told["adaptspec_spec_decode_accepted_tokens_total"] > 100.0
+
+
+@pytest.mark.parametrize("level", ["phase", "round"])
+def test_requests_have_traces(level: str) -> None:
+    """Below whoever asked: queue, prefill and decode with what was decided, and at level `round` all rounds."""
+    world = World(USUAL, None)
+    with collecting() as collector:
+        settings = PilotSettings.of({"policy": "static-3", "traces": {"endpoint": collector.url, "level": level}})
+        pilot = world.pilot = Pilot(settings, VLLM, 8, models={"target": "t"}, clock=lambda: world.now)
+        serve(world, (0.75,), 4, 100)
+        pilot.enter("mine", SpeculationParams(task="code"), waited=2.0, headers={"traceparent": PARENT}, max_tokens=40)
+        world.running.append(Guest("mine", texts([0.8], 40)[0]))
+        while any(one.name == "mine" for one in world.running):
+            world.step()
+        pilot.close()
+    (root,) = (span for span in collector.spans if span.attributes.get("adaptspec.task") == "code")
+    assert (root.name, root.trace_id, root.parent) == ("text_completion t", *PARENT.split("-")[1:3])
+    assert root.attributes["gen_ai.usage.output_tokens"] == 40
+    assert "http.response.status_code" not in root.attributes
+    below = {span.name: span for span in collector.spans if span.parent == root.span_id}
+    assert list(below) == ["queue", "prefill", "decode"]
+    assert (below["queue"].end - below["queue"].start) / 1e9 == pytest.approx(2.0, abs=0.1)
+    drafted = json.loads(below["decode"].attributes["adaptspec.spec.drafted"])
+    assert set(drafted) <= {0, 1, 2, 3}
+    assert len(drafted) > 5
+    rounds = [span for span in collector.spans if span.parent == below["decode"].span_id]
+    assert len(rounds) == (len(drafted) if level == "round" else 0)
+    assert not pilot.errors
+
+
+def test_traces_that_nobody_can_have_are_refused() -> None:
+    """Texts, where they are not told; and whatever is of requests, where these are not told apart."""
+    with pytest.raises(ConfigError, match="leave content out"):
+        Pilot(PilotSettings.of({"traces": {"content": True}}), VLLM, 8)
+    with pytest.raises(ConfigError, match="does not tell requests apart"):
+        Pilot(PilotSettings.of({"traces": {"endpoint": "http://127.0.0.1:9"}}), replace(VLLM, requests=False), 8)
+    with pytest.raises(ConfigError, match=r"traces\.slow"):
+        PilotSettings.of({"traces": {"slow": 1.0}})
+
+
+def test_nothing_is_watched_unless_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The standard variables do that, too."""
+    pilot = Pilot(PilotSettings(), VLLM, 8)
+    assert not pilot._desk.watched
+    pilot.close()
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:9")
+    for host in (VLLM, replace(VLLM, requests=False)):
+        pilot = Pilot(PilotSettings(), host, 8)
+        assert pilot._desk.watched == host.requests
+        pilot.close()
 
 
 def test_metrics_say_what_did_not_go_as_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

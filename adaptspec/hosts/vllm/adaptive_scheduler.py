@@ -9,6 +9,8 @@ were never drawn.
 from __future__ import annotations
 
 import logging
+import math
+import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
@@ -137,6 +139,8 @@ class _Adaptive(Scheduler):  # type: ignore[misc]  # vLLM is not there where typ
             prompt_tokens=request.num_prompt_tokens,
             max_tokens=request.max_tokens,
             temperature=request.sampling_params.temperature,
+            waited=time.time() - getattr(request, "arrival_time", math.inf),
+            headers=getattr(request, "trace_headers", None),
         )
 
     def _part(self) -> None:
