@@ -94,7 +94,7 @@ def _vllm(arguments: argparse.Namespace) -> int:
     for note in notes:
         sys.stderr.write(f"{note}\n")
     if arguments.exec:
-        os.execvp(words[0], words)
+        os.execv(sys.executable, [sys.executable, *words[1:]])  # the one that has vLLM: adaptspec is installed there
     print(shlex.join(words))
     return 0
 

@@ -27,7 +27,6 @@ class Guests:
         self._prompts, self.written, self._ends, self.ceilings = (np.zeros(rows, dtype=np.int64) for _ in range(4))
         self._sums: IntArray = np.zeros((4, rows), dtype=np.int64)  # rounds, those that drafted, drafted, accepted
         self._times: FloatArray = np.zeros((3, rows))  # arrived, admitted, first token: NaN before it
-        self._last: tuple[Sequence[str], IntArray] = [], np.zeros(0, dtype=np.int64)
 
     def enter(self, request: Request, waited: float = 0.0) -> int | None:
         """Its row; None where there is none left, or it is here already. It has `waited` so many seconds."""
@@ -49,14 +48,11 @@ class Guests:
         if row is None:
             return None
         self._free.append(row)
-        self._last = [], self._last[1][:0]
         return row, self.requests.pop(name)
 
     def of(self, names: Sequence[str]) -> IntArray:
         """The rows of these [B], all of whom are here."""
-        if self._last[0] != names:
-            self._last = list(names), np.array([self.rows[name] for name in names], dtype=np.int64)
-        return self._last[1]
+        return np.array([self.rows[name] for name in names], dtype=np.int64)
 
     def most(self, names: Sequence[str], deepest: int) -> dict[str, int]:
         """How deep each may draft at most; not at all who is not here, since nobody knows what they want."""

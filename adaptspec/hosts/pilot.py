@@ -18,7 +18,8 @@ import logging
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from itertools import count
@@ -83,7 +84,10 @@ class Pilot:
         self._number, self._rounds = 0, count(1)
         self._guests = Guests(max_rows, model_len=model_len, behind=1 + host.lag)
         self._desk = Desk(settings, host, max_rows, models or {})
-        self._desk.watch(lambda: host_families(self.ignored, self.opted_out, self.errors, detached=self.detached))
+        self._watchers = self._desk.watchers
+        if self._watchers is not None:
+            own = partial(host_families, self.ignored)
+            self._watchers.metrics.watch(lambda: own(self.opted_out, self.errors, detached=self.detached))
         self.notes: Sequence[str] = self._desk.notes  # what of the policies does not hold here, a line each
         self._times = StepTimes()
         self._reads_along = not settings.skip_draft
@@ -98,6 +102,7 @@ class Pilot:
         self._ended = math.nan  # the last step, on the clock; NaN: nobody was here since
         self._off_for = self._newcomers = 0  # steps; requests since the draft is skipped
         self._fresh: set[str] = set()  # of them, those that are kept whole to be tried
+        self._rowless: set[str] = set()  # who found no row, and has no drafts
         self._own = OwnTime()
         self._guarded = False  # by the last decision
 
@@ -117,29 +122,33 @@ class Pilot:
 
         Where a policy of its `wishes` is not served, the default decides.
         """
-        if self.detached or request_id in self._guests.rows:
+        if request_id in self._guests.rows:
             return
-        try:
+        with self.fence("enter"):
+            # Nobody here reads the prompt, which may be long; how long it is will do.
+            told = SamplingParams(max_tokens, temperature if 0.0 <= temperature <= 100.0 else 100.0)
+            request = Request(request_id, range(prompt_tokens), told, wishes)
+            if self.detached:
+                self._guests.enter(request, waited)  # so that nobody who wants no drafts has them verified
+                return
             if not self._desk.policies.can_decide(wishes.policy):
                 self.ignore(NOT_SERVED, f"policy {wishes.policy!r:.100} is not served here")
                 wishes = replace(wishes, policy=None)
-            sampling = SamplingParams(max_tokens=max_tokens, temperature=temperature)
-            request = Request(request_id, (0,) * prompt_tokens, sampling, wishes)
-            mine = replace(wishes, policy=self._controller.assigned(request))
+            mine = replace(wishes, policy=self._controller.assigned(replace(request, speculation=wishes)))
             request = replace(request, speculation=mine)
             row = self._guests.enter(request, waited)
+            if row is None:
+                self._rowless.add(request_id)
             unusual = mine.task is not None or mine.policy != self._controller.default
             if self._last is not None and (unusual or self._last.plan.skip):
                 self._last.serves = 0
             if row is not None:
                 self._controller.start(row, request)
-                self._desk.started(request, headers or {})
+                if self._watchers is not None:
+                    self._watchers.started(request, headers or {})
                 self.opted_out += mine.max_depth == 0
                 if self._skips:
                     self._meet(request_id, row)
-            self._failures["enter"] = 0
-        except Exception:  # noqa: BLE001 - the fence
-            self._failed("enter")
 
     def ignore(self, reason: str, said: str) -> None:
         """A wish that is not met, for one of the reasons `IGNORED`: it is counted, and said now and then."""
@@ -149,19 +158,18 @@ class Pilot:
 
     def leave(self, request_id: str, finish: str = "stop") -> None:
         """It has ended: after `learn` of its last step. `finish`: stop, length, abort or error. Strangers are fine."""
-        try:
+        with self.fence("leave"):
+            self._rowless.discard(request_id)
             gone = self._guests.leave(request_id)
             if gone is not None:
                 row, request = gone
                 self._fresh.discard(request_id)
                 self._controller.finish(row)
-                stats, timings = self._guests.stats(row, request), self._guests.timings(row)
-                self._desk.finished(request, int(self._guests.written[row]), finish, stats, timings)
+                if self._watchers is not None:
+                    stats, timings = self._guests.stats(row, request), self._guests.timings(row)
+                    self._watchers.finished(request, int(self._guests.written[row]), finish, stats, timings)
             if not self._guests.rows:
                 self._ended = math.nan
-            self._failures["leave"] = 0
-        except Exception:  # noqa: BLE001 - the fence
-            self._failed("leave")
 
     def decide(
         self, ids: Sequence[str], prefill_tokens: int = 0, free_memory: float = 1.0, *, room: bool = True
@@ -174,7 +182,8 @@ class Pilot:
         self._number += 1
         if self.detached:
             return self._stock(ids)
-        try:
+        step: Waiting | None = None
+        with self.fence("decide"):
             begun = self._clock()
             if self._ended != self._ended and (ids or prefill_tokens):
                 self._ended = begun
@@ -183,14 +192,12 @@ class Pilot:
                 self._desk.adopt(self._controller, self._costs)
                 step = self._decided(ids, prefill_tokens, free_memory, room=room)
                 self._own.note("decide", self._clock() - begun)
-            self._failures["decide"] = 0
-        except Exception:  # noqa: BLE001 - the fence
-            self._failed("decide")
-            self._last = None
+        self._last = step
+        if step is None:
             return self._stock(ids)
         if len(self._steps) >= _MOST_WAITING:
             self._steps.pop(next(iter(self._steps)))
-        self._steps[self._number] = self._last = step
+        self._steps[self._number] = step
         return step.plan
 
     def learn(
@@ -203,7 +210,7 @@ class Pilot:
         """
         if self.detached:
             return
-        try:
+        with self.fence("learn"):
             now = self._clock()
             seconds, self._ended = now - self._ended, now if self._guests.rows else math.nan  # idle time is no step's
             step = self._steps.pop(plan.number, None)
@@ -212,13 +219,25 @@ class Pilot:
                 self._learn(step, Told.of(self._guests, ids, (drafted, accepted, emitted)), seconds)
                 if step is not None and not (step.before or step).kept:
                     self._own.note("learn", self._clock() - now)
-            self._failures["learn"] = 0
-        except Exception:  # noqa: BLE001 - the fence
-            self._failed("learn")
 
     def close(self) -> None:
         """Save what was learned, and end the journal."""
         self._desk.close(self._controller)
+
+    @contextmanager
+    def fence(self, what: str) -> Iterator[None]:
+        """What fails inside is counted and said now and then; where it always does, AdaptSpec lets go."""
+        try:
+            yield
+            self._failures[what] = 0
+        except Exception:  # noqa: BLE001 - the fence
+            self.errors += 1
+            self._failures[what] += 1
+            if self.errors % _QUIET == 1:
+                _log.exception("%s failed inside AdaptSpec; %s does as it would by itself", what, self.host.name)
+            if self._failures[what] >= _MOST_FAILURES and not self.detached:
+                self.detached = True
+                _log.error("%s failed %d times in a row: AdaptSpec decides nothing any more", what, _MOST_FAILURES)
 
     # --- deciding -----------------------------------------------------------------------------------------------
 
@@ -229,7 +248,8 @@ class Pilot:
     def _decided(self, ids: Sequence[str], prefill: int, free_memory: float, *, room: bool) -> Waiting:
         guests, strangers = self._guests, [name for name in ids if name not in self._guests.rows]
         for name in strangers:
-            self.enter(name)
+            if name not in self._rowless:
+                self.enter(name)
         if strangers:  # of more requests than rows, some of them set aside, those without a row do not draft
             ids = [name for name in ids if name in guests.rows]
         rows, size = guests.of(ids), len(ids)
@@ -321,14 +341,14 @@ class Pilot:
             self._learn_step(step, told, seconds)
         guests = self._guests
         guests.written[told.rows] += told.emitted
-        if self._desk.watched:
+        if self._watchers is not None:
             guests.count(told.rows, told.drafted, told.accepted)
 
     def _learn_step(self, step: Waiting, told: Told, seconds: float) -> None:
         times, of = self._times, step.before if self.host.ahead else step
         if of is not None:
             of.before = None  # else every step would be there for ever
-            if of.kept and not self._desk.watched:
+            if of.kept and self._watchers is None:
                 return
         made_of = Step(len(told.rows), int(told.drafted.sum()), step.drafts, len(step.rows), step.prefill)
         times.add(made_of, seconds)
@@ -340,7 +360,8 @@ class Pilot:
             ) is not None:
                 if not of.kept:
                     self._controller.learn(record)
-                self._desk.emit(record)
+                if self._watchers is not None:
+                    self._watchers.emit(record)
         if not self._measured and times.steps % _MEASURING == 0 and times.settled:
             self._begin()
 
@@ -356,13 +377,3 @@ class Pilot:
         self._early.clear()
         for name, row in self._guests.rows.items():
             self._controller.start(row, self._guests.requests[name])
-
-    def _failed(self, what: str) -> None:
-        """Inside an `except`: count it, say so now and then, and let go when nothing works any more."""
-        self.errors += 1
-        self._failures[what] += 1
-        if self.errors % _QUIET == 1:
-            _log.exception("%s failed inside AdaptSpec; %s does as it would by itself", what, self.host.name)
-        if self._failures[what] >= _MOST_FAILURES and not self.detached:
-            self.detached = True
-            _log.error("%s failed %d times in a row: AdaptSpec decides nothing any more", what, _MOST_FAILURES)

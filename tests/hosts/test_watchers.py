@@ -89,7 +89,7 @@ def test_metrics_have_a_port(tmp_path: Path) -> None:
     serve(world, (0.75,), 4, 200)
     with pytest.raises(ConfigError, match=f"metrics-port {port}"):
         Pilot(PilotSettings(metrics_port=port), VLLM, 8)
-    world.pilot._desk._watchers.store.settle()
+    world.pilot._desk.watchers.store.settle()
     told = scraped(port)
     world.pilot.close()
     assert told["adaptspec_spec_decode_accepted_tokens_total"] > 100.0
@@ -136,12 +136,12 @@ def test_traces_that_nobody_can_have_are_refused() -> None:
 def test_nothing_is_watched_unless_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """The standard variables do that, too."""
     pilot = Pilot(PilotSettings(), VLLM, 8)
-    assert not pilot._desk.watched
+    assert pilot._watchers is None
     pilot.close()
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:9")
     for host in (VLLM, replace(VLLM, requests=False)):
         pilot = Pilot(PilotSettings(), host, 8)
-        assert pilot._desk.watched == host.requests
+        assert (pilot._watchers is not None) == host.requests
         pilot.close()
 
 
