@@ -72,6 +72,7 @@ class Watchers:
         self.store.started(request)
         if self._tracing is not None:
             trace = self._traces[request.id] = self._tracing.begin("text_completion", headers, SpanKind.INTERNAL)
+            trace.sampling = "max_tokens", "temperature"
             trace.asked([request], request.id, ())
 
     def emit(self, record: RoundRecord) -> None:

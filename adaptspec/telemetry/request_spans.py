@@ -12,14 +12,13 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from adaptspec.control.tasks import OTHER
-from adaptspec.request import Request, SamplingParams
+from adaptspec.request import Request
 from adaptspec.telemetry.metrics import PROVIDER
 from adaptspec.telemetry.request_record import Forecast, RequestRecord, RoundHistory, RoundSums, RowRound, drafter_name
 from adaptspec.types import REASON_WORDS, Completion, Reason, Timings
 
 _NAMES = {reason.value: reason.name.lower() for reason in Reason}
-_ALWAYS = ("max_tokens", "temperature")
-_OTHERWISE = ("top_p", "top_k", "presence_penalty", "frequency_penalty")  # said where they are not as usual
+SAMPLING = ("max_tokens", "temperature", "top_p", "top_k", "presence_penalty", "frequency_penalty")
 Value = str | bool | int | float | Sequence[str] | Sequence[int] | Sequence[float]
 Attributes = dict[str, Value]
 
@@ -35,19 +34,13 @@ def of_model(operation: str, model: str) -> Attributes:
     }
 
 
-def of_request(request: Request, answer: str) -> Attributes:
-    """What was asked for; `answer` is the id that the client sees."""
+def of_request(request: Request, answer: str, told: Sequence[str] = SAMPLING) -> Attributes:
+    """What was asked for; `answer` is the id that the client sees. Of sampling, what is `told`."""
     sampling, wishes = request.sampling, request.speculation
     said: Attributes = {
         "gen_ai.request.id": answer,
         "gen_ai.response.id": answer,
-        **{f"gen_ai.request.{name}": getattr(sampling, name) for name in _ALWAYS},
-    }
-    usual = SamplingParams()
-    said |= {
-        f"gen_ai.request.{name}": getattr(sampling, name)
-        for name in _OTHERWISE
-        if getattr(sampling, name) != getattr(usual, name)
+        **{f"gen_ai.request.{name}": getattr(sampling, name) for name in told},
     }
     if sampling.seed is not None:
         said["gen_ai.request.seed"] = sampling.seed

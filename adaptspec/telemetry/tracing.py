@@ -22,6 +22,7 @@ from adaptspec.telemetry.metrics import Metrics
 from adaptspec.telemetry.otlp_export import SpanQueue, TraceLevel, TraceSettings, resource
 from adaptspec.telemetry.request_record import RequestRecord, RowRound
 from adaptspec.telemetry.request_spans import (
+    SAMPLING,
     Attributes,
     latencies,
     messages,
@@ -51,6 +52,7 @@ class Trace:
     tracing: Tracing
     requests: dict[str, Request] = field(default_factory=dict)
     answer: str = ""
+    sampling: Sequence[str] = SAMPLING  # parameters that are known of its requests
     content: Sequence[Mapping[str, str]] = ()
     records: list[RequestRecord] = field(default_factory=list)
 
@@ -202,7 +204,7 @@ class Tracing:
 
     def _write_root(self, trace: Trace) -> None:
         if trace.requests:
-            trace.span.set_attributes(of_request(next(iter(trace.requests.values())), trace.answer))
+            trace.span.set_attributes(of_request(next(iter(trace.requests.values())), trace.answer, trace.sampling))
         if trace.content:
             trace.span.set_attribute("gen_ai.input.messages", messages(trace.content))
         completions = [one.completion for one in trace.records if one.completion is not None]

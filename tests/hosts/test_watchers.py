@@ -112,6 +112,8 @@ def test_requests_have_traces(level: str) -> None:
     assert (root.name, root.trace_id, root.parent) == ("text_completion t", *PARENT.split("-")[1:3])
     assert root.attributes["gen_ai.usage.output_tokens"] == 40
     assert "http.response.status_code" not in root.attributes
+    assert root.attributes["gen_ai.request.max_tokens"] == 40
+    assert "gen_ai.request.top_p" not in root.attributes
     below = {span.name: span for span in collector.spans if span.parent == root.span_id}
     assert list(below) == ["queue", "prefill", "decode"]
     assert (below["queue"].end - below["queue"].start) / 1e9 == pytest.approx(2.0, abs=0.1)
