@@ -52,10 +52,10 @@ from adaptspec.telemetry.metric_families import (
     shadow_families,
 )
 from adaptspec.telemetry.metrics import Metrics
-from adaptspec.telemetry.otlp_export import PushSettings, SpanQueue, TraceSettings
+from adaptspec.telemetry.otlp_export import PushSettings, TraceSettings
 from adaptspec.telemetry.otlp_metrics import MetricsPush
 from adaptspec.telemetry.request_store import RequestStore
-from adaptspec.telemetry.tracing import Tracing
+from adaptspec.telemetry.tracing import tracing_of
 
 _log = logging.getLogger(__name__)
 SLOWEST_ROUNDS = 10.0  # times the longest round that is expected: only what is slower than that hangs
@@ -120,7 +120,8 @@ async def serve(config: ServeConfig, console: Console) -> None:
             metrics = Metrics(store, compat_vllm=config.compat_vllm, model_name=config.shown_name)
             earnings = Earnings(store)
             live = LiveFeed(store, earnings.snapshot)
-            journal, traced = _journal(config, store, metrics), _tracing(config, store, metrics)
+            journal = _journal(config, store, metrics)
+            traced = tracing_of(config.traces, store, metrics, config.shown_name)
             for writer in (journal, traced):
                 if writer is not None:
                     closing.push_async_callback(asyncio.to_thread, writer.close)
@@ -265,17 +266,6 @@ def _journal(config: ServeConfig, store: RequestStore, metrics: Metrics) -> Jour
     lost = "Lines of the journal that were not written"
     metrics.watch_count("adaptspec_journal_dropped_lines", lost, lambda: journal.dropped)
     return journal
-
-
-def _tracing(config: ServeConfig, store: RequestStore, metrics: Metrics) -> Tracing | None:
-    """Traces, if they are wanted and there is somewhere to send them."""
-    if not config.traces.enabled:
-        return None
-    tracing = Tracing(store, config.traces, SpanQueue(config.traces.exporter()), config.shown_name)
-    taken, lost = "Spans that a collector has taken", "Spans and rounds that did not get through"
-    metrics.watch_count("adaptspec_trace_exported_spans", taken, lambda: tracing.exported)
-    metrics.watch_count("adaptspec_trace_dropped_spans", lost, lambda: tracing.dropped)
-    return tracing
 
 
 def _push(config: ServeConfig, metrics: Metrics, closing: AsyncExitStack) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -126,7 +126,7 @@ class Request:
     """
 
     id: str
-    prompt: tuple[int, ...]
+    prompt: Sequence[int]
     sampling: SamplingParams = SamplingParams()
     speculation: SpeculationParams = SpeculationParams()
     operation: str = "text_completion"

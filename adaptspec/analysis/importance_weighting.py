@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.special import stdtrit
 
-from adaptspec.types import BoolArray, FloatArray
+from adaptspec.types import BoolArray, FloatArray, IntArray
 
-# Rounds that follow each other share draws and requests; so many stretches of them are taken as independent.
+# Decisions that follow each other share draws and requests; so many stretches of them are taken as independent.
 BLOCKS = 40
 
 
@@ -25,8 +25,8 @@ class Interval:
 
 @dataclass(frozen=True)
 class WeightedGoodput:
-    """What `weighted_goodput` finds. `effective` is the number of rounds that equal weights would need to say as much;
-    `blocks` the stretches of rounds that have any weight; `clipped` the share of weight that was cut off.
+    """What `weighted_goodput` finds. `effective` is the number of decisions that would say as much with equal
+    weights; `blocks` the stretches of rounds that have any weight; `clipped` the share of weight that was cut off.
     """
 
     goodput: Interval  # tokens per second
@@ -43,12 +43,13 @@ def weighted_goodput(
     seconds: FloatArray,
     propensity: FloatArray,
     matched: BoolArray,
+    decisions: IntArray,
     *,
     clip: float = 50.0,
     level: float = 0.95,
     blocks: int = BLOCKS,
 ) -> WeightedGoodput:
-    """Estimate, over n rounds in order of time [n]:
+    """Estimate, over n rounds in order of time [n], where neighbours of one number in `decisions` share a decision:
 
         R = sum(w tokens) / sum(w seconds),   w = matched * min(1 / propensity, clip).
 
@@ -57,7 +58,8 @@ def weighted_goodput(
     was done in it, not by that of all rounds before, whose product would leave nothing to count. `clip` bounds the
     variance at the price of a bias towards what was likely; without clipped weights R is consistent.
 
-    Interval: delta method over `blocks` stretches of rounds b, since rounds near each other are not independent,
+    Interval: delta method over `blocks` stretches b of whole decisions, since rounds of one share its luck, and those
+    near each other some of it,
 
         var R = B / (B - 1) * sum_b(z_b^2) / sum(w seconds)^2,   z_b = sum over b of w (tokens - R seconds),
 
@@ -70,7 +72,8 @@ def weighted_goodput(
     """
     weights = np.where(matched, np.minimum(1.0 / propensity, clip), 0.0)
     spent, logged = float(weights @ seconds), float(tokens.sum() / seconds.sum())
-    edges = np.linspace(0, len(tokens), min(blocks, len(tokens)) + 1).astype(np.int64)[:-1]
+    begins = np.flatnonzero(np.diff(decisions, prepend=decisions[:1] - 1))
+    edges = begins[np.linspace(0, len(begins), min(blocks, len(begins)) + 1).astype(np.int64)[:-1]]
     held = np.add.reduceat(weights, edges) > 0.0 if len(edges) else np.zeros(0, dtype=np.bool_)
     count = int(held.sum())
     if count < 2:
@@ -85,7 +88,7 @@ def weighted_goodput(
         _interval(ratio / logged, own - its, width, count),
         logged,
         int(matched.sum()),
-        float(weights.sum() ** 2 / (weights**2).sum()),
+        float(weights.sum() ** 2 / (np.add.reduceat(weights, begins) ** 2).sum()),
         count,
         float(1.0 - weights.sum() / full),
     )

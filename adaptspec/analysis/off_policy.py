@@ -110,9 +110,10 @@ def estimate(
     where = f"{log.path}: policy {logged!r}"
     _refuse_what_says_nothing(where, seen)
     rounds = len(seen.rounds)
-    tokens, seconds, propensity, alike = np.array(seen.rounds, dtype=np.float64).reshape(rounds, 4).T
+    tokens, seconds, propensity, alike, decisions = np.array(seen.rounds, dtype=np.float64).reshape(rounds, 5).T
     try:
-        result = weighted_goodput(tokens, seconds, propensity, alike > 0.0, clip=clip, level=level)
+        numbers = decisions.astype(np.int64)
+        result = weighted_goodput(tokens, seconds, propensity, alike > 0.0, numbers, clip=clip, level=level)
     except ValueError as error:
         raise _no_overlap(where, spec, f"they agree in {int(alike.sum())} of {rounds} rounds") from error
     found = OffPolicyEstimate(
@@ -128,7 +129,9 @@ def estimate(
 
 @dataclass
 class _Seen:
-    rounds: list[tuple[int, float, float, bool]] = field(default_factory=list)  # tokens, seconds, propensity, alike
+    # Tokens, seconds, propensity, alike, and the decision, which may have served several: by a number of its own where
+    # the journal has none.
+    rounds: list[tuple[int, float, float, bool, int]] = field(default_factory=list)
     left_out: dict[str, int] = field(
         default_factory=lambda: dict.fromkeys(
             ("reads a prompt", "shared with other policies", "near an answer's end", "overruled", "impossible"), 0
@@ -160,7 +163,8 @@ class _Seen:
             draws, of_row = np.unique(told.draws, return_inverse=True)
             by_draw = np.ones(len(draws))
             np.minimum.at(by_draw, of_row, chances)
-            self.rounds.append((int(own.emitted.sum()), own.total_seconds, float(by_draw.prod()), bool(same.all())))
+            seen, number = int(own.emitted.sum()), own.decision or -len(self.rounds)
+            self.rounds.append((seen, own.total_seconds, float(by_draw.prod()), bool(same.all()), number))
         models = replica.runs_model[own.drafter] & (own.drafted > 0) & (own.depths <= limits)
         main = own.trunk()
         went_on = models & (main.accepted == main.drafted) & (own.emitted > main.drafted)

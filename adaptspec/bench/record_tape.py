@@ -63,8 +63,8 @@ def record(built: Built, workloads: Workloads, settings: RecordSettings, tick: C
     texts = _write(built, [job.request for job in jobs], tick)
     tapes = []
     for job in jobs:
-        sampling, tokens = job.request.sampling, texts[job.request.id]
-        text = Written(job.request.prompt, tuple(tokens), _length(tokens, built.target.info.eos_token_ids), sampling)
+        prompt, sampling, tokens = tuple(job.request.prompt), job.request.sampling, texts[job.request.id]
+        text = Written(prompt, tuple(tokens), _length(tokens, built.target.info.eos_token_ids), sampling)
         one = recorded(
             name=job.request.id,
             prompt_tokens=len(text.prompt),

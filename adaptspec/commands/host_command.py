@@ -43,6 +43,8 @@ def _add_vllm(parser: argparse.ArgumentParser) -> None:
     add("--journal", type=Path, metavar="FILE", help="write what is decided, round by round, to this file")
     add("--state-dir", type=Path, metavar="DIR", help="keep what is learned here; engines may share it")
     add("--metrics-port", type=int, metavar="PORT", help="serve Prometheus metrics of the policy here")
+    add("--otlp-endpoint", metavar="URL", help="send traces to this collector (OTEL_* variables work, too)")
+    add("--trace-level", choices=["off", "request", "phase", "round"], help="how much a trace says (default: phase)")
     add(
         "--skip-draft",
         action="store_true",
@@ -71,12 +73,14 @@ def _vllm(arguments: argparse.Namespace) -> int:
     from adaptspec.hosts.settings import PilotSettings
     from adaptspec.hosts.vllm.serve_line import serve_line
 
+    traces = {"endpoint": arguments.otlp_endpoint, "level": arguments.trace_level}
     given = {
         "policy": arguments.policy or None,
         "journal": arguments.journal and arguments.journal.absolute(),
         "state_dir": arguments.state_dir and arguments.state_dir.absolute(),
         "metrics_port": arguments.metrics_port,
         "skip_draft": arguments.skip_draft,
+        "traces": {name: value for name, value in traces.items() if value is not None} or None,
     }
     settings = PilotSettings.of({name: value for name, value in given.items() if value is not None})
     words, notes = serve_line(
@@ -90,7 +94,7 @@ def _vllm(arguments: argparse.Namespace) -> int:
     for note in notes:
         sys.stderr.write(f"{note}\n")
     if arguments.exec:
-        os.execvp(words[0], words)
+        os.execv(sys.executable, [sys.executable, *words[1:]])  # the one that has vLLM: adaptspec is installed there
     print(shlex.join(words))
     return 0
 

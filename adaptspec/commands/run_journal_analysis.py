@@ -220,7 +220,7 @@ def _estimated(found: OffPolicyEstimate, level: float) -> Iterator[str]:
         f"{result.over_logged.value:.3f} x ({_range(result.over_logged, 3)}) the {result.logged:,.0f} of "
         f"{found.logged}, which served.",
         f"From {found.rounds:,} rounds: it decides alike in {result.matched:,}, which weigh as much as "
-        f"{result.effective:,.0f} equal ones.",
+        f"{result.effective:,.0f} decisions of equal weight.",
     )
     if result.clipped > 0.0:
         yield f"{result.clipped:.1%} of the weight was clipped, which draws the estimate towards {found.logged}."

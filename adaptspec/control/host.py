@@ -23,27 +23,21 @@ class Host:
 
     `drafters`: its own method by the name that policies have for it, such as {"draft-model": "eagle3"}; what is not
     there cannot draft. `deepest`: tokens of a draft at most; `tiers`: the only depths it has, None: any up to that.
-    `stops`: drafts may end before their depth by what the draft says of its tokens. `requests`: requests are known by
-    their ids, so that each may have a policy, a task and a depth; else all of a batch are alike. `together`: the batch
-    drafts as deep as its deepest row, whatever the others are to verify. `uniform`: all verify alike, too. `keeps_up`:
-    the draft reads along at depth 0, at the price of a first token. `memory`: it says how much of its cache is free.
-    `temperature` and `trees`: it can draw drafts at another temperature, and verify drafts that branch. `verification`:
-    what it calls its own method, which is lossless. `ahead`: drafts are drawn at the end of a step and verified in the
-    next. `lag`: decisions whose outcome is not known when the next is made.
+    `requests`: requests are known by their ids, so that each may have a policy, a task and a depth; else all of a batch
+    verify alike. `memory`: it says how much of its cache is free. `verification`: what it calls its own method, which
+    is lossless. `ahead`: drafts are drawn at the end of a step and verified in the next. `lag`: decisions whose outcome
+    is not known when the next is made.
+
+    In all of them the batch drafts as deep as its deepest row, the draft reads along at depth 0 at the price of a first
+    token, and drafts are chains that go to their depth, at the host's own temperature.
     """
 
     name: str
     drafters: Mapping[str, str]
     deepest: int
     tiers: tuple[int, ...] | None = None
-    stops: bool = False
     requests: bool = True
-    together: bool = True
-    uniform: bool = False
-    keeps_up: bool = True
     memory: bool = True
-    temperature: bool = False
-    trees: bool = False
     verification: str = "rejection sampling"
     ahead: bool = True
     lag: int = 1
@@ -62,7 +56,6 @@ SGLANG = Host(
     {DRAFTER: "eagle"},
     DEEPEST,
     requests=False,
-    uniform=True,
     memory=False,
     verification="target-only sampling",
     ahead=False,
@@ -172,30 +165,29 @@ class _Narrowing:
     def drafts(self) -> None:
         """What a host's drafts cannot do: end early, branch, be drawn otherwise."""
         spec, body, name = self.spec, self.spec.spec, self.host.name
-        if not self.host.stops:
-            unseen = f"{name} does not tell how sure a draft is while it drafts; it is left out: drafts go to the depth"
-            if body.stop.rule != "none":
-                self._note(("spec", "stop"), unseen)
-                self.body["stop"] = NoStopSpec(rule="none")
-            for task, one in self.body.get("tasks", body.tasks).items():
-                if one.stop is not None:
-                    self._note(("spec", "tasks", task, "stop"), unseen)
-                    self._task(task, stop=None)
-            choose = self.body.get("choose", body.choose)
-            arms = (isinstance(choose, BanditSpec) and choose.arms) or []
-            for place, arm in enumerate(arms):
-                if arm.stop is not None:
-                    self._note(("spec", "choose", "arms", place, "stop"), unseen)
-            if any(arm.stop for arm in arms):
-                plain = [arm.model_copy(update={"stop": None}) for arm in arms]
-                self.body["choose"] = choose.model_copy(update={"arms": list({repr(a): a for a in plain}.values())})
-        if body.draft_temperature is not None and not self.host.temperature:
+        unseen = f"{name} does not tell how sure a draft is while it drafts; it is left out: drafts go to the depth"
+        if body.stop.rule != "none":
+            self._note(("spec", "stop"), unseen)
+            self.body["stop"] = NoStopSpec(rule="none")
+        for task, one in self.body.get("tasks", body.tasks).items():
+            if one.stop is not None:
+                self._note(("spec", "tasks", task, "stop"), unseen)
+                self._task(task, stop=None)
+        choose = self.body.get("choose", body.choose)
+        arms = (isinstance(choose, BanditSpec) and choose.arms) or []
+        for place, arm in enumerate(arms):
+            if arm.stop is not None:
+                self._note(("spec", "choose", "arms", place, "stop"), unseen)
+        if any(arm.stop for arm in arms):
+            plain = [arm.model_copy(update={"stop": None}) for arm in arms]
+            self.body["choose"] = choose.model_copy(update={"arms": list({repr(a): a for a in plain}.values())})
+        if body.draft_temperature is not None:
             self._note(("spec", "draft-temperature"), f"{name} draws its drafts as it does; it is left out")
             self.body["draft_temperature"] = None
-        if body.max_width > 1 and not self.host.trees:
+        if body.max_width > 1:
             self._note(("spec", "max-width"), f"drafts are chains inside {name}; it is left out")
             self.body["max_width"] = 1
-        if self.host.uniform and spec.drafts:
+        if not self.host.requests and spec.drafts:
             self._note(
                 ("spec", "choose"), f"{name} has one depth for the whole batch: what differs is brought together"
             )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Annotated, Literal
 
 import numpy as np
@@ -40,6 +41,15 @@ class CanarySpec(Part):
 Rollout = LiveSpec | ShadowSpec | CanarySpec
 RolloutSpec = Annotated[Rollout, Field(discriminator="mode")]
 LIVE = LiveSpec(mode="live")
+
+
+@dataclass(frozen=True)
+class Reloads:
+    """How often policies came anew, and how often they were refused; `last_applied` in seconds since 1970."""
+
+    applied: int = 0
+    refused: int = 0
+    last_applied: float | None = None
 
 
 class Shares:

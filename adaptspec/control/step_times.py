@@ -133,7 +133,7 @@ class StepTimes:
                 drafter: DrafterCost(
                     rows,
                     tuple(max(self.draft_seconds(1, count), _LEAST) for count in rows),
-                    together=host.together,
+                    together=True,
                     reads_along=reads_along,
                 )
             },

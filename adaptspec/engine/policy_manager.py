@@ -15,7 +15,7 @@ from adaptspec.control.language.build import build_policy, found_among, found_an
 from adaptspec.control.language.spec import PolicySpec
 from adaptspec.control.language.yaml_source import read_text
 from adaptspec.control.policy import Policy
-from adaptspec.control.rollout import LIVE, Rollout, ShadowSpec
+from adaptspec.control.rollout import LIVE, Reloads, Rollout, ShadowSpec
 from adaptspec.control.shadow import ShadowEstimate
 from adaptspec.control.state import PolicyState, signature
 from adaptspec.engine.async_engine import AsyncEngine
@@ -66,15 +66,6 @@ class Applied:
     name: str
     replaced: bool
     carried: bool
-
-
-@dataclass(frozen=True)
-class Reloads:
-    """How often policies came anew, and how often they were refused; `last_applied` in seconds since 1970."""
-
-    applied: int = 0
-    refused: int = 0
-    last_applied: float | None = None
 
 
 class PolicyManager:

@@ -16,12 +16,13 @@ from adaptspec.control.controller import Controller
 from adaptspec.control.cost import CostTable
 from adaptspec.control.host import Host
 from adaptspec.control.state import PolicyState
+from adaptspec.errors import ConfigError
 from adaptspec.hosts.served_policies import ServedPolicies
 from adaptspec.hosts.settings import PilotSettings
 from adaptspec.hosts.shared_state import SharedState
 from adaptspec.hosts.watchers import Watchers, pair_of
-from adaptspec.request import Request
-from adaptspec.types import RoundRecord, SpeculationStats, Timings
+from adaptspec.telemetry.metric_families import reload_families
+from adaptspec.telemetry.otlp_export import TraceLevel, TraceSettings
 
 _log = logging.getLogger(__name__)
 _PATIENCE = 5.0  # seconds for what looks after files to end: a folder of a network may not answer
@@ -45,9 +46,15 @@ class Desk:
                 self._known = states
             else:
                 _log.warning("what was learned is not used: its tasks have other numbers here")
-        self.watched = settings.journal is not None or settings.metrics_port is not None
-        self._watchers = Watchers(models, settings.journal, settings.metrics_port) if self.watched else None
-        self._arrived: dict[str, float] = {}
+        traces = settings.traces if host.requests else TraceSettings(TraceLevel.OFF)
+        if not host.requests and settings.traces.endpoint is not None:
+            raise ConfigError(f"traces: {host.name} does not tell requests apart; leave them out")
+        if settings.traces.content:
+            raise ConfigError(f"traces: {host.name} does not tell texts; leave content out")
+        self.watchers: Watchers | None = None  # none, unless somebody is to watch
+        if settings.journal is not None or settings.metrics_port is not None or traces.enabled:
+            self.watchers = Watchers(models, settings.journal, settings.metrics_port, traces)
+            self.watchers.metrics.watch(lambda: reload_families(self.policies.reloads))
         self._next_save = time.monotonic() + settings.state_seconds
         self._to_save: dict[str, PolicyState] | None = None
         self._saved: tuple[Mapping[str, PolicyState], Mapping[str, PolicyState]] | None = None  # given, and returned
@@ -59,8 +66,8 @@ class Desk:
         """The controller that decides, with what was learned here before."""
         made = self.policies.controller(costs)
         self.policies.restore(made, self._known)
-        if self._watchers is not None:
-            self._watchers.begin(made, costs, self._max_rows)
+        if self.watchers is not None:
+            self.watchers.begin(made, costs, self._max_rows)
         self._begun = True
         return made
 
@@ -77,21 +84,6 @@ class Desk:
             self._next_save = time.monotonic() + self._settings.state_seconds
             self._to_save = self.policies.learned(controller)
 
-    def started(self, request: Request) -> None:
-        if self._watchers is not None:
-            self._arrived[request.id] = time.monotonic()
-            self._watchers.started(request)
-
-    def emit(self, record: RoundRecord) -> None:
-        if self._watchers is not None:
-            self._watchers.emit(record)
-
-    def finished(self, request: Request, tokens: int, finish: str, stats: SpeculationStats) -> None:
-        if self._watchers is not None:
-            now = time.monotonic()
-            timings = Timings(self._arrived.pop(request.id, now), None, None, now)
-            self._watchers.finished(request, tokens, finish, stats, timings)
-
     def close(self, controller: Controller) -> None:
         """Save for the last time, and end what is watched. A second call does nothing."""
         if self._closing.is_set():
@@ -102,8 +94,8 @@ class Desk:
             self._state.exchange(self.policies.learned(controller), self.policies.labels.tasks.own)
         if self._state is not None:
             self._state.close()
-        if self._watchers is not None:
-            self._watchers.close()
+        if self.watchers is not None:
+            self.watchers.close()
 
     def _add(self, controller: Controller, given: Mapping[str, PolicyState], found: Mapping[str, PolicyState]) -> None:
         """Learn what others have learned: what came back of what was handed out, less that."""

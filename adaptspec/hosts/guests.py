@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from adaptspec.request import Request
-from adaptspec.types import IntArray, SpeculationStats
+from adaptspec.types import FloatArray, IntArray, SpeculationStats, Timings
 
 UNBOUND = 2**31
 
@@ -25,14 +27,16 @@ class Guests:
         self._prompts, self.written, self._ends, self.ceilings = (np.zeros(rows, dtype=np.int64) for _ in range(4))
         self._sums: IntArray = np.zeros((4, rows), dtype=np.int64)  # rounds, those that drafted, drafted, accepted
         self._more: dict[int, int] = {}  # tokens by row that are not in `written` yet
-        self._last: tuple[Sequence[str], IntArray] = [], np.zeros(0, dtype=np.int64)
+        self._times: FloatArray = np.zeros((3, rows))  # arrived, admitted, first token: NaN before it
 
-    def enter(self, request: Request) -> int | None:
-        """Its row; None where there is none left, or it is here already."""
+    def enter(self, request: Request, waited: float = 0.0) -> int | None:
+        """Its row; None where there is none left, or it is here already. It has `waited` so many seconds."""
         if request.id in self.rows or not self._free:
             return None
         row = self.rows[request.id] = self._free.pop()
         self.requests[request.id] = request
+        now = time.monotonic()
+        self._times[:, row] = now - max(waited, 0.0), now, np.nan
         prompt, depth = len(request.prompt), request.speculation.max_depth
         self._prompts[row], self.written[row], self._sums[:, row] = prompt, 0, 0
         self._ends[row] = min(request.sampling.max_tokens, max(self._model_len - prompt, 0))
@@ -46,14 +50,11 @@ class Guests:
             return None
         self.written[row] += self._more.pop(row, 0)
         self._free.append(row)
-        self._last = [], self._last[1][:0]
         return row, self.requests.pop(name)
 
     def of(self, names: Sequence[str]) -> IntArray:
         """The rows of these [B], all of whom are here."""
-        if self._last[0] != names:
-            self._last = list(names), np.array([self.rows[name] for name in names], dtype=np.int64)
-        return self._last[1]
+        return np.array([self.rows[name] for name in names], dtype=np.int64)
 
     def most(self, name: str, deepest: int) -> int:
         """How deep one may draft at most; not at all who is not here, since nobody knows what they want."""
@@ -83,7 +84,8 @@ class Guests:
         return held
 
     def count(self, rows: IntArray, drafted: IntArray, accepted: IntArray) -> None:
-        """For `stats`: they had a round."""
+        """For `stats` and `timings`: they had a round."""
+        self._times[2, rows] = np.fmin(self._times[2, rows], time.monotonic())
         self._sums[:, rows] += np.stack((np.ones_like(drafted), drafted > 0, drafted, accepted))
 
     def stats(self, row: int, request: Request) -> SpeculationStats:
@@ -92,6 +94,11 @@ class Guests:
         return SpeculationStats(
             asked.policy or "", rounds, draft_rounds, drafted, accepted, task=asked.task, nodes=drafted
         )
+
+    def timings(self, row: int) -> Timings:
+        """Of one that ends now."""
+        arrived, admitted, first = self._times[:, row].tolist()
+        return Timings(arrived, admitted, None if math.isnan(first) else first, time.monotonic())
 
 
 class Told(NamedTuple):

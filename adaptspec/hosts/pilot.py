@@ -18,8 +18,11 @@ import logging
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
+from itertools import count
 
 import numpy as np
 
@@ -32,9 +35,10 @@ from adaptspec.hosts.desk import Desk
 from adaptspec.hosts.guests import Guests, Told
 from adaptspec.hosts.own_time import OwnTime
 from adaptspec.hosts.rounds import Plan, Waiting, made, round_of
-from adaptspec.hosts.settings import PilotSettings
+from adaptspec.hosts.settings import IGNORED, NOT_SERVED, PilotSettings
 from adaptspec.request import Request, SamplingParams, SpeculationParams
-from adaptspec.types import IntArray, Reason, RoundRecord
+from adaptspec.telemetry.metric_families import host_families
+from adaptspec.types import IntArray, Reason
 
 _log = logging.getLogger(__name__)
 # Steps that measure, again and again until they tell enough, at depths that tell their parts apart: shares of the
@@ -72,17 +76,23 @@ class Pilot:
         Raises ConfigError, StateError, JournalError: a policy or a setting cannot be used here; says why, and where.
         """
         self.settings, self.host = settings, host
-        self.ignored_wishes = self.errors = 0  # policies that are named and not served; what the fence kept in
+        self.errors = self.opted_out = 0  # what the fence kept in; requests that want no drafts
+        self.ignored = Counter(dict.fromkeys(IGNORED, 0))  # wishes, by why they are
         self.detached = False  # after too many in a row it has let go for good
         self._failures: Counter[str] = Counter()
         self._clock = clock
-        self._number = self._rounds = 0
+        self._number, self._rounds = 0, count(1)
         self._guests = Guests(max_rows, model_len=model_len, behind=1 + host.lag)
         self._desk = Desk(settings, host, max_rows, models or {})
+        self._watchers = self._desk.watchers
+        if self._watchers is not None:
+            own = partial(host_families, self.ignored)
+            self._watchers.metrics.watch(lambda: own(self.opted_out, self.errors, detached=self.detached))
         self.notes: Sequence[str] = self._desk.notes  # what of the policies does not hold here, a line each
         self._times = StepTimes()
-        self._reads_along = host.keeps_up and not settings.skip_draft
+        self._reads_along = not settings.skip_draft
         self._costs = CostTable(self._times.profile(DRAFTER, max_rows, host, reads_along=self._reads_along))
+        self._round_of = partial(round_of, guests=self._guests, times=self._times, reads_along=self._reads_along)
         self._controller = self._desk.policies.controller(self._costs)
         self._max_rows = max_rows
         self._measured = False
@@ -92,6 +102,7 @@ class Pilot:
         self._ended = math.nan  # the last step, on the clock; NaN: nobody was here since
         self._off_for = self._newcomers = 0  # steps; requests since the draft is skipped
         self._fresh: set[str] = set()  # of them, those that are kept whole to be tried
+        self._rowless: set[str] = set()  # who found no row, and has no drafts
         self._own = OwnTime()
         self._guarded = False  # by the last decision
 
@@ -103,54 +114,62 @@ class Pilot:
         prompt_tokens: int = 0,
         max_tokens: int = _MOST_TOKENS,
         temperature: float = 0.0,
+        waited: float = 0.0,
+        headers: Mapping[str, str] | None = None,
     ) -> None:
-        """A request is here; entering again, as after a preemption, changes nothing.
+        """A request is here; entering again, as after a preemption, changes nothing. It has `waited` so many seconds;
+        `headers` are those of the trace that it belongs to.
 
-        A policy of its `wishes` that is not served is counted in `ignored_wishes`, and the default decides.
+        Where a policy of its `wishes` is not served, the default decides.
         """
-        if self.detached or request_id in self._guests.rows:
+        if request_id in self._guests.rows:
             return
-        try:
+        with self.fence("enter"):
+            # Nobody here reads the prompt, which may be long; how long it is will do.
+            told = SamplingParams(max_tokens, temperature if 0.0 <= temperature <= 100.0 else 100.0)
+            request = Request(request_id, range(prompt_tokens), told, wishes)
+            if self.detached:
+                self._guests.enter(request, waited)  # so that nobody who wants no drafts has them verified
+                return
             if not self._desk.policies.can_decide(wishes.policy):
-                if self.ignored_wishes % _QUIET == 0:
-                    _log.warning(
-                        "policy %.100r is not served here: %s decides instead",
-                        wishes.policy,
-                        self._desk.policies.default,
-                    )
-                self.ignored_wishes += 1
+                self.ignore(NOT_SERVED, f"policy {wishes.policy!r:.100} is not served here")
                 wishes = replace(wishes, policy=None)
-            sampling = SamplingParams(max_tokens=max_tokens, temperature=temperature)
-            request = Request(request_id, (0,) * prompt_tokens, sampling, wishes)
-            mine = replace(wishes, policy=self._controller.assigned(request))
+            mine = replace(wishes, policy=self._controller.assigned(replace(request, speculation=wishes)))
             request = replace(request, speculation=mine)
-            row = self._guests.enter(request)
+            row = self._guests.enter(request, waited)
+            if row is None:
+                self._rowless.add(request_id)
             unusual = mine.task is not None or mine.policy != self._controller.default
             if self._last is not None and (unusual or self._last.plan.skip):
                 self._last.serves = 0
             if row is not None:
                 self._controller.start(row, request)
-                self._desk.started(request)
+                if self._watchers is not None:
+                    self._watchers.started(request, headers or {})
+                self.opted_out += mine.max_depth == 0
                 if self._skips:
                     self._meet(request_id, row)
-            self._failures["enter"] = 0
-        except Exception:  # noqa: BLE001 - the fence
-            self._failed("enter")
+
+    def ignore(self, reason: str, said: str) -> None:
+        """A wish that is not met, for one of the reasons `IGNORED`: it is counted, and said now and then."""
+        if self.ignored[reason] % _QUIET == 0:
+            _log.warning("%.300s: it is ignored", said)
+        self.ignored[reason] += 1
 
     def leave(self, request_id: str, finish: str = "stop") -> None:
         """It has ended: after `learn` of its last step. `finish`: stop, length, abort or error. Strangers are fine."""
-        try:
+        with self.fence("leave"):
+            self._rowless.discard(request_id)
             gone = self._guests.leave(request_id)
             if gone is not None:
                 row, request = gone
                 self._fresh.discard(request_id)
                 self._controller.finish(row)
-                self._desk.finished(request, int(self._guests.written[row]), finish, self._guests.stats(row, request))
+                if self._watchers is not None:
+                    stats, timings = self._guests.stats(row, request), self._guests.timings(row)
+                    self._watchers.finished(request, int(self._guests.written[row]), finish, stats, timings)
             if not self._guests.rows:
                 self._ended = math.nan
-            self._failures["leave"] = 0
-        except Exception:  # noqa: BLE001 - the fence
-            self._failed("leave")
 
     def decide(
         self, ids: Sequence[str], prefill_tokens: int = 0, free_memory: float = 1.0, *, room: bool = True
@@ -163,7 +182,8 @@ class Pilot:
         self._number += 1
         if self.detached:
             return self._stock(ids)
-        try:
+        step: Waiting | None = None
+        with self.fence("decide"):
             begun = self._clock()
             if self._ended != self._ended and (ids or prefill_tokens):
                 self._ended = begun
@@ -172,14 +192,12 @@ class Pilot:
                 self._desk.adopt(self._controller, self._costs)
                 step = self._decided(ids, prefill_tokens, free_memory, room=room)
                 self._own.note("decide", self._clock() - begun)
-            self._failures["decide"] = 0
-        except Exception:  # noqa: BLE001 - the fence
-            self._failed("decide")
-            self._last = None
+        self._last = step
+        if step is None:
             return self._stock(ids)
         if len(self._steps) >= _MOST_WAITING:
             self._steps.pop(next(iter(self._steps)))
-        self._steps[self._number] = self._last = step
+        self._steps[self._number] = step
         return step.plan
 
     def learn(
@@ -192,26 +210,38 @@ class Pilot:
         """
         if self.detached:
             return
-        try:
+        with self.fence("learn"):
             now = self._clock()
             seconds, self._ended = now - self._ended, now if self._guests.rows else math.nan  # idle time is no step's
             step = self._steps.pop(plan.number, None)
             if ids:
                 self._own.note("step", seconds)
                 of = step and (step.before if self.host.ahead else step)
-                if of is not None and of.kept and not self._desk.watched:
+                if of is not None and of.kept and self._watchers is None:
                     of.before = None  # else every step would be there for ever
                     self._guests.later(ids, emitted)
                 else:
                     self._learn(step, of, Told.of(self._guests, ids, (drafted, accepted, emitted)), seconds)
                     self._own.note("learn", self._clock() - now)
-            self._failures["learn"] = 0
-        except Exception:  # noqa: BLE001 - the fence
-            self._failed("learn")
 
     def close(self) -> None:
         """Save what was learned, and end the journal."""
         self._desk.close(self._controller)
+
+    @contextmanager
+    def fence(self, what: str) -> Iterator[None]:
+        """What fails inside is counted and said now and then; where it always does, AdaptSpec lets go."""
+        try:
+            yield
+            self._failures[what] = 0
+        except Exception:  # noqa: BLE001 - the fence
+            self.errors += 1
+            self._failures[what] += 1
+            if self.errors % _QUIET == 1:
+                _log.exception("%s failed inside AdaptSpec; %s does as it would by itself", what, self.host.name)
+            if self._failures[what] >= _MOST_FAILURES and not self.detached:
+                self.detached = True
+                _log.error("%s failed %d times in a row: AdaptSpec decides nothing any more", what, _MOST_FAILURES)
 
     # --- deciding -----------------------------------------------------------------------------------------------
 
@@ -223,7 +253,8 @@ class Pilot:
     def _decided(self, ids: Sequence[str], prefill: int, free_memory: float, *, room: bool) -> Waiting:
         guests, strangers = self._guests, [name for name in ids if name not in self._guests.rows]
         for name in strangers:
-            self.enter(name)
+            if name not in self._rowless:
+                self.enter(name)
         if strangers:  # of more requests than rows, some of them set aside, those without a row do not draft
             ids = [name for name in ids if name in guests.rows]
         guests.catch_up()
@@ -275,7 +306,7 @@ class Pilot:
     def _plan(self, ids: Sequence[str], rows: IntArray, depths: IntArray) -> tuple[Plan, IntArray]:
         """One depth for the batch, the deepest of its rows', and what each row verifies of it [B]."""
         host, ceilings, size = self.host, self._guests.ceilings, len(ids)
-        if host.uniform and size:
+        if not host.requests and size:
             depths = np.full(size, np.sort(depths)[size // 2])
         depth = lowered(int(depths.max(initial=0)), host.depths)
         uncut = np.minimum(depth, ceilings[rows])
@@ -310,7 +341,7 @@ class Pilot:
         """Passes of the draft in a step, beyond those that a plain one is taken to have."""
         if self._reads_along:
             return max(plan.depth - 1, 0)
-        return max(plan.depth, int(self.host.keeps_up and not plan.skip))
+        return max(plan.depth, int(not plan.skip))
 
     # --- learning -----------------------------------------------------------------------------------------------
 
@@ -320,7 +351,7 @@ class Pilot:
             self._learn_step(step, of, told, seconds)
         guests = self._guests
         guests.written[told.rows] += told.emitted
-        if self._desk.watched:
+        if self._watchers is not None:
             guests.count(told.rows, told.drafted, told.accepted)
 
     def _learn_step(self, step: Waiting, of: Waiting | None, told: Told, seconds: float) -> None:
@@ -331,26 +362,15 @@ class Pilot:
         if of is not None and of.decision is not None and 0.0 < seconds < math.inf:
             if not self._measured:
                 self._early.append((step, of, of.decision, told, seconds))
-            elif (record := self._record(step, of, of.decision, told, seconds)) is not None:
+            elif (
+                record := self._round_of(step, of, of.decision, told, seconds, number=next(self._rounds))
+            ) is not None:
                 if not of.kept:
                     self._controller.learn(record)
-                self._desk.emit(record)
+                if self._watchers is not None:
+                    self._watchers.emit(record)
         if not self._measured and times.steps % _MEASURING == 0 and times.settled:
             self._begin()
-
-    def _record(self, step: Waiting, of: Waiting, decision: Decision, told: Told, seconds: float) -> RoundRecord | None:
-        self._rounds += 1
-        return round_of(
-            step,
-            of,
-            decision,
-            told,
-            seconds,
-            number=self._rounds,
-            guests=self._guests,
-            times=self._times,
-            reads_along=self._reads_along,
-        )
 
     def _begin(self) -> None:
         """What steps take is known well enough: from the next one on policies decide."""
@@ -358,19 +378,9 @@ class Pilot:
         self._costs = CostTable(self._times.profile(DRAFTER, self._max_rows, self.host, reads_along=self._reads_along))
         self._controller = self._desk.begin(self._costs)
         for early in self._early:  # nobody else is told: their requests have gone on since
-            record = self._record(*early)
+            record = self._round_of(*early, number=next(self._rounds))
             if record is not None:
                 self._controller.learn(record)
         self._early.clear()
         for name, row in self._guests.rows.items():
             self._controller.start(row, self._guests.requests[name])
-
-    def _failed(self, what: str) -> None:
-        """Inside an `except`: count it, say so now and then, and let go when nothing works any more."""
-        self.errors += 1
-        self._failures[what] += 1
-        if self.errors % _QUIET == 1:
-            _log.exception("%s failed inside AdaptSpec; %s does as it would by itself", what, self.host.name)
-        if self._failures[what] >= _MOST_FAILURES and not self.detached:
-            self.detached = True
-            _log.error("%s failed %d times in a row: AdaptSpec decides nothing any more", what, _MOST_FAILURES)

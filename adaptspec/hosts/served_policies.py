@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from adaptspec.control.host import DRAFTER, Host, narrow
 from adaptspec.control.language.build import build_policy, load_policy_spec
 from adaptspec.control.language.library import find_policy
 from adaptspec.control.language.spec import PolicySpec
-from adaptspec.control.rollout import ShadowSpec
+from adaptspec.control.rollout import Reloads, ShadowSpec
 from adaptspec.control.state import PolicyState, signature
 from adaptspec.control.step_times import StepTimes
 from adaptspec.control.tasks import Labels
@@ -31,7 +32,8 @@ class ServedPolicies:
         self._host, self._max_rows = host, max_rows
         self._trial_costs = CostTable(StepTimes().profile(DRAFTER, max_rows, host))
         self.labels = Labels()
-        self.refused = 0  # texts that were not taken, the last good ones staying
+        self._refused = self._applied = 0  # texts that were not taken, the last good ones staying; and those that were
+        self._last_applied: float | None = None
         self.specs: dict[str, PolicySpec] = {}
         self.notes: tuple[str, ...] = ()
         self._files: dict[Path, str] = {}
@@ -51,6 +53,11 @@ class ServedPolicies:
     @property
     def default(self) -> str:
         return next(iter(self.specs))
+
+    @property
+    def reloads(self) -> Reloads:
+        """Of files that have changed."""
+        return Reloads(self._applied, self._refused, self._last_applied)
 
     def controller(self, cost: CostTable) -> Controller:
         """One that decides by all of them. Raises ConfigError."""
@@ -73,7 +80,7 @@ class ServedPolicies:
                     raise ConfigError(f"{path}: it was called {name}, and {spec.name} now; give it its name back")
                 build_policy(spec, self._trial_costs, self._max_rows, self.labels.copy())
             except AdaptSpecError as error:
-                self.refused += 1
+                self._refused += 1
                 if path not in self._bad:
                     _log.warning("%s; the policy that was served before stays", error)
                 self._bad.add(path)
@@ -93,6 +100,7 @@ class ServedPolicies:
                     policy.restore(known)
                 controller.adopt(spec.name, policy, spec.rollout)
             self.specs[spec.name] = spec
+            self._applied, self._last_applied = self._applied + 1, time.time()
             _log.warning("policy %s was read again%s", spec.name, ", what it had learned was kept" if carried else "")
 
     def learned(self, controller: Controller) -> dict[str, PolicyState]:

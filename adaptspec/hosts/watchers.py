@@ -1,4 +1,4 @@
-"""Who watches a pilot: the journal and Prometheus metrics, as a server of our own has them."""
+"""Who watches a pilot: the journal, Prometheus metrics and traces, as a server of our own has them."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
+from opentelemetry.trace import SpanKind
 from prometheus_client import start_http_server
 
 from adaptspec import __version__
@@ -18,7 +19,9 @@ from adaptspec.journal import JournalHeader
 from adaptspec.request import Request
 from adaptspec.telemetry.journal_writer import Journal
 from adaptspec.telemetry.metrics import Metrics
+from adaptspec.telemetry.otlp_export import TraceSettings
 from adaptspec.telemetry.request_store import RequestStore
+from adaptspec.telemetry.tracing import Trace, tracing_of
 from adaptspec.types import Completion, FinishReason, RoundRecord, SpeculationStats, Timings
 
 _REASONS = {reason.value for reason in FinishReason}
@@ -27,14 +30,21 @@ _REASONS = {reason.value for reason in FinishReason}
 class Watchers:
     """A `Sink` for those that were asked for; on the deciding thread an entry goes into a queue."""
 
-    def __init__(self, models: Mapping[str, str], journal: Path | None, metrics_port: int | None) -> None:
-        """Raises ConfigError, JournalError: the port is taken, or the file cannot be written."""
-        self._models = models
+    def __init__(
+        self, models: Mapping[str, str], journal: Path | None, metrics_port: int | None, traces: TraceSettings
+    ) -> None:
+        """Raises ConfigError, JournalError: the port is taken, the file cannot be written, there is no such URL."""
+        self._models, model = models, models.get("target", "")
         self.store = RequestStore()
+        self.metrics = Metrics(self.store, model_name=model)
         self._journal = None if journal is None else Journal(self.store, journal)
-        self.metrics = None if metrics_port is None else Metrics(self.store, model_name=models.get("target", ""))
+        if self._journal is not None:
+            lost, written = "Lines of the journal that were not written", self._journal
+            self.metrics.watch_count("adaptspec_journal_dropped_lines", lost, lambda: written.dropped)
+        self._tracing = tracing_of(traces, self.store, self.metrics, model)
+        self._traces: dict[str, Trace] = {}
         self._server = None
-        if metrics_port is not None and self.metrics is not None:
+        if metrics_port is not None:
             try:
                 self._server, _ = start_http_server(metrics_port, registry=self.metrics.registry)
             except OSError as error:
@@ -57,8 +67,13 @@ class Watchers:
             self._journal.begin(header)
         self.store.start(max_rows, (DRAFTER,))
 
-    def started(self, request: Request) -> None:
+    def started(self, request: Request, headers: Mapping[str, str]) -> None:
+        """`headers` may name the span that its own is below."""
         self.store.started(request)
+        if self._tracing is not None:
+            trace = self._traces[request.id] = self._tracing.begin("text_completion", headers, SpanKind.INTERNAL)
+            trace.sampling = "max_tokens", "temperature"
+            trace.asked([request], request.id, ())
 
     def emit(self, record: RoundRecord) -> None:
         self.store.emit(record)
@@ -68,9 +83,14 @@ class Watchers:
         reason = FinishReason(finish) if finish in _REASONS else FinishReason.ABORT
         told = Completion(request.id, "", (0,) * tokens, len(request.prompt), reason, stats, timings)
         self.store.finished(request, told)
+        trace = self._traces.pop(request.id, None)
+        if trace is not None:
+            trace.end(None, finish if reason is FinishReason.ERROR else None)
 
     def close(self) -> None:
         self.store.close()
+        if self._tracing is not None:
+            self._tracing.close()
         if self._journal is not None:
             self._journal.close()
         if self._server is not None:

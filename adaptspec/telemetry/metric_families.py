@@ -6,13 +6,14 @@ Labels are depths, reasons, drafters, policies: none comes from a client.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from prometheus_client import Metric
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
+from adaptspec.control.rollout import Reloads
 from adaptspec.control.shadow import ShadowEstimate
 from adaptspec.telemetry.earnings import EarningsSnapshot, Estimate
 from adaptspec.telemetry.totals import DEPTH_LABELS, Totals
@@ -21,7 +22,6 @@ from adaptspec.types import Reason
 if TYPE_CHECKING:  # where another engine is the host, none of ours is there
     from adaptspec.engine.async_engine import EngineStats
     from adaptspec.engine.draft_learner import LearningStats
-    from adaptspec.engine.policy_manager import Reloads
 
 DEPTHS_AT_START = 7  # the deepest draft of the default policy: these positions are served before they are reached
 _SPEC = "adaptspec_spec_decode"
@@ -115,6 +115,17 @@ def reload_families(reloads: Reloads) -> Iterator[Metric]:
         "When a policy last came anew and was served, in seconds since 1970; 0: never",
         reloads.last_applied or 0.0,
     )
+
+
+def host_families(ignored: Mapping[str, int], opted_out: int, errors: int, *, detached: bool) -> Iterator[Metric]:
+    """What a control plane inside another engine has to say; wishes that were `ignored` by reason, of which few are."""
+    help_text = "What requests asked for and did not get, by reason"
+    yield _counter("adaptspec_host_ignored_wishes", help_text, ["reason"], ignored.items())
+    yield CounterMetricFamily("adaptspec_host_opted_out_requests", "Requests that asked for no drafts", opted_out)
+    help_text = "Failures inside AdaptSpec, each of which cost a decision and no request"
+    yield CounterMetricFamily("adaptspec_host_failures", help_text, errors)
+    help_text = "1: nothing is decided until the next start, since too much has failed"
+    yield GaugeMetricFamily("adaptspec_host_detached", help_text, detached)
 
 
 def shadow_families(estimates: Iterable[ShadowEstimate]) -> Iterator[Metric]:

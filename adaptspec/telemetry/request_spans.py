@@ -18,7 +18,7 @@ from adaptspec.telemetry.request_record import Forecast, RequestRecord, RoundHis
 from adaptspec.types import REASON_WORDS, Completion, Reason, Timings
 
 _NAMES = {reason.value: reason.name.lower() for reason in Reason}
-_SAMPLING = ("max_tokens", "temperature", "top_p", "top_k", "presence_penalty", "frequency_penalty")
+SAMPLING = ("max_tokens", "temperature", "top_p", "top_k", "presence_penalty", "frequency_penalty")
 Value = str | bool | int | float | Sequence[str] | Sequence[int] | Sequence[float]
 Attributes = dict[str, Value]
 
@@ -34,13 +34,13 @@ def of_model(operation: str, model: str) -> Attributes:
     }
 
 
-def of_request(request: Request, answer: str) -> Attributes:
-    """What was asked for; `answer` is the id that the client sees."""
+def of_request(request: Request, answer: str, told: Sequence[str] = SAMPLING) -> Attributes:
+    """What was asked for; `answer` is the id that the client sees. Of sampling, what is `told`."""
     sampling, wishes = request.sampling, request.speculation
     said: Attributes = {
         "gen_ai.request.id": answer,
         "gen_ai.response.id": answer,
-        **{f"gen_ai.request.{name}": getattr(sampling, name) for name in _SAMPLING},
+        **{f"gen_ai.request.{name}": getattr(sampling, name) for name in told},
     }
     if sampling.seed is not None:
         said["gen_ai.request.seed"] = sampling.seed

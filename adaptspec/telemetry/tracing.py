@@ -18,9 +18,11 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 from adaptspec import __version__
 from adaptspec.control.guard import GuardEvents
 from adaptspec.request import Request
+from adaptspec.telemetry.metrics import Metrics
 from adaptspec.telemetry.otlp_export import SpanQueue, TraceLevel, TraceSettings, resource
 from adaptspec.telemetry.request_record import RequestRecord, RowRound
 from adaptspec.telemetry.request_spans import (
+    SAMPLING,
     Attributes,
     latencies,
     messages,
@@ -38,7 +40,7 @@ _PROPAGATOR = TraceContextTextMapPropagator()
 # So long a request of an HTTP answer that is over may take to end: one that never reached the engine never does.
 _PATIENCE = 5.0
 _CLOSING_SECONDS = 3.0
-_REFUSED, _FAILED = 400, 500
+_GOOD, _REFUSED, _FAILED = 200, 400, 500
 _OK = Status(StatusCode.OK)
 
 
@@ -50,6 +52,7 @@ class Trace:
     tracing: Tracing
     requests: dict[str, Request] = field(default_factory=dict)
     answer: str = ""
+    sampling: Sequence[str] = SAMPLING  # parameters that are known of its requests
     content: Sequence[Mapping[str, str]] = ()
     records: list[RequestRecord] = field(default_factory=list)
 
@@ -73,11 +76,14 @@ class Trace:
         self.requests = {request.id: request for request in requests}
         self.tracing.store.note(self)
 
-    def end(self, status: int, error: str | None) -> None:
-        """The answer is over; an `error` after a good status is that of a stream that broke off."""
+    def end(self, status: int | None, error: str | None) -> None:
+        """The answer is over; an `error` after a good status is that of a stream that broke off. None: no HTTP."""
         if not self.span.is_recording():
             return
-        self.span.set_attribute("http.response.status_code", status)
+        if status is None:
+            status = _GOOD
+        else:
+            self.span.set_attribute("http.response.status_code", status)
         if error is not None:
             self.span.set_attribute("error.type", error)
         if status >= _FAILED or (error is not None and status < _REFUSED):
@@ -119,11 +125,11 @@ class Tracing:
     def exported(self) -> int:
         return self._queue.exported
 
-    def begin(self, operation: str, headers: Mapping[str, str]) -> Trace:
-        """An HTTP request has come in; its parent is in its headers."""
+    def begin(self, operation: str, headers: Mapping[str, str], kind: SpanKind = SpanKind.SERVER) -> Trace:
+        """An HTTP request has come in; its parent is in its headers. Of another `kind` where somebody else has it."""
         parent = _PROPAGATOR.extract({name.lower(): value for name, value in headers.items()}, Context())
         name, said = f"{operation} {self._model}", of_model(operation, self._model)
-        return Trace(self._tracer.start_span(name, parent, SpanKind.SERVER, said), self)
+        return Trace(self._tracer.start_span(name, parent, kind, said), self)
 
     def reloaded(self, policy: str) -> None:
         self.store.note(policy)
@@ -198,7 +204,7 @@ class Tracing:
 
     def _write_root(self, trace: Trace) -> None:
         if trace.requests:
-            trace.span.set_attributes(of_request(next(iter(trace.requests.values())), trace.answer))
+            trace.span.set_attributes(of_request(next(iter(trace.requests.values())), trace.answer, trace.sampling))
         if trace.content:
             trace.span.set_attribute("gen_ai.input.messages", messages(trace.content))
         completions = [one.completion for one in trace.records if one.completion is not None]
@@ -274,6 +280,17 @@ class _Phases:
 
     def _at(self, seconds: float) -> int:
         return nanoseconds(seconds + self.clock)
+
+
+def tracing_of(settings: TraceSettings, store: RequestStore, metrics: Metrics, model: str) -> Tracing | None:
+    """Traces, if they are wanted and there is somewhere to send them. Raises ConfigError: not there, or not so."""
+    if not settings.enabled:
+        return None
+    tracing = Tracing(store, settings, SpanQueue(settings.exporter()), model)
+    taken, lost = "Spans that a collector has taken", "Spans and rounds that did not get through"
+    metrics.watch_count("adaptspec_trace_exported_spans", taken, lambda: tracing.exported)
+    metrics.watch_count("adaptspec_trace_dropped_spans", lost, lambda: tracing.dropped)
+    return tracing
 
 
 def nanoseconds(seconds: float) -> int:

@@ -13,7 +13,8 @@ from transformers import PreTrainedTokenizerFast
 
 from adaptspec.control.cost import CostTable
 from adaptspec.control.language.build import load_policy_spec
-from adaptspec.engine.policy_manager import PolicyManager, Reloads
+from adaptspec.control.rollout import Reloads
+from adaptspec.engine.policy_manager import PolicyManager
 from adaptspec.errors import ConfigError, EngineError, PolicyError, StateError, UnknownModelError
 from tests.engine.policies import COSTS, asking, desk_of, goodput, static
 

@@ -174,7 +174,7 @@ def test_policies_that_are_not_served_are_ignored_and_named(caplog: pytest.LogCa
     for name in ("off", "nowhere", None):
         pilot.enter(str(name), SpeculationParams(policy=name))
     assert "'nowhere' is not served" in caplog.text
-    assert pilot.ignored_wishes == 1
+    assert pilot.ignored["not_served"] == 1
     assert not pilot.errors
     pilot.close()
 
@@ -192,6 +192,51 @@ def test_more_requests_than_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Controller, "decide", raising(1))
     plan = pilot.decide(list("abc"))
     assert (plan.depth, plan.depths) == (VLLM.deepest, {"a": 0, "b": VLLM.deepest, "c": 0})
+    pilot.close()
+
+
+def test_who_found_no_row_is_not_taken_for_another() -> None:
+    """A row that is free later is not for those who had none: what they wanted is forgotten by then."""
+    pilot = Pilot(PilotSettings(policy="static-3"), VLLM, 1)
+    pilot.enter("a")
+    pilot.enter("b", SpeculationParams(max_depth=0))
+    pilot.leave("a")
+    for _ in range(200):
+        plan = pilot.decide(["b"])
+        assert plan.depths == {"b": 0}
+        pilot.learn(plan, ["b"], [0], [0], [1])
+    pilot.leave("b")
+    pilot.enter("b")
+    assert pilot.decide(["b"]).depths["b"] > 0
+    assert not pilot.errors
+    pilot.close()
+
+
+@pytest.mark.parametrize("temperature", [1e9, math.inf, math.nan, -1.0])
+def test_odd_requests_do_not_make_it_let_go(temperature: float) -> None:
+    """An engine may take temperatures that our own server does not: a hundred such requests are no failures."""
+    pilot = Pilot(PilotSettings(policy="static-3"), VLLM, 200)
+    for number in range(120):
+        pilot.enter(str(number), SpeculationParams(max_depth=0), temperature=temperature, prompt_tokens=10**9)
+    assert len(pilot._guests.rows) == 120
+    assert not pilot.errors
+    pilot.close()
+
+
+def test_who_comes_after_it_has_let_go_drafts_as_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the engine does by itself, but whoever wants no drafts has none; and they leave."""
+    pilot = Pilot(PilotSettings(policy="static-3"), VLLM, 4)
+    monkeypatch.setattr(pilot, "_decided", None)
+    for _ in range(100):
+        pilot.decide([])
+    assert pilot.detached
+    for name, depth in (("a", None), ("b", 0), ("c", 2)):
+        pilot.enter(name, SpeculationParams(max_depth=depth), prompt_tokens=10**9)
+    assert pilot.decide(["a", "b", "c"]).depths == {"a": VLLM.deepest, "b": 0, "c": 2}
+    for name in "abc":
+        pilot.leave(name)
+    assert not pilot._guests.rows
+    assert pilot.errors == 100
     pilot.close()
 
 

@@ -27,7 +27,7 @@ def test_garbage_in_the_policy_file(tmp_path: Path, caplog: pytest.LogCaptureFix
         assert serve(world, (0.5,), 2, 10) > 0.0
         assert {one.drafted for one in world.running} <= {0, 1, 2, 3}
     assert len([one for one in caplog.records if "stays" in one.message]) == 1
-    assert world.pilot._desk.policies.refused == 40
+    assert world.pilot._desk.policies.reloads.refused == 40
     path.write_text(STATIC % 1)
     world.pilot._desk.work()
     for _ in range(3):

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import json
 import socket
 import urllib.request
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from adaptspec.cli import main
+from adaptspec.control.controller import Controller
 from adaptspec.errors import ConfigError
 from adaptspec.hosts.pilot import Pilot
-from adaptspec.hosts.settings import PilotSettings
+from adaptspec.hosts.settings import NOT_SERVED, UNKNOWN, PilotSettings, read_wishes
 from adaptspec.journal import RequestFinished, RequestStarted, read_entries, read_journal
 from adaptspec.request import SpeculationParams
 from tests.hosts.world import USUAL, VLLM, Guest, World, serve, texts
+from tests.telemetry.otlp import collecting
 
-EXAMPLE = Path(__file__).parents[2] / "examples" / "logging_policy.yaml"
+PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
 def free_port() -> int:
@@ -60,13 +65,20 @@ def test_the_journal_says_what_was_done(tmp_path: Path) -> None:
 @pytest.mark.whole
 def test_it_is_read_as_any_other(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """`policy explain`, `estimate` and `simulate` say something of it."""
-    journal = served(tmp_path, str(EXAMPLE), 3000, 1)
+    journal = served(tmp_path, str(EXAMPLES / "logging_policy.yaml"), 3000, 1)
     assert main(["policy", "explain", "--journal", str(journal)]) == 0
     assert "drafted" in capsys.readouterr().out
     assert main(["policy", "estimate", "static-3", "--journal", str(journal)]) == 0
     assert capsys.readouterr().out
     assert main(["policy", "simulate", "--policy", "static-3", "--journal", str(journal)]) == 0
     assert "static-3" in capsys.readouterr().out
+
+
+def scraped(port: int) -> dict[str, float]:
+    """What a port of metrics serves, by name and labels."""
+    text = urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics").read().decode()
+    lines = (line.rpartition(" ") for line in text.splitlines() if not line.startswith("#"))
+    return {name: float(value) for name, _, value in lines}
 
 
 def test_metrics_have_a_port(tmp_path: Path) -> None:
@@ -77,10 +89,84 @@ def test_metrics_have_a_port(tmp_path: Path) -> None:
     serve(world, (0.75,), 4, 200)
     with pytest.raises(ConfigError, match=f"metrics-port {port}"):
         Pilot(PilotSettings(metrics_port=port), VLLM, 8)
-    world.pilot._desk._watchers.store.settle()
-    text = urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics").read().decode()
+    world.pilot._desk.watchers.store.settle()
+    told = scraped(port)
     world.pilot.close()
-    accepted = next(
-        line for line in text.splitlines() if line.startswith("adaptspec_spec_decode_accepted_tokens_total")
-    )
-    assert float(accepted.split()[-1]) > 100.0
+    assert told["adaptspec_spec_decode_accepted_tokens_total"] > 100.0
+
+
+@pytest.mark.parametrize("level", ["phase", "round"])
+def test_requests_have_traces(level: str) -> None:
+    """Below whoever asked: queue, prefill and decode with what was decided, and at level `round` all rounds."""
+    world = World(USUAL, None)
+    with collecting() as collector:
+        settings = PilotSettings.of({"policy": "static-3", "traces": {"endpoint": collector.url, "level": level}})
+        pilot = world.pilot = Pilot(settings, VLLM, 8, models={"target": "t"}, clock=lambda: world.now)
+        serve(world, (0.75,), 4, 100)
+        pilot.enter("mine", SpeculationParams(task="code"), waited=2.0, headers={"traceparent": PARENT}, max_tokens=40)
+        world.running.append(Guest("mine", texts([0.8], 40)[0]))
+        while any(one.name == "mine" for one in world.running):
+            world.step()
+        pilot.close()
+    (root,) = (span for span in collector.spans if span.attributes.get("adaptspec.task") == "code")
+    assert (root.name, root.trace_id, root.parent) == ("text_completion t", *PARENT.split("-")[1:3])
+    assert root.attributes["gen_ai.usage.output_tokens"] == 40
+    assert "http.response.status_code" not in root.attributes
+    assert root.attributes["gen_ai.request.max_tokens"] == 40
+    assert "gen_ai.request.top_p" not in root.attributes
+    below = {span.name: span for span in collector.spans if span.parent == root.span_id}
+    assert list(below) == ["queue", "prefill", "decode"]
+    assert (below["queue"].end - below["queue"].start) / 1e9 == pytest.approx(2.0, abs=0.1)
+    drafted = json.loads(below["decode"].attributes["adaptspec.spec.drafted"])
+    assert set(drafted) <= {0, 1, 2, 3}
+    assert len(drafted) > 5
+    rounds = [span for span in collector.spans if span.parent == below["decode"].span_id]
+    assert len(rounds) == (len(drafted) if level == "round" else 0)
+    assert not pilot.errors
+
+
+def test_traces_that_nobody_can_have_are_refused() -> None:
+    """Texts, where they are not told; and whatever is of requests, where these are not told apart."""
+    with pytest.raises(ConfigError, match="leave content out"):
+        Pilot(PilotSettings.of({"traces": {"content": True}}), VLLM, 8)
+    with pytest.raises(ConfigError, match="does not tell requests apart"):
+        Pilot(PilotSettings.of({"traces": {"endpoint": "http://127.0.0.1:9"}}), replace(VLLM, requests=False), 8)
+    with pytest.raises(ConfigError, match=r"traces\.slow"):
+        PilotSettings.of({"traces": {"slow": 1.0}})
+
+
+def test_nothing_is_watched_unless_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The standard variables do that, too."""
+    pilot = Pilot(PilotSettings(), VLLM, 8)
+    assert pilot._watchers is None
+    pilot.close()
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:9")
+    for host in (VLLM, replace(VLLM, requests=False)):
+        pilot = Pilot(PilotSettings(), host, 8)
+        assert (pilot._watchers is not None) == host.requests
+        pilot.close()
+
+
+def test_metrics_say_what_did_not_go_as_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wishes that were ignored, by one of few reasons; opt-outs, texts that are no policies, and failures."""
+    policy, port = tmp_path / "p.yaml", free_port()
+    policy.write_text((EXAMPLES / "logging_policy.yaml").read_text())
+    pilot = Pilot(PilotSettings(policy=str(policy), metrics_port=port), VLLM, 8)
+    assert {value for name, value in scraped(port).items() if name.startswith("adaptspec_host_")} == {0.0}
+    for number, extra in enumerate([{"adaptspec_max_depth": 0}, {"adaptspec_policy": "x"}, {"adaptspec_a{}": 1}] * 2):
+        wishes, ignored = read_wishes(extra)
+        for name, reason in ignored.items():
+            pilot.ignore(reason, name)
+        pilot.enter(str(number), wishes)
+    policy.write_text("garbage: [")
+    pilot._desk.work()
+    monkeypatch.setattr(Controller, "decide", None)
+    pilot._measured = True
+    pilot.decide(["0"])
+    told = scraped(port)
+    pilot.close()
+    ignored = {name: value for name, value in told.items() if "ignored_wishes_total" in name and value}
+    assert ignored == {f'adaptspec_host_ignored_wishes_total{{reason="{one}"}}': 2.0 for one in (NOT_SERVED, UNKNOWN)}
+    assert told["adaptspec_host_opted_out_requests_total"] == 2.0
+    assert told['adaptspec_policy_reloads_total{result="failure"}'] == 1.0
+    assert (told["adaptspec_host_failures_total"], told["adaptspec_host_detached"]) == (1.0, 0.0)

@@ -9,9 +9,9 @@ import subprocess
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from adaptspec.control.rollout import Reloads
 from adaptspec.control.shadow import ShadowEstimate
 from adaptspec.engine.async_engine import EngineStats
-from adaptspec.engine.policy_manager import Reloads
 from adaptspec.request import Request
 from adaptspec.telemetry.earnings import Earnings
 from adaptspec.telemetry.metric_families import earning_families, load_families, reload_families, shadow_families

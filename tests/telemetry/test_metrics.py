@@ -8,9 +8,9 @@ import pytest
 from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
 
+from adaptspec.control.rollout import Reloads
 from adaptspec.control.shadow import ShadowEstimate
 from adaptspec.engine.async_engine import EngineStats
-from adaptspec.engine.policy_manager import Reloads
 from adaptspec.request import Request
 from adaptspec.telemetry.metric_families import load_families, reload_families, shadow_families
 from adaptspec.telemetry.metrics import GENAI_DURATION, GENAI_FIRST_TOKEN, GENAI_PER_TOKEN, Metrics

@@ -8,37 +8,35 @@ configuration is read, and refuses it there. Should even that fail, SGLang reads
 from __future__ import annotations
 
 import importlib
-import inspect
 import logging
-import os
 from collections.abc import Callable
 from importlib.metadata import version
 from operator import attrgetter
 from typing import Any
 
 from adaptspec.errors import ConfigError
+from adaptspec.hosts.engine_contract import Contract, broken, strange_version
 from adaptspec.hosts.sglang.policy_steps import PolicySteps, candidate_steps, is_policy
 
-# What was tried; with the environment variable others are let in, as far as they keep the contract.
-VERSIONS, ANY_VERSION = ("0.5.23",), "ADAPTSPEC_ANY_VERSION"
+VERSIONS = ("0.5.23",)  # that were tried
 _HOOKS, _OVERRIDES = "sglang.srt.plugins.hook_registry", "sglang.srt.arg_groups.overrides"
 PARAMS, REPLACED = "sglang.srt.speculative.adaptive_spec_params", "AdaptiveSpeculativeParams"
 _RUNTIME, _CONTEXT = "sglang.srt.speculative.adaptive_runtime_state", "sglang.srt.runtime_context"
-# What we replace, wrap, answer or call, and its parameters.
-CONTRACT = {
-    (_HOOKS, "HookRegistry.register"): "target hook hook_type source",
-    (_OVERRIDES, "resolving_view"): "server_args",
-    (_CONTEXT, "get_server_args"): "",
-    (PARAMS, REPLACED): "initial_steps cfg_path",
-    (PARAMS, "resolve_candidate_steps_from_config"): "cfg_path",
-    (PARAMS, "adaptive_unsupported_reason"): "server_args",
-    (_RUNTIME, "AdaptiveController"): "worker policy",
-    (_RUNTIME, "AdaptiveController.activate_step_by_batch"): "self batch_size",
-    (_RUNTIME, "AdaptiveController.on_verify_complete"): "self num_correct_drafts_per_req batch_size",
-    (_RUNTIME, "AdaptiveSpecPolicy.set_cuda_graph_bs"): "self cuda_graph_bs",
-    (_RUNTIME, "AdaptiveSpecPolicy.get_steps_for_batch"): "self batch_size",
-    (_RUNTIME, "AdaptiveSpecPolicy.on_verify_complete"): "self num_correct_drafts_per_req batch_size",
-    (_RUNTIME, "AdaptiveSpecPolicy.cuda_graph_bs_for_step"): "self step",
+# What we replace, wrap, answer or call.
+CONTRACT: Contract = {
+    f"{_HOOKS}:HookRegistry.register": ("cls target hook hook_type source", ""),
+    f"{_OVERRIDES}:resolving_view": ("server_args", ""),
+    f"{_CONTEXT}:get_server_args": ("", ""),
+    f"{PARAMS}:{REPLACED}.__init__": ("self initial_steps cfg_path", ""),
+    f"{PARAMS}:resolve_candidate_steps_from_config": ("cfg_path", ""),
+    f"{PARAMS}:adaptive_unsupported_reason": ("server_args", ""),
+    f"{_RUNTIME}:AdaptiveController.__init__": ("self worker policy", ""),
+    f"{_RUNTIME}:AdaptiveController.activate_step_by_batch": ("self batch_size", ""),
+    f"{_RUNTIME}:AdaptiveController.on_verify_complete": ("self num_correct_drafts_per_req batch_size", ""),
+    f"{_RUNTIME}:AdaptiveSpecPolicy.set_cuda_graph_bs": ("self cuda_graph_bs", ""),
+    f"{_RUNTIME}:AdaptiveSpecPolicy.get_steps_for_batch": ("self batch_size", ""),
+    f"{_RUNTIME}:AdaptiveSpecPolicy.on_verify_complete": ("self num_correct_drafts_per_req batch_size", ""),
+    f"{_RUNTIME}:AdaptiveSpecPolicy.cuda_graph_bs_for_step": ("self step", ""),
 }
 # Each rank would decide by its own clock, and ranks that draft to other depths wait for each other for ever.
 _RANKS = ("tp_size", "pp_size", "dp_size")
@@ -62,28 +60,20 @@ def register() -> None:
 
 def broken_contract() -> str:
     """What of this SGLang is other than what was tried, by name; empty if nothing is."""
-    here = version("sglang")
-    if here not in VERSIONS and not os.environ.get(ANY_VERSION):
-        known = f"this is SGLang {here}, and {', '.join(VERSIONS)} was tried"
-        return f"{known}: install that, or set {ANY_VERSION}=1 to go by the names of its functions alone"
-    for (module, name), wanted in CONTRACT.items():
-        try:
-            found = " ".join(inspect.signature(_of(module, name)).parameters)
-        except Exception as error:  # noqa: BLE001 - whatever keeps it from being looked at
-            return f"{module}.{name} cannot be used ({type(error).__name__}: {error}); {_use()}"
-        if found != wanted:
-            return f"{module}.{name} takes ({found}), not ({wanted}); {_use()}"
-    asked = {name for name in vars(_of(_RUNTIME, "AdaptiveSpecPolicy")) if not name.startswith("_")}
-    unknown = asked - set(dir(PolicySteps)) - {"candidate_steps"}
-    return f"{_RUNTIME}.AdaptiveSpecPolicy asks for {min(unknown)}; {_use()}" if unknown else ""
+    strange = strange_version("SGLang", version("sglang"), VERSIONS)
+    if strange:
+        return strange
+    otherwise = [*broken(CONTRACT)]
+    if not otherwise:
+        asked = {name for name in vars(_of(_RUNTIME, "AdaptiveSpecPolicy")) if not name.startswith("_")}
+        unknown = asked - set(dir(PolicySteps)) - {"candidate_steps"}
+        otherwise = [f"AdaptiveSpecPolicy asks for {name}" for name in sorted(unknown)]
+    use = f"install SGLang {', '.join(VERSIONS)}, or give a JSON configuration of SGLang's own"
+    return f"{'; '.join(otherwise)}; {use}" if otherwise else ""
 
 
 def _of(module: str, name: str) -> Any:
     return attrgetter(name)(importlib.import_module(module))
-
-
-def _use() -> str:
-    return f"install SGLang {', '.join(VERSIONS)}, or give a JSON configuration of SGLang's own"
 
 
 class _Hooks:

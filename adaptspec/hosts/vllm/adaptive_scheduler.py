@@ -9,10 +9,11 @@ were never drawn.
 from __future__ import annotations
 
 import logging
+import math
+import time
 from collections import deque
-from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any
 
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.output import SchedulerOutput
@@ -23,15 +24,12 @@ from vllm.v1.request import Request
 from adaptspec.control.host import VLLM, Host, drafters_of
 from adaptspec.hosts.pilot import Pilot
 from adaptspec.hosts.rounds import Plan
-from adaptspec.hosts.settings import PilotSettings
+from adaptspec.hosts.settings import PilotSettings, read_wishes
 from adaptspec.hosts.vllm import contract
-from adaptspec.hosts.vllm.wishes import read_wishes
 from adaptspec.types import FinishReason
 
-T = TypeVar("T")
 _log = logging.getLogger(__name__)
 _REASONS = {reason.value for reason in FinishReason}  # vLLM has some that nobody else has
-_SELDOM = 1000  # errors of the same place are logged once in so many
 
 
 class AdaptiveScheduler:
@@ -54,6 +52,7 @@ class _Adaptive(Scheduler):  # type: ignore[misc]  # vLLM is not there where typ
 
     def __init__(self, settings: PilotSettings, vllm_config: Any, *args: Any, **kwargs: Any) -> None:
         super().__init__(vllm_config, *args, **kwargs)
+        logging.getLogger("adaptspec").parent = logging.getLogger("vllm")  # where its operator looks
         models = {"target": vllm_config.model_config.model, "draft": str(vllm_config.speculative_config.model)}
         self._drafts_until = _draft_context(vllm_config)
         self._pilot = Pilot(
@@ -65,6 +64,8 @@ class _Adaptive(Scheduler):  # type: ignore[misc]  # vLLM is not there where typ
         )
         for note in self._pilot.notes:
             _log.warning("%s", note)
+        host, named = self._pilot.host, ", ".join(settings.policy)
+        _log.info("drafts (%s) follow %s, at most %d tokens deep", *host.drafters.values(), named, host.deepest)
         # Any table will do: without one, vLLM pads newcomers with drafts that nobody drew.
         self.dynamic_sd_lookup = [self.num_spec_tokens] * (self.scheduler_config.max_num_seqs + 1)
         self._entered: set[str] = set()
@@ -73,7 +74,10 @@ class _Adaptive(Scheduler):  # type: ignore[misc]  # vLLM is not there where typ
         self._steps: deque[tuple[SchedulerOutput, Plan | None]] = deque()  # whose outcome is to come
 
     def _update_after_schedule(self, scheduler_output: SchedulerOutput) -> None:
-        plan = self._plan = self._fenced(self._planned, scheduler_output)
+        plan = None
+        with self._pilot.fence("schedule"):
+            plan = self._planned(scheduler_output)
+        self._plan = plan
         if plan is not None:
             scheduler_output.num_spec_tokens_to_schedule = plan.depth
             if plan.skip:
@@ -84,7 +88,8 @@ class _Adaptive(Scheduler):  # type: ignore[misc]  # vLLM is not there where typ
     def update_draft_token_ids(self, draft_token_ids: DraftTokenIds) -> None:
         """The drafts are here: each request keeps what it may have verified. Asynchronous ones had placeholders."""
         super().update_draft_token_ids(draft_token_ids)
-        self._fenced(self._cut, draft_token_ids.req_ids)
+        with self._pilot.fence("cut"):
+            self._cut(draft_token_ids.req_ids)
 
     def update_from_output(self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput) -> Any:
         plan = self._plan_of(scheduler_output)
@@ -92,10 +97,10 @@ class _Adaptive(Scheduler):  # type: ignore[misc]  # vLLM is not there where typ
         # Those that are gone are told of nowhere else, and vLLM cuts in place what it does not emit.
         running = [id_ for id_ in scheduler_output.num_scheduled_tokens if id_ in self.requests]
         result = super().update_from_output(scheduler_output, model_runner_output)
-        if plan is not None:
-            self._fenced(self._learned, plan, running, sampled, scheduler_output, model_runner_output)
-        if self._left:
-            self._fenced(self._part)
+        with self._pilot.fence("update"):
+            if plan is not None:
+                self._learned(plan, running, sampled, scheduler_output, model_runner_output)
+            self._part()
         return result
 
     def _free_request(self, request: Request, *args: Any, **kwargs: Any) -> Any:
@@ -103,13 +108,13 @@ class _Adaptive(Scheduler):  # type: ignore[misc]  # vLLM is not there where typ
         return super()._free_request(request, *args, **kwargs)
 
     def shutdown(self) -> None:
-        self._fenced(self._pilot.close)
+        with self._pilot.fence("close"):
+            self._pilot.close()
         super().shutdown()
 
     def _planned(self, step: SchedulerOutput) -> Plan:
         """How deep to draft at the end of a step for those that will have come to the end of what is written by then"""
-        if self._left:
-            self._part()
+        self._part()
         ids, longest = [], 0
         for id_, tokens in step.num_scheduled_tokens.items():
             request = self.requests[id_]
@@ -129,8 +134,8 @@ class _Adaptive(Scheduler):  # type: ignore[misc]  # vLLM is not there where typ
 
     def _enter(self, id_: str, request: Request) -> None:
         wishes, ignored = read_wishes(request.sampling_params.extra_args)
-        if ignored:
-            _log.warning("request %s: %s cannot be used and is ignored", id_, ", ".join(ignored)[:200])
+        for name, reason in ignored.items():
+            self._pilot.ignore(reason, f"{name!r:.100} of request {id_} cannot be used")
         self._entered.add(id_)
         self._pilot.enter(
             id_,
@@ -138,6 +143,8 @@ class _Adaptive(Scheduler):  # type: ignore[misc]  # vLLM is not there where typ
             prompt_tokens=request.num_prompt_tokens,
             max_tokens=request.max_tokens,
             temperature=request.sampling_params.temperature,
+            waited=time.time() - getattr(request, "arrival_time", math.inf),
+            headers=getattr(request, "trace_headers", None),
         )
 
     def _part(self) -> None:
@@ -177,23 +184,14 @@ class _Adaptive(Scheduler):  # type: ignore[misc]  # vLLM is not there where typ
             if request is not None and len(request.spec_token_ids) > depth:
                 request.spec_token_ids = request.spec_token_ids[:depth]
 
-    def _fenced(self, call: Callable[..., T], *args: Any) -> T | None:
-        """What a call returns, and None if it fails: then vLLM does as it would by itself."""
-        try:
-            return call(*args)
-        except Exception:  # noqa: BLE001 - see the class
-            if self._pilot.errors % _SELDOM == 0:
-                _log.exception("AdaptSpec failed; vLLM goes on without it for a step")
-            self._pilot.errors += 1
-            return None
-
 
 class _AdaptiveAsync(_Adaptive, AsyncScheduler):  # type: ignore[misc]
     """vLLM's asynchronous scheduler, which makes placeholders of drafts before they are drawn: those are cut."""
 
     def _update_after_schedule(self, scheduler_output: SchedulerOutput) -> None:
         super()._update_after_schedule(scheduler_output)
-        self._fenced(self._cut, list(scheduler_output.num_scheduled_tokens))
+        with self._pilot.fence("cut"):
+            self._cut(list(scheduler_output.num_scheduled_tokens))
 
 
 def host_of(config: Any) -> Host:

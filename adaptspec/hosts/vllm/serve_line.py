@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import replace
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from adaptspec.control.cost import CostTable
@@ -17,6 +16,9 @@ from adaptspec.hosts.served_policies import ServedPolicies
 from adaptspec.hosts.settings import PilotSettings
 from adaptspec.hosts.vllm import SCHEDULER
 from adaptspec.hosts.vllm.contract import EXTENSION
+
+# As `vllm serve`, which finds its version under the name `vllm` alone, and builds of another name do not start.
+_START = ("python", "-m", "vllm.entrypoints.openai.api_server", "--model")
 
 
 def serve_line(
@@ -38,20 +40,11 @@ def serve_line(
     }
     told = settings.model_dump(by_alias=True, mode="json", exclude_defaults=True)
     told["policy"] = [_found(name) for name in settings.policy]  # by name or path: vLLM compiles anew for other text
-    words = [*_start(model), "--speculative-config", json.dumps(speculative), "--scheduler-cls", SCHEDULER]
+    words = [*_START, model, "--speculative-config", json.dumps(speculative), "--scheduler-cls", SCHEDULER]
     words += ["--additional-config", json.dumps({"adaptspec": told}), "--max-num-seqs", str(max_num_seqs)]
     if settings.skip_draft:
         words += ["--worker-extension-cls", EXTENSION, "--no-enable-prefix-caching"]
     return [*words, *more], policies.notes
-
-
-def _start(model: str) -> list[str]:
-    """`vllm serve` finds its version under the name `vllm` alone: builds of another name start by their module."""
-    try:
-        version("vllm")
-    except PackageNotFoundError:
-        return ["python", "-m", "vllm.entrypoints.openai.api_server", "--model", model]
-    return ["vllm", "serve", model]
 
 
 def _found(name: str) -> str:

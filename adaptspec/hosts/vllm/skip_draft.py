@@ -14,7 +14,7 @@ from typing import Any
 
 from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
-from adaptspec.hosts.vllm.contract import SKIPPED, check_runner
+from adaptspec.hosts.vllm.contract import SKIPPED, SKIPPING, check_names
 
 
 class SkipDraft:
@@ -36,7 +36,7 @@ def _skipping(execute: Any, fits: Any) -> tuple[Any, Any]:
     return execute_model, input_fits_in_drafter
 
 
-check_runner()
+check_names(SKIPPING)
 GPUModelRunner.execute_model, GPUModelRunner._input_fits_in_drafter = _skipping(
     GPUModelRunner.execute_model, GPUModelRunner._input_fits_in_drafter
 )

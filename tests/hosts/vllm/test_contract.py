@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from adaptspec.errors import ConfigError
-from adaptspec.hosts.vllm.contract import ANY_VERSION, EXTENSION, check_config, check_skipping, check_version
+from adaptspec.hosts.engine_contract import ANY_VERSION
+from adaptspec.hosts.vllm.contract import EXTENSION, check_config, check_skipping, check_version
 from tests.hosts.vllm.conftest import Program
 
 

@@ -53,6 +53,14 @@ def test_settings_are_told_with_paths_that_hold_anywhere(tmp_path: Path, monkeyp
     assert told == {"adaptspec": {"policy": [str(tmp_path / "p.yaml"), "goodput"], "journal": "/j"}}
 
 
+def test_traces_are_told_as_they_were_asked_for() -> None:
+    """And only what of them was."""
+    asked = PilotSettings.of({"traces": {"endpoint": "http://c:4318", "level": "round"}}).traces
+    told = json.loads(flags("goodput", traces=asked)["--additional-config"])["adaptspec"]
+    assert told["traces"] == {"endpoint": "http://c:4318", "level": "round"}
+    assert PilotSettings.of(told).traces == asked
+
+
 def test_skipping_the_draft_needs_the_workers_too() -> None:
     assert flags("goodput")["--port"] == "1"
     assert "--worker-extension-cls" not in flags("goodput")

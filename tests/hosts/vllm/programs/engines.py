@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +79,13 @@ class RandomPilot:
             self.told["drafted"] += drafts
             self.told["kept"] += kept
             self.told["emitted"] += got
+
+    @contextmanager
+    def fence(self, what: str) -> Iterator[None]:
+        try:
+            yield
+        except Exception:  # noqa: BLE001 - as a pilot's
+            self.errors += 1
 
     def close(self) -> None:
         """Nothing is kept."""
