@@ -63,7 +63,7 @@ class _Notes:
     """The same of a request that runs."""
 
     sequence: Seq
-    said: list[tuple[int, npt.NDArray[np.int64], npt.NDArray[np.float32]]] = field(default_factory=list)
+    said: list[tuple[int, npt.NDArray[np.int32], npt.NDArray[np.float32]]] = field(default_factory=list)
     tried: int = 0  # drafted tokens up to the first that was rejected, of all rounds
     accepted: int = 0
 
@@ -141,7 +141,7 @@ class DraftLearner:
 
     def _note(self, batch: Batch, logits: torch.Tensor, draft: Draft, verdict: VerifyResult) -> None:
         """What became of the main chains, which come first, as far as a model drafted them: it says its entropy."""
-        chains, scores = draft.chain.tolist(), logits[:, : self._student.vocab_size].numpy()
+        chains, scores = draft.chain.tolist(), logits[:, : self._student.vocab_size]
         starts = window_starts(draft.counts).tolist() if len(chains) > 1 else [0]
         for i, sequence in enumerate(batch.decoding):
             if not chains[i] or sequence.row is None or sequence.finish is not None:
@@ -284,12 +284,11 @@ class _Trial:
     tensors: Tensors
 
 
-def likeliest(scores: npt.NDArray[np.float32]) -> tuple[IntArray, npt.NDArray[np.float32]]:
-    """The `TOP` likeliest tokens by scores [V], in no order, and their log-probabilities."""
-    ids = np.argpartition(scores, -min(TOP, len(scores)))[-TOP:]
-    best = scores[ids].max()
+def likeliest(scores: torch.Tensor) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.float32]]:
+    """The `TOP` likeliest tokens by scores [V], and their log-probabilities, in memory of their own."""
+    best = scores.log_softmax(0).topk(min(TOP, len(scores)))
     # What a model rules out has -inf, of which products are no numbers.
-    return ids, np.maximum(scores[ids] - best - np.log(np.exp(scores - best).sum()), -80.0)
+    return best.indices.int().numpy(), best.values.clamp(min=-80.0).numpy()
 
 
 def rose(gains: Sequence[float]) -> bool:

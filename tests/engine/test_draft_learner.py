@@ -304,16 +304,18 @@ def test_judgements_err_as_seldom_as_they_say() -> None:
 
 
 def test_the_likeliest_tokens_have_their_shares() -> None:
-    """Also where there are few tokens, or a model rules most of them out."""
-    scores = np.random.default_rng(0).normal(0, 3, 200).astype(np.float32)
+    """Also where there are few tokens, or a model rules most of them out; nothing else is held with them."""
+    scores = torch.from_numpy(np.random.default_rng(0).normal(0, 3, 200).astype(np.float32))
     ids, logprobs = likeliest(scores)
-    shares = torch.from_numpy(scores).log_softmax(0).numpy()
-    assert sorted(ids) == sorted(np.argsort(scores)[-draft_learner.TOP :])
+    shares = scores.log_softmax(0).numpy()
+    assert sorted(ids) == sorted(np.argsort(scores.numpy())[-draft_learner.TOP :])
     np.testing.assert_allclose(logprobs, shares[ids], rtol=1e-5)
+    assert all(part.base is None or part.base.nbytes == part.nbytes for part in (ids, logprobs))
+    assert ids.nbytes + logprobs.nbytes == 128
     ids, logprobs = likeliest(scores[:5])
     assert sorted(ids) == [0, 1, 2, 3, 4]
     assert np.exp(logprobs).sum() == pytest.approx(1.0)
-    scores[3:] = -np.inf
+    scores[3:] = -torch.inf
     ids, logprobs = likeliest(scores)
     assert {0, 1, 2} <= set(ids.tolist())
     assert np.isfinite(logprobs).all()
