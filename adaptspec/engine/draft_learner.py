@@ -137,7 +137,9 @@ class DraftLearner:
 
     @property
     def _due(self) -> bool:
-        return self._trial is None and self._fresh >= self._needed and len(self._held_out) >= FEWEST
+        # Rejections go on being counted while a trial runs, and what was accepted is forgotten where that is undone.
+        judges = min(len(self._held_out), len(self._served))
+        return self._trial is None and self._fresh >= self._needed and judges >= FEWEST
 
     def _note(self, batch: Batch, logits: torch.Tensor, draft: Draft, verdict: VerifyResult) -> None:
         """What became of the main chains, which come first, as far as a model drafted them: it says its entropy."""
@@ -232,7 +234,6 @@ class DraftLearner:
         former = self._runner.adopt(self._student.served(tensors))
         self._trial = _Trial(list(self._served), former, tensors)
         self._served.clear()
-        self._judge_trial()
 
     def _judge_trial(self) -> None:
         """Once as many requests have been served by the new weights as are remembered of the former ones.
@@ -243,7 +244,7 @@ class DraftLearner:
         trial = self._trial
         if trial is None or len(self._served) < len(trial.before):
             return
-        rates = [np.mean([rate for _, rate in part]) if part else math.nan for part in (trial.before, self._served)]
+        rates = [np.mean([rate for _, rate in part]) for part in (trial.before, self._served)]
         told = f"{rates[0]:.3f} of its tried tokens were accepted before, {rates[1]:.3f} since"
         self._trial = None
         if fell(trial.before, list(self._served)):

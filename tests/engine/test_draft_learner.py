@@ -227,6 +227,27 @@ def test_what_is_accepted_less_is_undone_between_two_rounds(monkeypatch: pytest.
     assert learner._needed == 40
 
 
+def test_no_update_is_kept_without_a_trial(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rejections enough may have come by the time that one is undone, and what was accepted before it is forgotten
+    then: the next one waits for requests to be compared with."""
+    monkeypatch.setattr(draft_learner, "FRESH", 20)
+    core, learner, draft = learning(Pupil())
+    ask(core, 40)
+    work(learner)
+    good, draft._table = draft._table, TableRunner(seed=7)._table
+    ask(core, 40, first=40)
+    assert learner.stats.undone == 1
+    assert learner._fresh >= learner._needed
+    assert work(learner) == 0
+    draft._table = good
+    ask(core, draft_learner.FEWEST, first=80)
+    assert work(learner) > 0
+    assert (draft.weights, learner.stats.kept) == ("new weights", 0)
+    draft._table = TableRunner(seed=7)._table
+    ask(core, draft_learner.FEWEST, first=100)
+    assert (draft.weights, learner.stats.undone, learner.stats.kept) == ("first weights", 2, 0)
+
+
 def test_what_is_accepted_as_often_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(draft_learner, "FRESH", 20)
     pupil = Pupil()
