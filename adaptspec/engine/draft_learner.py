@@ -269,11 +269,12 @@ class DraftLearner:
             call()
         except Exception:  # noqa: BLE001
             _log.exception("the draft model is not trained any more")
-            self._failed = True
-            self._open.clear()
-            self._lessons.clear()
             if self._trial is not None:
                 self._runner.adopt(self._trial.former)
+            self._failed, self._update, self._trial = True, None, None
+            self._rejections = self._size = 0
+            for held in (self._open, self._lessons, self._held_out, self._served):
+                held.clear()
 
 
 @dataclass(frozen=True)

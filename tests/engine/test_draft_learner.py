@@ -287,15 +287,18 @@ def test_training_that_fails_ends_and_serving_goes_on(broken: str, monkeypatch: 
 
 
 def test_notes_that_cannot_be_taken_fail_no_round(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In the middle of a trial the weights that have proved themselves come back."""
+    """In the middle of a trial the weights that have proved themselves come back. No text is held any more."""
     monkeypatch.setattr(draft_learner, "FRESH", 20)
     core, learner, draft = learning(Pupil())
     ask(core, 40)
     work(learner)
     assert draft.weights == "new weights"
     learner._note = None  # type: ignore[assignment,method-assign]
+    assert learner.stats.size > 0
     ask(core, 4, first=40)
     assert draft.weights == "first weights"
+    assert (learner.stats.rejections, learner.stats.size) == (0, 0)
+    assert not any((learner._open, learner._lessons, learner._held_out, learner._trial))
 
 
 def test_requests_that_draft_nothing_say_nothing() -> None:
