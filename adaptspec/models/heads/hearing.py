@@ -77,7 +77,7 @@ class Text:
             while self.parts and surplus >= len(self.parts[-1]):
                 surplus -= len(self.parts.pop())
             if surplus:
-                self.parts[-1] = self.parts[-1][:-surplus]
+                self.parts[-1] = self.parts[-1][:-surplus].clone()  # as in `forget`
 
 
 @dataclass(frozen=True)
