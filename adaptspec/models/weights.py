@@ -10,7 +10,6 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from pickle import UnpicklingError
 from typing import Any
 
 import torch
@@ -120,17 +119,18 @@ class _Slice:
 
 
 def _opened(path: Path) -> Any:
-    try:
-        if path.suffix in PICKLES:
+    if path.suffix in PICKLES:
+        try:
             return _Held(dict(torch.load(path, map_location="cpu", weights_only=True)))
+        except Exception as error:  # whatever damage leads to
+            raise ModelError(
+                f"{path} holds more than plain tensors, or is damaged ({type(error).__name__}: {str(error)[:80]}); "
+                "convert it to safetensors where you trust it"
+            ) from error
+    try:
         return safe_open(path, framework="pt", device="cpu")
     except (SafetensorError, OSError) as error:
         raise ModelError(f"{path} is not a readable safetensors file ({error}); download it again") from error
-    except (UnpicklingError, EOFError, RuntimeError, TypeError, ValueError) as error:
-        raise ModelError(
-            f"{path} holds more than plain tensors, or is damaged ({str(error).splitlines()[0]}); convert it to "
-            "safetensors where you trust it"
-        ) from error
 
 
 class WeightReader:
@@ -195,7 +195,8 @@ class WeightReader:
         """What is `mine` of one tensor; ModelError if it is missing or of another shape than `shape`."""
         return self._stored(name, shape, mine).to(device=self._device, dtype=self._dtype)
 
-    def _stored(self, name: str, shape: tuple[int, ...], mine: slice | tuple[slice, ...] = slice(None)) -> torch.Tensor:
+    def _check(self, name: str, shape: tuple[int, ...]) -> Any:
+        """The tensor, which nobody has read yet; ModelError if it is missing or of another shape."""
         if name not in self._files:
             raise ModelError(f"{self._folder}: tensor {name} is missing; config.json does not belong to these weights")
         stored = self._files[name].get_slice(name)
@@ -204,6 +205,10 @@ class WeightReader:
                 f"{self._folder}: tensor {name} is {tuple(stored.get_shape())} where config.json asks for {shape}; "
                 "config.json does not belong to these weights"
             )
+        return stored
+
+    def _stored(self, name: str, shape: tuple[int, ...], mine: slice | tuple[slice, ...] = slice(None)) -> torch.Tensor:
+        stored = self._check(name, shape)
         self._unread.discard(name)
         self.parameters += math.prod(shape)
         # A whole tensor is the file itself, and takes no memory until it is read.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from shutil import copytree
 from typing import Any
@@ -149,6 +150,20 @@ def test_what_does_not_fit_is_named(
     folder = changed(tmp_path, "eagle3-vocabulary", tensors or (lambda own: own), lambda raw: raw | config)
     with pytest.raises(ModelError, match=named):
         load_head(str(folder), golden_target(make_model))
+
+
+def test_damaged_pickles_are_named(make_model: MakeModel, tmp_path: Path) -> None:
+    """Whatever torch makes of them."""
+    folder, target = changed(tmp_path, "eagle3"), golden_target(make_model)
+    tensors = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    path = folder / "pytorch_model.bin"
+    torch.save(tensors, path, _use_new_zipfile_serialization=False)
+    whole = path.read_bytes()
+    for place in range(0, 400, 3):
+        path.write_bytes(whole[:place] + bytes([whole[place] ^ 0x5A]) + whole[place + 1 :])
+        with suppress(ModelError):
+            load_head(str(folder), target, pickles=True)
 
 
 def test_a_target_of_other_tokens_is_refused(make_model: MakeModel) -> None:
