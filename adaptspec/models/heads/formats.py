@@ -330,13 +330,15 @@ def _medusa(files: HeadFiles) -> Made:
     vocabulary = None
     if reader.has("token_map"):
         vocabulary = files.tokens("token_map", reader.numbers("token_map", (count(raw, "truncated_vocab_size"),)))
-    layers, heads = [], []
+    layers, names = [], []
     for i in range(number):
-        names = [f"{prefix}blocks.{i}.layers.{j}" if own else f"{i}.{j}.linear" for j in range(deep)]
-        layers.append(tuple(files.matrix(name, (hidden, hidden)) for name in names))
-        shared = "lm_head.weight" if raw.get("original_lm_head") else f"{prefix}lm_heads.{i}.weight"
-        heads.append(files.head(vocabulary, shared if own else f"{i}.{deep}.weight"))
-    weights = MedusaWeights(hidden, files.target_norm(), tuple(layers), tuple(heads), vocabulary, files.states)
+        parts = [f"{prefix}blocks.{i}.layers.{j}" if own else f"{i}.{j}.linear" for j in range(deep)]
+        layers.append(tuple(files.matrix(part, (hidden, hidden)) for part in parts))
+        name = f"{prefix}lm_heads.{i}.weight" if own else f"{i}.{deep}.weight"
+        names.append(name if reader.has(name) else "lm_head.weight")
+    made = {name: files.head(vocabulary, name) for name in dict.fromkeys(names)}  # one for all is there once
+    heads = tuple(made[name] for name in names)
+    weights = MedusaWeights(hidden, files.target_norm(), tuple(layers), heads, vocabulary, files.states)
     # It caches nothing; rows are counted all the same, at two numbers a token.
     return CacheShape(1, 1, 1), lambda info, cache: MedusaRunner(info, weights, cache), number
 
