@@ -195,8 +195,7 @@ class WeightReader:
         """What is `mine` of one tensor; ModelError if it is missing or of another shape than `shape`."""
         return self._stored(name, shape, mine).to(device=self._device, dtype=self._dtype)
 
-    def _check(self, name: str, shape: tuple[int, ...]) -> Any:
-        """The tensor, which nobody has read yet; ModelError if it is missing or of another shape."""
+    def _stored(self, name: str, shape: tuple[int, ...], mine: slice | tuple[slice, ...] = slice(None)) -> torch.Tensor:
         if name not in self._files:
             raise ModelError(f"{self._folder}: tensor {name} is missing; config.json does not belong to these weights")
         stored = self._files[name].get_slice(name)
@@ -205,10 +204,6 @@ class WeightReader:
                 f"{self._folder}: tensor {name} is {tuple(stored.get_shape())} where config.json asks for {shape}; "
                 "config.json does not belong to these weights"
             )
-        return stored
-
-    def _stored(self, name: str, shape: tuple[int, ...], mine: slice | tuple[slice, ...] = slice(None)) -> torch.Tensor:
-        stored = self._check(name, shape)
         self._unread.discard(name)
         self.parameters += math.prod(shape)
         # A whole tensor is the file itself, and takes no memory until it is read.
@@ -231,24 +226,21 @@ class WeightReader:
         self, modules: dict[str, int], width: int, biased: bool, rotated: int = 0
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Weight [in, out] and bias of modules (name: outs) side by side; the first `rotated` are permuted for RoPE."""
-        count, at = sum(modules.values()) // self._part.size, 0
-        weight, bias = self._room(count, width), self._room(count) if biased else None
-        for i, (name, out) in enumerate(modules.items()):
-            own = slice(at, at := at + out // self._part.size)
-            for kind, room, shape in (("weight", weight, (out, width)), ("bias", bias, (out,))):
-                if room is not None:
-                    stored = self._stored(f"{name}.{kind}", shape, self._part.of(out))
-                    room[own] = self._rotate(stored) if i < rotated else stored
-        return weight.t().contiguous(), bias
+
+        def whole(kind: str, *inputs: int) -> torch.Tensor:
+            stored = [self._stored(f"{one}.{kind}", (n, *inputs), self._part.of(n)) for one, n in modules.items()]
+            room = torch.empty((sum(map(len, stored)), *inputs), dtype=self._dtype, device=self._device)
+            for i, (part, own) in enumerate(zip(torch.split(room, [*map(len, stored)]), stored, strict=True)):
+                part.copy_(self._rotate(own) if i < rotated else own)
+            return room
+
+        return whole("weight", width).t().contiguous(), whole("bias") if biased else None
 
     def summed(self, name: str, shape: tuple[int, int], biased: bool) -> tuple[torch.Tensor, torch.Tensor | None]:
         """The same of one module whose outs are the sums of all parts', of which the first brings the bias."""
         weight = self.take(f"{name}.weight", shape, (slice(None), self._part.of(shape[1])))
         bias = self.take(f"{name}.bias", shape[:1]) if biased else None
         return weight.t().contiguous(), None if self._part.rank else bias
-
-    def _room(self, *shape: int) -> torch.Tensor:
-        return torch.empty(shape, dtype=self._dtype, device=self._device)
 
     def norm(self, name: str, matrix: torch.Tensor | None = None, *, width: int | None = None) -> Norm:
         """A norm over `width` numbers or the residual stream; if only `matrix` reads it, that may take its weight."""
