@@ -63,7 +63,7 @@ class _Notes:
     """The same of a request that runs."""
 
     sequence: Seq
-    said: list[tuple[int, npt.NDArray[np.int64], npt.NDArray[np.float32]]] = field(default_factory=list)
+    said: list[tuple[int, npt.NDArray[np.int32], npt.NDArray[np.float32]]] = field(default_factory=list)
     tried: int = 0  # drafted tokens up to the first that was rejected, of all rounds
     accepted: int = 0
 
@@ -137,11 +137,13 @@ class DraftLearner:
 
     @property
     def _due(self) -> bool:
-        return self._trial is None and self._fresh >= self._needed and len(self._held_out) >= FEWEST
+        # Rejections go on being counted while a trial runs, and what was accepted is forgotten where that is undone.
+        judges = min(len(self._held_out), len(self._served))
+        return self._trial is None and self._fresh >= self._needed and judges >= FEWEST
 
     def _note(self, batch: Batch, logits: torch.Tensor, draft: Draft, verdict: VerifyResult) -> None:
         """What became of the main chains, which come first, as far as a model drafted them: it says its entropy."""
-        chains, scores = draft.chain.tolist(), logits[:, : self._student.vocab_size].numpy()
+        chains, scores = draft.chain.tolist(), logits[:, : self._student.vocab_size]
         starts = window_starts(draft.counts).tolist() if len(chains) > 1 else [0]
         for i, sequence in enumerate(batch.decoding):
             if not chains[i] or sequence.row is None or sequence.finish is not None:
@@ -232,7 +234,6 @@ class DraftLearner:
         former = self._runner.adopt(self._student.served(tensors))
         self._trial = _Trial(list(self._served), former, tensors)
         self._served.clear()
-        self._judge_trial()
 
     def _judge_trial(self) -> None:
         """Once as many requests have been served by the new weights as are remembered of the former ones.
@@ -243,7 +244,7 @@ class DraftLearner:
         trial = self._trial
         if trial is None or len(self._served) < len(trial.before):
             return
-        rates = [np.mean([rate for _, rate in part]) if part else math.nan for part in (trial.before, self._served)]
+        rates = [np.mean([rate for _, rate in part]) for part in (trial.before, self._served)]
         told = f"{rates[0]:.3f} of its tried tokens were accepted before, {rates[1]:.3f} since"
         self._trial = None
         if fell(trial.before, list(self._served)):
@@ -268,11 +269,12 @@ class DraftLearner:
             call()
         except Exception:  # noqa: BLE001
             _log.exception("the draft model is not trained any more")
-            self._failed = True
-            self._open.clear()
-            self._lessons.clear()
             if self._trial is not None:
                 self._runner.adopt(self._trial.former)
+            self._failed, self._update, self._trial = True, None, None
+            self._rejections = self._size = 0
+            for held in (self._open, self._lessons, self._held_out, self._served):
+                held.clear()
 
 
 @dataclass(frozen=True)
@@ -284,12 +286,11 @@ class _Trial:
     tensors: Tensors
 
 
-def likeliest(scores: npt.NDArray[np.float32]) -> tuple[IntArray, npt.NDArray[np.float32]]:
-    """The `TOP` likeliest tokens by scores [V], in no order, and their log-probabilities."""
-    ids = np.argpartition(scores, -min(TOP, len(scores)))[-TOP:]
-    best = scores[ids].max()
+def likeliest(scores: torch.Tensor) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.float32]]:
+    """The `TOP` likeliest tokens by scores [V], and their log-probabilities, in memory of their own."""
+    best = scores.log_softmax(0).topk(min(TOP, len(scores)))
     # What a model rules out has -inf, of which products are no numbers.
-    return ids, np.maximum(scores[ids] - best - np.log(np.exp(scores - best).sum()), -80.0)
+    return best.indices.int().numpy(), best.values.clamp(min=-80.0).numpy()
 
 
 def rose(gains: Sequence[float]) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 from adaptspec.errors import ModelError
 from adaptspec.models.kv_cache import CacheShape
@@ -15,6 +15,8 @@ ROPE_SCALINGS = ("default", "linear", "llama3", "yarn")
 MOST = 2**31 - 1
 MOST_NUMBER = 1e18
 MOST_LAYERS = 2**14
+T = TypeVar("T")
+_KINDS: Mapping[type, str] = {int: "whole numbers", str: "names", dict: "objects"}
 # What other libraries build models of, which would go on for hours or fill the memory with what no model has.
 _LAYERS = ("num_hidden_layers", "num_layers", "n_layers", "n_layer", "num_experts", "num_local_experts")
 _SIZES = (
@@ -188,6 +190,22 @@ def number(config: Mapping[str, Any], name: str, default: float | None = None) -
             f"config.json: {name} is {shown(value)}; it must be a positive number of at most {MOST_NUMBER:g}"
         )
     return float(value)
+
+
+def inner(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """An object; empty if the field is missing or null. Raises ModelError."""
+    value = {} if config.get(name) is None else config[name]
+    if not isinstance(value, Mapping):
+        raise ModelError(f"config.json: {name} is {shown(value)}; it must be an object")
+    return value
+
+
+def items(config: Mapping[str, Any], name: str, kind: type[T]) -> list[T]:
+    """A list of such; empty if the field is missing or null. Raises ModelError."""
+    value = [] if config.get(name) is None else config[name]
+    if not isinstance(value, list) or any(type(item) is not kind for item in value):
+        raise ModelError(f"config.json: {name} is {shown(value)}; it must be a list of {_KINDS[kind]}")
+    return value
 
 
 def check_sizes(config: object) -> None:

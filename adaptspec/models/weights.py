@@ -10,7 +10,6 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from pickle import UnpicklingError
 from typing import Any
 
 import torch
@@ -120,17 +119,18 @@ class _Slice:
 
 
 def _opened(path: Path) -> Any:
-    try:
-        if path.suffix in PICKLES:
+    if path.suffix in PICKLES:
+        try:
             return _Held(dict(torch.load(path, map_location="cpu", weights_only=True)))
+        except Exception as error:  # whatever damage leads to
+            raise ModelError(
+                f"{path} holds more than plain tensors, or is damaged ({type(error).__name__}: {str(error)[:80]}); "
+                "convert it to safetensors where you trust it"
+            ) from error
+    try:
         return safe_open(path, framework="pt", device="cpu")
     except (SafetensorError, OSError) as error:
         raise ModelError(f"{path} is not a readable safetensors file ({error}); download it again") from error
-    except (UnpicklingError, EOFError, RuntimeError, TypeError, ValueError) as error:
-        raise ModelError(
-            f"{path} holds more than plain tensors, or is damaged ({str(error).splitlines()[0]}); convert it to "
-            "safetensors where you trust it"
-        ) from error
 
 
 class WeightReader:
@@ -226,24 +226,21 @@ class WeightReader:
         self, modules: dict[str, int], width: int, biased: bool, rotated: int = 0
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Weight [in, out] and bias of modules (name: outs) side by side; the first `rotated` are permuted for RoPE."""
-        count, at = sum(modules.values()) // self._part.size, 0
-        weight, bias = self._room(count, width), self._room(count) if biased else None
-        for i, (name, out) in enumerate(modules.items()):
-            own = slice(at, at := at + out // self._part.size)
-            for kind, room, shape in (("weight", weight, (out, width)), ("bias", bias, (out,))):
-                if room is not None:
-                    stored = self._stored(f"{name}.{kind}", shape, self._part.of(out))
-                    room[own] = self._rotate(stored) if i < rotated else stored
-        return weight.t().contiguous(), bias
+
+        def whole(kind: str, *inputs: int) -> torch.Tensor:
+            stored = [self._stored(f"{one}.{kind}", (n, *inputs), self._part.of(n)) for one, n in modules.items()]
+            room = torch.empty((sum(map(len, stored)), *inputs), dtype=self._dtype, device=self._device)
+            for i, (part, own) in enumerate(zip(torch.split(room, [*map(len, stored)]), stored, strict=True)):
+                part.copy_(self._rotate(own) if i < rotated else own)
+            return room
+
+        return whole("weight", width).t().contiguous(), whole("bias") if biased else None
 
     def summed(self, name: str, shape: tuple[int, int], biased: bool) -> tuple[torch.Tensor, torch.Tensor | None]:
         """The same of one module whose outs are the sums of all parts', of which the first brings the bias."""
         weight = self.take(f"{name}.weight", shape, (slice(None), self._part.of(shape[1])))
         bias = self.take(f"{name}.bias", shape[:1]) if biased else None
         return weight.t().contiguous(), None if self._part.rank else bias
-
-    def _room(self, *shape: int) -> torch.Tensor:
-        return torch.empty(shape, dtype=self._dtype, device=self._device)
 
     def norm(self, name: str, matrix: torch.Tensor | None = None, *, width: int | None = None) -> Norm:
         """A norm over `width` numbers or the residual stream; if only `matrix` reads it, that may take its weight."""

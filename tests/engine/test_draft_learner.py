@@ -227,6 +227,27 @@ def test_what_is_accepted_less_is_undone_between_two_rounds(monkeypatch: pytest.
     assert learner._needed == 40
 
 
+def test_no_update_is_kept_without_a_trial(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rejections enough may have come by the time that one is undone, and what was accepted before it is forgotten
+    then: the next one waits for requests to be compared with."""
+    monkeypatch.setattr(draft_learner, "FRESH", 20)
+    core, learner, draft = learning(Pupil())
+    ask(core, 40)
+    work(learner)
+    good, draft._table = draft._table, TableRunner(seed=7)._table
+    ask(core, 40, first=40)
+    assert learner.stats.undone == 1
+    assert learner._fresh >= learner._needed
+    assert work(learner) == 0
+    draft._table = good
+    ask(core, draft_learner.FEWEST, first=80)
+    assert work(learner) > 0
+    assert (draft.weights, learner.stats.kept) == ("new weights", 0)
+    draft._table = TableRunner(seed=7)._table
+    ask(core, draft_learner.FEWEST, first=100)
+    assert (draft.weights, learner.stats.undone, learner.stats.kept) == ("first weights", 2, 0)
+
+
 def test_what_is_accepted_as_often_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(draft_learner, "FRESH", 20)
     pupil = Pupil()
@@ -266,15 +287,18 @@ def test_training_that_fails_ends_and_serving_goes_on(broken: str, monkeypatch: 
 
 
 def test_notes_that_cannot_be_taken_fail_no_round(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In the middle of a trial the weights that have proved themselves come back."""
+    """In the middle of a trial the weights that have proved themselves come back. No text is held any more."""
     monkeypatch.setattr(draft_learner, "FRESH", 20)
     core, learner, draft = learning(Pupil())
     ask(core, 40)
     work(learner)
     assert draft.weights == "new weights"
     learner._note = None  # type: ignore[assignment,method-assign]
+    assert learner.stats.size > 0
     ask(core, 4, first=40)
     assert draft.weights == "first weights"
+    assert (learner.stats.rejections, learner.stats.size) == (0, 0)
+    assert not any((learner._open, learner._lessons, learner._held_out, learner._trial))
 
 
 def test_requests_that_draft_nothing_say_nothing() -> None:
@@ -304,16 +328,18 @@ def test_judgements_err_as_seldom_as_they_say() -> None:
 
 
 def test_the_likeliest_tokens_have_their_shares() -> None:
-    """Also where there are few tokens, or a model rules most of them out."""
-    scores = np.random.default_rng(0).normal(0, 3, 200).astype(np.float32)
+    """Also where there are few tokens, or a model rules most of them out; nothing else is held with them."""
+    scores = torch.from_numpy(np.random.default_rng(0).normal(0, 3, 200).astype(np.float32))
     ids, logprobs = likeliest(scores)
-    shares = torch.from_numpy(scores).log_softmax(0).numpy()
-    assert sorted(ids) == sorted(np.argsort(scores)[-draft_learner.TOP :])
+    shares = scores.log_softmax(0).numpy()
+    assert sorted(ids) == sorted(np.argsort(scores.numpy())[-draft_learner.TOP :])
     np.testing.assert_allclose(logprobs, shares[ids], rtol=1e-5)
+    assert all(part.base is None or part.base.nbytes == part.nbytes for part in (ids, logprobs))
+    assert ids.nbytes + logprobs.nbytes == 128
     ids, logprobs = likeliest(scores[:5])
     assert sorted(ids) == [0, 1, 2, 3, 4]
     assert np.exp(logprobs).sum() == pytest.approx(1.0)
-    scores[3:] = -np.inf
+    scores[3:] = -torch.inf
     ids, logprobs = likeliest(scores)
     assert {0, 1, 2} <= set(ids.tolist())
     assert np.isfinite(logprobs).all()

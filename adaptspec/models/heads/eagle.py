@@ -15,7 +15,7 @@ import torch
 from adaptspec.models.attention import Span
 from adaptspec.models.config import DecoderConfig
 from adaptspec.models.decoder import PassPlan
-from adaptspec.models.heads.hearing import Fed, HeadRunner, picked, span_of
+from adaptspec.models.heads.hearing import Fed, HeadRunner, picked
 from adaptspec.models.kv_cache import KVCache
 from adaptspec.models.layers import Linear, Norm, rotations
 from adaptspec.models.runner import ModelInfo
@@ -77,7 +77,7 @@ class EagleRunner(HeadRunner):
         for one in fed:
             skipped = int(not one.start)  # no state comes before the first token
             if len(one.tokens) > skipped:
-                spans.append(span_of(one, one.start + skipped, self.shift))
+                spans.append(Span(one.row, one.start + skipped - self.shift, one.end - self.shift, one.seen))
                 self._cache.require(one.row, spans[-1].end)
                 tokens.append(one.tokens[skipped:])
                 states.append(self._states(one, one.before[skipped:]))

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from adaptspec.errors import ModelError
-from adaptspec.models.config import DecoderConfig, count, read_decoder_config
+from adaptspec.models.config import DecoderConfig, count, inner, items, read_decoder_config
 from adaptspec.models.heads.block import (
     DFlashRunner,
     DFlashWeights,
@@ -56,8 +56,8 @@ Made = tuple[CacheShape, Callable[[ModelInfo, KVCache], Runner], int | None]
 
 
 def head_kind(raw: Mapping[str, Any]) -> str | None:
-    """Which head a config.json is of, in `speculators`' words; None for a language model."""
-    names = [str(name) for name in raw.get("architectures") or ()]
+    """Which head a config.json is of, in `speculators`' words; None for a language model. Raises ModelError."""
+    names = items(raw, "architectures", str)
     kind = raw.get(SPECULATORS)
     if kind is None and ("dflash_config" in raw or any(name.startswith("DFlash") for name in names)):
         kind = "dspark" if raw.get("markov_rank") else "dflash"
@@ -118,10 +118,12 @@ class HeadFiles:
     def __init__(self, folder: Path, raw: Mapping[str, Any], target: LoadedModel, *, pickles: bool = False) -> None:
         """Raises ModelError: it is of another target, or says what cannot be."""
         self.folder, self.raw, self.target, self.saved = folder, raw, target, SPECULATORS in raw
-        self._ends = TargetEnds.of(target)
-        self._own = self._ends.config
+        self.ends = TargetEnds.of(target)
+        self._own = self.ends.config
         self.config = self._decoder()
-        self.width = count(raw, "target_hidden_size", self._own.hidden if kindless(raw) else self.config.hidden)
+        # What takes the last state takes it as it is; others make it theirs.
+        mine = self.config.hidden
+        self.width = mine if head_kind(raw) in _LAST else count(raw, "target_hidden_size", mine)
         for what, mine, its in (
             ("hidden numbers", self.width, self._own.hidden),
             ("tokens", self.config.vocab_size, self._own.vocab_size),
@@ -139,15 +141,14 @@ class HeadFiles:
 
     def embedding(self) -> torch.Tensor:
         """Its own, or the target's."""
-        name, table = "embed_tokens.weight", (self.config.vocab_size, self.config.hidden)
+        name = "embed_tokens.weight"
         if self.reader.has(name):
-            return self.reader.take(name, table)
-        if self._ends.embedding.shape != table:
-            raise ModelError(f"{self.folder} brings no {name}, and the target's are of another size; save it with them")
-        return self._ends.embedding
+            return self.reader.take(name, (self.config.vocab_size, self.config.hidden))
+        return self._borrowed(name, self.ends.embedding)
 
     def vocabulary(self) -> torch.Tensor | None:
-        size, most = count(self.raw, "draft_vocab_size", self.config.vocab_size), self.config.vocab_size
+        most = self.config.vocab_size
+        size = count(self.raw, "draft_vocab_size", most, most=most)
         if size == most:
             return None
         return self.tokens("d2t", torch.arange(size) + self.reader.numbers("d2t", (size,)).long())
@@ -165,13 +166,15 @@ class HeadFiles:
         if self.reader.has(name):
             matrix = self.reader.take(name, (size, self.config.hidden))
         else:
-            matrix = self._ends.head()
+            matrix = self._borrowed(name, self.ends.head())
             matrix = matrix if vocabulary is None else matrix[vocabulary]
         return Linear.of(matrix.t().contiguous())
 
-    def target_norm(self) -> Norm:
-        """The target's last."""
-        return self._ends.norm()
+    def _borrowed(self, name: str, matrix: torch.Tensor) -> torch.Tensor:
+        """One of the target's in its place."""
+        if matrix.shape != (self.config.vocab_size, self.config.hidden):
+            raise ModelError(f"{self.folder} brings no {name}, and the target's is of another size; save it with one")
+        return matrix
 
     def matrix(self, name: str, shape: tuple[int, int]) -> Linear:
         """A product [out, in] with a bias if it has one."""
@@ -190,36 +193,32 @@ class HeadFiles:
 
     @property
     def _described(self) -> Mapping[str, Any]:
-        return self.raw.get("eagle_config") or self.raw.get("dflash_config") or {}
+        return inner(self.raw, "eagle_config") or inner(self.raw, "dflash_config")
 
     def _decoder(self) -> DecoderConfig:
-        inner = self.raw.get("transformer_layer_config") if self.saved else self.raw
-        if not isinstance(inner, Mapping):
-            raise ModelError(f"{self.folder}: config.json has no transformer_layer_config; save the head again")
-        if kindless(self.raw):
+        if head_kind(self.raw) == "medusa":  # it has no such layers
             return self._own
+        layers = inner(self.raw, "transformer_layer_config") if self.saved else self.raw
+        if not layers:
+            raise ModelError(f"{self.folder}: config.json has no transformer_layer_config; save the head again")
         # Positions are as far as the target's, whatever was trained.
-        return read_decoder_config({**inner, "max_position_embeddings": self._own.context})
+        return read_decoder_config({**layers, "max_position_embeddings": self._own.context})
 
     def _states(self) -> tuple[int, ...]:
         layers = self._own.layers
         names = ("eagle_aux_hidden_state_layer_ids", "aux_hidden_state_layer_ids", "target_layer_ids")
         if head_kind(self.raw) in _LAST:  # None: in the target's own files
             return (layers,)
-        ids = next((place[name] for place in (self.raw, self._described) for name in names if place.get(name)), None)
+        said = (items(place, name, int) for place in (self.raw, self._described) for name in names)
+        ids = next(filter(None, said), None)
         # `speculators` counts the layer that a state goes into, others the one that it comes out of.
-        states = (2, layers // 2, layers - 3) if ids is None else tuple(int(i) + (not self.saved) for i in ids)
+        states = (2, layers // 2, layers - 3) if ids is None else tuple(i + (not self.saved) for i in ids)
         if not 0 <= states[0] <= states[-1] <= layers or list(states) != sorted(set(states)):
             raise ModelError(
                 f"{self.folder} asks for states of layers {list(states)}, which must ascend; {self.target.folder} has "
                 f"{layers} layers: it is of another model"
             )
         return states
-
-
-def kindless(raw: Mapping[str, Any]) -> bool:
-    """Whether config.json says nothing of layers: Medusa has none of a decoder's."""
-    return head_kind(raw) == "medusa"
 
 
 def _eagle(files: HeadFiles) -> Made:
@@ -251,7 +250,7 @@ def _peagle(files: HeadFiles) -> Made:
     config, weights = files.config, _eagle_weights(files)
     wide = len(files.states) * files.width
     state = weights.fusion(files.reader.take("mask_hidden", (1, 1, wide)).view(1, wide))
-    methods = (files.raw.get("speculators_config") or {}).get("proposal_methods") or [{}]
+    methods = items(inner(files.raw, "speculators_config"), "proposal_methods", dict) or [{}]
     unknown = Unknown(_token(files, files.raw), state, count(methods[0], "speculative_tokens", _SLOTS))
     return config.cache_shape, lambda info, cache: PEagleRunner(info, config, weights, cache, unknown), unknown.slots
 
@@ -267,7 +266,7 @@ def _mtp(files: HeadFiles) -> Made:
     config = replace(files.config, windows=files.config.windows[-1:])  # one layer, whatever the target has
     weights = EagleWeights(
         files.embedding(),
-        Fusion(None if saved else files.target_norm(), (), None),
+        Fusion(None if saved else files.ends.norm(), (), None),
         reader.norm(f"{token}.weight"),
         reader.norm(f"{state}.weight"),
         files.matrix(entry, (hidden, 2 * hidden)),
@@ -283,8 +282,14 @@ def _mtp(files: HeadFiles) -> Made:
 
 def _dflash(files: HeadFiles) -> Made:
     reader, config, vocabulary = files.reader, files.config, files.vocabulary()
-    described = files.raw.get("dflash_config") or files.raw
-    embedding, sampled = files.embedding(), files.flag("sample_from_anchor")
+    described = inner(files.raw, "dflash_config") or files.raw
+    embedding, before_slots = files.embedding(), int(not files.flag("sample_from_anchor"))
+    most = files.config.context
+    block = count(files.raw, "block_size", count(described, "block_size", _SLOTS), most=most)
+    if block <= before_slots:
+        raise ModelError(
+            f"{files.folder}: block_size is {block}, and its first slot drafts nothing; save the head again"
+        )
     both_sides = files.flag("sliding_window_non_causal") or described.get("causal") is False
     weights = DFlashWeights(
         embedding,
@@ -296,16 +301,12 @@ def _dflash(files: HeadFiles) -> Made:
         vocabulary,
         files.states,
         embedding[_token(files, described)],
-        count(files.raw, "block_size", count(described, "block_size", _SLOTS)),
-        before_slots=int(not sampled),
+        block,
+        before_slots,
         causal=tuple(window is not None and not both_sides for window in config.windows),
         markov=_markov(files, vocabulary),
     )
-    return (
-        config.cache_shape,
-        lambda info, cache: DFlashRunner(info, config, weights, cache),
-        weights.block - weights.before_slots,
-    )
+    return config.cache_shape, lambda info, cache: DFlashRunner(info, config, weights, cache), block - before_slots
 
 
 def _markov(files: HeadFiles, vocabulary: torch.Tensor | None) -> MarkovHead | None:
@@ -330,20 +331,22 @@ def _medusa(files: HeadFiles) -> Made:
     vocabulary = None
     if reader.has("token_map"):
         vocabulary = files.tokens("token_map", reader.numbers("token_map", (count(raw, "truncated_vocab_size"),)))
-    layers, heads = [], []
+    layers, names = [], []
     for i in range(number):
-        names = [f"{prefix}blocks.{i}.layers.{j}" if own else f"{i}.{j}.linear" for j in range(deep)]
-        layers.append(tuple(files.matrix(name, (hidden, hidden)) for name in names))
-        shared = "lm_head.weight" if raw.get("original_lm_head") else f"{prefix}lm_heads.{i}.weight"
-        heads.append(files.head(vocabulary, shared if own else f"{i}.{deep}.weight"))
-    weights = MedusaWeights(hidden, files.target_norm(), tuple(layers), tuple(heads), vocabulary, files.states)
+        parts = [f"{prefix}blocks.{i}.layers.{j}" if own else f"{i}.{j}.linear" for j in range(deep)]
+        layers.append(tuple(files.matrix(part, (hidden, hidden)) for part in parts))
+        name = f"{prefix}lm_heads.{i}.weight" if own else f"{i}.{deep}.weight"
+        names.append(name if reader.has(name) else "lm_head.weight")
+    made = {name: files.head(vocabulary, name) for name in dict.fromkeys(names)}  # one for all is there once
+    heads = tuple(made[name] for name in names)
+    weights = MedusaWeights(hidden, files.ends.norm(), tuple(layers), heads, vocabulary, files.states)
     # It caches nothing; rows are counted all the same, at two numbers a token.
     return CacheShape(1, 1, 1), lambda info, cache: MedusaRunner(info, weights, cache), number
 
 
 def _token(files: HeadFiles, raw: Mapping[str, Any]) -> int:
     token = raw.get("mask_token_id")
-    if not isinstance(token, int) or not 0 <= token < files.config.vocab_size:
+    if type(token) is not int or not 0 <= token < files.config.vocab_size:
         raise ModelError(f"{files.folder}: mask_token_id is {token!r}; it must be one of the target's tokens")
     return token
 

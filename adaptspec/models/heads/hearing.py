@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from adaptspec.models.attention import Span
 from adaptspec.models.kv_cache import KVCache
 from adaptspec.models.runner import ModelInfo, Packed
 from adaptspec.types import BoolArray, IntArray
@@ -77,7 +76,7 @@ class Text:
             while self.parts and surplus >= len(self.parts[-1]):
                 surplus -= len(self.parts.pop())
             if surplus:
-                self.parts[-1] = self.parts[-1][:-surplus]
+                self.parts[-1] = self.parts[-1][:-surplus].clone()  # as in `forget`
 
 
 @dataclass(frozen=True)
@@ -229,11 +228,6 @@ def picked(states: torch.Tensor, at: Sequence[int]) -> torch.Tensor:
     if at == [*range(first, first + count)]:
         return states[first : first + count]
     return states.index_select(0, torch.tensor(at, device=states.device))
-
-
-def span_of(fed: Fed, start: int, shift: int) -> Span:
-    """Where in the cache tokens from place `start` on go."""
-    return Span(fed.row, start - shift, fed.end - shift, fed.seen)
 
 
 def _before(start: int, count: int, seen: BoolArray | None) -> list[int]:

@@ -97,6 +97,22 @@ def test_medusa_guesses_from_the_last_state(make_model: MakeModel, tmp_path: Pat
         torch.testing.assert_close(logits, hidden @ tensors[f"{outer}.weight"].T, **TOLERANCE)
 
 
+def test_one_head_for_all_of_medusa_is_there_once(make_model: MakeModel, tmp_path: Path) -> None:
+    """Its own, or the target's: of a large vocabulary each copy is a gigabyte."""
+    tensors = medusa(tmp_path / "medusa", own=True)
+    shared = torch.randn(VOCAB, HIDDEN)
+    layers = {name: tensor for name, tensor in tensors.items() if "lm_heads" not in name}
+    size = sum(tensor.numel() for tensor in layers.values())
+    for more, whose in (({"lm_head.weight": shared}, VOCAB * HIDDEN), ({}, 0)):
+        save_file(layers | more, tmp_path / "medusa" / "model.safetensors")
+        loaded = load_head(str(tmp_path / "medusa"), golden_target(make_model))
+        runner: Any = loaded.runner(CacheLimits(2, context=64))
+        assert loaded.info.parameters == size + whose
+        assert len({id(head) for head in runner._weights.heads}) == 1
+        if more:
+            torch.testing.assert_close(runner._weights.heads[2].logits(torch.eye(HIDDEN)), shared.t())
+
+
 def test_a_draft_ends_with_the_block(make_model: MakeModel, tmp_path: Path) -> None:
     """Whoever asks for more gets what one pass has drafted."""
     runner = head_of(make_model, "dflash", tmp_path)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from shutil import copytree
 from typing import Any
@@ -17,6 +19,7 @@ from adaptspec.errors import ModelError
 from adaptspec.models.heads.formats import HeadFiles, head_kind, is_head, load_head
 from adaptspec.models.kv_cache import CacheLimits
 from adaptspec.models.loading import LoadedModel, load_model
+from adaptspec.models.weights import WeightReader
 from tests.conftest import MakeModel
 from tests.models.heads.golden import HEADS, Text, golden_target
 from tests.models.packing import TOLERANCE, pack
@@ -136,6 +139,12 @@ def without(name: str) -> Callable[[Tensors], Tensors]:
         (None, {"eagle_aux_hidden_state_layer_ids": [1, 2]}, "fc.weight"),
         (None, {"speculators_model_type": "xpress"}, "xpress"),
         (None, {"transformer_layer_config": None}, "transformer_layer_config"),
+        (None, {"draft_vocab_size": 10**9}, "draft_vocab_size is 1000000000"),
+        (None, {"architectures": 1}, "architectures is 1; it must be a list of names"),
+        (None, {"eagle_aux_hidden_state_layer_ids": "x"}, "must be a list of whole numbers"),
+        (None, {"eagle_aux_hidden_state_layer_ids": [1, None, 4]}, "must be a list of whole numbers"),
+        (None, {"eagle_config": [1]}, "eagle_config .* must be an object"),
+        (None, {"transformer_layer_config": "x"}, "transformer_layer_config .* must be an object"),
     ],
 )
 def test_what_does_not_fit_is_named(
@@ -149,6 +158,58 @@ def test_what_does_not_fit_is_named(
     folder = changed(tmp_path, "eagle3-vocabulary", tensors or (lambda own: own), lambda raw: raw | config)
     with pytest.raises(ModelError, match=named):
         load_head(str(folder), golden_target(make_model))
+
+
+@pytest.mark.parametrize(
+    ("name", "config", "named"),
+    [
+        ("dflash", {"block_size": 1}, "block_size is 1, and its first slot drafts nothing"),
+        ("dflash", {"block_size": 10**9}, "block_size is 1000000000"),
+        ("dflash", {"mask_token_id": True}, "mask_token_id is True"),
+        ("peagle", {"speculators_config": 1}, "speculators_config is 1"),
+        ("peagle", {"speculators_config": {"proposal_methods": [1]}}, "must be a list of objects"),
+        ("mtp", {"target_hidden_size": 16, "transformer_layer_config": {"hidden_size": 8}}, "a target of 8 hidden"),
+        ("eagle3", {"transformer_layer_config": {"head_dim": 2**30}}, "q_proj.weight is .* where config.json asks for"),
+    ],
+)
+def test_what_no_head_says_is_named(
+    make_model: MakeModel, tmp_path: Path, name: str, config: dict[str, Any], named: str
+) -> None:
+    """Sizes for which no machine has room, blocks without a slot: at load, not when something is to be drafted."""
+    folder = changed(tmp_path, name)
+    raw = json.loads((folder / "config.json").read_text())
+    for key, value in config.items():
+        raw[key] = raw[key] | value if key == "transformer_layer_config" else value
+    (folder / "config.json").write_text(json.dumps(raw))
+    with pytest.raises(ModelError, match=named):
+        load_head(str(folder), golden_target(make_model))
+
+
+def test_a_head_of_another_size_brings_its_own(make_model: MakeModel, tmp_path: Path) -> None:
+    """It cannot take the target's embedding, nor its head."""
+    wide = golden_target(make_model)
+    for name in ("embed_tokens.weight", "lm_head.weight"):
+        files = HeadFiles(HEADS / "eagle3", json.loads((HEADS / "eagle3" / "config.json").read_text()), wide)
+        files.reader = WeightReader(
+            tmp_path, files.config, torch.float32, torch.device("cpu"), tensors={"other": torch.zeros(1)}
+        )
+        files.config = replace(files.config, hidden=8)
+        with pytest.raises(ModelError, match=f"brings no {name}, and the target's is of another size"):
+            files.embedding() if name.startswith("embed") else files.head(None)
+
+
+def test_damaged_pickles_are_named(make_model: MakeModel, tmp_path: Path) -> None:
+    """Whatever torch makes of them."""
+    folder, target = changed(tmp_path, "eagle3"), golden_target(make_model)
+    tensors = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    path = folder / "pytorch_model.bin"
+    torch.save(tensors, path, _use_new_zipfile_serialization=False)
+    whole = path.read_bytes()
+    for place in range(0, 400, 3):
+        path.write_bytes(whole[:place] + bytes([whole[place] ^ 0x5A]) + whole[place + 1 :])
+        with suppress(ModelError):
+            load_head(str(folder), target, pickles=True)
 
 
 def test_a_target_of_other_tokens_is_refused(make_model: MakeModel) -> None:

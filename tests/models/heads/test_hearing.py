@@ -105,14 +105,17 @@ def test_states_that_nobody_reads_take_bounded_memory(
     make_model: MakeModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A row that does not draft has its states read into the head's cache once there are many; drafts know no
-    difference."""
+    difference. Of drafts of others that were rejected nothing is held."""
     monkeypatch.setattr(hearing, "MOST_UNREAD", 4)
     runner = head_of(make_model, "eagle3", tmp_path)
     text = Text(runner, "eagle3")
     for upto in range(1, 18):
         text.hear(upto)
+        runner.heard(pack((0, [3] * 7, 0)), [upto], text.states[:7])
+        runner.truncated(0, upto)
         assert runner.unread <= 4 + 2
-        assert runner.unread_bytes == runner.unread * len(text.states[0]) * 4
+        held = sum(part.untyped_storage().nbytes() for part in runner._rows[0].parts)
+        assert runner.unread_bytes == held == runner.unread * len(text.states[0]) * 4
     assert runner.length(0) > 10
     torch.testing.assert_close(text.own(text.read(18)), text.expected[0, 16], **TOLERANCE)
     runner.freed(0)
