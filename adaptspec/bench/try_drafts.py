@@ -167,6 +167,8 @@ def _adaptive(built: Built) -> list[PolicySpec]:
 def _costs(rounds: Sequence[RoundRecord], drafters: Sequence[str], beside: float) -> MachineCosts:
     """What rounds of one request take: medians, since whatever else runs can only add to some of them."""
     verify = _medians((record.verify_tokens, record.verify_seconds) for record in rounds)
+    if len(verify) < 2:  # then drafts would seem to be checked for nothing
+        raise ConfigError("nothing was drafted; give longer answers (--tokens), or other prompts (--prompts FILE)")
     found = {}
     for which, name in enumerate(drafters):
         mine = [record for record in rounds if record.drafting and int(record.drafter[0]) == which]
@@ -193,9 +195,9 @@ def _costs(rounds: Sequence[RoundRecord], drafters: Sequence[str], beside: float
 
 
 def _medians(pairs: Iterable[tuple[int, float]]) -> dict[int, float]:
-    """The median seconds of each count that was met often."""
+    """The median seconds of each count that was met often; of two at least, for what lies between them."""
     known: dict[int, list[float]] = {}
     for count, seconds in pairs:
         known.setdefault(count, []).append(seconds)
-    most = max(map(len, known.values()), default=0)
-    return {count: statistics.median(own) for count, own in known.items() if len(own) >= min(_OFTEN, most)}
+    often = min([_OFTEN, *sorted(map(len, known.values()))[-2:]])
+    return {count: statistics.median(own) for count, own in known.items() if len(own) >= often}
