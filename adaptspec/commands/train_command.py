@@ -152,7 +152,7 @@ def _distil(kind: str, arguments: argparse.Namespace) -> int:
         Console(stderr=True),
         answers=arguments.answers,
         prompts=arguments.prompts,
-        beside=Path(model_place(beside, "draft")) if beside else None,
+        beside=model_place(beside, "draft") if beside else None,
     )
     return 0
 
