@@ -152,7 +152,7 @@ def test_drafts_are_made_of_what_can_be_halved() -> None:
     target = LlamaConfig(hidden_size=60, intermediate_size=96, num_attention_heads=15, num_key_value_heads=5)
     config = distillation._draft_config(target, 1)
     assert (config.num_attention_heads, config.num_key_value_heads) == (7, 1)
-    with pytest.raises(ConfigError, match="the target is a gpt2, whose config.json has no intermediate_size"):
+    with pytest.raises(ConfigError, match=r"the target is a gpt2, whose config\.json has no intermediate_size"):
         distillation._draft_config(GPT2Config(), 1)
 
 
