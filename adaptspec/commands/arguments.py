@@ -13,6 +13,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from adaptspec.command_line import TEXT, given_values
@@ -173,6 +174,16 @@ def positive(text: str) -> int:
     if value < 1:
         raise argparse.ArgumentTypeError("must be at least 1")
     return value
+
+
+def new_file(text: str) -> Path:
+    """A file to write at the end of long work, in a folder that is there: better known before it."""
+    path = Path(text)
+    if not path.parent.is_dir():
+        raise argparse.ArgumentTypeError(f"{path}: there is no folder {path.parent}; make it first")
+    if path.is_dir():
+        raise argparse.ArgumentTypeError(f"{path}: is a folder; name a file")
+    return path
 
 
 def device(text: str) -> str:

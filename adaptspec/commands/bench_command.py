@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from adaptspec.command_line import add_table_forms
-from adaptspec.commands.arguments import add_models, add_policy, engine_config, progress, seconds, tell
+from adaptspec.commands.arguments import add_models, add_policy, engine_config, new_file, progress, seconds, tell
 from adaptspec.control.language.library import find_policy, shipped_policies
 from adaptspec.drafters import DRAFTERS
 from adaptspec.errors import ConfigError
@@ -102,8 +102,9 @@ def _add_record_arguments(parser: argparse.ArgumentParser) -> None:
         "drafter would have proposed. `adaptspec policy simulate` replays them."
     )
     add = parser.add_argument
-    add("--out", type=Path, help="file to write, such as tape.npz")
-    add("--costs-out", type=Path, help="measure this machine's cost table anew, several times, and write its medians")
+    add("--out", type=new_file, help="file to write, such as tape.npz")
+    costs = "measure this machine's cost table anew, several times, and write its medians"
+    add("--costs-out", type=new_file, help=costs)
     _add_workloads(parser)
     add("--prompts", type=int, default=16, help="prompts per task (default: %(default)s)")
     add("--tokens", type=int, default=160, help="most tokens per answer (default: %(default)s)")

@@ -7,7 +7,7 @@ import shlex
 from pathlib import Path
 
 from adaptspec.command_line import add_table_forms, given_values
-from adaptspec.commands.arguments import device, engine_config, positive, progress, tell
+from adaptspec.commands.arguments import device, engine_config, new_file, positive, progress, tell
 from adaptspec.errors import ConfigError
 
 _PER_TASK = 3
@@ -35,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--tokens", type=positive, default=128, help="tokens per answer (default: %(default)s)")
     add("--device", type=device, default="auto", help="auto, cpu, cuda or cuda:N (default: %(default)s)")
     add("--dtype", default="auto", choices=["auto", "float32", "bfloat16", "float16"], help="(default: %(default)s)")
-    add("--write", type=Path, metavar="FILE", help="write the policy that was found best, such as policy.yaml")
+    add("--write", type=new_file, metavar="FILE", help="write the policy that was found best, such as policy.yaml")
     add_table_forms(parser, json=True)
     parser.set_defaults(run=_run)
 
@@ -49,8 +49,6 @@ def _run(arguments: argparse.Namespace) -> int:
     file = arguments.write or Path("policy.yaml")
     if file.suffix not in {".yaml", ".yml"}:
         raise ConfigError(f"--write {file}: a policy's name ends in .yaml")
-    if not file.parent.is_dir():
-        raise ConfigError(f"--write {file}: there is no folder {file.parent}; make it first")
     config, workloads = engine_config(arguments), read_workloads(arguments.prompts, _PER_TASK)
     drafts = doctor_drafts(config, arguments.drafts)
     with progress("doctor", doctor_steps(drafts, workloads)) as tick:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import shlex
 from dataclasses import replace
@@ -79,12 +80,15 @@ def found(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
 @pytest.mark.usefixtures("found")
 def test_what_was_found_is_told_even_if_the_policy_cannot_be_written(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Minutes went into it."""
-    folder = tmp_path / "folder.yaml"
-    folder.mkdir()
-    assert main(["doctor", "--write", str(folder)]) == 2
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_text", full)
+    assert main(["doctor", "--write", "policy.yaml"]) == 2
     told = capsys.readouterr()
     assert told.out.startswith("Yes: ")
     assert "choose another file" in told.err
@@ -110,7 +114,6 @@ def test_what_is_served_is_what_was_tried(
     ("given", "said"),
     [
         (["--tokens", "1"], "--tokens is 1; a timing needs at least 2"),
-        (["--write", "no/such/policy.yaml"], "there is no folder no/such; make it first"),
         (["--write", "policy.txt"], "--write policy.txt: a policy's name ends in .yaml"),
         (["--prompts", "nowhere.jsonl"], "nowhere.jsonl: cannot be read"),
         (["--model", "/no/such/model"], "/no/such/model"),
