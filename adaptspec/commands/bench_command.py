@@ -11,7 +11,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from adaptspec.command_line import add_table_forms
-from adaptspec.commands.arguments import add_models, add_policy, engine_config, new_file, progress, seconds, tell
+from adaptspec.commands.arguments import (
+    add_models,
+    add_policies,
+    add_policy,
+    engine_config,
+    new_file,
+    progress,
+    seconds,
+    tell,
+)
 from adaptspec.control.language.library import find_policy, shipped_policies
 from adaptspec.drafters import DRAFTERS
 from adaptspec.errors import ConfigError
@@ -51,7 +60,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     policies.add_argument("--repeats", type=int, default=1, help="of every prompt (default: %(default)s)")
     policies.add_argument("--prompts", type=int, default=6, help="prompts per task (default: %(default)s)")
     decisions = commands.add_parser("decisions", help="what deciding and learning take per round")
-    add_policy(decisions, "--policy", action="append", help="may be repeated (default: all shipped)")
+    add_policies(decisions, " (default: all shipped)")
     decisions.add_argument("--tape", default="bundled", metavar="NAME|FILE", help="(default: %(default)s)")
     decisions.add_argument("--cost", default="cpu-2-cores", metavar="NAME|FILE", help="(default: %(default)s)")
     trees = commands.add_parser("trees", help="what the best fixed chains, combs and trees of a tape earn")

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from adaptspec.command_line import add_table_forms, later
-from adaptspec.commands.arguments import add_policy, new_file
+from adaptspec.commands.arguments import add_policies, add_policy, new_file
 from adaptspec.control.language.library import find_policy, shipped_policies
 from adaptspec.errors import ConfigError, PolicyError
 
@@ -62,13 +62,7 @@ def add_simulate_arguments(parser: argparse.ArgumentParser) -> None:
     cost = "all that ship; with --journal, what its rounds took"
     _add_recorded(parser, cost=cost, batch="1,16", requests=20)
     add = parser.add_argument
-    add_policy(
-        parser,
-        "--policy",
-        action="append",
-        default=[],
-        help="a shipped policy or a YAML file; may be given again (default: goodput)",
-    )
+    add_policies(parser, " (default: goodput)")
     add("--mixed", action="store_true", help="only streams that mix all tasks, not each task by itself")
     add("--temperature", type=float, help="only requests recorded at this temperature")
     add("--prefill", type=int, default=0, metavar="TOKENS", help="prompt tokens read per round; 0: free")
