@@ -211,8 +211,9 @@ def _draft_config(target: Any, layers: int) -> Any:
                 f"the target is a {target.model_type}, whose config.json has no {name}; train a pair instead"
             )
         setattr(config, name, max(1, getattr(target, name) // 2))
-    while config.num_attention_heads % config.num_key_value_heads:
-        config.num_key_value_heads -= 1
+    for whole, part in (("hidden_size", "num_attention_heads"), ("num_attention_heads", "num_key_value_heads")):
+        while getattr(config, whole) % getattr(config, part):
+            setattr(config, part, getattr(config, part) - 1)
     config.num_hidden_layers, config.tie_word_embeddings = layers, True
     config.layer_types = (getattr(target, "layer_types", None) or [])[:layers] or None
     return config

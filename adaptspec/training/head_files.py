@@ -39,7 +39,7 @@ def make_head(kind: str, target: Any, depth: int, layers: int) -> TrainedHead:
     """
     if not is_lean(target.config.to_dict()):
         known, family = ", ".join(FAMILIES), target.config.model_type
-        raise ConfigError(f"the target is a {family}; heads are trained for {known} alone, so train a draft instead")
+        raise ConfigError(f"the target is a {family}; heads are trained for {known} alone; try `train draft`")
     config, frozen = _layer_config(target.config, layers), FrozenParts.of(target)
     torch.manual_seed(0)
     if kind == "medusa":

@@ -147,11 +147,12 @@ def test_a_base_model_without_padding_is_a_target(
     assert "warning: the medusa took 5 steps, fewer than the 100" in console.export_text()
 
 
-def test_drafts_are_made_of_what_can_be_halved() -> None:
-    """Key heads divide the others afterwards, too; of sizes by other names nothing is made."""
+def test_drafts_are_made_of_what_can_be_halved(tmp_path: Path) -> None:
+    """Heads divide the width afterwards, too, and key heads the heads; of sizes by other names nothing is made."""
     target = LlamaConfig(hidden_size=60, intermediate_size=96, num_attention_heads=15, num_key_value_heads=5)
     config = distillation._draft_config(target, 1)
-    assert (config.num_attention_heads, config.num_key_value_heads) == (7, 1)
+    assert (config.hidden_size, config.num_attention_heads, config.num_key_value_heads) == (30, 6, 2)
+    config.save_pretrained(tmp_path)
     with pytest.raises(ConfigError, match=r"the target is a gpt2, whose config\.json has no intermediate_size"):
         distillation._draft_config(GPT2Config(), 1)
 
