@@ -17,7 +17,7 @@ from adaptspec.engine.core import EngineCore
 from adaptspec.models.draft import Draft
 from adaptspec.request import Request, SamplingParams, SpeculationParams
 from adaptspec.training.measure import load_transformers
-from adaptspec.types import Completion
+from adaptspec.types import Completion, RoundRecord
 
 
 @dataclass(frozen=True)
@@ -29,6 +29,22 @@ class Run:
     decode: float
     accepted: int = 0
     drafted: int = 0
+
+
+class Records:
+    """A sink that keeps rounds."""
+
+    def __init__(self) -> None:
+        self.rounds: list[RoundRecord] = []
+
+    def started(self, request: Request) -> None:
+        """Nothing to keep."""
+
+    def emit(self, record: RoundRecord) -> None:
+        self.rounds.append(record)
+
+    def finished(self, request: Request, completion: Completion) -> None:
+        """Nothing to keep."""
 
 
 class OwnEngine:

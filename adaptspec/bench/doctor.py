@@ -207,7 +207,7 @@ def _cell(task: Mapping[str, Any], *, alone: bool) -> str:
 
 def _lookup(row: Mapping[str, Any]) -> str:
     earned, task = max((one["over_plain"], task) for task, one in row["tasks"].items())
-    return f"Lookup (n-grams) alone, which needs no draft, earns {earned:.2f} x on {task}, and less on all else."
+    return f"Lookup (n-grams) alone, which needs no draft, earns {earned:.2f} x at best, on {task}."
 
 
 def _verdict(result: Mapping[str, Any]) -> str:
@@ -219,6 +219,6 @@ def _verdict(result: Mapping[str, Any]) -> str:
     (least, worst), (most, top) = by_task[0], by_task[-1]
     return (
         f"Yes: {model} would run {best['mean']:.2f} x as fast here as plain decoding, one request at a time, with "
-        f"{' + '.join(best['drafters'])}{' (' + best['draft'] + ')' if best['draft'] else ''}: "
-        f"{least:.2f} x on {worst} to {most:.2f} x on {top}."
+        f"{' + '.join(best['drafters'])}{' (' + best['draft'] + ')' if best['draft'] else ''}"
+        f"{f': {least:.2f} x on {worst} to {most:.2f} x on {top}' if worst != top else ''}."
     )

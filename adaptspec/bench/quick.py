@@ -22,7 +22,6 @@ import torch
 from adaptspec.bench.contenders import Contender, OwnEngine, Run, TransformersGenerate, wrong
 from adaptspec.bench.workloads import Workloads, encode
 from adaptspec.control.cost import CostTable
-from adaptspec.control.language.build import parse_policy_spec
 from adaptspec.control.language.spec import PolicySpec
 from adaptspec.control.tasks import TaskDetector
 from adaptspec.drafters import Kind, kind_of
@@ -30,6 +29,7 @@ from adaptspec.engine.assembly import Built, assemble, build
 from adaptspec.engine.engine_config import EngineConfig, model_place
 from adaptspec.engine.profiler import processor
 from adaptspec.errors import ConfigError
+from adaptspec.simulation.replay import static_spec
 from adaptspec.tables import Table
 
 STATIC_DEPTHS = (1, 2, 3, 5, 7)
@@ -131,19 +131,9 @@ def _fixed(built: Built) -> list[PolicySpec]:
     model_free = [name for name in built.specs[0].drafters if kind_of(name) is Kind.MODEL_FREE and name != first]
     depths = MODEL_FREE_DEPTHS if kind_of(first) is Kind.MODEL_FREE else STATIC_DEPTHS
     return [
-        *(static_policy(f"fixed-{depth}", depth, first) for depth in depths),
-        *(static_policy(f"fixed-{name}-{depth}", depth, name) for name in model_free for depth in MODEL_FREE_DEPTHS),
+        *(static_spec(depth, first, name=f"fixed-{depth}") for depth in depths),
+        *(static_spec(depth, name, name=f"fixed-{name}-{depth}") for name in model_free for depth in MODEL_FREE_DEPTHS),
     ]
-
-
-def static_policy(name: str, depth: int, drafter: str) -> PolicySpec:
-    """The policy that drafts so many tokens with a drafter, always."""
-    return parse_policy_spec(
-        "apiVersion: adaptspec.dev/v1\nkind: SpeculationPolicy\n"
-        f"metadata: {{name: {name}, description: Depth {depth} always}}\n"
-        f"spec: {{choose: {{algorithm: static, depth: {depth}}}, drafters: [{drafter}]}}\n",
-        name,
-    )
 
 
 def _result(runs: Runs, workloads: Workloads, settings: QuickSettings, built: Built) -> dict[str, Any]:

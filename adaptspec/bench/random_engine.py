@@ -11,9 +11,10 @@ from typing import Any
 import torch
 from transformers import PreTrainedTokenizerFast
 
+from adaptspec.bench.contenders import Records
 from adaptspec.bench.random_models import Sizes, any_tokenizer, prompts, random_decoder
 from adaptspec.control.cost import CostTable
-from adaptspec.control.language.build import load_policy_spec, parse_policy_spec
+from adaptspec.control.language.build import load_policy_spec
 from adaptspec.control.language.library import find_policy
 from adaptspec.control.language.spec import PolicySpec
 from adaptspec.drafting.draft_model import DraftModelDrafter
@@ -23,23 +24,8 @@ from adaptspec.engine.core import EngineCore, EngineLimits
 from adaptspec.engine.profiler import Stopwatch, measure
 from adaptspec.gpu.device_decoder import DeviceDecoder
 from adaptspec.request import Request, SamplingParams, SpeculationParams
-from adaptspec.types import Completion, FinishReason, RoundRecord
-
-
-class Records:
-    """A sink that keeps rounds."""
-
-    def __init__(self) -> None:
-        self.rounds: list[RoundRecord] = []
-
-    def started(self, request: Request) -> None:
-        """Nothing to keep."""
-
-    def emit(self, record: RoundRecord) -> None:
-        self.rounds.append(record)
-
-    def finished(self, request: Request, completion: Completion) -> None:
-        """Nothing to keep."""
+from adaptspec.simulation.replay import static_spec
+from adaptspec.types import FinishReason
 
 
 @dataclass(frozen=True)
@@ -86,12 +72,7 @@ def policy(name: str) -> PolicySpec:
     """`off`, `static-N` by the draft model, or one that ships."""
     if not name.startswith("static-"):
         return load_policy_spec(find_policy(name))
-    return parse_policy_spec(
-        "apiVersion: adaptspec.dev/v1\nkind: SpeculationPolicy\n"
-        f"metadata: {{name: {name}, description: Depth {name[7:]} always}}\n"
-        f"spec: {{choose: {{algorithm: static, depth: {name[7:]}}}, drafters: [draft-model]}}\n",
-        name,
-    )
+    return static_spec(int(name.removeprefix("static-")))
 
 
 def texts(core: EngineCore, requests: Sequence[Request]) -> dict[str, tuple[int, ...]]:

@@ -13,8 +13,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from adaptspec.analysis.journal_tape import DRAFTER, LoggedRequest, tape_of_rounds
-from adaptspec.bench.contenders import OwnEngine
-from adaptspec.bench.quick import static_policy
+from adaptspec.bench.contenders import OwnEngine, Records
 from adaptspec.bench.teacher_forcing import Judge, Written
 from adaptspec.bench.workloads import Workloads, encode
 from adaptspec.control.language.spec import PolicySpec
@@ -25,10 +24,11 @@ from adaptspec.engine.core import EngineLimits
 from adaptspec.engine.engine_config import EngineConfig
 from adaptspec.errors import ConfigError
 from adaptspec.journal import RequestStarted
-from adaptspec.request import Request, SamplingParams
+from adaptspec.request import SamplingParams
 from adaptspec.simulation.cost_profiles import Curve, DraftCosts, MachineCosts, packed
+from adaptspec.simulation.replay import static_spec
 from adaptspec.simulation.tape import Tape, join, recorded
-from adaptspec.types import Completion, RoundRecord
+from adaptspec.types import RoundRecord
 
 _DEPTHS, _MODEL_FREE_DEPTHS = (1, 3, 7), (4,)
 _NOBODY = -2
@@ -69,26 +69,6 @@ class _Trial:
         return max(0.0, self.seconds - passes) / max(1, len(self.decoding))
 
 
-class _Notes:
-    """The rounds that were told of since somebody asked."""
-
-    def __init__(self) -> None:
-        self._rounds: list[RoundRecord] = []
-
-    def taken(self) -> list[RoundRecord]:
-        rounds, self._rounds = self._rounds, []
-        return rounds
-
-    def started(self, request: Request) -> None:
-        """See `Sink.started`."""
-
-    def emit(self, record: RoundRecord) -> None:
-        self._rounds.append(record)
-
-    def finished(self, request: Request, completion: Completion) -> None:
-        """See `Sink.finished`."""
-
-
 def try_draft(
     config: EngineConfig, draft: str | None, workloads: Workloads, tokens: int, tick: Callable[[], None]
 ) -> Tried:
@@ -99,7 +79,7 @@ def try_draft(
         ModelError, PairError, ConfigError: the models cannot be used, or no prompt has an answer of two tokens.
     """
     alone = replace(config, draft=draft, policies=(), limits=EngineLimits(max_rows=1))
-    built, notes = build(alone), _Notes()
+    built, notes = build(alone), Records()
     longest = built.target.info.context - tokens
     if longest < 1:
         raise ConfigError(f"the context holds {built.target.info.context} tokens; give fewer --tokens")
@@ -122,8 +102,9 @@ def try_draft(
                 began = clock()
                 runs.append(trial.engine.run(ids, tokens))
                 trial.seconds += clock() - began
-                trial.rounds += (new := notes.taken())
-                rounds += new
+                trial.rounds += notes.rounds
+                rounds += notes.rounds
+                notes.rounds.clear()
             tick()
             text = runs[0].tokens
             if len(text) < 2:
@@ -147,13 +128,13 @@ def try_draft(
     return Tried(draft, tape, costs, deciding, built.target.info.parameters)
 
 
-def _engines(built: Built, config: EngineConfig, notes: _Notes, timer: Callable[[], float]) -> Iterator[OwnEngine]:
+def _engines(built: Built, config: EngineConfig, notes: Records, timer: Callable[[], float]) -> Iterator[OwnEngine]:
     """One that decodes plainly, then each drafter at fixed depths, and adaptive policies; they take turns."""
     wanted = [one for one in built.drafters if not isinstance(one, Observing)]
-    specs = [static_policy("plain", 0, wanted[0].name)]
+    specs = [static_spec(0, wanted[0].name, name="plain")]
     for one in wanted:
         depths: Sequence[int] = _DEPTHS if isinstance(one, ModelDrafter) else _MODEL_FREE_DEPTHS
-        specs += [static_policy(f"{one.name}-{depth}", depth, one.name) for depth in depths]
+        specs += [static_spec(depth, one.name, name=f"{one.name}-{depth}") for depth in depths]
     parts = built.target, built.drafters, built.tokenizer
     specs += _adaptive(built)
     core = assemble(*parts, specs=specs, costs=built.costs, sinks=[notes], limits=config.limits, timer=timer)
@@ -167,6 +148,8 @@ def _adaptive(built: Built) -> list[PolicySpec]:
 def _costs(rounds: Sequence[RoundRecord], drafters: Sequence[str], beside: float) -> MachineCosts:
     """What rounds of one request take: medians, since whatever else runs can only add to some of them."""
     verify = _medians((record.verify_tokens, record.verify_seconds) for record in rounds)
+    if len(verify) < 2:  # then drafts would seem to be checked for nothing
+        raise ConfigError("nothing was drafted; give longer answers (--tokens), or other prompts (--prompts FILE)")
     found = {}
     for which, name in enumerate(drafters):
         mine = [record for record in rounds if record.drafting and int(record.drafter[0]) == which]
@@ -193,9 +176,9 @@ def _costs(rounds: Sequence[RoundRecord], drafters: Sequence[str], beside: float
 
 
 def _medians(pairs: Iterable[tuple[int, float]]) -> dict[int, float]:
-    """The median seconds of each count that was met often."""
+    """The median seconds of each count that was met often; of two at least, for what lies between them."""
     known: dict[int, list[float]] = {}
     for count, seconds in pairs:
         known.setdefault(count, []).append(seconds)
-    most = max(map(len, known.values()), default=0)
-    return {count: statistics.median(own) for count, own in known.items() if len(own) >= min(_OFTEN, most)}
+    often = min([_OFTEN, *sorted(map(len, known.values()))[-2:]])
+    return {count: statistics.median(own) for count, own in known.items() if len(own) >= often}

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from transformers import PreTrainedTokenizerFast
 
+from adaptspec.models.tokenization import encode_turn
 from adaptspec.training.corpus import BUILT_IN, Prompt, read_prompts, spread
 
 Workloads = dict[str, list[Prompt]]
@@ -24,13 +25,5 @@ def read_workloads(folder: Path | None, per_task: int) -> Workloads:
 
 
 def encode(tokenizer: PreTrainedTokenizerFast, prompt: Prompt, longest: int) -> tuple[int, ...]:
-    """The prompt as one user turn; its last `longest` tokens if it is longer.
-
-    A base model, whose tokenizer has no chat template, goes on from the text itself.
-    """
-    if tokenizer.chat_template is None:
-        return tuple(tokenizer.encode(prompt.text)[-longest:])
-    text = tokenizer.apply_chat_template(
-        [{"role": "user", "content": prompt.text}], tokenize=False, add_generation_prompt=True
-    )
-    return tuple(tokenizer.encode(str(text), add_special_tokens=False)[-longest:])
+    """The prompt as one user turn; its last `longest` tokens if it is longer."""
+    return tuple(encode_turn(tokenizer, prompt.text)[-longest:])

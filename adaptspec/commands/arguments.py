@@ -13,6 +13,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from adaptspec.command_line import TEXT, given_values
@@ -58,13 +59,7 @@ def add_models(parser: argparse.ArgumentParser) -> None:
         help="counts of a corpus to draft from (adaptspec train counts), or 'none' (default: counts.npz in the model's "
         "folder, if it is there)",
     )
-    add_policy(
-        group,
-        "--policy",
-        action="append",
-        default=[],
-        help="a shipped policy or a YAML file; may be given again, the first is the default (default: goodput)",
-    )
+    add_policies(group)
     add(
         "--device",
         type=device,
@@ -114,9 +109,18 @@ def add_models(parser: argparse.ArgumentParser) -> None:
     )
 
 
+_POLICY = "a shipped policy or a YAML file"
+_FIRST = ", the first is the default (default: goodput)"
+
+
+def add_policies(parser: argparse._ActionsContainer, more: str = _FIRST) -> None:
+    """`--policy` for any number of them; `more` ends its help."""
+    add_policy(parser, "--policy", action="append", default=[], help=f"{_POLICY}; may be given again{more}")
+
+
 def add_policy(parser: argparse._ActionsContainer, *names: str, **more: Any) -> None:
     """An argument that names policies; shells complete it with those that ship, and with YAML files."""
-    action = parser.add_argument(*names, **{"metavar": "NAME|FILE", "help": "a shipped policy or a YAML file", **more})
+    action = parser.add_argument(*names, **{"metavar": "NAME|FILE", "help": _POLICY, **more})
 
     def known(prefix: str, **more: Any) -> list[str]:
         from argcomplete.completers import FilesCompleter
@@ -173,6 +177,16 @@ def positive(text: str) -> int:
     if value < 1:
         raise argparse.ArgumentTypeError("must be at least 1")
     return value
+
+
+def new_file(text: str) -> Path:
+    """A file to write at the end of long work, in a folder that is there: better known before it."""
+    path = Path(text)
+    if not path.parent.is_dir():
+        raise argparse.ArgumentTypeError(f"{path}: there is no folder {path.parent}; make it first")
+    if path.is_dir():
+        raise argparse.ArgumentTypeError(f"{path}: is a folder; name a file")
+    return path
 
 
 def device(text: str) -> str:

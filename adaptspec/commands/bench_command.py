@@ -11,7 +11,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from adaptspec.command_line import add_table_forms
-from adaptspec.commands.arguments import add_models, add_policy, engine_config, progress, seconds, tell
+from adaptspec.commands.arguments import (
+    add_models,
+    add_policies,
+    add_policy,
+    engine_config,
+    new_file,
+    progress,
+    seconds,
+    tell,
+)
 from adaptspec.control.language.library import find_policy, shipped_policies
 from adaptspec.drafters import DRAFTERS
 from adaptspec.errors import ConfigError
@@ -51,7 +60,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     policies.add_argument("--repeats", type=int, default=1, help="of every prompt (default: %(default)s)")
     policies.add_argument("--prompts", type=int, default=6, help="prompts per task (default: %(default)s)")
     decisions = commands.add_parser("decisions", help="what deciding and learning take per round")
-    add_policy(decisions, "--policy", action="append", help="may be repeated (default: all shipped)")
+    add_policies(decisions, " (default: all shipped)")
     decisions.add_argument("--tape", default="bundled", metavar="NAME|FILE", help="(default: %(default)s)")
     decisions.add_argument("--cost", default="cpu-2-cores", metavar="NAME|FILE", help="(default: %(default)s)")
     trees = commands.add_parser("trees", help="what the best fixed chains, combs and trees of a tape earn")
@@ -102,8 +111,9 @@ def _add_record_arguments(parser: argparse.ArgumentParser) -> None:
         "drafter would have proposed. `adaptspec policy simulate` replays them."
     )
     add = parser.add_argument
-    add("--out", type=Path, help="file to write, such as tape.npz")
-    add("--costs-out", type=Path, help="measure this machine's cost table anew, several times, and write its medians")
+    add("--out", type=new_file, help="file to write, such as tape.npz")
+    costs = "measure this machine's cost table anew, several times, and write its medians"
+    add("--costs-out", type=new_file, help=costs)
     _add_workloads(parser)
     add("--prompts", type=int, default=16, help="prompts per task (default: %(default)s)")
     add("--tokens", type=int, default=160, help="most tokens per answer (default: %(default)s)")

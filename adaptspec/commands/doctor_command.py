@@ -6,8 +6,8 @@ import argparse
 import shlex
 from pathlib import Path
 
-from adaptspec.command_line import add_table_forms
-from adaptspec.commands.arguments import device, engine_config, positive, progress, tell
+from adaptspec.command_line import add_table_forms, given_values
+from adaptspec.commands.arguments import device, engine_config, new_file, positive, progress, tell
 from adaptspec.errors import ConfigError
 
 _PER_TASK = 3
@@ -35,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--tokens", type=positive, default=128, help="tokens per answer (default: %(default)s)")
     add("--device", type=device, default="auto", help="auto, cpu, cuda or cuda:N (default: %(default)s)")
     add("--dtype", default="auto", choices=["auto", "float32", "bfloat16", "float16"], help="(default: %(default)s)")
-    add("--write", type=Path, metavar="FILE", help="write the policy that was found best, such as policy.yaml")
+    add("--write", type=new_file, metavar="FILE", help="write the policy that was found best, such as policy.yaml")
     add_table_forms(parser, json=True)
     parser.set_defaults(run=_run)
 
@@ -49,22 +49,26 @@ def _run(arguments: argparse.Namespace) -> int:
     file = arguments.write or Path("policy.yaml")
     if file.suffix not in {".yaml", ".yml"}:
         raise ConfigError(f"--write {file}: a policy's name ends in .yaml")
-    if not file.parent.is_dir():
-        raise ConfigError(f"--write {file}: there is no folder {file.parent}; make it first")
     config, workloads = engine_config(arguments), read_workloads(arguments.prompts, _PER_TASK)
     drafts = doctor_drafts(config, arguments.drafts)
     with progress("doctor", doctor_steps(drafts, workloads)) as tick:
         result = run_doctor(config, drafts, workloads, arguments.tokens, tick)
-    draft = result["best"]["draft"] if result["worth"] else None
-    serve = shlex.join(
-        ["adaptspec", "serve", "--model", arguments.model, "--draft", draft or "none", "--policy", str(file)]
-    )
+    serve = shlex.join(_serving(arguments, result["best"]["draft"] if result["worth"] else None, file))
+    hint = "" if arguments.write else "  (--write policy.yaml writes the policy)"
+    status = tell(arguments, {**result, "serve": serve}, doctor_report(result, serve + hint))
     if arguments.write is not None:
         head = f"# Of `adaptspec doctor`: {result['best']['mean']:.2f} x plain decoding is to be expected.\n# {serve}\n"
         try:
             file.write_text(head + result["policy"], encoding="utf-8")
         except OSError as error:
             raise ConfigError(f"--write {file}: cannot be written ({error.strerror}); choose another file") from error
-    else:
-        serve += "  (--write policy.yaml writes the policy)"
-    return tell(arguments, {**result, "serve": serve}, doctor_report(result, serve))
+    return status
+
+
+def _serving(arguments: argparse.Namespace, draft: str | None, policy: Path) -> list[str]:
+    """The command that serves with a draft as it was tried here."""
+    given = given_values(arguments)
+    same = [part for name in ("counts", "device", "dtype") if name in given for part in (f"--{name}", given[name])]
+    pickles = ["--allow-pickle"] if draft and arguments.allow_pickle else []
+    line = ["adaptspec", "serve", "--model", arguments.model, "--draft", draft or "none", *pickles, *same]
+    return [*line, "--policy", str(policy)]

@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from adaptspec.commands.arguments import add_policy, positive
+from adaptspec.commands.arguments import add_policies, add_policy, positive
 
 if TYPE_CHECKING:
     from adaptspec.control.host import Host
@@ -29,13 +29,7 @@ def _add_vllm(parser: argparse.ArgumentParser) -> None:
         "CUDA graphs for all of its depths. Install adaptspec where vLLM is. Flags of vLLM's own come last, after --."
     )
     add = parser.add_argument
-    add_policy(
-        parser,
-        "--policy",
-        action="append",
-        default=[],
-        help="a shipped policy or a YAML file; may be given again, the first is the default (default: goodput)",
-    )
+    add_policies(parser)
     add("--model", required=True, help="directory or hub id of the target")
     add("--draft", help="directory or hub id of the draft, where the method has one")
     add("--method", default="draft_model", help="vLLM's name of how it drafts (default: %(default)s)")

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from adaptspec.command_line import add_table_forms, later
-from adaptspec.commands.arguments import add_policy
+from adaptspec.commands.arguments import add_policies, add_policy, new_file
 from adaptspec.control.language.library import find_policy, shipped_policies
 from adaptspec.errors import ConfigError, PolicyError
 
@@ -62,20 +62,14 @@ def add_simulate_arguments(parser: argparse.ArgumentParser) -> None:
     cost = "all that ship; with --journal, what its rounds took"
     _add_recorded(parser, cost=cost, batch="1,16", requests=20)
     add = parser.add_argument
-    add_policy(
-        parser,
-        "--policy",
-        action="append",
-        default=[],
-        help="a shipped policy or a YAML file; may be given again (default: goodput)",
-    )
+    add_policies(parser, " (default: goodput)")
     add("--mixed", action="store_true", help="only streams that mix all tasks, not each task by itself")
     add("--temperature", type=float, help="only requests recorded at this temperature")
     add("--prefill", type=int, default=0, metavar="TOKENS", help="prompt tokens read per round; 0: free")
     add("--noise", type=float, default=0.0, help="sigma of log-normal noise on times (default: none)")
     add("--seed", type=int, default=0, help="of the noise, and of draws under rejection")
     add_table_forms(parser, json=True)
-    add("--plot", type=Path, metavar="FILE", help="draw the cells into a .png, .svg or .pdf")
+    add("--plot", type=new_file, metavar="FILE", help="draw the cells into a .png, .svg or .pdf")
     parser.set_defaults(run=later("adaptspec.commands.run_simulation:run_simulate"))
 
 
@@ -136,7 +130,7 @@ def _add_tune(parser: argparse.ArgumentParser) -> None:
     )
     add("--budget", type=int, default=24, help="candidates to try (default: %(default)s)")
     add("--seed", type=int, default=0, help="of the search (default: %(default)s)")
-    add("--out", type=Path, metavar="FILE", help="write the policy here, comments kept")
+    add("--out", type=new_file, metavar="FILE", help="write the policy here, comments kept")
     add("--json", action="store_true", help="print one JSON object")
     parser.set_defaults(run=later("adaptspec.commands.run_simulation:run_tune"))
 

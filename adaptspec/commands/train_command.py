@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 
 from adaptspec.command_line import add_table_forms, given_values
-from adaptspec.commands.arguments import positive
+from adaptspec.commands.arguments import new_file, positive
 from adaptspec.control.tasks import SHIPPED
 
 
@@ -67,7 +67,7 @@ def _add_train_tasks(parser: argparse.ArgumentParser) -> None:
     )
     add = parser.add_argument
     add("--prompts", type=Path, help="JSONL file or folder to measure on (default: held-out records)")
-    add("--out", type=Path, default=SHIPPED, help="file to write (default: the one that is used)")
+    add("--out", type=new_file, default=SHIPPED, help="file to write (default: the one that is used)")
     add_table_forms(parser)
     parser.set_defaults(run=_train_tasks)
 
@@ -79,7 +79,7 @@ def _add_train_counts(parser: argparse.ArgumentParser) -> None:
     )
     add = parser.add_argument
     add("--model", default="bundled", help="directory or hub id of the target (default: %(default)s)")
-    add("--out", type=Path, required=True, help="file to write, such as counts.npz")
+    add("--out", type=new_file, required=True, help="file to write, such as counts.npz")
     add(
         "--contexts",
         type=positive,
@@ -152,7 +152,7 @@ def _distil(kind: str, arguments: argparse.Namespace) -> int:
         Console(stderr=True),
         answers=arguments.answers,
         prompts=arguments.prompts,
-        beside=Path(model_place(beside, "draft")) if beside else None,
+        beside=model_place(beside, "draft") if beside else None,
     )
     return 0
 

@@ -63,6 +63,16 @@ def fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
     return hashlib.blake2b(words.encode(), digest_size=8).hexdigest()
 
 
+def encode_turn(tokenizer: PreTrainedTokenizerFast, text: str) -> list[int]:
+    """Token ids of a user's message, ready for the answer. A base model, which has no template, goes on from it."""
+    base = tokenizer.chat_template is None
+    if not base:  # the template writes the special tokens itself
+        messages = [{"role": "user", "content": text}]
+        text = str(tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
+    ids: list[int] = tokenizer.encode(text, add_special_tokens=base)
+    return ids
+
+
 def check_tokenizer(tokenizer: PreTrainedTokenizerBase, info: ModelInfo) -> None:
     """Raise ModelError if the tokenizer has token ids the model has no embedding for."""
     largest = max(tokenizer.get_vocab().values(), default=-1)

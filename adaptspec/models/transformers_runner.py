@@ -162,7 +162,10 @@ def load_through_transformers(folder: Path, dtype: torch.dtype, device: torch.de
 
     Raises ModelError for what `AutoModelForCausalLM` does not know, or whose cache cannot be cut back.
     """
-    model = _load(folder, dtype, device)
+    model: Any = load_module(folder, dtype, device)
+    head = model.get_output_embeddings()
+    if dtype != torch.float32 and type(head) is torch.nn.Linear:
+        model.set_output_embeddings(Float32Head(head))
     try:
         return model, _try_rollback(model)
     except (TypeError, ValueError, AttributeError, RuntimeError, LookupError) as error:
@@ -173,7 +176,8 @@ def load_through_transformers(folder: Path, dtype: torch.dtype, device: torch.de
         ) from error
 
 
-def _load(folder: Path, dtype: torch.dtype, device: torch.device) -> PreTrainedModel:
+def load_module(folder: Path, dtype: torch.dtype, device: torch.device) -> PreTrainedModel:
+    """The model as `transformers` has it; ModelError for what it cannot load, or only by code that comes along."""
     try:
         config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
         options = {"use_safetensors": True, "trust_remote_code": False, "output_loading_info": True}
@@ -184,11 +188,7 @@ def _load(folder: Path, dtype: torch.dtype, device: torch.device) -> PreTrainedM
     for problem in ("missing_keys", "mismatched_keys"):
         if report.get(problem):
             raise ModelError(f"{folder}: {problem.replace('_', ' ')}: {list(report[problem])[:3]}; download it again")
-    model.to(device).eval()
-    head = model.get_output_embeddings()
-    if dtype != torch.float32 and type(head) is torch.nn.Linear:
-        model.set_output_embeddings(Float32Head(head))
-    return cast("PreTrainedModel", model)
+    return cast("PreTrainedModel", model.to(device).eval())
 
 
 def longest_context(config: Any) -> int:

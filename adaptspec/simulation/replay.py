@@ -154,11 +154,12 @@ def run(simulator: Simulator, *, keep: bool = False) -> Tally:
     return tally
 
 
-def static_spec(depth: int, drafter: str = "draft-model", width: int = 1) -> PolicySpec:
+def static_spec(depth: int, drafter: str = "draft-model", width: int = 1, name: str = "") -> PolicySpec:
     """The policy that always drafts `depth` tokens, with so many candidates for each; 0 is plain decoding."""
+    name = name or f"static-{depth}"
     return parse_policy_spec(
         "apiVersion: adaptspec.dev/v1\nkind: SpeculationPolicy\n"
-        f"metadata: {{name: static-{depth}}}\n"
+        f"metadata: {{name: {name}}}\n"
         f"spec: {{choose: {{algorithm: static, depth: {depth}}}, drafters: [{drafter}], max-width: {width}}}\n",
-        f"static-{depth}",
+        name,
     )

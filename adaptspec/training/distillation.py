@@ -17,18 +17,19 @@ import numpy.typing as npt
 import torch
 import torch.nn.functional as F
 from rich.console import Console
+from torch import nn
 from transformers import AutoModelForCausalLM
 from transformers.utils.logging import disable_progress_bar
 
 from adaptspec.errors import ConfigError
 from adaptspec.models.model_files import resolve_model
-from adaptspec.models.tokenization import load_tokenizer
-from adaptspec.training.corpus import SYNTHETIC, Corpus, choose_prompts, read_corpus
+from adaptspec.models.tokenization import fingerprint, load_tokenizer
+from adaptspec.training.corpus import SYNTHETIC, choose_prompts, read_corpus
 from adaptspec.training.head_files import make_head, save_head
 from adaptspec.training.head_modules import TrainedHead, heard
 from adaptspec.training.head_report import HeadReport, head_card, report_head
-from adaptspec.training.loop import LoopSettings, keep_freed_pages, train
-from adaptspec.training.measure import load_transformers
+from adaptspec.training.loop import LoopSettings, keep_freed_pages, train, warn_if_short
+from adaptspec.training.measure import MeasuredTarget, load_transformers
 from adaptspec.training.optimizer import Loss, distillation_loss
 from adaptspec.training.pair import can_compile, export, hardware, weights_hash
 from adaptspec.training.pair_settings import RunRecord, Stage, check, check_device
@@ -96,7 +97,7 @@ def distil(
     *,
     answers: Path | None = None,
     prompts: Path | None = None,
-    beside: Path | None = None,
+    beside: str | None = None,
 ) -> HeadReport:
     """Run the recipe. `work` then holds a folder named after the kind, a report and a model card.
 
@@ -105,69 +106,82 @@ def distil(
 
     Raises:
         CorpusError: the corpus cannot be read or is too small.
-        ConfigError: `work` or `answers` were begun with other settings.
-        ModelError: the target cannot be loaded.
+        ConfigError: `work` or `answers` were begun with other settings or cannot be written to; there can be no such
+            drafter for the target; `beside` has other tokens.
+        ModelError: the target or `beside` cannot be loaded.
     """
     disable_progress_bar()  # type: ignore[no-untyped-call]  # those of transformers run into ours
     console.print(f"reading {corpus_path}")
     corpus = read_corpus(corpus_path, {SYNTHETIC: 0.6})  # as the bundled pair's; of most corpora it thins nothing
     questions = choose_prompts(prompts, corpus.held_out)
-    folder, answers = resolve_model(settings.target), answers or work / "answers"
-    teacher = load_transformers(folder, torch.float32, torch.device(settings.device))
-    taught = {"target": weights_hash(teacher)}
-    _begin(answers, taught | dataclasses.asdict(settings.answers), corpus, settings.device)
-    record = _begin(work, taught | settings.identity, corpus, settings.device)
+    flag, answers = ("--out", work / "answers") if answers is None else ("--answers", answers)
+    folder = resolve_model(settings.target)
+    target = MeasuredTarget(folder, settings.device)
+    # Whatever cannot be used is to be known before hours of answers and training.
+    other = None if beside is None else _other_draft(beside, folder, settings.device)
+    student = _student(settings, target.model)
+    asked = {"target": weights_hash(target.model)} | dataclasses.asdict(settings.answers)
+    of_answers = RunRecord(asked, corpus.fingerprint, corpus.sources, hardware(settings.device))
+    record = dataclasses.replace(of_answers, identity=asked | settings.identity)
+    record.check(work)
+    of_answers.check(answers, flag)
+    of_answers.save(answers, flag)
+    record.save(work)
     tokens = regenerate(answers, str(folder), corpus.train, settings.answers, console, device=settings.device)
     if settings.device == "cpu":
         keep_freed_pages()
-    student, loss = _student(settings, teacher, tokens)
+    loss = _loss(settings, student, target.model, tokens)
     windows = Windows(tokens, settings.batch, settings.window)
     loop = LoopSettings(settings.minutes, settings.learning_rate)
     if settings.compile and can_compile(console):
         loss = torch.compile(loss)
     progress = train(student, loss, windows, loop, work / f"{settings.kind}.ckpt", console=console)
+    warn_if_short(settings.kind, progress, loop, "--minutes", console)
     place = work / settings.kind
     if isinstance(student, TrainedHead):
-        save_head(student, teacher, place, settings.target)
+        save_head(student, target.model, place, settings.target)
     else:
         export(student, load_tokenizer(str(folder)), place)
     stage = Stage(round(progress.seconds / 60, 1), windows.tokens_after(progress.step))
     record = dataclasses.replace(record, stages={settings.kind: stage})
     record.save(work)
     console.print("measuring")
-    report = report_head(folder, student, settings.drafted, questions, console, beside=beside, device=settings.device)
+    report = report_head(target, student, settings.drafted, questions, console, beside=other, device=settings.device)
     (work / "report.json").write_text(report.to_json() + "\n", encoding="utf-8")
     (work / "README.md").write_text(head_card(record, report), encoding="utf-8")
     console.print(f"done: {place}; figures in {work / 'README.md'}")
     return report
 
 
-def _begin(folder: Path, identity: dict[str, object], corpus: Corpus, device: str) -> RunRecord:
-    record = RunRecord(identity, corpus.fingerprint, corpus.sources, hardware(device))
-    record.check(folder)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(f"{folder}: cannot be made a directory ({error}); give another") from error
-    record.save(folder)
-    return record
+def _other_draft(place: str, target: Path, device: str) -> nn.Module:
+    if fingerprint(load_tokenizer(place)) != fingerprint(load_tokenizer(str(target))):
+        raise ConfigError(
+            f"--beside {place}: its tokens are not the target's; name a draft model with the same tokenizer"
+        )
+    model: nn.Module = load_transformers(place, torch.float32, torch.device(device))
+    return model
 
 
-def _student(settings: DistillationSettings, teacher: Any, tokens: npt.NDArray[np.uint32]) -> tuple[Any, Loss]:
-    mixed, layers = settings.mixed_precision, settings.layers or LAYERS[settings.kind]
-    if settings.kind == DRAFT:
-        torch.manual_seed(0)
-        config: Any = _draft_config(teacher.config, layers)
-        model: Any = AutoModelForCausalLM.from_config(config, dtype=torch.float32)  # type: ignore[no-untyped-call]
-        return model.to(settings.device), distillation_loss(model, teacher, mixed)
+def _student(settings: DistillationSettings, teacher: Any) -> Any:
+    """What is to be trained; ConfigError if there can be no such thing for the target."""
+    layers = settings.layers or LAYERS[settings.kind]
+    if settings.kind != DRAFT:
+        return make_head(settings.kind, teacher, settings.drafted, layers).to(settings.device)
+    torch.manual_seed(0)
+    model: Any = AutoModelForCausalLM.from_config(_draft_config(teacher.config, layers), dtype=torch.float32)  # type: ignore[no-untyped-call]
+    return model.to(settings.device)
+
+
+def _loss(settings: DistillationSettings, student: Any, teacher: Any, tokens: npt.NDArray[np.uint32]) -> Loss:
+    """What a student learns by. Where that is asked for, a head drafts the frequent ones of these tokens alone."""
+    if not isinstance(student, TrainedHead):
+        return distillation_loss(student, teacher, settings.mixed_precision)
     whole = int(teacher.config.vocab_size)
-    size = settings.draft_vocab or (_LARGE if whole > 2 * _LARGE and settings.kind != "medusa" else whole)
-    vocabulary = None
-    if size < whole:
+    size = settings.draft_vocab or (_LARGE if whole > 2 * _LARGE else whole)
+    if size < whole and settings.kind != "medusa":
         frequent = np.bincount(tokens, minlength=whole).argsort(kind="stable")[::-1][:size]
-        vocabulary = torch.from_numpy(np.sort(frequent)).to(settings.device)
-    head = make_head(settings.kind, teacher, settings.drafted, layers, vocabulary).to(settings.device)
-    return head, head_loss(head, teacher, mixed)
+        student.draft_only(torch.from_numpy(np.sort(frequent)).to(settings.device))
+    return head_loss(student, teacher, settings.mixed_precision)
 
 
 def head_loss(head: TrainedHead, teacher: Any, mixed_precision: bool = False) -> Loss:
@@ -192,7 +206,14 @@ def _draft_config(target: Any, layers: int) -> Any:
     """A model of the target's family, half as wide."""
     config = copy.deepcopy(target)
     for name in ("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads"):
+        if not hasattr(target, name):
+            raise ConfigError(
+                f"the target is a {target.model_type}, whose config.json has no {name}; train a pair instead"
+            )
         setattr(config, name, max(1, getattr(target, name) // 2))
+    for whole, part in (("hidden_size", "num_attention_heads"), ("num_attention_heads", "num_key_value_heads")):
+        while getattr(config, whole) % getattr(config, part):
+            setattr(config, part, getattr(config, part) - 1)
     config.num_hidden_layers, config.tie_word_embeddings = layers, True
     config.layer_types = (getattr(target, "layer_types", None) or [])[:layers] or None
     return config

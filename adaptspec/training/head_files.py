@@ -12,6 +12,7 @@ from transformers import LlamaConfig, PretrainedConfig, Qwen3Config
 
 from adaptspec.errors import ConfigError
 from adaptspec.files import write_file
+from adaptspec.models.config import FAMILIES, is_lean
 from adaptspec.models.model_files import CONFIG, WEIGHTS
 from adaptspec.training.head_modules import DFlash, Eagle, FrozenParts, Medusa, TrainedHead
 
@@ -31,16 +32,17 @@ _SIZES = (
 )
 
 
-def make_head(kind: str, target: Any, depth: int, layers: int, vocabulary: torch.Tensor | None = None) -> TrainedHead:
-    """A fresh head ("eagle", "dflash" or "medusa") for a model of transformers, which drafts `vocabulary` [n], or all.
+def make_head(kind: str, target: Any, depth: int, layers: int) -> TrainedHead:
+    """A fresh head ("eagle", "dflash" or "medusa") for a model of transformers.
 
     Raises ConfigError: such a head cannot be made for the target.
     """
-    config, frozen = _layer_config(target.config, layers), FrozenParts.of(target, vocabulary)
+    if not is_lean(target.config.to_dict()):
+        known, family = ", ".join(FAMILIES), target.config.model_type
+        raise ConfigError(f"the target is a {family}; heads are trained for {known} alone; try `train draft`")
+    config, frozen = _layer_config(target.config, layers), FrozenParts.of(target)
     torch.manual_seed(0)
     if kind == "medusa":
-        if vocabulary is not None:
-            raise ConfigError("--draft-vocab is not for medusa: vLLM's layout has a whole head for each depth")
         return Medusa(config, frozen, depth, (target.config.num_hidden_layers,))
     states = _states(target.config.num_hidden_layers)
     if kind == "eagle":

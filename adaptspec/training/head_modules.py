@@ -20,21 +20,17 @@ _UNSEEN = -1e30
 
 @dataclass(frozen=True)
 class FrozenParts:
-    """What a head has of its target and leaves as it is: `embedding` and `head` [vocab, hidden], and its last `norm`.
-
-    `vocabulary` [n]: the tokens that the head is to draft, None for all. For fewer it has products of its own.
-    """
+    """What a head has of its target and leaves as it is: `embedding` and `head` [vocab, hidden], the last `norm`."""
 
     embedding: torch.Tensor
     head: torch.Tensor
     norm: torch.Tensor
-    vocabulary: torch.Tensor | None = None
 
     @classmethod
-    def of(cls, target: Any, vocabulary: torch.Tensor | None = None) -> FrozenParts:
+    def of(cls, target: Any) -> FrozenParts:
         """Those of a model of transformers."""
         embedding, head, norm = target.get_input_embeddings(), target.get_output_embeddings(), target.model.norm
-        return cls(embedding.weight.detach(), head.weight.detach(), norm.weight.detach(), vocabulary)
+        return cls(embedding.weight.detach(), head.weight.detach(), norm.weight.detach())
 
 
 class TrainedHead(nn.Module):
@@ -47,10 +43,14 @@ class TrainedHead(nn.Module):
         super().__init__()
         self.depth, self.states = depth, tuple(states)
         self._frozen = (frozen,)  # in a tuple: it is no part of what this module learns and saves
-        self.vocabulary = frozen.vocabulary
+        self.vocabulary: torch.Tensor | None = (
+            None  # [n] the tokens that it drafts; None: all, by the target's own head
+        )
         self.lm_head: nn.Linear | None = None
-        if frozen.vocabulary is not None:
-            self.lm_head = _linear(frozen.head[frozen.vocabulary])
+
+    def draft_only(self, vocabulary: torch.Tensor) -> None:
+        """Have it draft these tokens [n] alone, by a head of its own. For heads that share the target's."""
+        self.vocabulary, self.lm_head = vocabulary, _linear(self._frozen[0].head[vocabulary])
 
     def forward(self, states: torch.Tensor, ids: torch.Tensor, places: torch.Tensor) -> list[torch.Tensor]:
         """Logits [B, P, n] of each depth: at depth j from place i they are of token i + 2 + j.

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -16,7 +15,7 @@ from torch import nn
 from adaptspec.training.cards import render
 from adaptspec.training.corpus import Prompt, spread
 from adaptspec.training.head_modules import TrainedHead, heard
-from adaptspec.training.measure import MeasuredTarget, acceptance_length, conditional_acceptance, load_transformers
+from adaptspec.training.measure import MeasuredTarget, acceptance_length, conditional_acceptance
 from adaptspec.training.pair_report import ALL, ReportSize, greedy_answers
 from adaptspec.training.pair_settings import RunRecord
 from adaptspec.types import BoolArray
@@ -49,27 +48,24 @@ class HeadReport:
 
 
 def report_head(
-    target: Path,
+    target: MeasuredTarget,
     student: nn.Module,
     depth: int,
     prompts: Sequence[Prompt],
     console: Console,
     *,
-    beside: Path | None = None,
+    beside: nn.Module | None = None,
     device: str = "cpu",
 ) -> HeadReport:
     """Measure a student on the target's greedy outputs. Tasks without a usable prompt are left out."""
-    measured = MeasuredTarget(target, device)
-    drafters = [student.eval()]
-    if beside is not None:
-        drafters.append(load_transformers(beside, torch.float32, torch.device(device)))
+    drafters = [student.eval()] if beside is None else [student.eval(), beside]
     found: list[dict[str, list[BoolArray]]] = [{} for _ in drafters]
     for task in track(sorted({prompt.task for prompt in prompts}), "acceptance", console=console):
         chosen = spread([prompt for prompt in prompts if prompt.task == task], SIZE.prompts_per_task)
-        for _, ids, output in greedy_answers(measured, chosen, SIZE.max_tokens):
+        for _, ids, output in greedy_answers(target, chosen, SIZE.max_tokens):
             text = torch.tensor([[*ids, *output]], device=device)
             for drafter, by_task in zip(drafters, found, strict=True):
-                by_task.setdefault(task, []).append(agreements(drafter, measured.model, text, len(ids), depth))
+                by_task.setdefault(task, []).append(agreements(drafter, target.model, text, len(ids), depth))
     figures = [_figures(by_task, depth) for by_task in found]
     own = sum(parameter.numel() for parameter in student.parameters())
     return HeadReport(own, depth, SIZE, figures[0], figures[1] if beside is not None else ())

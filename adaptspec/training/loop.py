@@ -94,6 +94,15 @@ def train(
     return progress
 
 
+def warn_if_short(name: str, progress: Progress, loop: LoopSettings, flag: str, console: Console) -> None:
+    """Say so where `name` took too few steps to learn much; `flag` gives it more time."""
+    if progress.step < loop.warmup_steps:
+        console.print(
+            f"warning: the {name} took {progress.step} steps, fewer than the {loop.warmup_steps} in which its "
+            f"learning rate rises: it has hardly learned; give more {flag}"
+        )
+
+
 @dataclass(frozen=True)
 class _Run:
     """What the steps of one call of `train` share. They are told by the bar, or by lines where nobody watches, and in
@@ -188,7 +197,7 @@ def resume(path: Path, model: nn.Module, optimizer: Optimizer, origin: str = "")
         model.load_state_dict(state["model"])
         optimizer.load_state_dict(state["optimizer"])
         return Progress(int(state["step"]), float(state["seconds"]))
-    except (RuntimeError, KeyError, ValueError, AttributeError, EOFError, pickle.UnpicklingError) as error:
+    except (OSError, RuntimeError, KeyError, ValueError, AttributeError, EOFError, pickle.UnpicklingError) as error:
         reason = str(error).strip().partition("\n")[0] or type(error).__name__
         raise ConfigError(
             f"{path}: this checkpoint does not fit these settings ({reason}); "

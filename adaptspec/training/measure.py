@@ -15,8 +15,10 @@ from typing import Any
 import numpy as np
 import torch
 from torch import nn
-from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from adaptspec.models.model_files import resolve_model
+from adaptspec.models.tokenization import encode_turn, load_tokenizer
+from adaptspec.models.transformers_runner import load_module
 from adaptspec.types import BoolArray, FloatArray
 
 DEPTHS = (1, 3, 7)
@@ -48,15 +50,13 @@ class MeasuredTarget:
 
     def __init__(self, target: Path, device: str = "cpu") -> None:
         self._device = torch.device(device)
-        self._tokenizer = AutoTokenizer.from_pretrained(target)
+        self._tokenizer = load_tokenizer(str(target))
         self.model = load_transformers(target, torch.float32, self._device)
         self.context = int(self.model.config.max_position_embeddings)
 
     def encode_chat(self, message: str) -> list[int]:
         """Token ids of one user message, ready for the answer."""
-        messages = [{"role": "user", "content": message}]
-        text = self._tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-        return self.encode(str(text))
+        return encode_turn(self._tokenizer, message)[: self.context]
 
     def encode(self, text: str) -> list[int]:
         """Token ids of a text as it stands, cut to the context."""
@@ -77,7 +77,8 @@ class MeasuredTarget:
         return [outputs[i] for i in range(len(prompts))]
 
     def _generate_batch(self, prompts: Sequence[Sequence[int]], max_tokens: int) -> list[list[int]]:
-        pad, end = self._tokenizer.pad_token_id, self._tokenizer.eos_token_id
+        ends = [self._tokenizer.pad_token_id, self._tokenizer.eos_token_id]  # many have no padding of their own
+        pad = next((token for token in ends if token is not None), 0)
         width = max(len(prompt) for prompt in prompts)
         ids = torch.tensor([[pad] * (width - len(p)) + list(p) for p in prompts], device=self._device)
         mask = torch.tensor([[0] * (width - len(p)) + [1] * len(p) for p in prompts], device=self._device)
@@ -85,7 +86,8 @@ class MeasuredTarget:
             input_ids=ids, attention_mask=mask, do_sample=False, max_new_tokens=max_tokens, pad_token_id=pad
         )
         rows: list[list[int]] = out[:, width:].tolist()
-        return [row[: row.index(end) + 1] if end in row else row for row in rows]
+        lengths = (next((i + 1 for i, token in enumerate(row) if token in ends), None) for row in rows)
+        return [row[:length] for row, length in zip(rows, lengths, strict=True)]
 
 
 class MeasuredPair(MeasuredTarget):
@@ -132,9 +134,8 @@ class MeasuredPair(MeasuredTarget):
 
 
 def load_transformers(place: str | Path, dtype: torch.dtype, device: torch.device) -> Any:
-    """A model as `transformers` runs it, whose annotations refuse `.to(device)` and `.generate`."""
-    model: Any = AutoModelForCausalLM.from_pretrained(place, dtype=dtype)
-    return model.to(device).eval()
+    """A model as `transformers` runs it, whose annotations refuse `.generate`. Raises ModelError."""
+    return load_module(resolve_model(str(place)), dtype, device)
 
 
 def _coupled(p: torch.Tensor, q: torch.Tensor, seed: int) -> torch.Tensor:

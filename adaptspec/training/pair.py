@@ -24,7 +24,7 @@ from transformers.utils.logging import disable_progress_bar
 from adaptspec.errors import ConfigError, CorpusError
 from adaptspec.files import write_file
 from adaptspec.training.corpus import Corpus, choose_prompts, read_corpus
-from adaptspec.training.loop import LoopSettings, keep_freed_pages, train
+from adaptspec.training.loop import LoopSettings, keep_freed_pages, train, warn_if_short
 from adaptspec.training.optimizer import Loss, distillation_loss, next_token_loss
 from adaptspec.training.pair_report import PairReport, model_card, report_pair
 from adaptspec.training.pair_settings import PairSettings, RunRecord, Shape, Stage
@@ -59,10 +59,6 @@ def train_pair(
     questions = choose_prompts(prompts, corpus.held_out)
     record = RunRecord(settings.identity, corpus.fingerprint, corpus.sources, hardware(settings.device))
     record.check(work)
-    try:
-        work.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(f"{work}: cannot be made a directory ({error}); give another --out") from error
     record.save(work)
     record = dataclasses.replace(record, stages=_Recipe(work, settings, console, corpus).run())
     record.save(work)
@@ -113,11 +109,7 @@ class _Recipe:
         compiled: Loss = torch.compile(loss) if self._compile else loss
         path, console = self._work / f"{name}.ckpt", self._console
         progress = train(model, compiled, self._windows, loop, path, console=console, origin=origin)
-        if progress.step < loop.warmup_steps:
-            console.print(
-                f"warning: the {name} took {progress.step} steps, fewer than the {loop.warmup_steps} in which its "
-                f"learning rate rises: it has hardly learned; give more --{name}-minutes"
-            )
+        warn_if_short(name, progress, loop, f"--{name}-minutes", console)
         export(model, self._tokenizer, self._work / name)
         return Stage(round(progress.seconds / 60, 1), self._windows.tokens_after(progress.step))
 

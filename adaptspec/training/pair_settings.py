@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from adaptspec.errors import ConfigError
+from adaptspec.errors import ConfigError, FileError
 from adaptspec.files import read_text, write_file
 from adaptspec.training.corpus import SPECIAL_TOKENS, SYNTHETIC
 
@@ -158,11 +158,16 @@ class RunRecord:
     hardware: str
     stages: Mapping[str, Stage] = field(default_factory=dict)
 
-    def save(self, work: Path) -> None:
-        write_file(work / RECORD, (json.dumps(asdict(self), indent=2) + "\n").encode())
+    def save(self, work: Path, flag: str = "--out") -> None:
+        """Write it down. Raises ConfigError: that is not possible in `work`, which `flag` names."""
+        try:
+            work.mkdir(parents=True, exist_ok=True)
+            write_file(work / RECORD, (json.dumps(asdict(self), indent=2) + "\n").encode())
+        except (FileError, OSError) as error:
+            raise ConfigError(f"{work}: cannot be written to ({error}); give another {flag}") from error
 
-    def check(self, work: Path) -> None:
-        """Make sure that `work` is new or was begun with the same settings and corpus.
+    def check(self, work: Path, flag: str = "--out") -> None:
+        """Make sure that `work`, which `flag` names, is new or was begun with the same settings and corpus.
 
         Raises:
             ConfigError: it was begun with others, or its record cannot be read.
@@ -177,7 +182,7 @@ class RunRecord:
         if differing:
             raise ConfigError(
                 f"{work}: was begun with other settings ({', '.join(differing)}); "
-                "give the same ones to go on, or another --out to start afresh"
+                f"give the same ones to go on, or another {flag} to start afresh"
             )
 
 

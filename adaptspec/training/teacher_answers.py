@@ -15,8 +15,9 @@ from rich.progress import track
 from adaptspec.engine.core import EngineLimits
 from adaptspec.engine.engine_config import EngineConfig
 from adaptspec.engine.sync_engine import Engine
-from adaptspec.errors import CorpusError
-from adaptspec.files import write_file
+from adaptspec.errors import ConfigError, CorpusError
+from adaptspec.files import DAMAGE, write_file
+from adaptspec.models.tokenization import encode_turn
 from adaptspec.request import SamplingParams
 from adaptspec.training.corpus import Record, spread
 
@@ -48,6 +49,7 @@ def regenerate(
 
     Raises:
         CorpusError: no record has a prompt that leaves room for an answer.
+        ConfigError: a file in the folder is damaged.
         ModelError: the target cannot be loaded.
     """
     asked = [record for record in records if record.prompt is not None]
@@ -64,16 +66,23 @@ def regenerate(
             first = i * _SHARD
             np.save(packed, _answered(engine, chosen[first : first + _SHARD], settings, first))
             write_file(paths[i], packed.getbuffer())
-    tokens = np.concatenate([np.zeros(0, np.uint32), *(np.load(path) for path in paths)])
+    tokens = np.concatenate([np.zeros(0, np.uint32), *map(_read, paths)])
     if not len(tokens):
         raise CorpusError("the corpus has no prompts that fit the target's context; give records with shorter ones")
     return tokens
 
 
+def _read(path: Path) -> npt.NDArray[np.uint32]:
+    try:
+        return np.asarray(np.load(io.BytesIO(path.read_bytes())), dtype=np.uint32)
+    except DAMAGE as error:
+        raise ConfigError(f"{path}: is damaged ({error}); delete it, and it is written again") from error
+
+
 def _answered(
     engine: Engine, records: Sequence[Record], settings: AnswerSettings, first: int
 ) -> npt.NDArray[np.uint32]:
-    prompts = [engine.chat([{"role": "user", "content": str(record.prompt)}]) for record in records]
+    prompts = [encode_turn(engine.tokenizer, str(record.prompt)) for record in records]
     room = engine.core.inputs.info.context - settings.tokens
     numbered = [(first + i, ids) for i, ids in enumerate(prompts) if len(ids) <= room]
     sampling = [

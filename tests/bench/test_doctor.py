@@ -94,6 +94,11 @@ def test_what_would_help_is_what_the_machine_lacks(monkeypatch: pytest.MonkeyPat
         assert helps[expected] > helps[other]  # type: ignore[index]
 
 
+def test_of_a_single_task_no_range_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    result = forecast(monkeypatch, [Tried("a", agreeing({"code": 0.9}), machine(0.1), {}, 1000)])
+    assert "code" not in str(doctor_report(result, "adaptspec serve")[0])
+
+
 def test_drafts_that_cannot_be_used_are_left_out_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     """The others are tried all the same."""
     good = Tried("b", agreeing({"code": 0.9}), machine(0.1), {}, 1000)

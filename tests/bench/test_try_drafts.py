@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from adaptspec.bench.record_tape import RecordSettings, record
-from adaptspec.bench.try_drafts import Tried, try_draft
+from adaptspec.bench.try_drafts import Tried, _costs, try_draft
 from adaptspec.bench.workloads import Workloads
 from adaptspec.engine.assembly import build
 from adaptspec.engine.engine_config import EngineConfig
@@ -80,6 +81,15 @@ def test_costs_are_those_of_a_single_request(target_path: Path, draft_path: Path
     assert costs.step_seconds("draft-model", 1, 0.0) > 0.0
     assert costs.drafters["ngram"].step is None
     assert costs.drafters["ngram"].per_row > 0.0
+
+
+def test_checking_drafts_is_never_free_for_want_of_rounds() -> None:
+    """Of few rounds with drafts the costs are known still, and of none there is nothing to be said."""
+    plain, checked = (SimpleNamespace(verify_tokens=n, verify_seconds=n, drafting=()) for n in (1, 5))
+    costs = _costs([plain] * 100 + [checked] * 2, ["ngram"], 0.0)  # type: ignore[list-item]
+    assert [costs.verify_seconds(1, tokens, 0.0) for tokens in (1, 3, 5, 9)] == [1.0, 3.0, 5.0, 9.0]
+    with pytest.raises(ConfigError, match="--tokens"):
+        _costs([plain] * 100, ["ngram"], 0.0)  # type: ignore[list-item]
 
 
 def test_without_a_draft_there_is_lookup(target_path: Path) -> None:

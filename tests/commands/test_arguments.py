@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 
 import pytest
 
+from adaptspec.cli import main
 from adaptspec.command_line import Parser
-from adaptspec.commands.arguments import add_models, add_policy, engine_config, positive, seconds, share
+from adaptspec.commands.arguments import add_models, add_policy, engine_config, new_file, positive, seconds, share
 from adaptspec.control.language.library import shipped_policies
 from adaptspec.engine.core import EngineLimits
 from adaptspec.engine.engine_config import EngineConfig
@@ -83,3 +85,24 @@ def test_shares_are_shares() -> None:
     for text in ("-0.1", "5", "nan"):
         with pytest.raises(argparse.ArgumentTypeError, match="between 0 and 1"):
             share(text)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "doctor --write",
+        "train counts --corpus c --out",
+        "train tasks --corpus c --out",
+        "bench record --out",
+        "bench record --costs-out",
+        "policy tune p --out",
+        "policy simulate --plot",
+    ],
+)
+def test_where_to_write_is_known_before_the_work(line: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """In a folder that is there; a folder is no file."""
+    for place, said in ((tmp_path, "is a folder; name a file"), (tmp_path / "no" / "file.yaml", "make it first")):
+        with pytest.raises(SystemExit, match="2"):
+            main([*line.split(), str(place)])
+        assert said in capsys.readouterr().err
+    assert new_file(str(tmp_path / "file")) == tmp_path / "file"

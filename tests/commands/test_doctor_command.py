@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import shlex
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from adaptspec.cli import main
+from adaptspec.command_line import Parser
+from adaptspec.commands import serve_command
+from adaptspec.commands.arguments import engine_config
 from adaptspec.engine.assembly import build
 from adaptspec.engine.engine_config import EngineConfig
 
@@ -56,11 +63,57 @@ def test_people_read_the_verdict_first(target_path: Path, prompts: Path, capsys:
     assert "--write policy.yaml" in said
 
 
+@pytest.fixture
+def found(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """What every run of the doctor finds here: a head that pays."""
+    row = {
+        "draft": "head",
+        "drafters": ["ngram"],
+        "mean": 1.5,
+        "tasks": {"a": {"over_plain": 1.5, "best_fixed": "off"}},
+    }
+    speeds = {"plain_tokens_per_second": {"a": 9.0}, "four_tokens_over_one": 1.5, "would_help": {}}
+    result = {"model": "m", "worth": True, "best": row, "drafters": [row], "unusable": {}, "policy": "p", **speeds}
+    monkeypatch.setattr("adaptspec.bench.doctor.run_doctor", lambda *_: result)
+    return result
+
+
+@pytest.mark.usefixtures("found")
+def test_what_was_found_is_told_even_if_the_policy_cannot_be_written(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Minutes went into it."""
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_text", full)
+    assert main(["doctor", "--write", "policy.yaml"]) == 2
+    told = capsys.readouterr()
+    assert told.out.startswith("Yes: ")
+    assert "choose another file" in told.err
+
+
+@pytest.mark.parametrize("worth", [True, False])
+def test_what_is_served_is_what_was_tried(
+    found: dict[str, Any], worth: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The line is a command, of which `serve` makes the same configuration but for the draft."""
+    found["worth"] = worth
+    given = ["--model", "m", "--counts", "c.npz", "--device", "cpu", "--dtype", "float32", "--allow-pickle"]
+    assert main(["doctor", *given, "--json"]) == 0
+    program, command, *line = shlex.split(json.loads(capsys.readouterr().out)["serve"])
+    assert (program, command) == ("adaptspec", "serve")
+    parser = Parser()
+    serve_command.add_arguments(parser)
+    own = EngineConfig("m", "head" if worth else None, ("policy.yaml",), "cpu", "float32", counts="c.npz")
+    assert engine_config(parser.parse_args(line)) == replace(own, allow_pickle=worth)
+
+
 @pytest.mark.parametrize(
     ("given", "said"),
     [
         (["--tokens", "1"], "--tokens is 1; a timing needs at least 2"),
-        (["--write", "no/such/policy.yaml"], "there is no folder no/such; make it first"),
         (["--write", "policy.txt"], "--write policy.txt: a policy's name ends in .yaml"),
         (["--prompts", "nowhere.jsonl"], "nowhere.jsonl: cannot be read"),
         (["--model", "/no/such/model"], "/no/such/model"),

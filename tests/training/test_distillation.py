@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import functools
+import io
 import itertools
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +14,11 @@ import numpy as np
 import pytest
 import torch
 from rich.console import Console
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig
 
 from adaptspec.engine.sync_engine import Engine
-from adaptspec.errors import ConfigError
+from adaptspec.errors import ConfigError, ModelError
+from adaptspec.models.tokenization import load_tokenizer
 from adaptspec.request import SamplingParams
 from adaptspec.training import distillation
 from adaptspec.training.distillation import DistillationSettings, distil, head_loss
@@ -25,6 +28,7 @@ from adaptspec.training.optimizer import Optimizer
 from adaptspec.training.teacher_answers import AnswerSettings
 from adaptspec.training.tokenizer_training import Windows
 from tests.conftest import MakeModel
+from tests.drafting.spellings import gpt2_like, write_model
 from tests.training.test_head_modules import DEPTH, FEW, teacher_of
 
 KINDS = ["eagle", "dflash", "medusa", "draft"]
@@ -53,7 +57,9 @@ def works(target: Path, corpus_path: Path, tmp_path_factory: pytest.TempPathFact
     prompts.write_text(json.dumps({"task": "chat", "source": "synthetic", "prompt": "the cat"}) + "\n")
     for kind in KINDS:
         settings = tiny_settings(kind, target)
-        distil(corpus_path, work / kind, settings, console, answers=work / "answers", prompts=prompts, beside=target)
+        distil(
+            corpus_path, work / kind, settings, console, answers=work / "answers", prompts=prompts, beside=str(target)
+        )
     return work
 
 
@@ -81,6 +87,7 @@ def test_it_ends_with_report_card_and_record(works: Path, kind: str) -> None:
     card = (works / kind / "README.md").read_text()
     assert f"adaptspec train {kind}" in card
     assert "The draft model beside it" in card
+    assert "- count: 40\n- tokens: 12\n- temperature: 0.8\n" in card
     assert json.loads((works / kind / "recipe.json").read_text())["stages"][kind]["tokens"] > 0
 
 
@@ -98,13 +105,65 @@ def test_other_settings_need_another_folder(works: Path, target: Path, corpus_pa
     more = DistillationSettings(**(vars(settings) | {"answers": AnswerSettings(count=41, tokens=12)}))
     with pytest.raises(ConfigError, match="count"):
         distil(corpus_path, works / "eagle", more, console, answers=works / "answers")
+    with pytest.raises(ConfigError, match=r"count.*another --answers"):
+        distil(corpus_path, works / "new", more, console, answers=works / "answers")
+    with pytest.raises(ConfigError, match=r"count.*another --out"):
+        distil(corpus_path, works / "eagle", more, console, answers=works / "others")
+    assert not (works / "new").exists()
+    assert not (works / "others").exists()
+
+
+@pytest.mark.parametrize("unusable", ["nowhere", "other tokens", "a head", "two layers"])
+def test_what_cannot_be_used_is_known_before_the_target_answers(
+    make_model: MakeModel, corpus_path: Path, tmp_path: Path, unusable: str
+) -> None:
+    """Which takes hours, and what comes behind it more."""
+    settings, beside = tiny_settings("eagle", make_model(num_hidden_layers=4)), tmp_path / "beside"
+    if unusable == "other tokens":
+        write_model(beside, gpt2_like(300))
+    elif unusable == "a head":
+        beside.mkdir()
+        (beside / "config.json").write_text("{}")
+    elif unusable == "two layers":
+        settings, beside = tiny_settings("eagle", make_model()), make_model()
+    with pytest.raises((ConfigError, ModelError)):
+        distil(corpus_path, tmp_path / "work", settings, Console(quiet=True), beside=str(beside))
+    assert not (tmp_path / "work").exists()
+
+
+def test_a_base_model_without_padding_is_a_target(
+    target: Path, corpus_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Many tokenizers have neither template nor padding. What hardly learned is told so."""
+    base, console = tmp_path / "base", Console(record=True, quiet=False, file=io.StringIO(), width=200)
+    shutil.copytree(target, base)
+    tokenizer = load_tokenizer(str(base))
+    tokenizer.chat_template, tokenizer.pad_token = None, None
+    (base / "chat_template.jinja").unlink(missing_ok=True)
+    tokenizer.save_pretrained(base)
+    monkeypatch.setattr(distillation, "train", lambda *_, **__: Progress(5, 1.0))
+    report = distil(corpus_path, tmp_path / "work", tiny_settings("medusa", base), console)
+    assert report.trained[-1].output_tokens > 0
+    assert "warning: the medusa took 5 steps, fewer than the 100" in console.export_text()
+
+
+def test_drafts_are_made_of_what_can_be_halved(tmp_path: Path) -> None:
+    """Heads divide the width afterwards, too, and key heads the heads; of sizes by other names nothing is made."""
+    target = LlamaConfig(hidden_size=60, intermediate_size=96, num_attention_heads=15, num_key_value_heads=5)
+    config = distillation._draft_config(target, 1)
+    assert (config.hidden_size, config.num_attention_heads, config.num_key_value_heads) == (30, 6, 2)
+    config.save_pretrained(tmp_path)
+    with pytest.raises(ConfigError, match=r"the target is a gpt2, whose config\.json has no intermediate_size"):
+        distillation._draft_config(GPT2Config(), 1)
 
 
 @pytest.mark.parametrize(("kind", "vocabulary"), [("eagle", None), ("eagle", FEW), ("dflash", FEW), ("medusa", None)])
 def test_the_loss_falls(target: Path, kind: str, vocabulary: torch.Tensor | None) -> None:
     """A few steps on one text."""
     teacher = teacher_of(target)
-    head = make_head(kind, teacher, DEPTH, 1, vocabulary)
+    head = make_head(kind, teacher, DEPTH, 1)
+    if vocabulary is not None:
+        head.draft_only(vocabulary)
     loss, optimizer = head_loss(head, teacher), Optimizer(head, 8e-3)
     before = float(loss(WINDOWS.at(0)).detach())
     for step in range(12):
@@ -143,7 +202,7 @@ def test_the_frequent_tokens_of_answers_are_drafted(target: Path) -> None:
     """As many as asked for; of a large vocabulary 32,000 without asking."""
     settings = tiny_settings("eagle", target)
     few = DistillationSettings(**(vars(settings) | {"draft_vocab": 8}))
-    head, _ = distillation._student(few, teacher_of(target), TEXT)
-    assert head.vocabulary.tolist() == sorted({*TEXT.tolist()})
-    head, _ = distillation._student(settings, teacher_of(target), TEXT)
-    assert head.vocabulary is None
+    for given, expected in ((few, sorted({*TEXT.tolist()})), (settings, None)):
+        head = distillation._student(given, teacher_of(target))
+        distillation._loss(given, head, teacher_of(target), TEXT)
+        assert (head.vocabulary if expected is None else head.vocabulary.tolist()) == expected

@@ -20,7 +20,10 @@ from tests.training.test_head_modules import DEPTH, FEW, teacher_of
 
 def written(make_model: MakeModel, folder: Path, kind: str, vocabulary: torch.Tensor | None) -> dict[str, Any]:
     teacher = teacher_of(make_model(num_hidden_layers=4))
-    save_head(make_head(kind, teacher, DEPTH, 1, vocabulary), teacher, folder, "the-target")
+    head = make_head(kind, teacher, DEPTH, 1)
+    if vocabulary is not None:
+        head.draft_only(vocabulary)
+    save_head(head, teacher, folder, "the-target")
     config: dict[str, Any] = json.loads((folder / "config.json").read_text())
     return config
 

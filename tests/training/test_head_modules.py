@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import GPT2Config, GPT2LMHeadModel
 
 from adaptspec.errors import ConfigError
 from adaptspec.models.heads.formats import load_head
@@ -36,7 +37,9 @@ def teacher_of(folder: Path) -> Any:
 
 def random_head(teacher: Any, kind: str, layers: int, vocabulary: torch.Tensor | None) -> TrainedHead:
     """As it would be saved, in bfloat16."""
-    head = make_head(kind, teacher, DEPTH, layers, vocabulary)
+    head = make_head(kind, teacher, DEPTH, layers)
+    if vocabulary is not None:
+        head.draft_only(vocabulary)
     torch.manual_seed(1)
     with torch.no_grad():
         for parameter in head.parameters():
@@ -103,8 +106,10 @@ def test_blocks_that_are_learned_from_lie_side_by_side(make_model: MakeModel) ->
 
 
 def test_what_cannot_be_made_is_refused(make_model: MakeModel) -> None:
-    """Too few layers to take states of; a smaller vocabulary where no layout has one."""
+    """Too few layers to take states of; layers of another kind, whatever head it is."""
     with pytest.raises(ConfigError, match="2 layers"):
         make_head("eagle", teacher_of(make_model()), DEPTH, 1)
-    with pytest.raises(ConfigError, match="--draft-vocab"):
-        make_head("medusa", teacher_of(make_model()), DEPTH, 1, FEW)
+    other = GPT2LMHeadModel(GPT2Config(vocab_size=260, n_embd=8, n_layer=4, n_head=2))
+    for kind in ("eagle", "dflash", "medusa"):
+        with pytest.raises(ConfigError, match="the target is a gpt2"):
+            make_head(kind, other, DEPTH, 1)

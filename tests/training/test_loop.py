@@ -191,6 +191,13 @@ def test_another_origin_is_a_fresh_start_and_none_is_what_earlier_versions_wrote
     assert resume(path, model, optimizer, "two") == Progress()
 
 
+def test_what_is_no_checkpoint_is_refused(tmp_path: Path) -> None:
+    """A directory, say."""
+    model = _linear()
+    with pytest.raises(ConfigError, match="delete it"):
+        resume(tmp_path, model, Optimizer(model, 0.1))
+
+
 def test_no_checkpoint_is_a_fresh_start(tmp_path: Path) -> None:
     """The first run."""
     model = _linear()

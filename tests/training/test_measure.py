@@ -26,9 +26,11 @@ from adaptspec.types import BoolArray
 PROMPTS = ([5, 6, 7], [8, 9, 10, 11, 12, 13, 14], [20])
 
 
-def test_batched_outputs_are_the_greedy_ones(target_path: Path, draft_path: Path) -> None:
-    """Padding on the left must not change what a prompt gets; order is kept."""
+@pytest.mark.parametrize("padding", ["<|pad|>", None])
+def test_batched_outputs_are_the_greedy_ones(target_path: Path, draft_path: Path, padding: str | None) -> None:
+    """Padding on the left must not change what a prompt gets, whichever token it is; order is kept."""
     pair = MeasuredPair(target_path, draft_path)
+    pair._tokenizer.pad_token = padding
     model = AutoModelForCausalLM.from_pretrained(target_path, dtype=torch.float32)
     for prompt, output in zip(PROMPTS, pair.generate(PROMPTS, 12, batch=2), strict=True):
         tokens = list(prompt)

@@ -134,3 +134,13 @@ def test_a_damaged_record_is_refused(tmp_path: Path, content: str) -> None:
     (tmp_path / "recipe.json").write_text(content)
     with pytest.raises(ConfigError, match="delete it"):
         RECORD.check(tmp_path)
+
+
+def test_where_nothing_can_be_written_another_place_is_asked_for(tmp_path: Path) -> None:
+    """By the flag that named it: a file where a directory is to be, or something else in the record's place."""
+    record, file = RunRecord({}, "corpus", {}, "CPU"), tmp_path / "file"
+    file.write_text("")
+    (tmp_path / "work" / "recipe.json").mkdir(parents=True)
+    for place in (file, tmp_path / "work"):
+        with pytest.raises(ConfigError, match=f"{place}: cannot be written to .* give another --answers"):
+            record.save(place, "--answers")

@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from adaptspec.engine.sync_engine import Engine
-from adaptspec.errors import CorpusError
+from adaptspec.errors import ConfigError, CorpusError
 from adaptspec.request import SamplingParams
 from adaptspec.training import teacher_answers
 from adaptspec.training.corpus import Record
@@ -66,6 +66,17 @@ def test_what_was_answered_before_is_not_answered_again(
     assert asked == [0, 4, 4, 8]
     made(tmp_path / "parts", target_path)
     assert len(asked) == 4
+
+
+def test_damaged_answers_are_named(target_path: Path, tmp_path: Path) -> None:
+    """With what to do about them, which is enough."""
+    whole = made(tmp_path, target_path)
+    damaged = tmp_path / "0000004.npy"
+    damaged.write_bytes(damaged.read_bytes()[:100])
+    with pytest.raises(ConfigError, match=r"0000004\.npy: is damaged .* delete it"):
+        made(tmp_path, target_path)
+    damaged.unlink()
+    assert np.array_equal(made(tmp_path, target_path), whole)
 
 
 def test_a_corpus_without_prompts_is_refused(target_path: Path, tmp_path: Path) -> None:
