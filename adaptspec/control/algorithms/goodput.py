@@ -194,15 +194,15 @@ class Goodput(Algorithm):
             return
         if self._pending.add(record):  # no plan was made for long
             self._settle()
-        rows = np.where(self._pending.of_rows_now(record), record.rows, -1)
-        right = [ngram.note(which, record, rows) for which, ngram in self._ngram.items()]
-        self._in_vain = 0 if any(right) else self._in_vain + 1
+        if self._ngram:
+            rows = np.where(self._pending.of_rows_now(record), record.rows, -1)
+            right = [ngram.note(which, record, rows) for which, ngram in self._ngram.items()]
+            self._in_vain = 0 if any(right) else self._in_vain + 1
         plan = self._plan
-        if plan is None:
-            return
-        plan.left -= 1
-        if self._exploration.learn(record, plan.terms) and not plan.best.deepest:
-            plan.left = 0
+        if plan is not None:
+            plan.left -= 1
+            if self._exploration.learn(record, plan.terms) and not plan.best.deepest:
+                plan.left = 0
 
     def state(self) -> dict[str, FloatArray]:
         """See `Learner.state`. Names of all but the first drafter of a kind end with its number."""

@@ -174,6 +174,13 @@ def best_of(
     terms: RoundTerms, deepest: Mapping[int, int], goodput: float, line: FloatArray, share: Mapping[int, float]
 ) -> tuple[IntArray, IntArray, FloatArray]:
     """Depth and model of each row [B] at a price, and what it is expected to keep, submit and take [3, B]."""
+    nets = {model.which: _net(terms, model, goodput, line) for model in terms.models if deepest.get(model.which, 0)}
+    return _best_of(terms, nets, deepest, share)
+
+
+def _best_of(
+    terms: RoundTerms, nets: Mapping[int, FloatArray], deepest: Mapping[int, int], share: Mapping[int, float]
+) -> tuple[IntArray, IntArray, FloatArray]:
     rows = len(terms.fits)
     at = np.arange(rows)
     depth, who = np.zeros((2, rows), dtype=np.int64)
@@ -181,7 +188,7 @@ def best_of(
     for model in terms.models:
         most = deepest.get(model.which, 0)
         if most:
-            net = _net(terms, model, goodput, line)[:, : most + 1]
+            net = nets[model.which][:, : most + 1]
             own = net.argmax(axis=1)
             best = net[at, own]
             better = best > worth
@@ -206,16 +213,17 @@ def _solved(terms: RoundTerms, models: Sequence[ModelTerms], goodput: float, oth
     n = np.arange(terms.fits.shape[1])
     for _ in range(_ROUNDS):
         line = line_at(terms, others)
+        nets = {model.which: _net(terms, model, goodput, line) for model in models}
         deepest: dict[int, int] = {}
         known = np.zeros(rows)
         for model in models:
-            upto = np.maximum.accumulate(_net(terms, model, goodput, line), axis=1)
+            upto = np.maximum.accumulate(nets[model.which], axis=1)
             fixed = goodput * (model.per_step * model.sizes + (n > 0) * (model.start + terms.beside))
             most = int((np.maximum(upto, known[:, None]).sum(axis=0) - fixed).argmax())
             if most:
                 deepest[model.which] = most
                 known = np.maximum(upto[:, most], known)
-        depth, who, (kept, tokens, seconds) = best_of(terms, deepest, goodput, line, {})
+        depth, who, (kept, tokens, seconds) = _best_of(terms, nets, deepest, {})
         number = float(tokens.sum())
         now = number * (1.0 - 1.0 / rows)
         if abs(now - others) < 1.0:
