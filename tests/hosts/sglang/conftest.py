@@ -21,7 +21,7 @@ from tests.clients.conftest import environment, run
 ROOT = Path(__file__).parents[3]
 PROGRAMS = Path(__file__).parent / "programs"
 WITHOUT = Path(__file__).parent / "without.txt"
-WHEEL = ("sglang==0.5.23", "triton==3.9.0", "dill")
+WHEEL = ("sglang==0.5.23", "triton==3.9.0", "dill", "opentelemetry-exporter-otlp-proto-http")
 
 Program = Callable[..., dict[str, Any]]
 
