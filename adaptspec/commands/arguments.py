@@ -182,10 +182,8 @@ def positive(text: str) -> int:
 def new_file(text: str) -> Path:
     """A file to write at the end of long work, in a folder that is there: better known before it."""
     path = Path(text)
-    if not path.parent.is_dir():
-        raise argparse.ArgumentTypeError(f"{path}: there is no folder {path.parent}; make it first")
-    if path.is_dir():
-        raise argparse.ArgumentTypeError(f"{path}: is a folder; name a file")
+    if path.is_dir() or not path.parent.is_dir():
+        raise argparse.ArgumentTypeError(f"{path}: name a file, in a folder that is there")
     return path
 
 

@@ -112,8 +112,7 @@ def _add_record_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add = parser.add_argument
     add("--out", type=new_file, help="file to write, such as tape.npz")
-    costs = "measure this machine's cost table anew, several times, and write its medians"
-    add("--costs-out", type=new_file, help=costs)
+    add("--costs-out", type=new_file, help="measure this machine's costs anew, several times, and write the medians")
     _add_workloads(parser)
     add("--prompts", type=int, default=16, help="prompts per task (default: %(default)s)")
     add("--tokens", type=int, default=160, help="most tokens per answer (default: %(default)s)")

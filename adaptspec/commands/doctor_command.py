@@ -66,9 +66,7 @@ def _run(arguments: argparse.Namespace) -> int:
 
 
 def _serving(arguments: argparse.Namespace, draft: str | None, policy: Path) -> list[str]:
-    """The command that serves with a draft as it was tried here."""
     given = given_values(arguments)
     same = [part for name in ("counts", "device", "dtype") if name in given for part in (f"--{name}", given[name])]
-    pickles = ["--allow-pickle"] if draft and arguments.allow_pickle else []
-    line = ["adaptspec", "serve", "--model", arguments.model, "--draft", draft or "none", *pickles, *same]
-    return [*line, "--policy", str(policy)]
+    same += ["--policy", str(policy), *(["--allow-pickle"] if draft and arguments.allow_pickle else [])]
+    return ["adaptspec", "serve", "--model", arguments.model, "--draft", draft or "none", *same]

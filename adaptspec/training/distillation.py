@@ -17,7 +17,6 @@ import numpy.typing as npt
 import torch
 import torch.nn.functional as F
 from rich.console import Console
-from torch import nn
 from transformers import AutoModelForCausalLM
 from transformers.utils.logging import disable_progress_bar
 
@@ -28,7 +27,7 @@ from adaptspec.training.corpus import SYNTHETIC, choose_prompts, read_corpus
 from adaptspec.training.head_files import make_head, save_head
 from adaptspec.training.head_modules import TrainedHead, heard
 from adaptspec.training.head_report import HeadReport, head_card, report_head
-from adaptspec.training.loop import LoopSettings, keep_freed_pages, train, warn_if_short
+from adaptspec.training.loop import LoopSettings, keep_freed_pages, train
 from adaptspec.training.measure import MeasuredTarget, load_transformers
 from adaptspec.training.optimizer import Loss, distillation_loss
 from adaptspec.training.pair import can_compile, export, hardware, weights_hash
@@ -106,8 +105,7 @@ def distil(
 
     Raises:
         CorpusError: the corpus cannot be read or is too small.
-        ConfigError: `work` or `answers` were begun with other settings or cannot be written to; there can be no such
-            drafter for the target; `beside` has other tokens.
+        ConfigError: `work` or `answers` cannot be used; the target can have no such drafter; `beside` has other tokens.
         ModelError: the target or `beside` cannot be loaded.
     """
     disable_progress_bar()  # type: ignore[no-untyped-call]  # those of transformers run into ours
@@ -136,7 +134,6 @@ def distil(
     if settings.compile and can_compile(console):
         loss = torch.compile(loss)
     progress = train(student, loss, windows, loop, work / f"{settings.kind}.ckpt", console=console)
-    warn_if_short(settings.kind, progress, loop, "--minutes", console)
     place = work / settings.kind
     if isinstance(student, TrainedHead):
         save_head(student, target.model, place, settings.target)
@@ -153,13 +150,12 @@ def distil(
     return report
 
 
-def _other_draft(place: str, target: Path, device: str) -> nn.Module:
+def _other_draft(place: str, target: Path, device: str) -> Any:
     if fingerprint(load_tokenizer(place)) != fingerprint(load_tokenizer(str(target))):
         raise ConfigError(
             f"--beside {place}: its tokens are not the target's; name a draft model with the same tokenizer"
         )
-    model: nn.Module = load_transformers(place, torch.float32, torch.device(device))
-    return model
+    return load_transformers(place, torch.float32, torch.device(device))
 
 
 def _student(settings: DistillationSettings, teacher: Any) -> Any:

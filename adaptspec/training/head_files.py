@@ -18,17 +18,8 @@ from adaptspec.training.head_modules import DFlash, Eagle, FrozenParts, Medusa, 
 
 # What a head's layers have of the target's.
 _SIZES = (
-    "vocab_size",
-    "hidden_size",
-    "intermediate_size",
-    "num_attention_heads",
-    "num_key_value_heads",
-    "head_dim",
-    "hidden_act",
-    "max_position_embeddings",
-    "rms_norm_eps",
-    "rope_parameters",
-    "num_hidden_layers",
+    *("vocab_size", "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim"),
+    *("hidden_act", "max_position_embeddings", "rms_norm_eps", "rope_parameters", "num_hidden_layers"),
 )
 
 
@@ -38,8 +29,7 @@ def make_head(kind: str, target: Any, depth: int, layers: int) -> TrainedHead:
     Raises ConfigError: such a head cannot be made for the target.
     """
     if not is_lean(target.config.to_dict()):
-        known, family = ", ".join(FAMILIES), target.config.model_type
-        raise ConfigError(f"the target is a {family}; heads are trained for {known} alone; try `train draft`")
+        raise ConfigError(f"heads are for {', '.join(FAMILIES)}, not {target.config.model_type}; try `train draft`")
     config, frozen = _layer_config(target.config, layers), FrozenParts.of(target)
     torch.manual_seed(0)
     if kind == "medusa":

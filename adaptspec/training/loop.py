@@ -91,16 +91,10 @@ def train(
         with ProgressBar(*columns, console=console) as bar:
             run = _Run(loss, windows, settings, optimizer, progress, next(model.parameters()).device, clock, path, bar)
             run.until_time_is_up(lambda: save(path, model, optimizer, progress, origin))
+    if progress.step < settings.warmup_steps:
+        few = f"{progress.step} steps, fewer than the {settings.warmup_steps} in which its learning rate rises"
+        console.print(f"warning: the {path.stem} took {few}: it has hardly learned; give it more minutes")
     return progress
-
-
-def warn_if_short(name: str, progress: Progress, loop: LoopSettings, flag: str, console: Console) -> None:
-    """Say so where `name` took too few steps to learn much; `flag` gives it more time."""
-    if progress.step < loop.warmup_steps:
-        console.print(
-            f"warning: the {name} took {progress.step} steps, fewer than the {loop.warmup_steps} in which its "
-            f"learning rate rises: it has hardly learned; give more {flag}"
-        )
 
 
 @dataclass(frozen=True)

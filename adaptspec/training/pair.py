@@ -24,7 +24,7 @@ from transformers.utils.logging import disable_progress_bar
 from adaptspec.errors import ConfigError, CorpusError
 from adaptspec.files import write_file
 from adaptspec.training.corpus import Corpus, choose_prompts, read_corpus
-from adaptspec.training.loop import LoopSettings, keep_freed_pages, train, warn_if_short
+from adaptspec.training.loop import LoopSettings, keep_freed_pages, train
 from adaptspec.training.optimizer import Loss, distillation_loss, next_token_loss
 from adaptspec.training.pair_report import PairReport, model_card, report_pair
 from adaptspec.training.pair_settings import PairSettings, RunRecord, Shape, Stage
@@ -46,8 +46,6 @@ def train_pair(
         CorpusError: the corpus cannot be read or is too small.
         ConfigError: `work` was begun with other settings, or is not a directory; a source is not in the corpus.
     """
-    if work.exists() and not work.is_dir():
-        raise ConfigError(f"{work}: is not a directory; give another --out")
     disable_progress_bar()  # type: ignore[no-untyped-call]  # those of transformers run into ours
     console.print(f"reading {corpus_path}")
     corpus = read_corpus(corpus_path, settings.source_weights)
@@ -109,7 +107,6 @@ class _Recipe:
         compiled: Loss = torch.compile(loss) if self._compile else loss
         path, console = self._work / f"{name}.ckpt", self._console
         progress = train(model, compiled, self._windows, loop, path, console=console, origin=origin)
-        warn_if_short(name, progress, loop, f"--{name}-minutes", console)
         export(model, self._tokenizer, self._work / name)
         return Stage(round(progress.seconds / 60, 1), self._windows.tokens_after(progress.step))
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import io
 import itertools
 import json
 import shutil
@@ -134,17 +133,16 @@ def test_what_cannot_be_used_is_known_before_the_target_answers(
 def test_a_base_model_without_padding_is_a_target(
     target: Path, corpus_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Many tokenizers have neither template nor padding. What hardly learned is told so."""
-    base, console = tmp_path / "base", Console(record=True, quiet=False, file=io.StringIO(), width=200)
+    """Many tokenizers have neither template nor padding."""
+    base = tmp_path / "base"
     shutil.copytree(target, base)
     tokenizer = load_tokenizer(str(base))
     tokenizer.chat_template, tokenizer.pad_token = None, None
     (base / "chat_template.jinja").unlink(missing_ok=True)
     tokenizer.save_pretrained(base)
     monkeypatch.setattr(distillation, "train", lambda *_, **__: Progress(5, 1.0))
-    report = distil(corpus_path, tmp_path / "work", tiny_settings("medusa", base), console)
+    report = distil(corpus_path, tmp_path / "work", tiny_settings("medusa", base), Console(quiet=True))
     assert report.trained[-1].output_tokens > 0
-    assert "warning: the medusa took 5 steps, fewer than the 100" in console.export_text()
 
 
 def test_drafts_are_made_of_what_can_be_halved(tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import io
 import itertools
 import signal
 import subprocess
@@ -189,6 +191,15 @@ def test_another_origin_is_a_fresh_start_and_none_is_what_earlier_versions_wrote
     torch.save(state, path)
     assert resume(path, model, optimizer) == Progress(3, 4.0)
     assert resume(path, model, optimizer, "two") == Progress()
+
+
+def test_who_hardly_learned_is_told_so(tmp_path: Path) -> None:
+    """Fewer steps than those in which the learning rate rises, say."""
+    model, console = _model(), Console(record=True, file=io.StringIO(), width=200)
+    for warmup, told in ((3, False), (100, True)):
+        settings = dataclasses.replace(SETTINGS, warmup_steps=warmup)
+        train(model, _loss(model), WINDOWS, settings, tmp_path / f"{warmup}.ckpt", console=console, clock=_clock())
+        assert (f"fewer than the {warmup} in which" in console.export_text()) == told
 
 
 def test_what_is_no_checkpoint_is_refused(tmp_path: Path) -> None:
