@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from adaptspec.errors import ModelError
-from adaptspec.models.config import DecoderConfig, count, inner, items, read_decoder_config
+from adaptspec.models.config import MOST_LAYERS, DecoderConfig, count, inner, items, read_decoder_config
 from adaptspec.models.heads.block import (
     DFlashRunner,
     DFlashWeights,
@@ -325,7 +325,7 @@ def _markov(files: HeadFiles, vocabulary: torch.Tensor | None) -> MarkovHead | N
 def _medusa(files: HeadFiles) -> Made:
     raw, hidden, reader = files.raw, files.config.hidden, files.reader
     number = count(raw, "medusa_num_heads", raw.get("num_heads"))
-    deep = count(raw, "medusa_num_layers", raw.get("num_hidden_layers") or 1)
+    deep = count(raw, "medusa_num_layers", raw.get("num_hidden_layers") or 1, most=MOST_LAYERS)
     prefix = "medusa_heads." if reader.has("medusa_heads.blocks.0.layers.0.weight") else ""
     own = not reader.has("0.0.linear.weight")
     vocabulary = None

@@ -17,6 +17,7 @@ from transformers.generation import candidate_generator
 
 from adaptspec.drafting.draft_model import DraftModelDrafter
 from adaptspec.drafting.drafter import DraftJob
+from adaptspec.errors import ModelError
 from adaptspec.models.heads.block import BlockRunner, MedusaRunner
 from adaptspec.models.heads.formats import load_head
 from adaptspec.models.kv_cache import CacheLimits
@@ -111,6 +112,15 @@ def test_one_head_for_all_of_medusa_is_there_once(make_model: MakeModel, tmp_pat
         assert len({id(head) for head in runner._weights.heads}) == 1
         if more:
             torch.testing.assert_close(runner._weights.heads[2].logits(torch.eye(HIDDEN)), shared.t())
+
+
+def test_layers_that_no_medusa_has_are_refused(make_model: MakeModel, tmp_path: Path) -> None:
+    """Their names alone would fill the memory."""
+    medusa(tmp_path / "medusa", own=True)
+    config = tmp_path / "medusa" / "config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"num_hidden_layers": 10**9}))
+    with pytest.raises(ModelError, match="medusa_num_layers is 1000000000"):
+        load_head(str(tmp_path / "medusa"), golden_target(make_model))
 
 
 def test_a_draft_ends_with_the_block(make_model: MakeModel, tmp_path: Path) -> None:
