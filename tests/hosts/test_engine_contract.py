@@ -12,16 +12,16 @@ GUESTS = "adaptspec.hosts.guests:Guests"
 @pytest.mark.parametrize(
     ("place", "parameters", "names", "said"),
     [
-        (f"{GUESTS}.enter", "self request", "_free rows", ""),
-        (f"{GUESTS}.enter", "self ...", "", ""),
+        (f"{GUESTS}.leave", "self name", "_free rows", ""),
+        (f"{GUESTS}.leave", "self ...", "", ""),
         ("adaptspec.hosts.guests:Told.of", "cls guests ids ...", "", ""),
         ("adaptspec.control.host:Host.depths", "self", "deepest", ""),
         ("adaptspec.hosts.guests:Told", "", "ids rows", ""),
-        (f"{GUESTS}.enter", "self", "", "Guests.enter takes (self, request), not (self)"),
-        (f"{GUESTS}.enter", "self name ...", "", "Guests.enter takes (self, request), not (self, name)"),
-        (f"{GUESTS}.enter", "self request", "elsewhere", "Guests.enter does not use elsewhere"),
-        (f"{GUESTS}.arrive", "self request", "", "Guests.arrive cannot be used (KeyError"),
-        ("adaptspec.hosts.nowhere:Guests.enter", "...", "", "nowhere:Guests.enter cannot be used (ModuleNotFoundError"),
+        (f"{GUESTS}.leave", "self", "", "Guests.leave takes (self, name), not (self)"),
+        (f"{GUESTS}.leave", "self request ...", "", "Guests.leave takes (self, name), not (self, request)"),
+        (f"{GUESTS}.leave", "self name", "elsewhere", "Guests.leave does not use elsewhere"),
+        (f"{GUESTS}.arrive", "self name", "", "Guests.arrive cannot be used (KeyError"),
+        ("adaptspec.hosts.nowhere:Guests.leave", "...", "", "nowhere:Guests.leave cannot be used (ModuleNotFoundError"),
         ("adaptspec.hosts.guests:Told", "", "ids names", "Told.names is missing"),
     ],
 )
