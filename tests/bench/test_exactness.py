@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
 
 from adaptspec.bench import exactness
 from adaptspec.bench.exactness import TIES, Reference, run_exactness
@@ -17,7 +16,7 @@ from adaptspec.bench.workloads import read_workloads
 from adaptspec.control.language.library import shipped_policies
 from adaptspec.engine.core import EngineLimits
 from adaptspec.engine.engine_config import EngineConfig
-from adaptspec.training import measure
+from adaptspec.training.measure import load_transformers
 from adaptspec.types import Completion, FinishReason, SpeculationStats, Timings
 from adaptspec.verification.coupled import Coupled
 from adaptspec.verification.method import VerifyResult
@@ -90,13 +89,11 @@ def test_the_reference_has_the_engines_data_type(config: EngineConfig, monkeypat
     """Two types round differently, which would be taken for a fault of speculation."""
     seen: list[torch.dtype] = []
 
-    class Noted(AutoModelForCausalLM):
-        @classmethod
-        def from_pretrained(cls, *arguments: Any, dtype: torch.dtype, **options: Any) -> Any:
-            seen.append(dtype)
-            return AutoModelForCausalLM.from_pretrained(*arguments, dtype=dtype, **options)
+    def noted(place: str, dtype: torch.dtype, device: torch.device) -> Any:
+        seen.append(dtype)
+        return load_transformers(place, dtype, device)
 
-    monkeypatch.setattr(measure, "AutoModelForCausalLM", Noted)
+    monkeypatch.setattr(exactness, "load_transformers", noted)
     monkeypatch.setattr(exactness, "DEPTHS", (1,))
     workloads = {"chat": read_workloads(None, 1)["chat"]}
     run_exactness(replace(config, dtype="bfloat16"), workloads, 2, lambda _: None)
