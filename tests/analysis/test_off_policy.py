@@ -70,7 +70,7 @@ def test_drafts_that_end_at_an_end_token_are_no_stop_rule(tmp_path: Path) -> Non
     path = tmp_path / "j"
     tape = load_tape(find_tape("bundled"))
     short = tape.take(np.flatnonzero(tape.lengths < 24).tolist())
-    records = write_journal(path, load_policy_spec(LOGGING), stream(short, Schedule((1,)), in_turn(short) * 4))
+    records = write_journal(path, load_policy_spec(LOGGING), stream(short, Schedule((1,)), in_turn(short) * 2))
     ended = sum(int((r.drafted < r.depths).sum()) for r in records)
     assert ended > 0.05 * sum(int((r.drafted > 0).sum()) for r in records)
     assert estimate(JournalLog(path), static_spec(1), "logging").result.matched

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -61,7 +63,7 @@ def test_policies_that_are_served_may_be_used(tmp_path: Path) -> None:
 
 def test_only_the_newest_part_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The header comes from the beginning; requests cut in half are left out."""
-    journal = _journal(tmp_path / "j", 4, made_tape(count=12))
+    journal = _journal(tmp_path / "j", 4, made_tape(count=4))
     whole = try_policy(journal, STATIC, None)
     monkeypatch.setattr(trial, "RECENT_BYTES", journal.stat().st_size // 2)
     assert 0 < try_policy(journal, STATIC, None).requests <= whole.requests
@@ -91,10 +93,19 @@ def test_what_cannot_be_tried_is_said_in_the_users_words(tmp_path: Path) -> None
         try_policy(_journal(tmp_path / "off", 0, made_tape(count=1)), STATIC, None)
 
 
-@pytest.mark.parametrize(("text", "key"), [(STATIC, "trial"), ("nonsense", "error")])
-def test_the_process_answers_in_json(tmp_path: Path, text: str, key: str) -> None:
+def test_the_process_answers_in_json(tmp_path: Path) -> None:
     journal = _journal(tmp_path / "j", 4, made_tape(count=2))
-    question = json.dumps({"journal": str(journal), "policy": text, "against": None, "served": {}})
+    question = json.dumps({"journal": str(journal), "policy": STATIC, "against": None, "served": {}})
     command = [sys.executable, "-m", "adaptspec.analysis.policy_trial"]
     done = subprocess.run(command, input=question, capture_output=True, text=True, timeout=60, check=True)
-    assert list(json.loads(done.stdout)) == [key]
+    assert list(json.loads(done.stdout)) == ["trial"]
+
+
+def test_what_is_wrong_with_a_policy_is_an_answer_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    question = json.dumps({"journal": str(tmp_path / "j"), "policy": "nonsense", "against": None, "served": {}})
+    monkeypatch.setattr(sys, "stdin", io.StringIO(question))
+    monkeypatch.setattr(os, "nice", lambda _: 0)
+    assert trial.main() == 0
+    assert list(json.loads(capsys.readouterr().out)) == ["error"]

@@ -24,7 +24,7 @@ from tests.simulation.tapes import made_tape
 @pytest.fixture(scope="module")
 def report() -> Report:
     """A fixed depth and the default, over one task, the worst case and mixed streams that change their size."""
-    tape = made_tape({"code": 0.6}, count=4, length=50)
+    tape = made_tape({"code": 0.6}, count=3, length=30)
     cells = task_scenarios(tape, [Schedule((1,))]) + mixed_scenarios(tape, [Schedule((1, 4, 1))])[:1]
     policies = [static_spec(3), load_policy_spec(find_policy("goodput"))]
     ticks: list[None] = []

@@ -28,9 +28,13 @@ def _tune(text: str = STATIC, seed: int = 0, acceptance: float = 0.5) -> Tuned:
     return tune(text, [DEPTH], tape, [Schedule((1,))], [load_costs("cpu-2-cores")], budget=6, seed=seed)
 
 
-def test_it_finds_what_is_plainly_better_and_keeps_comments() -> None:
+@pytest.fixture(scope="module")
+def found() -> Tuned:
+    return _tune()
+
+
+def test_it_finds_what_is_plainly_better_and_keeps_comments(found: Tuned) -> None:
     """Drafting seven tokens of which half are right wastes most: a shallow depth wins on prompts it never saw, too."""
-    found = _tune()
     assert found.improves
     assert found.after > found.before
     assert 1.0 < found.low < found.gain < found.high
@@ -41,9 +45,9 @@ def test_it_finds_what_is_plainly_better_and_keeps_comments() -> None:
     assert found.to_json()["values"] == {"spec.choose.depth": found.best.values["spec", "choose", "depth"]}
 
 
-def test_the_same_seed_finds_the_same() -> None:
-    assert _tune().to_json() == _tune().to_json()
-    assert [t.values for t in _tune(seed=1).trials] != [t.values for t in _tune(seed=2).trials]
+def test_the_same_seed_finds_the_same(found: Tuned) -> None:
+    assert _tune().to_json() == found.to_json()
+    assert [t.values for t in _tune(seed=1).trials] != [t.values for t in found.trials]
 
 
 def test_where_nothing_is_better_nothing_is_claimed() -> None:

@@ -34,7 +34,7 @@ def machine(step: float, further: float = 0.0) -> MachineCosts:
 
 def agreeing(tasks: dict[str, float]) -> Tape:
     """Half of the tokens of lookup are wrong where it finds some; the draft agrees as often as told."""
-    return made_tape(tasks, count=2, length=60)
+    return made_tape(tasks, count=2, length=40)
 
 
 def forecast(

@@ -96,7 +96,7 @@ def _run(core: EngineCore, requests: Sequence[Request], aborted: int) -> tuple[d
     return {delta.request_id: delta.completion for delta in deltas if delta.completion is not None}, deltas
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(
     asked=REQUESTS,
     depths=st.lists(st.integers(0, 7), min_size=1, max_size=20),

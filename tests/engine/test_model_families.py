@@ -214,23 +214,22 @@ def answers(
 
 
 @pytest.mark.parametrize("family", EXACT)
-def test_a_family_is_token_exact_at_every_depth(
+def test_a_family_is_token_exact_whatever_is_drafted(
     tmp_path: Path, tokenizer: PreTrainedTokenizerFast, family: str
 ) -> None:
-    """Greedy as transformers itself generates, and sampled the same at every depth, with drafts kept and taken back."""
+    """Greedy as transformers itself generates, and sampled the same as without drafts, of which some are taken back."""
     folder = saved(tmp_path / "model", *EXACT[family])
     runner = load_runner(str(folder), device="cpu", max_rows=4)
     assert isinstance(runner, TransformersRunner)
     plain = answers(runner, tokenizer, 0)
-    threes = answers(runner, tokenizer, 3, plain)
-    for done in (threes, answers(runner, tokenizer, 7, plain)):
-        assert [answer.tokens for answer in done] == [answer.tokens for answer in plain]
-        assert all(answer.stats.drafted > answer.stats.accepted > LENGTH / 2 for answer in done)
+    chained = answers(runner, tokenizer, 7, plain)
+    assert [answer.tokens for answer in chained] == [answer.tokens for answer in plain]
+    assert all(answer.stats.drafted > answer.stats.accepted > LENGTH / 2 for answer in chained)
     branched = answers(runner, tokenizer, 3, plain, Branching)
     assert [answer.tokens for answer in branched] == [answer.tokens for answer in plain]
     if runner.info.takes_trees:  # where the chain goes wrong, the token beside it is kept
         tree, chain = (
-            sum(answer.stats.accepted / answer.stats.drafted for answer in done) for done in (branched, threes)
+            sum(answer.stats.accepted / answer.stats.drafted for answer in done) for done in (branched, chained)
         )
         assert tree > chain
     model = AutoModelForCausalLM.from_pretrained(folder).eval()

@@ -38,7 +38,8 @@ def shapes(draw: st.DrawFn, most: int = 20) -> list[int]:
     return [draw(st.integers(-1, place - 1)) for place in range(draw(st.integers(1, most)))]
 
 
-ROWS = st.lists(st.tuples(st.integers(1, 30), st.none() | shapes()), min_size=1, max_size=4)
+MOST_ROWS = 4
+ROWS = st.lists(st.tuples(st.integers(1, 30), st.none() | shapes()), min_size=1, max_size=MOST_ROWS)
 
 
 def sight(parents: Sequence[int]) -> BoolArray:
@@ -94,8 +95,11 @@ def check_rows(
     runner: Runner, plain: Runner, rows: Sequence[tuple[int, list[int] | None]], data: st.DataObject
 ) -> None:
     """Rows of (cached tokens, tree, None: a chain) in one pass of `runner`; `plain` runs their paths alone."""
+    for row in range(MOST_ROWS):
+        runner.free(row)
     texts = [random_tokens(length, seed=i, vocab=60) for i, (length, _) in enumerate(rows)]
     new = [random_tokens(len(p) + 1 if p else 1 + i * 5, seed=9 + i, vocab=60) for i, (_, p) in enumerate(rows)]
+    plain.free(0)
     for row, text in enumerate(texts):
         feed(runner, row, text, wanted=0)
     parts = [(row, tokens, len(tokens)) for row, tokens in enumerate(new)]
@@ -118,7 +122,7 @@ def check_rows(
 
 @pytest.mark.parametrize("kind", ["small", "in place", "gathered"])
 @pytest.mark.parametrize("variant", VARIANTS)
-@SETTINGS
+@settings(SETTINGS, max_examples=8)
 @given(rows=ROWS, data=st.data())
 def test_trees_beside_chains_and_prompts(
     make_model: MakeModel, variant: str, kind: str, rows: list[tuple[int, list[int] | None]], data: st.DataObject
@@ -128,16 +132,22 @@ def test_trees_beside_chains_and_prompts(
     check_rows(make_runner(kind, place), lean(place), rows, data)
 
 
-@pytest.mark.parametrize("family", [family for family in EXACT if family not in NO_TREES])
-@settings(max_examples=4, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@pytest.fixture(params=[family for family in EXACT if family not in NO_TREES])
+def two_runners(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Runner, Runner]:
+    """Of one family's model; its examples share them, as requests do."""
+    place = saved(tmp_path, *EXACT[request.param])
+    return load_runner(place, max_rows=MOST_ROWS), load_runner(place, max_rows=1)
+
+
+@settings(SETTINGS, max_examples=4)
 @given(rows=ROWS, data=st.data())
 def test_trees_of_other_families(
-    tmp_path_factory: pytest.TempPathFactory, family: str, rows: list[tuple[int, list[int] | None]], data: st.DataObject
+    two_runners: tuple[Runner, Runner], rows: list[tuple[int, list[int] | None]], data: st.DataObject
 ) -> None:
     """Also where texts are far longer than a window."""
-    runner = load_runner(saved(tmp_path_factory.mktemp("model"), *EXACT[family]), max_rows=5)
+    runner, plain = two_runners
     assert runner.info.takes_trees
-    check_rows(runner, load_runner(saved(tmp_path_factory.mktemp("model"), *EXACT[family]), max_rows=5), rows, data)
+    check_rows(runner, plain, rows, data)
 
 
 @pytest.mark.parametrize("family", NO_TREES)

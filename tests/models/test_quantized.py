@@ -11,7 +11,6 @@ from adaptspec.control.cost import CostTable
 from adaptspec.engine import assembly, model_set
 from adaptspec.engine.assembly import build
 from adaptspec.engine.engine_config import EngineConfig
-from adaptspec.engine.model_set import decoder
 from adaptspec.errors import ConfigError
 from adaptspec.gpu.device_decoder import device_decoder
 from adaptspec.models.layers import Linear
@@ -43,15 +42,22 @@ def test_a_shape_that_no_kernel_takes_stays_as_it_is() -> None:
 
 
 @pytest.mark.parametrize(("kind", "least"), [("int8", 0.9), ("int4", 0.6)])
-@pytest.mark.parametrize(("make", "dtype"), [(decoder, "float32"), (device_decoder, "bfloat16")])
-def test_texts_are_those_of_the_model_alone(
-    kind: str, least: float, make: object, dtype: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(model_set, "decoder", make)
+def test_texts_are_those_of_the_model_alone(kind: str, least: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    check_texts(kind, least, "float32", 24, monkeypatch)
+
+
+@pytest.mark.whole
+def test_texts_are_those_of_the_model_alone_on_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A few tokens: on a CPU its passes take a quarter of a second."""
+    monkeypatch.setattr(model_set, "decoder", device_decoder)
+    check_texts("int4", 0.6, "bfloat16", 8, monkeypatch)
+
+
+def check_texts(kind: str, least: float, dtype: str, length: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(assembly, "warm_up", lambda *_: None)
     built = build(replace(CONFIG, draft=f"quantized:{kind}", dtype=dtype), costs=lambda *_: CostTable(COSTS))
     prompt = tuple(built.tokenizer.encode("Once upon a time, in a village by the sea,"))
-    warm = [SamplingParams(24, 0.8 * (i % 2), seed=i, ignore_eos=True) for i in range(4)]
+    warm = [SamplingParams(length, 0.8 * (i % 2), seed=i, ignore_eos=True) for i in range(4)]
     drafted, plain = (
         run(built.core, [replace(Request(f"{i}", prompt, one), speculation=asked) for i, one in enumerate(warm)])
         for asked in (replace(Request("", prompt).speculation, policy=name) for name in ("static-3", "off"))

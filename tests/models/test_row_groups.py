@@ -80,7 +80,7 @@ def test_what_is_not_asked_for_logits_attends_alone() -> None:
     assert grouped([20, 22, 24], [1] * 3, [1, 0, 1], [0, 1, 2]) == [[0], [1], [2]]
 
 
-@pytest.mark.parametrize("part", [slice(None), slice(0, 16), slice(16, 32)], ids=["both", "keys", "values"])
+@pytest.mark.parametrize("part", [slice(0, 16), slice(16, 32)], ids=["keys", "values"])
 @pytest.mark.parametrize("quick", [True, False], ids=["small pass", "plain pass"])
 @pytest.mark.parametrize("variant", ["llama", "llama without grouped heads, untied", "qwen3"])
 @settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
