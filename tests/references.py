@@ -3,8 +3,9 @@
     python -m tests.references
 
 computes all that the tests ask for and writes it down anew (some minutes). A figure is found by a digest of all that
-goes into it: texts, costs, settings and rule. Whoever changes one of these finds nothing here, and has it computed;
-whoever changes what the simulator makes of them is told by the figures that are computed all the same, one in so many.
+goes into it: texts, costs, settings and rule. Whoever changes one of these finds nothing here, and has it computed
+(`tests/test_references.py` fails then: keep them anew); whoever changes what the simulator makes of them is told by the
+figures that are computed all the same, one in so many.
 """
 
 from __future__ import annotations
