@@ -72,11 +72,10 @@ class Guests:
             self.written[row] += tokens
         self._more.clear()
 
-    def limits(self, rows: IntArray) -> IntArray:
-        """How deep each of them may draft [B]: its own ceiling, and what it may still write."""
-        room = self._ends[rows] - self.written[rows] - self._behind
-        limits: IntArray = np.maximum(np.minimum(room, self.ceilings[rows]), 0)
-        return limits
+    def left(self, rows: IntArray) -> IntArray:
+        """What each of them may still write, beside the token of a round without drafts [B]."""
+        left: IntArray = np.maximum(self._ends[rows] - self.written[rows] - self._behind, 0)
+        return left
 
     def context(self, rows: IntArray) -> IntArray:
         """Tokens that they hold [B]."""

@@ -34,7 +34,7 @@ from adaptspec.control.step_times import StepTimes
 from adaptspec.hosts.desk import Desk
 from adaptspec.hosts.guests import Guests, Told
 from adaptspec.hosts.own_time import OwnTime
-from adaptspec.hosts.rounds import Plan, Waiting, made, round_of
+from adaptspec.hosts.rounds import Plan, Waiting, made, of_one_mind, round_of
 from adaptspec.hosts.settings import IGNORED, NOT_SERVED, PilotSettings
 from adaptspec.request import Request, SamplingParams, SpeculationParams
 from adaptspec.telemetry.metric_families import host_families
@@ -103,6 +103,7 @@ class Pilot:
         self._off_for = self._newcomers = 0  # steps; requests since the draft is skipped
         self._fresh: set[str] = set()  # of them, those that are kept whole to be tried
         self._rowless: set[str] = set()  # who found no row, and has no drafts
+        self._unusual: set[str] = set()  # whose first decision cannot be that of the batch
         self._own = OwnTime()
         self._guarded = False  # by the last decision
 
@@ -128,25 +129,26 @@ class Pilot:
             # Nobody here reads the prompt, which may be long; how long it is will do.
             told = SamplingParams(max_tokens, temperature if 0.0 <= temperature <= 100.0 else 100.0)
             request = Request(request_id, range(prompt_tokens), told, wishes)
-            if self.detached:
-                self._guests.enter(request, waited)  # so that nobody who wants no drafts has them verified
-                return
-            if not self._desk.policies.can_decide(wishes.policy):
-                self.ignore(NOT_SERVED, f"policy {wishes.policy!r:.100} is not served here")
-                wishes = replace(wishes, policy=None)
-            mine = replace(wishes, policy=self._controller.assigned(replace(request, speculation=wishes)))
-            request = replace(request, speculation=mine)
+            self._rowless.add(request_id)  # until all has gone well: then nobody knows what it wants
+            if not self.detached:
+                if not self._desk.policies.can_decide(wishes.policy):
+                    self.ignore(NOT_SERVED, f"policy {wishes.policy!r:.100} is not served here")
+                    wishes = replace(wishes, policy=None)
+                mine = replace(wishes, policy=self._controller.assigned(replace(request, speculation=wishes)))
+                request = replace(request, speculation=mine)
             row = self._guests.enter(request, waited)
             if row is None:
-                self._rowless.add(request_id)
-            unusual = mine.task is not None or mine.policy != self._controller.default
-            if self._last is not None and (unusual or self._last.plan.skip):
-                self._last.serves = 0
-            if row is not None:
+                return
+            self._rowless.remove(request_id)
+            if self._watchers is not None:
+                self._watchers.started(request, headers or {})
+            self.opted_out += wishes.max_depth == 0
+            if not self.detached:
                 self._controller.start(row, request)
-                if self._watchers is not None:
-                    self._watchers.started(request, headers or {})
-                self.opted_out += mine.max_depth == 0
+                if mine.task is not None or mine.policy != self._controller.default:
+                    self._unusual.add(request_id)
+                if self._last is not None and self._last.plan.skip:
+                    self._last.serves = 0
                 if self._skips:
                     self._meet(request_id, row)
 
@@ -164,7 +166,9 @@ class Pilot:
             if gone is not None:
                 row, request = gone
                 self._fresh.discard(request_id)
-                self._controller.finish(row)
+                self._unusual.discard(request_id)
+                if not self.detached:
+                    self._controller.finish(row)
                 if self._watchers is not None:
                     stats, timings = self._guests.stats(row, request), self._guests.timings(row)
                     self._watchers.finished(request, int(self._guests.written[row]), finish, stats, timings)
@@ -208,9 +212,10 @@ class Pilot:
 
         Where drafts are drawn ahead, what was verified are those of the plan before.
         """
-        if self.detached:
-            return
         with self.fence("learn"):
+            if self.detached:
+                self._guests.later(ids, emitted)
+                return
             now = self._clock()
             seconds, self._ended = now - self._ended, now if self._guests.rows else math.nan  # idle time is no step's
             step = self._steps.pop(plan.number, None)
@@ -222,7 +227,8 @@ class Pilot:
                     self._guests.later(ids, emitted)
                 else:
                     self._learn(step, of, Told.of(self._guests, ids, (drafted, accepted, emitted)), seconds)
-                    self._own.note("learn", self._clock() - now)
+                    if of is not None and not of.kept:
+                        self._own.note("learn", self._clock() - now)
 
     def close(self) -> None:
         """Save what was learned, and end the journal."""
@@ -258,8 +264,9 @@ class Pilot:
         if strangers:  # of more requests than rows, some of them set aside, those without a row do not draft
             ids = [name for name in ids if name in guests.rows]
         guests.catch_up()
+        self._unusual.difference_update(ids)
         rows, size = guests.of(ids), len(ids)
-        limits = guests.limits(rows) * room
+        limits = guests.ceilings[rows] * room
         decision = None
         if not size:
             depths = limits
@@ -275,7 +282,7 @@ class Pilot:
                 BatchSignals(rows, zeros, context, limits, none, none, written, prefill, 0, free_memory)
             )
             depths = np.maximum(np.minimum(decision.depths, limits), 0)
-        plan, depths = self._plan(ids, rows, depths)
+        plan, depths = self._plan(ids, rows, depths, decision)
         plan.depths.update(dict.fromkeys(set(strangers).difference(ids), 0))
         self._desk.due(self._controller)
         steps, serves = self._draft_steps(plan), 0
@@ -284,7 +291,7 @@ class Pilot:
         elif decision is not None and self._measured:
             reasons, guarded = set(decision.reasons.tolist()), self._guarded
             self._guarded = not reasons.isdisjoint(_GUARD)
-            if reasons.isdisjoint(_ONCE) and guarded == self._guarded:
+            if room and reasons.isdisjoint(_ONCE) and guarded == self._guarded:
                 serves = self._own.steps - 1
         return Waiting(plan, list(ids), rows, depths, decision, prefill, steps, self._last, serves)
 
@@ -296,6 +303,8 @@ class Pilot:
         last, here = self._last, self._guests.rows
         if last is None or not last.serves or not ids or self._fresh or any(name not in here for name in ids):
             return None
+        if self._unusual and not self._unusual.isdisjoint(ids):
+            return None
         most, before = last.plan.depth, last.plan.depths
         depths = {name: before[name] if name in before else self._guests.most(name, most) for name in ids}
         plan = Plan(self._number, most, depths, last.plan.skip)
@@ -303,17 +312,19 @@ class Pilot:
         steps, serves = self._draft_steps(plan), last.serves - 1
         return Waiting(plan, last.ids, last.rows, last.depths, last.decision, prefill, steps, last, serves, kept=True)
 
-    def _plan(self, ids: Sequence[str], rows: IntArray, depths: IntArray) -> tuple[Plan, IntArray]:
+    def _plan(
+        self, ids: Sequence[str], rows: IntArray, depths: IntArray, decision: Decision | None
+    ) -> tuple[Plan, IntArray]:
         """One depth for the batch, the deepest of its rows', and what each row verifies of it [B]."""
         host, ceilings, size = self.host, self._guests.ceilings, len(ids)
         if not host.requests and size:
             depths = np.full(size, np.sort(depths)[size // 2])
-        depth = lowered(int(depths.max(initial=0)), host.depths)
-        uncut = np.minimum(depth, ceilings[rows])
-        depths = np.minimum(depths, uncut)
-        alike = size and uncut.min() == depth
-        if alike and not self._times.worth_cutting(int(uncut.sum() - depths.sum())):
-            depths = uncut
+        cut = np.minimum(depths, self._guests.left(rows))  # who is about to end needs no more
+        depth = lowered(int(cut.max(initial=0)), host.depths)
+        depths = np.minimum(cut, depth)
+        may_be_alike = decision is not None and of_one_mind(decision) and (ceilings[rows] >= depth).all()
+        if may_be_alike and not self._times.worth_cutting(depth * size - int(depths.sum())):
+            depths = np.full(size, depth)
         plan = Plan(self._number, depth, dict(zip(ids, depths.tolist(), strict=True)))
         if self.settings.skip_draft and size:
             self._off_for = 0 if depth else self._off_for + 1
@@ -347,12 +358,15 @@ class Pilot:
 
     def _learn(self, step: Waiting | None, of: Waiting | None, told: Told, seconds: float) -> None:
         """`of` is the step that had the drafts drawn which this one has verified."""
-        if step is not None and len(told.rows):
-            self._learn_step(step, of, told, seconds)
         guests = self._guests
-        guests.written[told.rows] += told.emitted
-        if self._watchers is not None:
-            guests.count(told.rows, told.drafted, told.accepted)
+        guests.catch_up()
+        try:
+            if step is not None and len(told.rows):
+                self._learn_step(step, of, told, seconds)
+        finally:
+            guests.written[told.rows] += told.emitted
+            if self._watchers is not None:
+                guests.count(told.rows, told.drafted, told.accepted)
 
     def _learn_step(self, step: Waiting, of: Waiting | None, told: Told, seconds: float) -> None:
         times = self._times

@@ -46,9 +46,14 @@ class Waiting:
     kept: bool = False  # it goes on with an earlier decision, which has been learned from by then
 
 
+def of_one_mind(decision: Decision) -> bool:
+    """Whether what is right for one of its rows is allowed for all of them, and none was drawn by lot."""
+    return decision.provenance is None and all(len(set(of.tolist())) <= 1 for of in (decision.policies, decision.tasks))
+
+
 def made(step: Waiting, told: Told) -> Step:
-    """What a step was made of."""
-    unlike = bool((told.drafted != told.drafted[0]).any())
+    """What a step was made of. Where prompts are read rows are unlike in any case, and what takes time are these."""
+    unlike = not step.prefill and bool((told.drafted != told.drafted[0]).any())
     return Step(len(told.rows), int(told.drafted.sum()), step.drafts, len(step.rows), step.prefill, unlike)
 
 

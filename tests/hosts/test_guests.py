@@ -28,15 +28,15 @@ def test_no_row_is_given_twice(changes: list[tuple[bool, str]]) -> None:
         assert guests.of(names).tolist() == [guests.rows[one] for one in names]
 
 
-def test_limits_are_the_least_of_all() -> None:
-    """Its own ceiling, the tokens it may still write, and the context; less what it will surely have got by then."""
+def test_what_is_left_to_write() -> None:
+    """Of the tokens asked for, and of the context; less what it will surely have got by then."""
     guests = Guests(4, model_len=30, behind=2)
-    for one in (request("a", depth=3), request("b", most=6), request("c", prompt=25), request("d", prompt=40)):
+    for one in (request("a"), request("b", most=6), request("c", prompt=25), request("d", prompt=40)):
         guests.enter(one)
     rows = guests.of(["a", "b", "c", "d"])
-    assert guests.limits(rows).tolist() == [3, 4, 3, 0]
+    assert guests.left(rows).tolist()[1:] == [4, 3, 0]
     guests.written[rows] += 2
-    assert guests.limits(rows).tolist() == [3, 2, 1, 0]
+    assert guests.left(rows).tolist()[1:] == [2, 1, 0]
     assert guests.context(rows).tolist() == [6, 6, 27, 42]
 
 

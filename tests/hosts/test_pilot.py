@@ -67,7 +67,7 @@ def test_a_mixed_batch_earns_more_than_any_fixed_depth() -> None:
 def test_few_rows_are_cut_only_where_that_pays(machine: Machine, pays: bool) -> None:
     """In many steps some are about to end: where unlike rows take a fifth longer, all verify alike even so."""
     world, unlike = piloted(machine, policy="static-3"), 0
-    serve(world, (0.75,), 16, 300)
+    serve(world, (0.75,), 16, 450)
     for _ in range(200):
         serve(world, (0.75,), 16, 1)
         unlike += len({one.drafted for one in world.running}) > 1
@@ -75,6 +75,43 @@ def test_few_rows_are_cut_only_where_that_pays(machine: Machine, pays: bool) -> 
     assert world.pilot is not None
     assert not world.pilot.errors
     world.pilot.close()
+
+
+def test_who_has_another_policy_is_cut_even_so() -> None:
+    """Where unlike rows are dear others verify alike, but a policy that is off drafts for nobody."""
+    world = piloted(Machine(unlike=1.2), policy=("static-3", "off"))
+    serve(world, (0.75,), 15, 300)
+    world.admit(Guest("off", texts([0.75], 5000)[0], SpeculationParams(policy="off")))
+    for _ in range(200):
+        serve(world, (0.75,), 16, 1)
+        assert not any(one.drafted for one in world.running if one.name == "off")
+    assert world.pilot is not None
+    assert not world.pilot.errors
+    world.pilot.close()
+
+
+def test_a_long_prompt_with_a_policy_of_its_own() -> None:
+    """Decisions that are made while it is read are others': its first drafts are as its own policy says."""
+    pilot, now = Pilot(PilotSettings(policy=("static-3", "off")), VLLM, 4, clock=lambda: now[0]), [0.0]
+
+    def step(ids: list[str], prefill: int = 0) -> dict[str, int]:
+        plan = pilot.decide(ids, prefill)
+        now[0] += 0.01
+        pilot.learn(plan, ids, [0] * len(ids), [0] * len(ids), [1] * len(ids))
+        return plan.depths
+
+    pilot.enter("a")
+    for _ in range(200):
+        step(["a"])
+    for dear in range(100):
+        pilot._own.note("decide", 1.0 + dear)
+    pilot.enter("b", SpeculationParams(policy="off"))
+    for _ in range(3):
+        step(["a"], 100)
+    for _ in range(20):
+        assert step(["a", "b"]) == {"a": 3, "b": 0}
+    assert not pilot.errors
+    pilot.close()
 
 
 @pytest.mark.parametrize("lag", [1, 2, 3])
@@ -301,6 +338,53 @@ def test_a_learner_that_raises(monkeypatch: pytest.MonkeyPatch) -> None:
     assert world.pilot is not None
     assert world.pilot.detached
     world.pilot.close()
+
+
+def test_an_opt_out_whose_entry_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody knows any more what it wants, so that it has no drafts."""
+
+    def assigned(*_: Any) -> str:
+        raise RuntimeError("injected")
+
+    pilot = Pilot(PilotSettings(policy="static-3"), VLLM, 4)
+    pilot.enter("a")
+    with monkeypatch.context() as patched:
+        patched.setattr(Controller, "assigned", assigned)
+        pilot.enter("b", SpeculationParams(max_depth=0))
+    for _ in range(200):
+        plan = pilot.decide(["a", "b"])
+        assert not plan.depths["b"]
+        pilot.learn(plan, ["a", "b"], [0, 0], [0, 0], [1, 1])
+    assert plan.depths["a"]
+    assert pilot.errors == 1
+    pilot.leave("b")
+    assert not pilot._rowless
+    pilot.close()
+
+
+@pytest.mark.parametrize("every", [1, 3])
+def test_tokens_are_counted_whoever_fails(every: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether learning fails now and then or for good, after which nothing is decided any more."""
+    calls = [0]
+
+    def learn(*_: Any) -> None:
+        calls[0] += 1
+        if calls[0] % every == 0:
+            raise ValueError("injected")
+
+    monkeypatch.setattr(Controller, "learn", learn)
+    pilot, now = Pilot(PilotSettings(policy="static-3"), VLLM, 4, clock=lambda: now[0]), [0.0]
+    pilot.enter("a")
+    for _ in range(400):
+        plan = pilot.decide(["a"])
+        now[0] += 0.01
+        pilot.learn(plan, ["a"], [0], [0], [1])
+    row = pilot._guests.rows["a"]
+    assert pilot.errors >= 100
+    assert pilot.detached == (every == 1)
+    pilot.leave("a")
+    assert pilot._guests.written[row] == 400
+    pilot.close()
 
 
 def test_a_controller_that_asks_for_99(monkeypatch: pytest.MonkeyPatch) -> None:
