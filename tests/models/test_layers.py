@@ -16,6 +16,7 @@ from adaptspec.models import layers
 from adaptspec.models.config import read_rope
 from adaptspec.models.layers import (
     Float32Head,
+    Linear,
     float32_logits,
     inverse_frequencies,
     rms_norm,
@@ -85,6 +86,24 @@ def test_products_of_16_bit_numbers_keep_what_float32_holds(
     logits = float32_logits(states, weights)
     assert logits.dtype == torch.float32
     assert (logits - exact).norm() * 100 < (exact.to(dtype) - exact).norm()
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+@pytest.mark.parametrize("biased", [False, True])
+def test_cpus_that_multiply_no_16_bit_numbers_widen_them(
+    monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, biased: bool
+) -> None:
+    """Every form of a product is float32's, rounded once (and once more where it is added to something)."""
+    monkeypatch.setattr(layers, "MULTIPLIED", dict.fromkeys(HALVES, False))
+    states, weights = drawn(dtype)
+    bias = weights[0].clone() if biased else None
+    linear = Linear.of(weights, bias)
+    exact = (states.float() @ weights.float() + (bias.float() if bias is not None else 0)).to(dtype)
+    out = torch.empty_like(exact)
+    assert linear(states).equal(exact)
+    assert linear(states, out) is out
+    assert out.equal(exact)
+    assert linear.add_to(torch.ones_like(exact), states).equal(exact + 1)
 
 
 @pytest.mark.parametrize("dtype", HALVES)
