@@ -1,6 +1,7 @@
 """What decisions cost: seconds of `decide` and `learn` per round, for policies replayed over a tape.
 
-Real times of the control plane on this machine, beside simulated times of the rounds it decides for. No models.
+Real times of the control plane on this machine (of its thread alone: whatever else runs), beside simulated times of the
+rounds it decides for. No models.
 """
 
 from __future__ import annotations
@@ -34,15 +35,15 @@ class TimedController(Controller):
         self.seconds = seconds
 
     def decide(self, signals: BatchSignals) -> Decision:
-        started = time.perf_counter()
+        started = time.thread_time()
         decision = super().decide(signals)
-        self.seconds.append(time.perf_counter() - started)
+        self.seconds.append(time.thread_time() - started)
         return decision
 
     def learn(self, record: RoundRecord) -> None:
-        started = time.perf_counter()
+        started = time.thread_time()
         super().learn(record)
-        self.seconds[-1] += time.perf_counter() - started
+        self.seconds[-1] += time.thread_time() - started
 
 
 @dataclass(frozen=True)
