@@ -259,6 +259,23 @@ def test_what_plain_rounds_really_take_is_what_drafts_must_beat() -> None:
     assert Mode.OFF in drive(guard, 60, LOSING)
 
 
+def test_a_baseline_goes_by_what_the_table_says_when_it_is_taken() -> None:
+    """The machine becomes four times as slow, the table finds it out, and drafts that lose are found out as before."""
+    cost = table()
+    guard = Guard(SLOWER, cost)
+    drive(guard, 40, WINNING)
+    for _ in range(20):
+        cost.observe(replace(PLAIN, total_seconds=4 * PLAIN.total_seconds, verify_seconds=4 * PLAIN.verify_seconds), ())
+    ratio = cost.plain_seconds(1, 100) / table().plain_seconds(1, 100)
+    assert ratio > 1.5
+    for _ in range(3):
+        plain = record([0], [0], slower=ratio)
+        guard.mode(signals([7]))
+        guard.after(plain)
+    losing = record([3], [0], slower=ratio)
+    assert Mode.OFF in drive(guard, 48, losing)
+
+
 def test_without_rules_it_never_interferes() -> None:
     assert set(drive(Guard(GuardSpec(), table()), 300, LOSING)) == {Mode.RUN}
 
