@@ -29,7 +29,7 @@ def make(rows: int, *, deepest: int = DEEPEST, adaptive: dict[str, Any] | None =
         arguments |= {"scheduler_cls": SCHEDULER, "additional_config": {"adaptspec": adaptive}}
     usual = {"max_model_len": 512, "enforce_eager": True, "enable_prefix_caching": False, "max_num_seqs": rows}
     usual |= {"gpu_memory_utilization": 0.2}  # of the memory; other programs have some of it
-    return LLM(model=str(MODELS / "target"), **(usual | arguments))
+    return LLM(**({"model": str(MODELS / "target")} | usual | arguments))
 
 
 def scheduler_of(llm: LLM) -> Any:

@@ -1,10 +1,11 @@
 """Tokens per second inside vLLM: a policy against fixed depths and vLLM's own table, in turn, in one process.
 
-`goodput.py [--policy NAME] [--useless | --mixed] [--skip-draft] [--batches 1,4,16] [--laps N]`: all write the same
-greedy texts, lap by lap, the second time in reverse order. Seconds are those of the engine's thread on its core, steps
-that took more than twice the median counted as that: other programs stall it. `--useless`: the draft's weights are
-noise. `--mixed`: every other request is drawn at temperature 2, where hardly a draft is kept. `--skip-draft`: the
-policy may leave the draft out, and vLLM without a draft is `none`.
+`goodput.py [--policy NAME] [--target DIR] [--useless | --mixed] [--skip-draft] [--batches 1,4,16] [--laps N]`: all
+write the same greedy texts, lap by lap, the second time in reverse order. Seconds are those of the engine's thread on
+its core, steps that took more than twice the median counted as that: other programs stall it. `own us` is what the
+pilot takes of a step. `--target`: in place of the bundled one, such as `python -m tests.inflated` writes. `--useless`:
+the draft's weights are noise. `--mixed`: every other request is drawn at temperature 2, where hardly a draft is kept.
+`--skip-draft`: the policy may leave the draft out, and vLLM without a draft is `none`.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import shutil
 import statistics
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -45,16 +47,32 @@ def noise(folder: Path) -> Path:
 class Runs:
     """One engine that a policy steers, one of plain vLLM whose depth is set from outside, and one without a draft."""
 
-    def __init__(self, policy: str, draft: Path, *, skip: bool, mixed: bool) -> None:
+    def __init__(self, policy: str, target: Path, draft: Path, *, skip: bool, mixed: bool) -> None:
         drafts = {"method": "draft_model", "model": str(draft), "num_speculative_tokens": DEEPEST}
-        usual: dict[str, Any] = {"speculative_config": drafts, "dtype": "float32"}
+        usual: dict[str, Any] = {"speculative_config": drafts, "dtype": "float32", "model": str(target)}
         settings = {"policy": policy, "skip-draft": skip}
         self.ours = make(ROWS, adaptive=settings, **usual, **(SKIPPING if skip else {}))
-        self.plain, self.none = make(ROWS, **usual), make(ROWS, deepest=0, dtype="float32") if skip else None
+        self.plain = make(ROWS, **usual)
+        self.none = make(ROWS, deepest=0, dtype="float32", model=str(target)) if skip else None
         self.pilot = scheduler_of(self.ours)._pilot
         self.pilot._clock = time.thread_time
+        self.steps, self.own = 0, 0.0  # of `ours`: steps, and seconds that they took of the pilot
+        for name in ("enter", "leave", "decide", "learn"):
+            setattr(self.pilot, name, self.timed(getattr(self.pilot, name)))
         self.asked = 0
         self.temperatures = (0.0, HOT) if mixed else (0.0,)
+
+    def timed(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        """The same, its time added to `own`."""
+
+        def run(*given: Any, **named: Any) -> Any:
+            begun = time.thread_time()
+            try:
+                return call(*given, **named)
+            finally:
+                self.own += time.thread_time() - begun
+
+        return run
 
     def run(self, mode: Mode, batch: int, texts: list[str], steps: int = 10**9) -> float:
         """Tokens per second of a mode: `ours`, `none`, `table`, or a fixed depth."""
@@ -71,6 +89,7 @@ class Runs:
             ended = [output for output in engine.step() if output.finished]
             seconds.append(time.thread_time() - begun)
             live, tokens = live - len(ended), tokens + TOKENS * len(ended)
+        self.steps += len(seconds) * (mode == "ours")
         most = 2 * statistics.median(seconds)
         return tokens / sum(min(one, most) for one in seconds)
 
@@ -79,6 +98,7 @@ def main() -> None:
     """Prints a JSON object for each batch size."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--policy", default="goodput")
+    parser.add_argument("--target", type=Path, default=MODELS / "target")
     parser.add_argument("--useless", action="store_true")
     parser.add_argument("--mixed", action="store_true")
     parser.add_argument("--skip-draft", action="store_true")
@@ -88,12 +108,13 @@ def main() -> None:
     modes: list[Mode] = ["ours", 0, 1, 3, 5, "table", *(["none"] if told.skip_draft else [])]
     with tempfile.TemporaryDirectory() as folder:
         draft = noise(Path(folder) / "draft") if told.useless else MODELS / "draft"
-        runs = Runs(told.policy, draft, skip=told.skip_draft, mixed=told.mixed)
+        runs = Runs(told.policy, told.target, draft, skip=told.skip_draft, mixed=told.mixed)
         texts = prompts(2000, random.Random(0))
         for batch in map(int, told.batches.split(",")):
             for mode in modes:
                 runs.run(mode, batch, texts[: WARM * batch], WARM if mode == "ours" else 20)
             found: dict[Mode, list[float]] = {mode: [] for mode in modes}
+            runs.steps, runs.own = 0, 0.0
             for lap in range(told.laps):
                 lot = texts[lap * REQUESTS[batch] :][: REQUESTS[batch]]
                 for mode in modes[:: 1 - 2 * (lap % 2)]:
@@ -102,9 +123,8 @@ def main() -> None:
             best = max(modes[1:], key=lambda mode: middle[mode])
             ratio = statistics.median(a / b for a, b in zip(found["ours"], found[best], strict=True))
             rates = {str(mode): round(rate) for mode, rate in middle.items()}
-            print(
-                json.dumps({"batch": batch, "best": best, "of the best": round(ratio, 3), "rates": rates}), flush=True
-            )
+            told_of = {"batch": batch, "best": best, "of the best": round(ratio, 3), "rates": rates}
+            print(json.dumps(told_of | {"own us": round(1e6 * runs.own / runs.steps)}), flush=True)
         print(json.dumps({"errors": runs.pilot.errors}))
 
 
