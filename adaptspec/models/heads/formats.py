@@ -263,7 +263,9 @@ def _mtp(files: HeadFiles) -> Made:
         raise ModelError(
             f"{files.folder} brings no layer for multi-token prediction ({entry}.weight is missing); use another draft"
         )
-    config = replace(files.config, windows=files.config.windows[-1:])  # one layer, whatever the target has
+    # One layer, whatever the target has; in `speculators`' files it sees all, whatever its config says.
+    all_ = saved or "full_attention" in items(files.raw, "mtp_layer_types", str)
+    config = replace(files.config, windows=(None,) if all_ else files.config.windows[-1:])
     weights = EagleWeights(
         files.embedding(),
         Fusion(None if saved else files.ends.norm(), (), None),
