@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from adaptspec.errors import ModelError
-from adaptspec.models.config import MOST_LAYERS, DecoderConfig, count, inner, items, read_decoder_config
+from adaptspec.models.config import MOST_LAYERS, DecoderConfig, count, inner, items
 from adaptspec.models.heads.block import (
     DFlashRunner,
     DFlashWeights,
@@ -24,6 +24,14 @@ from adaptspec.models.heads.block import (
     Unknown,
 )
 from adaptspec.models.heads.eagle import EagleRunner, EagleWeights, Fusion
+from adaptspec.models.heads.head_config import (
+    SPECULATORS,
+    block_attention,
+    head_kind,
+    markov_head_type,
+    norm_before_residual,
+    read_layers,
+)
 from adaptspec.models.heads.target_ends import TargetEnds
 from adaptspec.models.kv_cache import CacheShape, KVCache
 from adaptspec.models.layers import Linear, Norm
@@ -32,7 +40,6 @@ from adaptspec.models.model_files import CONFIG, fingerprint, read_json, resolve
 from adaptspec.models.runner import ModelInfo, Runner
 from adaptspec.models.weights import MTP, WeightReader
 
-SPECULATORS = "speculators_model_type"  # in config.json of heads that the library `speculators` has saved
 # What is left in checkpoints of training, or says again what another tensor does.
 _IGNORED = (
     "t2d",
@@ -53,19 +60,6 @@ _SLOTS = 8  # that P-EAGLE drafts where its config does not say
 _LAST = ("medusa", "mtp", None)  # take the target's last state
 # The shape of its cache, what starts it, and the most tokens that it drafts.
 Made = tuple[CacheShape, Callable[[ModelInfo, KVCache], Runner], int | None]
-
-
-def head_kind(raw: Mapping[str, Any]) -> str | None:
-    """Which head a config.json is of, in `speculators`' words; None for a language model. Raises ModelError."""
-    names = items(raw, "architectures", str)
-    kind = raw.get(SPECULATORS)
-    if kind is None and ("dflash_config" in raw or any(name.startswith("DFlash") for name in names)):
-        kind = "dspark" if raw.get("markov_rank") else "dflash"
-    elif kind is None and ("medusa_num_heads" in raw or raw.get("model_type") == "medusa"):
-        kind = "medusa"
-    elif kind is None and ("draft_vocab_size" in raw or any(name.endswith("Eagle3") for name in names)):
-        kind = "eagle3"  # the first such heads call themselves Llama models of a vocabulary of their own
-    return None if kind is None else str(kind)
 
 
 def is_head(path_or_hub_id: str) -> bool:
@@ -198,11 +192,7 @@ class HeadFiles:
     def _decoder(self) -> DecoderConfig:
         if head_kind(self.raw) == "medusa":  # it has no such layers
             return self._own
-        layers = inner(self.raw, "transformer_layer_config") if self.saved else self.raw
-        if not layers:
-            raise ModelError(f"{self.folder}: config.json has no transformer_layer_config; save the head again")
-        # Positions are as far as the target's, whatever was trained.
-        return read_decoder_config({**layers, "max_position_embeddings": self._own.context})
+        return read_layers(self.folder, self.raw, self._own.context)
 
     def _states(self) -> tuple[int, ...]:
         layers = self._own.layers
@@ -241,7 +231,7 @@ def _eagle_weights(files: HeadFiles) -> EagleWeights:
         files.head(vocabulary),
         vocabulary,
         files.states,
-        files.flag("norm_before_residual"),
+        norm_before_residual(files.folder, files.raw),
         files.flag("norm_output"),
     )
 
@@ -292,7 +282,8 @@ def _dflash(files: HeadFiles) -> Made:
         raise ModelError(
             f"{files.folder}: block_size is {block}, and its first slot drafts nothing; save the head again"
         )
-    both_sides = files.flag("sliding_window_non_causal") or described.get("causal") is False
+    windows, causal, from_slots = block_attention(files.folder, files.raw, config)
+    config = replace(config, windows=windows)
     weights = DFlashWeights(
         embedding,
         files.fusion(),
@@ -305,7 +296,8 @@ def _dflash(files: HeadFiles) -> Made:
         embedding[_token(files, described)],
         block,
         before_slots,
-        causal=tuple(window is not None and not both_sides for window in config.windows),
+        causal,
+        from_slots,
         markov=_markov(files, vocabulary),
     )
     return config.cache_shape, lambda info, cache: DFlashRunner(info, config, weights, cache), block - before_slots
@@ -315,7 +307,7 @@ def _markov(files: HeadFiles, vocabulary: torch.Tensor | None) -> MarkovHead | N
     if not files.raw.get("markov_rank"):
         return None
     rank, hidden, whole = count(files.raw, "markov_rank"), files.config.hidden, files.config.vocab_size
-    kind, prefix = str(files.raw.get("markov_head_type", "vanilla")), "markov_head."
+    kind, prefix = markov_head_type(files.folder, files.raw), "markov_head."
     return MarkovHead(
         files.reader.take(f"{prefix}markov_w1.weight", (whole, rank)),
         files.matrix(f"{prefix}markov_w2", (whole if vocabulary is None else len(vocabulary), rank)),
