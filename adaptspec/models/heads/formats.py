@@ -154,13 +154,15 @@ class HeadFiles:
             raise ModelError(f"{self.folder}: {name} names tokens beyond the target's {most}; save the head again")
         return tokens.long().to(self.target.device)
 
-    def head(self, vocabulary: torch.Tensor | None, name: str = "lm_head.weight") -> Linear:
-        """Its own, or the target's for these tokens."""
+    def head(
+        self, vocabulary: torch.Tensor | None, name: str = "lm_head.weight", *, tied: torch.Tensor | None = None
+    ) -> Linear:
+        """Its own, or for these tokens the one that it is `tied` to, or the target's."""
         size = self.config.vocab_size if vocabulary is None else len(vocabulary)
         if self.reader.has(name):
             matrix = self.reader.take(name, (size, self.config.hidden))
         else:
-            matrix = self._borrowed(name, self.ends.head())
+            matrix = self._borrowed(name, self.ends.head()) if tied is None else tied
             matrix = matrix if vocabulary is None else matrix[vocabulary]
         return Linear.of(matrix.t().contiguous())
 
@@ -219,16 +221,18 @@ def _eagle(files: HeadFiles) -> Made:
 def _eagle_weights(files: HeadFiles) -> EagleWeights:
     reader, config, vocabulary = files.reader, files.config, files.vocabulary()
     prefix = "midlayer." if reader.has("midlayer.hidden_norm.weight") else "layers.0."
-    first = reader.layer(prefix, width=2 * config.hidden)
+    first, embedding = reader.layer(prefix, width=2 * config.hidden), files.embedding()
+    # Where `speculators` saves a head, this is what transformers' own configs say; it ties none.
+    tied = embedding if not files.saved and files.raw.get("tie_word_embeddings") else None
     return EagleWeights(
-        files.embedding(),
+        embedding,
         files.fusion(),
         first.attention_norm,
         reader.norm(f"{prefix}hidden_norm.weight"),
         None,
         (first, *(reader.layer(f"layers.{i}.") for i in range(1, config.layers))),
         reader.norm("norm.weight"),
-        files.head(vocabulary),
+        files.head(vocabulary, tied=tied),
         vocabulary,
         files.states,
         norm_before_residual(files.folder, files.raw),

@@ -7,13 +7,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from adaptspec.errors import ModelError
 from adaptspec.models.heads.formats import load_head
 from adaptspec.models.heads.head_config import head_kind, norm_before_residual
+from adaptspec.models.kv_cache import CacheLimits
 from tests.conftest import MakeModel
 from tests.models.heads.golden import HEADS, golden_target
-from tests.models.heads.test_formats import changed, plain_layout
+from tests.models.heads.test_formats import changed, midlayer, plain_layout, without
 
 ABSENT = object()
 LAYER = "transformer_layer_config"
@@ -100,3 +102,20 @@ def test_the_state_that_goes_past_a_layer_is_normed_by_layout() -> None:
     assert norm_before_residual(HEADS, raw | {"norm_before_residual": True})
     with pytest.raises(ModelError, match="add it as the head was trained"):
         norm_before_residual(HEADS, raw | {"norm_before_residual": None})
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_tied_head_is_its_own_embedding(make_model: MakeModel, tmp_path: Path, *, tied: bool) -> None:
+    """In the first heads' layout, as SGLang has it; `speculators` ties none. Else it is the target's."""
+    target, own = golden_target(make_model), torch.randn(260, 16)
+    assert target.weights is not None
+    for layout in (plain_layout, lambda raw: raw):
+        folder = changed(
+            tmp_path / layout.__name__,
+            "eagle3",
+            lambda tensors: midlayer(without("lm_head.weight")(tensors)) | {"embed_tokens.weight": own},
+            lambda raw, layout=layout: layout(raw) | {"tie_word_embeddings": tied},  # type: ignore[misc]
+        )
+        runner: Any = load_head(str(folder), target).runner(CacheLimits(4))
+        its = own if tied and layout is plain_layout else target.weights.embedding
+        torch.testing.assert_close(runner._weights.head(torch.eye(16)).t(), its)
