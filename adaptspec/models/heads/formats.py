@@ -36,9 +36,9 @@ from adaptspec.models.heads.target_ends import TargetEnds
 from adaptspec.models.kv_cache import CacheShape, KVCache
 from adaptspec.models.layers import Linear, Norm
 from adaptspec.models.loading import DTYPES, LoadedModel
-from adaptspec.models.model_files import CONFIG, fingerprint, read_json, resolve_model
+from adaptspec.models.model_files import CONFIG, MASK_EMBEDDING, fingerprint, read_json, resolve_model
 from adaptspec.models.runner import ModelInfo, Runner
-from adaptspec.models.weights import MTP, WeightReader
+from adaptspec.models.weights import MTP, WeightReader, read_pickle
 
 # What is left in checkpoints of training, or says again what another tensor does.
 _IGNORED = (
@@ -112,6 +112,7 @@ class HeadFiles:
     def __init__(self, folder: Path, raw: Mapping[str, Any], target: LoadedModel, *, pickles: bool = False) -> None:
         """Raises ModelError: it is of another target, or says what cannot be."""
         self.folder, self.raw, self.target, self.saved = folder, raw, target, SPECULATORS in raw
+        self.pickles = pickles
         self.ends = TargetEnds.of(target)
         self._own = self.ends.config
         self.config = self._decoder()
@@ -297,7 +298,7 @@ def _dflash(files: HeadFiles) -> Made:
         files.head(vocabulary),
         vocabulary,
         files.states,
-        embedding[_token(files, described)],
+        _mask(files, embedding, _token(files, described)),
         block,
         before_slots,
         causal,
@@ -318,6 +319,20 @@ def _markov(files: HeadFiles, vocabulary: torch.Tensor | None) -> MarkovHead | N
         files.matrix(f"{prefix}gate_proj", (rank, hidden + rank)) if kind == "gated" else None,
         files.matrix(f"{prefix}joint_proj", (3 * rank, 2 * rank + hidden)) if kind == "rnn" else None,
     )
+
+
+def _mask(files: HeadFiles, embedding: torch.Tensor, token: int) -> torch.Tensor:
+    """What stands for tokens that are to be drafted [hidden]: the embedding of this one, or what lies beside it."""
+    path = files.folder / MASK_EMBEDDING
+    if not path.is_file():
+        return embedding[token]
+    if not files.pickles:
+        raise ModelError(f"{path} is a pickle that this head drafts with; --allow-pickle reads plain tensors out of it")
+    held = read_pickle(path)
+    own, its = held.get("embedding"), held.get("mask_token_id", token)
+    if not isinstance(own, torch.Tensor) or own.numel() != embedding.shape[1] or its != token:
+        raise ModelError(f"{path} does not hold an embedding of mask_token_id {token}; download the head again")
+    return own.flatten().to(embedding)
 
 
 def _medusa(files: HeadFiles) -> Made:

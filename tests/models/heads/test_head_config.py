@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from adaptspec.errors import ModelError
 from adaptspec.models.heads.formats import load_head
@@ -119,3 +120,26 @@ def test_a_tied_head_is_its_own_embedding(make_model: MakeModel, tmp_path: Path,
         runner: Any = load_head(str(folder), target).runner(CacheLimits(4))
         its = own if tied and layout is plain_layout else target.weights.embedding
         torch.testing.assert_close(runner._weights.head(torch.eye(16)).t(), its)
+
+
+def test_an_embedding_of_tokens_to_come_is_read_where_pickles_are_allowed(
+    make_model: MakeModel, tmp_path: Path
+) -> None:
+    """It lies beside the weights, whatever these are saved as; without it drafts would be of another token."""
+    folder, target, own = changed(tmp_path, "dflash"), golden_target(make_model), torch.randn(16)
+    path, weights = folder / "mask_embedding.pt", folder / "model.safetensors"
+    for held in (own, {"embedding": own[None], "mask_token_id": 3}):
+        torch.save(held, path)
+        with pytest.raises(ModelError, match=r"mask_embedding.pt is a pickle .* --allow-pickle"):
+            load_head(str(folder), target)
+        runner: Any = load_head(str(folder), target, pickles=True).runner(CacheLimits(4))
+        torch.testing.assert_close(runner._weights.mask, own)
+    for held in ({"embedding": own, "mask_token_id": 4}, {"other": own}, torch.randn(8)):
+        torch.save(held, path)
+        with pytest.raises(ModelError, match="does not hold an embedding of mask_token_id 3"):
+            load_head(str(folder), target, pickles=True)
+    torch.save(own, path)
+    torch.save(load_file(weights), folder / "pytorch_model.bin")
+    weights.unlink()
+    again: Any = load_head(str(folder), target, pickles=True).runner(CacheLimits(4))
+    torch.testing.assert_close(again._weights.mask, own)
