@@ -32,6 +32,7 @@ from adaptspec.models.heads.head_config import (
     norm_before_residual,
     read_layers,
 )
+from adaptspec.models.heads.mtp_module import load_mtp_module
 from adaptspec.models.heads.target_ends import TargetEnds
 from adaptspec.models.kv_cache import CacheShape, KVCache
 from adaptspec.models.layers import Linear, Norm
@@ -77,6 +78,8 @@ def load_head(path_or_hub_id: str, target: LoadedModel, *, pickles: bool = False
     folder = resolve_model(path_or_hub_id, pickles=pickles)
     raw = read_json(folder / CONFIG)
     own = folder == target.folder
+    if own and target.module is not None:
+        return load_mtp_module(target)
     kind = "mtp" if own else str(head_kind(raw))
     if kind not in _MAKERS:
         raise ModelError(f"{folder}: heads of kind {kind} cannot draft here; there are: {', '.join(_MAKERS)}")
