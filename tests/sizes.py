@@ -17,7 +17,7 @@ import grimp
 import adaptspec
 
 ROOT, TESTS = Path(adaptspec.__file__).parent, Path(__file__).parent
-LINES, FILES = 50_160, 305
+LINES, FILES = 50_480, 307
 LONGEST_FILE, LONG_FUNCTION, LONGEST_FUNCTION, STEP = 400, 40, 80, 20
 MOST_IN_FOLDER = 25
 LONG_SHARE, SINGLE_SHARE = 0.03, 0.22
@@ -29,7 +29,7 @@ BUDGETS: Mapping[tuple[str, ...], tuple[int, int]] = {
     ("control",): (7835, 41),
     ("engine",): (4800, 25),
     ("gpu",): (2910, 18),
-    ("models",): (5145, 27),
+    ("models",): (5465, 29),
     ("drafting", "verification"): (3000, 21),
     ("server", "top"): (5950, 40),
     ("telemetry",): (3650, 20),

@@ -26,6 +26,21 @@ _SIZES = (
 )
 
 
+# What changes a decoder of these families, or a head of such layers, and the values that change nothing.
+_PLAIN: Mapping[str, tuple[Any, ...]] = {
+    "hidden_act": ("silu",),
+    "hidden_activation": ("silu",),
+    "partial_rotary_factor": (1,),
+    "attn_logit_softcapping": (0,),
+    "final_logit_softcapping": (0,),
+    "logit_scale": (1,),
+    "input_embedding_scale": (1,),
+    "output_multiplier": (1,),
+    "attention_sink_bias": (False,),
+    "add_swa_attention_sink_bias": (False,),
+}
+
+
 @dataclass(frozen=True)
 class RopeConfig:
     """Base frequency and scaling. `parameters` are the scaling's own numbers, named as in config.json."""
@@ -99,8 +114,20 @@ class DecoderConfig:
 
 def is_lean(config: Mapping[str, Any]) -> bool:
     """Whether the lean decoder covers this config.json."""
-    plain = config.get("hidden_act", "silu") == "silu" and config.get("partial_rotary_factor") in (None, 1.0)
-    return config.get("model_type") in FAMILIES and plain
+    return uncomputed(config) is None
+
+
+def uncomputed(config: Mapping[str, Any]) -> str | None:
+    """The first setting of a config.json that the lean decoder does not compute, and its value; None: there is none."""
+    if config.get("model_type") not in FAMILIES:
+        return f"model_type {shown(config.get('model_type'))}"
+    rope = config.get("rope_parameters") or config.get("rope_scaling")
+    for place in (config, rope if isinstance(rope, Mapping) else {}):
+        for name, plain in _PLAIN.items():
+            value = place.get(name)
+            if value is not None and (value not in plain or isinstance(value, bool) is not isinstance(plain[0], bool)):
+                return f"{name} {shown(value)}"
+    return None
 
 
 def read_decoder_config(config: Mapping[str, Any]) -> DecoderConfig:

@@ -22,6 +22,7 @@ HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 PATTERNS = ["*.safetensors", "*.json", "tokenizer*", "*.model", "*.jinja", "merges.txt", "vocab.txt"]
 PICKLES = (".bin", ".pt", ".pth")
 TRAINING = ("optimizer", "scheduler", "training_args", "rng_state", "scaler")  # pickles that are left of it
+MASK_EMBEDDING = "mask_embedding.pt"  # no weights: what stands for tokens to come, of some DFlash heads
 CONFIG = "config.json"
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -100,7 +101,8 @@ def weight_files(folder: Path, *, pickles: bool = False) -> list[Path]:
         if missing:
             raise ModelError(f"{folder} lacks {', '.join(missing)}, named by {INDEX}; download the model again")
         return paths
-    pickled = sorted(one for one in folder.glob("*") if one.suffix in PICKLES and not one.name.startswith(TRAINING))
+    others = (*TRAINING, MASK_EMBEDDING)
+    pickled = sorted(one for one in folder.glob("*") if one.suffix in PICKLES and not one.name.startswith(others))
     if pickled and pickles:
         return pickled
     if pickled:

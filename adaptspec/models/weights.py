@@ -118,15 +118,21 @@ class _Slice:
         return self.tensor[part]
 
 
+def read_pickle(path: Path) -> dict[str, Any]:
+    """Plain values by their names, and a tensor alone as `embedding`. Raises ModelError for any other pickle."""
+    try:
+        held = torch.load(path, map_location="cpu", weights_only=True)
+        return {"embedding": held} if isinstance(held, torch.Tensor) else dict(held)
+    except Exception as error:  # whatever damage leads to
+        raise ModelError(
+            f"{path} holds more than plain tensors, or is damaged ({type(error).__name__}: {str(error)[:80]}); "
+            "convert it to safetensors where you trust it"
+        ) from error
+
+
 def _opened(path: Path) -> Any:
     if path.suffix in PICKLES:
-        try:
-            return _Held(dict(torch.load(path, map_location="cpu", weights_only=True)))
-        except Exception as error:  # whatever damage leads to
-            raise ModelError(
-                f"{path} holds more than plain tensors, or is damaged ({type(error).__name__}: {str(error)[:80]}); "
-                "convert it to safetensors where you trust it"
-            ) from error
+        return _Held(read_pickle(path))
     try:
         return safe_open(path, framework="pt", device="cpu")
     except (SafetensorError, OSError) as error:

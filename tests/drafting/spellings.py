@@ -35,8 +35,10 @@ def _texts() -> list[str]:
     return [(package / "README.md").read_text(), *(package / "training" / "prompts.jsonl").read_text().splitlines()]
 
 
-def gpt2_like(size: int = 700, *, lower: bool = False) -> PreTrainedTokenizerFast:
-    """Byte-level BPE. A `lower` one makes small letters of all text, and puts a space before it."""
+def gpt2_like(size: int = 700, *, lower: bool = False, words: Sequence[str] = ()) -> PreTrainedTokenizerFast:
+    """Byte-level BPE, that knows these `words` too. A `lower` one makes small letters of all text, and puts a space
+    before it.
+    """
     backend = Tokenizer(models.BPE())
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=lower)
     backend.decoder = decoders.ByteLevel()
@@ -44,7 +46,7 @@ def gpt2_like(size: int = 700, *, lower: bool = False) -> PreTrainedTokenizerFas
         backend.normalizer = normalizers.Sequence([normalizers.NFC(), normalizers.Lowercase()])
     end, letters = ["<|endoftext|>"], pre_tokenizers.ByteLevel.alphabet()
     backend.train_from_iterator(
-        _texts(),
+        [*_texts(), *words],
         trainers.BpeTrainer(vocab_size=size, special_tokens=end, initial_alphabet=letters, show_progress=False),
     )
     return PreTrainedTokenizerFast(tokenizer_object=backend, bos_token=end[0], eos_token=end[0])
@@ -124,6 +126,27 @@ def respelled_draft(folder: Path, *, lost: float = 0.0) -> Path:
         for key in ("eos_token_id", "pad_token_id"):
             config[key] = int(moved[config[key]])
         place.write_text(json.dumps(config))
+    return folder
+
+
+def translated_draft(folder: Path) -> Path:
+    """The bundled draft with a GPT-2-like tokenizer: a token's weights are the mean of those that wrote its text."""
+    before = load_tokenizer(str(DRAFT))
+    tokenizer = gpt2_like(3000, words=[before.decode([token]) for token in range(300, len(before))] * 4)
+    weights, name = load_file(DRAFT / "model.safetensors"), "model.embed_tokens.weight"
+    rows = []
+    for token in range(len(tokenizer)):
+        text = tokenizer.decode([token])
+        ids = (
+            [before.eos_token_id] if token == tokenizer.eos_token_id else before.encode(text, add_special_tokens=False)
+        )
+        rows.append(weights[name][ids].mean(0))
+    folder.mkdir()
+    save_file(weights | {name: torch.stack(rows)}, folder / "model.safetensors", metadata={"format": "pt"})
+    config = json.loads((DRAFT / "config.json").read_text()) | {"vocab_size": len(tokenizer), "pad_token_id": None}
+    ends = {"eos_token_id": tokenizer.eos_token_id, "bos_token_id": tokenizer.bos_token_id}
+    (folder / "config.json").write_text(json.dumps(config | ends))
+    tokenizer.save_pretrained(folder)
     return folder
 
 

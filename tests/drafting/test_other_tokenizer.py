@@ -33,7 +33,17 @@ from adaptspec.models.tokenization import load_tokenizer
 from adaptspec.request import Request, SamplingParams
 from adaptspec.types import Completion
 from adaptspec.verification import METHODS
-from tests.drafting.spellings import ALL, DRAFT, SPELLINGS, TARGET, Pair, respelled_draft, word_piece, write_model
+from tests.drafting.spellings import (
+    ALL,
+    DRAFT,
+    SPELLINGS,
+    TARGET,
+    Pair,
+    respelled_draft,
+    translated_draft,
+    word_piece,
+    write_model,
+)
 from tests.engine.branching import Shape
 from tests.engine.conftest import run
 from tests.engine.policies import COSTS, static
@@ -58,7 +68,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def drafts(folder: Path) -> dict[str, Path]:
     """Random models of each spelling, and the bundled draft with other ids, of all its tokens and of fewer."""
     made = {name: write_model(folder / name, spell(), seed=3, num_hidden_layers=1) for name, spell in SPELLINGS.items()}
-    return made | {"moved": respelled_draft(folder / "moved"), "fewer": respelled_draft(folder / "fewer", lost=0.3)}
+    made |= {"moved": respelled_draft(folder / "moved"), "fewer": respelled_draft(folder / "fewer", lost=0.3)}
+    return made | {"translated": translated_draft(folder / "translated")}
 
 
 @pytest.fixture(params=WAYS)
@@ -188,7 +199,7 @@ def greedily(pair: Pair, story: str, depth: int = 4) -> tuple[list[int], list[in
     return [*prompt, done.tokens[0]], list(done.tokens[1:]), pair.accepted()
 
 
-@pytest.mark.parametrize("name", ["moved", pytest.param("fewer", marks=pytest.mark.whole)])
+@pytest.mark.parametrize("name", ["moved", "translated", pytest.param("fewer", marks=pytest.mark.whole)])
 def test_acceptance_through_text_is_what_a_plain_loop_counts(
     drafts: dict[str, Path], monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
@@ -204,14 +215,20 @@ def test_acceptance_through_text_is_what_a_plain_loop_counts(
 
 
 @pytest.mark.parametrize(
-    ("name", "how"), [("moved", "shared"), ("moved", "text"), pytest.param("fewer", "text", marks=pytest.mark.whole)]
+    ("name", "how"),
+    [
+        *((name, way) for name in ("moved", "translated") for way in WAYS),
+        ("fewer", "shared"),
+        pytest.param("fewer", "text", marks=pytest.mark.whole),
+    ],
 )
 def test_acceptance_is_that_of_transformers(
     drafts: dict[str, Path], monkeypatch: pytest.MonkeyPatch, name: str, how: str
 ) -> None:
     """Round by round that of its generators for other tokenizers, where those find their place in the text again.
 
-    Where the target's tokens are not all the draft's, what its translator takes back counts them wrong: no comparison.
+    In shared tokens both begin with the prompt as it is read here: where some of its tokens are not the draft's, the
+    library writes all of it anew, which of the same tokens makes others.
     """
     monkeypatch.setattr(other_tokenizer, "_ALIKE", WAYS[how])
     pair, target = Pair(TARGET, drafts[name]), model(TARGET)
@@ -228,6 +245,7 @@ def test_acceptance_is_that_of_transformers(
             its.append(int((drafted == own[: len(drafted)]).int().cumprod(0).sum()))
             ids = torch.cat([ids, own[None, : its[-1] + 1]], dim=1)
         assert accepted[:-2] == its[: len(accepted) - 2]
+        assert sum(its) > 4
 
 
 def _candidates(pair: Pair, draft: Path, how: str, text: list[int]) -> Any:
@@ -250,7 +268,11 @@ def _candidates(pair: Pair, draft: Path, how: str, text: list[int]) -> Any:
         generator = reference.AssistedCandidateGeneratorDifferentTokenizers(**given)
     else:
         translator = reference.AssistantToTargetTranslator(*tokenizers, pair.target.info.vocab_size, assistant)
+        own = _read(pair, text)
+        given["model_kwargs"] = {"attention_mask": torch.ones(1, len(own), dtype=torch.long)}
         generator = reference.UniversalSpeculativeDecodingGenerator(**given, atm_translator=translator)
+        generator._prev_assistant_ids = torch.tensor([_read(pair, text[:-1])])
+        generator._target_seq_len_with_candidates = len(text) - 1
 
     def rounds() -> Iterator[torch.Tensor]:
         ids = yield torch.empty(0)
@@ -258,6 +280,14 @@ def _candidates(pair: Pair, draft: Path, how: str, text: list[int]) -> Any:
             ids = yield generator.get_candidates(ids)[0]
 
     return rounds()
+
+
+def _read(pair: Pair, text: list[int]) -> list[int]:
+    """A text in tokens of the draft, as it is read where tokens are shared."""
+    drafter: Any = pair.drafter
+    own = [int(drafter.runner._ids[token]) for token in drafter._follow(0, text)]
+    drafter.free(0)
+    return own
 
 
 def _begun(rounds: Any, ids: torch.Tensor) -> torch.Tensor:

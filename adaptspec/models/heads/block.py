@@ -142,6 +142,7 @@ class DFlashWeights:
     block: int
     before_slots: int
     causal: tuple[bool, ...]  # of each layer: whether slots see none after them
+    from_slots: bool = False  # a window counts from each slot, to both sides, and not from where the block begins
     markov: MarkovHead | None = None
 
 
@@ -229,18 +230,27 @@ class DFlashRunner(BlockRunner):
         self, layer: int, row: int, place: int, queries: torch.Tensor, keys_values: torch.Tensor
     ) -> torch.Tensor:
         """What a block [size, heads x dim] makes of the states before `place` and of itself."""
-        config, window, size = self._config, self._config.windows[layer], len(queries)
-        first = 0 if window is None else max(0, place - window)
+        config, window = self._config, self._config.windows[layer]
+        first = 0 if window is None else max(0, place - window + self._weights.from_slots)
         slots = torch.from_numpy(self._cache.slots(row, first, place)).to(self.device)
         all_ = torch.cat((self._cache.pool[layer][slots], keys_values))
         keys, values = all_.view(len(all_), 2, config.kv_heads, config.head_dim).permute(1, 2, 0, 3)
-        mask = None
-        if self._weights.causal[layer]:
-            mask = torch.ones(size, len(all_), dtype=torch.bool, device=self.device).tril(len(all_) - size)
+        mask = self._mask(layer, place - first, len(queries))
         out = F.scaled_dot_product_attention(
             queries.transpose(0, 1)[None], keys[None], values[None], attn_mask=mask, enable_gqa=True
         )
         return out[0].transpose(0, 1).flatten(1)
+
+    def _mask(self, layer: int, before: int, size: int) -> torch.Tensor | None:
+        """Which of so many states and the slots behind them each slot sees [size, before + size]; None: all."""
+        causal = self._weights.causal[layer]
+        window = self._config.windows[layer] if self._weights.from_slots else None
+        if not causal and window is None:
+            return None
+        places = torch.arange(before + size, device=self.device)
+        back = places[before:, None] - places
+        seen = back >= 0 if causal else torch.ones_like(back, dtype=torch.bool)
+        return seen if window is None else seen & (back.abs() < window)
 
     def _state(self, block: Block, token: int) -> torch.Tensor:
         head = self.markov

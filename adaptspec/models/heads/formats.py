@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from adaptspec.errors import ModelError
-from adaptspec.models.config import MOST_LAYERS, DecoderConfig, count, inner, items, read_decoder_config
+from adaptspec.models.config import MOST_LAYERS, DecoderConfig, count, inner, items
 from adaptspec.models.heads.block import (
     DFlashRunner,
     DFlashWeights,
@@ -24,15 +24,23 @@ from adaptspec.models.heads.block import (
     Unknown,
 )
 from adaptspec.models.heads.eagle import EagleRunner, EagleWeights, Fusion
+from adaptspec.models.heads.head_config import (
+    SPECULATORS,
+    block_attention,
+    head_kind,
+    markov_head_type,
+    norm_before_residual,
+    read_layers,
+)
+from adaptspec.models.heads.mtp_module import load_mtp_module
 from adaptspec.models.heads.target_ends import TargetEnds
 from adaptspec.models.kv_cache import CacheShape, KVCache
 from adaptspec.models.layers import Linear, Norm
 from adaptspec.models.loading import DTYPES, LoadedModel
-from adaptspec.models.model_files import CONFIG, fingerprint, read_json, resolve_model
+from adaptspec.models.model_files import CONFIG, MASK_EMBEDDING, fingerprint, read_json, resolve_model
 from adaptspec.models.runner import ModelInfo, Runner
-from adaptspec.models.weights import MTP, WeightReader
+from adaptspec.models.weights import MTP, WeightReader, read_pickle
 
-SPECULATORS = "speculators_model_type"  # in config.json of heads that the library `speculators` has saved
 # What is left in checkpoints of training, or says again what another tensor does.
 _IGNORED = (
     "t2d",
@@ -55,19 +63,6 @@ _LAST = ("medusa", "mtp", None)  # take the target's last state
 Made = tuple[CacheShape, Callable[[ModelInfo, KVCache], Runner], int | None]
 
 
-def head_kind(raw: Mapping[str, Any]) -> str | None:
-    """Which head a config.json is of, in `speculators`' words; None for a language model. Raises ModelError."""
-    names = items(raw, "architectures", str)
-    kind = raw.get(SPECULATORS)
-    if kind is None and ("dflash_config" in raw or any(name.startswith("DFlash") for name in names)):
-        kind = "dspark" if raw.get("markov_rank") else "dflash"
-    elif kind is None and ("medusa_num_heads" in raw or raw.get("model_type") == "medusa"):
-        kind = "medusa"
-    elif kind is None and ("draft_vocab_size" in raw or any(name.endswith("Eagle3") for name in names)):
-        kind = "eagle3"  # the first such heads call themselves Llama models of a vocabulary of their own
-    return None if kind is None else str(kind)
-
-
 def is_head(path_or_hub_id: str) -> bool:
     """Whether a directory or hub id holds a head."""
     return head_kind(read_json(resolve_model(path_or_hub_id) / CONFIG)) is not None
@@ -83,6 +78,8 @@ def load_head(path_or_hub_id: str, target: LoadedModel, *, pickles: bool = False
     folder = resolve_model(path_or_hub_id, pickles=pickles)
     raw = read_json(folder / CONFIG)
     own = folder == target.folder
+    if own and target.module is not None:
+        return load_mtp_module(target)
     kind = "mtp" if own else str(head_kind(raw))
     if kind not in _MAKERS:
         raise ModelError(f"{folder}: heads of kind {kind} cannot draft here; there are: {', '.join(_MAKERS)}")
@@ -118,6 +115,7 @@ class HeadFiles:
     def __init__(self, folder: Path, raw: Mapping[str, Any], target: LoadedModel, *, pickles: bool = False) -> None:
         """Raises ModelError: it is of another target, or says what cannot be."""
         self.folder, self.raw, self.target, self.saved = folder, raw, target, SPECULATORS in raw
+        self.pickles = pickles
         self.ends = TargetEnds.of(target)
         self._own = self.ends.config
         self.config = self._decoder()
@@ -160,13 +158,15 @@ class HeadFiles:
             raise ModelError(f"{self.folder}: {name} names tokens beyond the target's {most}; save the head again")
         return tokens.long().to(self.target.device)
 
-    def head(self, vocabulary: torch.Tensor | None, name: str = "lm_head.weight") -> Linear:
-        """Its own, or the target's for these tokens."""
+    def head(
+        self, vocabulary: torch.Tensor | None, name: str = "lm_head.weight", *, tied: torch.Tensor | None = None
+    ) -> Linear:
+        """Its own, or for these tokens the one that it is `tied` to, or the target's."""
         size = self.config.vocab_size if vocabulary is None else len(vocabulary)
         if self.reader.has(name):
             matrix = self.reader.take(name, (size, self.config.hidden))
         else:
-            matrix = self._borrowed(name, self.ends.head())
+            matrix = self._borrowed(name, self.ends.head()) if tied is None else tied
             matrix = matrix if vocabulary is None else matrix[vocabulary]
         return Linear.of(matrix.t().contiguous())
 
@@ -198,11 +198,7 @@ class HeadFiles:
     def _decoder(self) -> DecoderConfig:
         if head_kind(self.raw) == "medusa":  # it has no such layers
             return self._own
-        layers = inner(self.raw, "transformer_layer_config") if self.saved else self.raw
-        if not layers:
-            raise ModelError(f"{self.folder}: config.json has no transformer_layer_config; save the head again")
-        # Positions are as far as the target's, whatever was trained.
-        return read_decoder_config({**layers, "max_position_embeddings": self._own.context})
+        return read_layers(self.folder, self.raw, self._own.context)
 
     def _states(self) -> tuple[int, ...]:
         layers = self._own.layers
@@ -229,19 +225,21 @@ def _eagle(files: HeadFiles) -> Made:
 def _eagle_weights(files: HeadFiles) -> EagleWeights:
     reader, config, vocabulary = files.reader, files.config, files.vocabulary()
     prefix = "midlayer." if reader.has("midlayer.hidden_norm.weight") else "layers.0."
-    first = reader.layer(prefix, width=2 * config.hidden)
+    first, embedding = reader.layer(prefix, width=2 * config.hidden), files.embedding()
+    # Where `speculators` saves a head, this is what transformers' own configs say; it ties none.
+    tied = embedding if not files.saved and files.raw.get("tie_word_embeddings") else None
     return EagleWeights(
-        files.embedding(),
+        embedding,
         files.fusion(),
         first.attention_norm,
         reader.norm(f"{prefix}hidden_norm.weight"),
         None,
         (first, *(reader.layer(f"layers.{i}.") for i in range(1, config.layers))),
         reader.norm("norm.weight"),
-        files.head(vocabulary),
+        files.head(vocabulary, tied=tied),
         vocabulary,
         files.states,
-        files.flag("norm_before_residual"),
+        norm_before_residual(files.folder, files.raw),
         files.flag("norm_output"),
     )
 
@@ -263,7 +261,9 @@ def _mtp(files: HeadFiles) -> Made:
         raise ModelError(
             f"{files.folder} brings no layer for multi-token prediction ({entry}.weight is missing); use another draft"
         )
-    config = replace(files.config, windows=files.config.windows[-1:])  # one layer, whatever the target has
+    # One layer, whatever the target has; in `speculators`' files it sees all, whatever its config says.
+    all_ = saved or "full_attention" in items(files.raw, "mtp_layer_types", str)
+    config = replace(files.config, windows=(None,) if all_ else files.config.windows[-1:])
     weights = EagleWeights(
         files.embedding(),
         Fusion(None if saved else files.ends.norm(), (), None),
@@ -290,7 +290,8 @@ def _dflash(files: HeadFiles) -> Made:
         raise ModelError(
             f"{files.folder}: block_size is {block}, and its first slot drafts nothing; save the head again"
         )
-    both_sides = files.flag("sliding_window_non_causal") or described.get("causal") is False
+    windows, causal, from_slots = block_attention(files.folder, files.raw, config)
+    config = replace(config, windows=windows)
     weights = DFlashWeights(
         embedding,
         files.fusion(),
@@ -300,10 +301,11 @@ def _dflash(files: HeadFiles) -> Made:
         files.head(vocabulary),
         vocabulary,
         files.states,
-        embedding[_token(files, described)],
+        _mask(files, embedding, _token(files, described)),
         block,
         before_slots,
-        causal=tuple(window is not None and not both_sides for window in config.windows),
+        causal,
+        from_slots,
         markov=_markov(files, vocabulary),
     )
     return config.cache_shape, lambda info, cache: DFlashRunner(info, config, weights, cache), block - before_slots
@@ -313,13 +315,27 @@ def _markov(files: HeadFiles, vocabulary: torch.Tensor | None) -> MarkovHead | N
     if not files.raw.get("markov_rank"):
         return None
     rank, hidden, whole = count(files.raw, "markov_rank"), files.config.hidden, files.config.vocab_size
-    kind, prefix = str(files.raw.get("markov_head_type", "vanilla")), "markov_head."
+    kind, prefix = markov_head_type(files.folder, files.raw), "markov_head."
     return MarkovHead(
         files.reader.take(f"{prefix}markov_w1.weight", (whole, rank)),
         files.matrix(f"{prefix}markov_w2", (whole if vocabulary is None else len(vocabulary), rank)),
         files.matrix(f"{prefix}gate_proj", (rank, hidden + rank)) if kind == "gated" else None,
         files.matrix(f"{prefix}joint_proj", (3 * rank, 2 * rank + hidden)) if kind == "rnn" else None,
     )
+
+
+def _mask(files: HeadFiles, embedding: torch.Tensor, token: int) -> torch.Tensor:
+    """What stands for tokens that are to be drafted [hidden]: the embedding of this one, or what lies beside it."""
+    path = files.folder / MASK_EMBEDDING
+    if not path.is_file():
+        return embedding[token]
+    if not files.pickles:
+        raise ModelError(f"{path} is a pickle that this head drafts with; --allow-pickle reads plain tensors out of it")
+    held = read_pickle(path)
+    own, its = held.get("embedding"), held.get("mask_token_id", token)
+    if not isinstance(own, torch.Tensor) or own.numel() != embedding.shape[1] or its != token:
+        raise ModelError(f"{path} does not hold an embedding of mask_token_id {token}; download the head again")
+    return own.flatten().to(embedding)
 
 
 def _medusa(files: HeadFiles) -> Made:

@@ -56,10 +56,18 @@ CASES: dict[str, dict[str, Any]] = {
     "eagle3-qwen3-two-layers": {"ids": [1, 2, 3], "layers": 2, "family": Qwen3Config, "vocabulary": FEW},
     "eagle3-window": {"ids": [1, 2, 3], "family": Qwen3Config, "more": WINDOW, "vocabulary": FEW},
     "peagle": {"ids": [1, 2, 4], "vocabulary": FEW, "mask_token_id": MASK},
+    "peagle-window": {
+        **{"ids": [1, 2, 4], "family": Qwen3Config, "more": WINDOW, "vocabulary": FEW, "mask_token_id": MASK},
+    },
     "mtp": {"family": Qwen3Config},
+    "mtp-window": {"family": Qwen3Config, "more": WINDOW},
     "dflash": {"ids": [1, 3], "family": Qwen3Config, "vocabulary": FEW, "layers": 2, "mask_token_id": MASK},
-    "dflash-window": {
-        **{"ids": [1, 3], "family": Qwen3Config, "more": WINDOW, "mask_token_id": MASK, "vocabulary": FEW},
+    **{
+        f"dflash-window{name}": {
+            **{"ids": [1, 3], "family": Qwen3Config, "more": WINDOW, "mask_token_id": MASK, "vocabulary": FEW},
+            "sliding_window_non_causal": bool(name),
+        }
+        for name in ("", "-both-sides")
     },
     **{
         f"dspark-{kind}": {
@@ -135,11 +143,50 @@ def draw(head: Any) -> None:
 
 @torch.no_grad()
 def eagle_logits(head: Any, states: torch.Tensor, text: torch.Tensor) -> torch.Tensor:
+    """Of its forward for training, where that is the same: a window holds there what was drafted beside its tokens."""
+    own: list[torch.Tensor] = []
     logits: list[torch.Tensor] = []
-    hook = head.lm_head.register_forward_hook(lambda *call: logits.append(call[2][0].clone()))
-    head(states, text[:, 1:], torch.zeros(1, LENGTH, dtype=torch.long), ttt_steps=STEPS)
-    hook.remove()
-    return torch.stack(logits)
+    states_of: list[Any] = []
+    fed = head.fc.register_forward_hook(lambda *call: torch.cat((call[2][:, : call[2].shape[1] - len(own)], *own), 1))
+    made = head.norm.register_forward_hook(lambda *call: states_of.append(call[2 if head.config.norm_output else 1]))
+    told = head.lm_head.register_forward_hook(lambda *call: logits.append(call[2][0].clone()))
+
+    def forward(known: torch.Tensor, mine: list[torch.Tensor], read: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        own[:] = mine
+        whole = torch.nn.functional.pad(known, (0, 0, 0, len(mine)))
+        head(whole, read[:, 1:], torch.zeros(1, whole.shape[1], dtype=torch.long), ttt_steps=1)
+        state = states_of[-1]
+        return (state if isinstance(state, torch.Tensor) else state[0])[:, -1:], logits[-1][-1]
+
+    found = drafted(forward, states, text)
+    own.clear()
+    logits.clear()
+    if not head.uses_sliding_window_attn:
+        head(states, text[:, 1:], torch.zeros(1, LENGTH, dtype=torch.long), ttt_steps=STEPS)
+        for step, one in enumerate(logits):
+            torch.testing.assert_close(found[step, : LENGTH - step], one[: LENGTH - step], rtol=1e-4, atol=1e-5)
+        found = torch.stack(logits)
+    for hook in (fed, made, told):
+        hook.remove()
+    return found
+
+
+def drafted(forward: Any, states: torch.Tensor, text: torch.Tensor) -> torch.Tensor:
+    """Logits of each place and step by a forward that takes the states known, those made since, and the tokens read.
+
+    It gives the state that it makes of the last, and the logits.
+    """
+    found: torch.Tensor | None = None
+    for place in range(LENGTH):
+        own: list[torch.Tensor] = []
+        for step in range(min(STEPS, LENGTH - place)):
+            state, logits = forward(states[:, : place + 1], own, text[:, : place + step + 2])
+            own.append(state)
+            if found is None:
+                found = torch.full((STEPS, LENGTH, len(logits)), torch.nan)
+            found[step, place] = logits
+    assert found is not None
+    return found
 
 
 @torch.no_grad()
@@ -164,11 +211,21 @@ def peagle_logits(head: Any, states: torch.Tensor, text: torch.Tensor) -> torch.
 
 @torch.no_grad()
 def mtp_logits(head: Any, states: torch.Tensor, text: torch.Tensor) -> torch.Tensor:
+    """Of a forward of one step: one of more, for training, reads no state of the target's again behind the first."""
     head.embed_tokens.weight.copy_(torch.linspace(-1, 1, VOCAB * HIDDEN).view(VOCAB, HIDDEN))
     head.lm_head.weight.copy_(torch.linspace(-1, 1, VOCAB * HIDDEN).sin().view(VOCAB, HIDDEN))
-    whole = torch.cat((states, torch.zeros(1, 1, HIDDEN)), 1)
-    logits, _, _ = head(text, whole)
-    return torch.nn.functional.pad(logits[0][0], (0, 0, 0, LENGTH - logits[0].shape[1]), value=torch.nan)[None]
+    head.config.speculators_config.proposal_methods[0].speculative_tokens = 1
+    made: list[torch.Tensor] = []
+    hook = head.lm_head.register_forward_pre_hook(lambda _, args: made.append(args[0]))
+
+    def forward(known: torch.Tensor, own: list[torch.Tensor], read: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        pad = torch.nn.functional.pad
+        logits, _, _ = head(pad(read, (0, 1)), pad(torch.cat((known, *own), 1), (0, 0, 0, 2)))
+        return made[-1][:, -1:], logits[0][0, -1]
+
+    found = drafted(forward, states, text)
+    hook.remove()
+    return found
 
 
 @torch.no_grad()

@@ -31,7 +31,9 @@ from tests.models.heads.golden import HEADS, Text, golden_target, head_of
 from tests.models.packing import TOLERANCE, pack
 from tests.models.test_runner import states_of
 
-HIDDEN, VOCAB = 16, 260
+HIDDEN, VOCAB, WINDOW = 16, 260, 4
+FULL, SLIDING = "full_attention", "sliding_attention"
+SLIDES = {"use_sliding_window": True, "sliding_window": WINDOW}
 
 
 def test_the_layout_of_dflashs_own_project(make_model: MakeModel, tmp_path: Path) -> None:
@@ -160,15 +162,12 @@ def test_medusa_is_timed_in_the_targets_own_numbers(make_model: MakeModel, tmp_p
     assert runner.forward(pack((0, [5, 6, 7], 1))).dtype == torch.float32
 
 
-def test_drafts_are_those_of_transformers_dflash(
-    make_model: MakeModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Round by round of a whole answer, by its own candidate generator and the one such head that it has; the same
-    weights in the layout of DFlash's project.
+def muse(folder: Path, kinds: list[str], **more: object) -> Any:
+    """The one such head that transformers has, of random weights, saved in the layout of DFlash's project, too.
+
+    `kinds` are of its layers, `more` is what the config says there.
     """
-    muse = pytest.importorskip("transformers.models.muse_glimmer_assistant")  # not in transformers 5.20
-    place = make_model("llama", hidden_size=HIDDEN, num_hidden_layers=4)
-    target: Any = AutoModelForCausalLM.from_pretrained(place)
+    its = pytest.importorskip("transformers.models.muse_glimmer_assistant")  # not in transformers 5.20
     sizes = {
         **{"vocab_size": VOCAB, "hidden_size": HIDDEN, "intermediate_size": 24, "num_hidden_layers": 2, "head_dim": 8},
         **{"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 128, "rms_norm_eps": 1e-5},
@@ -176,21 +175,32 @@ def test_drafts_are_those_of_transformers_dflash(
     }
     about = {"block_size": 5, "mask_token_id": 3, "target_layer_ids": [0, 2]}
     torch.manual_seed(5)
-    settings = muse.MuseGlimmerAssistantConfig(**sizes, **about, layer_types=["full_attention"] * 2)
-    its = muse.MuseGlimmerAssistantModel(settings).eval()
-    for parameter in its.parameters():
+    settings = its.MuseGlimmerAssistantConfig(**sizes, **about, layer_types=kinds, sliding_window=WINDOW - 1)
+    model = its.MuseGlimmerAssistantModel(settings).eval()
+    for parameter in model.parameters():
         parameter.data.normal_(float(parameter.ndim == 1), 0.25)
     names = {"encoder.fc": "fc", "encoder.output_norm_enc": "hidden_norm"}
     tensors = {
         next((name.replace(old, new) for old, new in names.items() if name.startswith(old)), name): tensor
-        for name, tensor in its.state_dict().items()
+        for name, tensor in model.state_dict().items()
     }
-    folder = tmp_path / "dflash"
     folder.mkdir()
     save_file(tensors, folder / "model.safetensors")
-    described = {"model_type": "qwen3", "architectures": ["DFlashDraftModel"], "dflash_config": about}
-    (folder / "config.json").write_text(json.dumps(sizes | described | {"block_size": about["block_size"]}))
+    described = {"model_type": "qwen3", "architectures": ["DFlashDraftModel"], "block_size": about["block_size"]}
+    (folder / "config.json").write_text(json.dumps(sizes | described | {"dflash_config": about} | more))
+    return model
 
+
+@pytest.mark.parametrize("kinds", [[FULL, FULL], [FULL, SLIDING]], ids=["full", "sliding"])
+def test_drafts_are_those_of_transformers_dflash(
+    make_model: MakeModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kinds: list[str]
+) -> None:
+    """Round by round of a whole answer, by its own candidate generator; windows there count the tokens on one side."""
+    windows = {"use_sliding_window": True, "sliding_window": WINDOW, "layer_types": kinds, "is_causal": False}
+    place = make_model("llama", hidden_size=HIDDEN, num_hidden_layers=4)
+    target: Any = AutoModelForCausalLM.from_pretrained(place)
+    folder = tmp_path / "dflash"
+    its = muse(folder, kinds, **windows)
     rounds: list[tuple[list[int], list[int]]] = []
     generator = candidate_generator.DFlashTokenCandidateGenerator
     own = generator.get_candidates
@@ -225,3 +235,55 @@ def test_drafts_are_those_of_transformers_dflash(
             reader.truncate(0, len(tokens) - 1)
             drafted += len(found)
     assert drafted >= 24
+
+
+@pytest.mark.parametrize(
+    ("about", "own", "sees"),
+    [
+        ({}, {}, [(None, False), (None, False)]),
+        ({"is_causal": True}, {}, [(None, True), (None, True)]),
+        ({}, {"causal": True}, [(None, True), (None, True)]),
+        ({"layer_types": [FULL, SLIDING], **SLIDES}, {}, [(None, False), (WINDOW, True)]),
+        ({"layer_types": [FULL, SLIDING], **SLIDES}, {"causal": False}, [(None, False), (WINDOW, False)]),
+        ({"layer_types": [FULL, SLIDING], "is_causal": False, **SLIDES}, {"causal": True}, [(None, False), (4, False)]),
+        ({"layer_types": [FULL, SLIDING], "use_sliding_window": False}, {}, [(None, False), (None, True)]),
+        ({"layer_types": [FULL, FULL]}, {"use_swa": True, "swa_window_size": 3}, [(3, False), (3, False)]),
+        ({"sliding_window": 3}, {"use_swa": True}, [(3, False), (3, False)]),
+        ({"layer_types": [SLIDING, FULL], **SLIDES}, {"swa_window_size": 3}, [(3, True), (None, False)]),
+    ],
+)
+def test_slots_see_what_dflashs_own_project_says(
+    make_model: MakeModel,
+    tmp_path: Path,
+    about: dict[str, object],
+    own: dict[str, object],
+    sees: list[tuple[int | None, bool]],
+) -> None:
+    """Of each layer its window, which counts from each slot to both sides, and whether it hides later slots."""
+    folder = tmp_path / "dflash"
+    its = muse(folder, [FULL, SLIDING], **about)
+    raw = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(raw | {"dflash_config": raw["dflash_config"] | own}))
+    target = golden_target(make_model)
+    text, states = torch.randint(4, VOCAB, (10,)).tolist(), torch.randn(9, 2 * HIDDEN)
+    size, masks = its.config.block_size, []
+    back = torch.arange(9, 9 + size)[:, None] - torch.arange(9 + size)
+    for window, causal in sees:
+        seen = back >= (0 if causal else -size)
+        seen = seen if window is None else seen & (back < window) & (back > -window)
+        masks.append(seen[None, None])
+    assert target.weights is not None
+    embedding = target.weights.embedding
+    with torch.no_grad():
+        out = its(
+            noise_embeds=embedding[[text[-1], *[its.config.mask_token_id] * (size - 1)]][None],
+            context_hidden_states=states[None],
+            position_ids=torch.arange(9 + size)[None],
+            attention_mask=dict(zip((FULL, SLIDING), masks, strict=True)),
+        ).last_hidden_state[0, 1:]
+    runner: Any = load_head(str(folder), target).runner(CacheLimits(1, context=64))
+    runner.heard(pack((0, text[:-1], 0)), [0], states)
+    runner.reserve(0, 20)
+    found = [runner.forward(pack((0, text, 1)))[0]]
+    found += [runner.forward(pack((0, [token], 1)))[0] for token in (40, 41, 42)]
+    torch.testing.assert_close(torch.stack(found), out @ embedding.T, **TOLERANCE)
