@@ -1,6 +1,6 @@
 """Two of our servers under Ray Serve: one is killed, clients lose nothing, and what it had learned is there.
 
-`pytest -n0 -m nightly tests/hosts/scale`, two minutes on two cores once Ray is there (0.4 GB, as clients are: see
+`pytest -n0 -m nightly tests/hosts/scale`, three minutes on two cores once Ray is there (0.4 GB, as clients are: see
 tests/clients).
 """
 
