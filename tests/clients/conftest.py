@@ -21,6 +21,7 @@ import pytest
 from tests.e2e.conftest import Server, start_server
 
 PROGRAMS = Path(__file__).parent / "programs"
+STRATEGY = ("--index-strategy", "unsafe-best-match")  # uv compares versions of all indexes then, as pip does
 
 
 def environment(name: str, *requirements: str) -> Path:
@@ -51,6 +52,13 @@ def run(*command: str | Path, timeout: float = 120, **variables: str) -> str:
     return done.stdout
 
 
+def uv(*words: str | Path, timeout: float) -> str:
+    """What uv prints, which takes seconds where pip takes minutes. It looks where pip was told to."""
+    told = {name: os.environ.get(f"PIP_{name}") for name in ("INDEX_URL", "EXTRA_INDEX_URL", "FIND_LINKS")}
+    places = {f"UV_{name}": place for name, place in told.items() if place}
+    return run(sys.executable, "-m", "uv", *words, timeout=timeout, **places)
+
+
 def _kept(name: str, contents: tuple[str, ...], make) -> Path:  # type: ignore[no-untyped-def]
     root = Path(os.environ.get("ADAPTSPEC_CLIENTS") or Path.home() / ".cache" / "adaptspec" / "clients")
     digest = hashlib.sha256(repr((contents, sys.version_info[:2])).encode()).hexdigest()[:12]
@@ -67,12 +75,8 @@ def _kept(name: str, contents: tuple[str, ...], make) -> Path:  # type: ignore[n
 
 
 def _make_environment(folder: Path, requirements: tuple[str, ...]) -> None:
-    """By uv, which takes seconds where pip takes minutes; it looks where pip was told to, and compares as pip does."""
     venv.create(folder)
-    told = {name: os.environ.get(f"PIP_{name}") for name in ("INDEX_URL", "EXTRA_INDEX_URL", "FIND_LINKS")}
-    places = {f"UV_{name}": place for name, place in told.items() if place}
-    uv = (sys.executable, "-m", "uv", "pip", "install", "--quiet", "--index-strategy", "unsafe-best-match")
-    run(*uv, "--python", folder / "bin" / "python", *requirements, timeout=900, **places)
+    uv("pip", "install", "--quiet", *STRATEGY, "--python", folder / "bin" / "python", *requirements, timeout=900)
 
 
 def _make_project(folder: Path, packages: tuple[str, ...], node: Path) -> None:

@@ -1,7 +1,11 @@
-"""Every shipped policy earns nearly as much where it hears of rounds late: it decides up to three rounds before.
+"""What shipped policies earn where they hear of rounds late: each decides up to three rounds before.
 
-Inside vLLM an outcome comes a round late, or two where it schedules asynchronously. What a policy earns on tapes at
-each lag is held against what it earns at none: over these cells in all, since single ones differ by luck.
+Inside vLLM an outcome comes a round late, or two where it schedules asynchronously. What holds, at a lag of one, two
+and three each: the mean over the four cells of what a policy earns there, in what it earns at none, is at least 0.97,
+and for linucb-context 0.955. Of a single cell nothing is held, since they differ by luck: the least may be below.
+
+`lookahead` is not among them. What it drafts was guessed in places of passes before, so no tape can say what another
+policy would have drafted; and no host has its drafter (tests/control/test_host.py), so that nobody tells it late.
 """
 
 from __future__ import annotations

@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import random
-import shlex
-import signal
-import socket
 import subprocess
 import sys
 import time
@@ -23,11 +19,11 @@ import pytest
 
 from adaptspec.journal import RequestFinished, read_entries
 from adaptspec.types import RoundRecord
-from tests.hosts.vllm.conftest import QUIET, ROOT
+from tests.hosts.vllm.conftest import ROOT
+from tests.hosts.vllm.served import free_port, served, wait_for
 
 pytestmark = [pytest.mark.hosts, pytest.mark.timeout(300)]
 
-MODELS = ROOT / "adaptspec" / "models" / "bundled"
 STORY = "Once upon a time there was a little girl who"
 # As examples/logging_policy.yaml, but that all requests draw one depth: in a short run more rounds are alike.
 GUIDE = """\
@@ -79,36 +75,15 @@ def drafted(answer: tuple[int, dict[str, Any]]) -> int:
 
 @pytest.fixture(scope="module")
 def server(vllm_python: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    folder = tmp_path_factory.mktemp("server")
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    folder, port = tmp_path_factory.mktemp("server"), free_port()
     made = Server(f"http://127.0.0.1:{port}", folder / "p.yaml", folder / "rounds.jsonl", folder / "log")
     made.policy.write_text(GUIDE)
-    line = [sys.executable, "-m", "adaptspec", "host", "vllm", "--model", str(MODELS / "target")]
-    line += ["--draft", str(MODELS / "draft"), "--policy", str(made.policy), "--policy", "goodput"]
-    line += ["--journal", str(made.journal), "--max-num-seqs", "16", "--", "--port", str(port), "--host", "127.0.0.1"]
-    line += ["--served-model-name", "m", "--max-model-len", "512", "--enforce-eager", "--dtype", "float32"]
-    line += ["--per-request-spec-decode-metrics", "summary"]
-    printed = subprocess.run(line, capture_output=True, text=True, check=True, cwd=ROOT).stdout
-    words = shlex.split(printed)
-    assert words[:3] == ["python", "-m", "vllm.entrypoints.openai.api_server"]
-    clean = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "VIRTUAL_ENV"))}
-    settings = QUIET | {"VLLM_ENABLE_V1_MULTIPROCESSING": "1", "VLLM_LOGGING_LEVEL": "WARNING"}
-    with open(made.log, "w") as log:
-        process = subprocess.Popen([str(vllm_python), *words[1:]], env=clean | settings, stdout=log, stderr=log)
-    try:
-        for _ in range(400):
-            try:
-                urllib.request.urlopen(made.url + "/health", timeout=5)
-                break
-            except OSError:
-                assert process.poll() is None, made.log.read_text()[-4000:]
-                time.sleep(0.5)
+    ours = ["--policy", str(made.policy), "--policy", "goodput", "--journal", str(made.journal)]
+    theirs = ["--per-request-spec-decode-metrics", "summary"]
+    with served(vllm_python, port, made.log, ours, theirs) as process:
+        wait_for(made.url, process, made.log)
         yield made
         assert process.poll() is None, made.log.read_text()[-4000:]
-    finally:
-        process.send_signal(signal.SIGTERM)
-        process.wait(60)
 
 
 def test_a_request_that_opts_out_has_no_drafts_and_the_same_text(server: Server) -> None:
