@@ -102,7 +102,7 @@ class Pilot:
         self._ended = math.nan  # the last step, on the clock; NaN: nobody was here since
         self._skipping = Skipping(allowed=settings.skip_draft)
         self._rowless: set[str] = set()  # who found no row, and has no drafts
-        self._unusual: set[str] = set()  # whose first decision cannot be that of the batch
+        self._unusual: set[str] = set()  # whose decision cannot be that of the batch
         self._unheard = 0  # steps without drafts since the last that was learned from
         self._own = OwnTime()
         self._guarded = False  # by the last decision
@@ -264,7 +264,6 @@ class Pilot:
         if strangers:  # of more requests than rows, some of them set aside, those without a row do not draft
             ids = [name for name in ids if name in guests.rows]
         guests.catch_up()
-        self._unusual.difference_update(ids)
         rows, size = guests.of(ids), len(ids)
         limits = guests.ceilings[rows] * room
         decision = None
@@ -303,9 +302,9 @@ class Pilot:
         last, here = self._last, self._guests.rows
         if last is None or not last.serves or not ids or any(name not in here for name in ids):
             return None
-        if self._unusual and not self._unusual.isdisjoint(ids):
-            return None
         most, before = last.plan.depth, last.plan.depths
+        if self._unusual and any(name in self._unusual and name not in before for name in ids):
+            return None
         depths = {name: before[name] if name in before else self._guests.most(name, most) for name in ids}
         plan = Plan(self._number, most, depths, last.plan.skip)
         steps, serves = self._draft_steps(plan), last.serves - 1

@@ -114,6 +114,25 @@ def test_a_long_prompt_with_a_policy_of_its_own() -> None:
     pilot.close()
 
 
+def test_who_missed_a_decision_keeps_its_policy() -> None:
+    """Of two, one is left out of the step that is decided for, as where room is short: it has no drafts after it."""
+    pilot, now = Pilot(PilotSettings(policy=("static-3", "off")), VLLM, 4, clock=lambda: now[0]), [0.0]
+    pilot.enter("a")
+    pilot.enter("b", SpeculationParams(policy="off"))
+    for step in range(400):
+        ids = ["a"] if step % 5 == 0 else ["a", "b"]
+        plan = pilot.decide(ids)
+        if step > 200:
+            assert plan.depths == dict(zip(ids, [3, 0], strict=False))
+        now[0] += 0.01
+        pilot.learn(plan, ids, [0] * len(ids), [0] * len(ids), [1] * len(ids))
+        pilot._own.note("decide", 1.0)
+    pilot.leave("b")
+    assert not pilot._unusual
+    assert not pilot.errors
+    pilot.close()
+
+
 @pytest.mark.parametrize("lag", [1, 2, 3])
 def test_outcomes_may_come_late(lag: int) -> None:
     """One step as in a synchronous engine, two or three as in asynchronous ones."""
