@@ -79,7 +79,7 @@ class Pilot:
         self.errors = self.opted_out = 0  # what the fence kept in; requests that want no drafts
         self.ignored = Counter(dict.fromkeys(IGNORED, 0))  # wishes, by why they are
         self.detached = False  # after too many in a row it has let go for good
-        self._failures: Counter[str] = Counter()
+        self._failures, self._in_a_row = Counter[str](), Counter[str]()  # by kind
         self._clock = clock
         self._number, self._rounds = 0, count(1)
         self._guests = Guests(max_rows, model_len=model_len, behind=1 + host.lag)
@@ -126,10 +126,10 @@ class Pilot:
         if request_id in self._guests.rows:
             return
         with self.fence("enter"):
+            self._rowless.add(request_id)  # until all has gone well: then nobody knows what it wants
             # Nobody here reads the prompt, which may be long; how long it is will do.
             told = SamplingParams(max_tokens, temperature if 0.0 <= temperature <= 100.0 else 100.0)
             request = Request(request_id, range(prompt_tokens), told, wishes)
-            self._rowless.add(request_id)  # until all has gone well: then nobody knows what it wants
             if not self.detached:
                 if not self._desk.policies.can_decide(wishes.policy):
                     self.ignore(NOT_SERVED, f"policy {wishes.policy!r:.100} is not served here")
@@ -239,15 +239,16 @@ class Pilot:
         """What fails inside is counted and said now and then; where it always does, AdaptSpec lets go."""
         try:
             yield
-            self._failures[what] = 0
+            self._in_a_row[what] = 0
         except Exception:  # noqa: BLE001 - the fence
             self.errors += 1
             self._failures[what] += 1
-            if self.errors % _QUIET == 1:
+            self._in_a_row[what] += 1
+            if self._failures[what] % _QUIET == 1:
                 _log.exception("%s failed inside AdaptSpec; %s does as it would by itself", what, self.host.name)
-            if self._failures[what] >= _MOST_FAILURES and not self.detached:
+            if self._in_a_row[what] >= _MOST_FAILURES and not self.detached:
                 self.detached = True
-                _log.error("%s failed %d times in a row: AdaptSpec decides nothing any more", what, _MOST_FAILURES)
+                _log.exception("%s failed %d times in a row: AdaptSpec decides nothing any more", what, _MOST_FAILURES)
 
     # --- deciding -----------------------------------------------------------------------------------------------
 
