@@ -232,6 +232,9 @@ class Pilot:
 
     def close(self) -> None:
         """Save what was learned, and end the journal."""
+        with self.fence("close"):
+            if self._watchers is not None:
+                self._watchers.begin(self._controller, self._costs)
         self._desk.close(self._controller)
 
     @contextmanager
