@@ -31,7 +31,12 @@ class Watchers:
     """A `Sink` for those that were asked for; on the deciding thread an entry goes into a queue."""
 
     def __init__(
-        self, models: Mapping[str, str], journal: Path | None, metrics_port: int | None, traces: TraceSettings, max_rows: int
+        self,
+        models: Mapping[str, str],
+        journal: Path | None,
+        metrics_port: int | None,
+        traces: TraceSettings,
+        max_rows: int,
     ) -> None:
         """Raises ConfigError, JournalError: the port is taken, the file cannot be written, there is no such URL."""
         self._models, model = models, models.get("target", "")

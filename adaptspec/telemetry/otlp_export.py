@@ -10,13 +10,14 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import TypeVar
+from typing import Annotated, TypeVar
 
 from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
+from pydantic import AfterValidator, Field
 
 from adaptspec import __version__
 from adaptspec.errors import ConfigError
@@ -35,6 +36,16 @@ class TraceLevel(str, Enum):
     ROUND = "round"  # and a span per round
 
 
+def _url(endpoint: str) -> str:
+    if not endpoint.startswith(("http://", "https://")):
+        raise ValueError("give a URL such as http://localhost:4318")
+    return endpoint
+
+
+# Whoever reads settings from plain data checks them by their annotations.
+Endpoint = Annotated[str, AfterValidator(_url)]
+
+
 @dataclass(frozen=True)
 class TraceSettings:
     """`endpoint` None: what the `OTEL_EXPORTER_OTLP_*` variables say, and nothing is sent where they say nothing.
@@ -44,9 +55,9 @@ class TraceSettings:
     """
 
     level: TraceLevel = TraceLevel.PHASE
-    endpoint: str | None = None
-    slow_seconds: float | None = None
-    round_share: float = 1.0
+    endpoint: Endpoint | None = None
+    slow_seconds: Annotated[float, Field(ge=0.0, allow_inf_nan=False)] | None = None
+    round_share: Annotated[float, Field(ge=0.0, le=1.0)] = 1.0
     content: bool = False
 
     @property
@@ -63,7 +74,7 @@ class PushSettings:
     """Whether metrics are sent as well (`OTEL_METRICS_EXPORTER=otlp` asks for it, too), and where to."""
 
     wanted: bool = False
-    endpoint: str | None = None
+    endpoint: Endpoint | None = None
 
     @property
     def enabled(self) -> bool:
@@ -176,8 +187,10 @@ def _exporter(kind: Callable[..., T], signal: str, endpoint: str | None) -> T:
         if protocol not in (None, "", "http/protobuf"):
             _log.warning("%s is %s; only http/protobuf is spoken here, usually on port 4318", variable, protocol)
     if endpoint is not None:
-        if not endpoint.startswith(("http://", "https://")):
-            raise ConfigError(f"--otlp-endpoint {endpoint}: give a URL such as http://localhost:4318")
+        try:
+            _url(endpoint)
+        except ValueError as error:
+            raise ConfigError(f"--otlp-endpoint {endpoint}: {error}") from error
         path = f"/v1/{signal}"
         endpoint = endpoint.removesuffix(path).rstrip("/") + path
     try:
