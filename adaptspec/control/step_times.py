@@ -24,7 +24,7 @@ _HOLD = 0.1**2
 _CALM = 0.1
 # Steps that tell the parts of a step apart where the clock is calm, and how many times as many there are at most.
 _ENOUGH, _MOST_NOISE = 24, 4.0
-_TRIED = 64  # of so many times that cutting rows was not worth it one is tried
+_TRIED = 64  # after so many steps cutting rows is tried though it was not worth it
 _LONGEST = 1e6  # seconds: no step's
 _MOST_OFF = 9.0  # times its expected seconds that a step may be late: beyond that the machine slept
 _NOMINAL, _LEAST = 1e-2, 1e-6  # seconds of a step until one was seen, and the least of anything
@@ -53,7 +53,6 @@ class StepTimes:
 
     def __init__(self) -> None:
         self.steps = 0
-        self._uncut = 0  # times that it was not worth it
         self._waiting: list[tuple[Step, float]] = []
         self._weights: FloatArray = _PRIOR * _NOMINAL
         self._squares: FloatArray = np.zeros((len(_PRIOR), len(_PRIOR)))
@@ -119,10 +118,8 @@ class StepTimes:
         on a CPU, and on a device it takes engines out of their full graphs. Now and then it is tried all the same:
         where no rows are unlike, nothing says that it would pay by now.
         """
-        if self._known[2] * tokens > self._known[6]:
-            return True
-        self._uncut += tokens > 0
-        return tokens > 0 and self._uncut % _TRIED == 0
+        pays = self._known[2] * tokens > self._known[6]
+        return pays or (tokens > 0 and self.steps % _TRIED == 0)
 
     def profile(self, drafter: str, most_rows: int, host: Host, *, reads_along: bool = True) -> CostProfile:
         """A first belief for a `CostTable`: of up to `most_rows` rows, and drafts as deep as the host's go."""

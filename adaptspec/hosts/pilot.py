@@ -385,7 +385,7 @@ class Pilot:
         self._costs = CostTable(self._times.profile(DRAFTER, self._max_rows, self.host, reads_along=self._reads_along))
         self._controller = self._desk.begin(self._costs)
         for early in self._early:  # nobody else is told: their requests have gone on since
-            record = self._round_of(*early, number=next(self._rounds), stands_for=1)
+            record = self._round_of(*early, number=next(self._rounds))
             if record is not None:
                 self._controller.learn(record)
         self._early.clear()

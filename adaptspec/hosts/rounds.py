@@ -65,7 +65,7 @@ def round_of(
     seconds: float,
     *,
     number: int,
-    stands_for: int,
+    stands_for: int = 1,
     guests: Guests,
     times: StepTimes,
     reads_along: bool,

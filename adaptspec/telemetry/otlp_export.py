@@ -17,7 +17,7 @@ from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExport
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
-from pydantic import AfterValidator, Field
+from pydantic import Field
 
 from adaptspec import __version__
 from adaptspec.errors import ConfigError
@@ -36,16 +36,6 @@ class TraceLevel(str, Enum):
     ROUND = "round"  # and a span per round
 
 
-def _url(endpoint: str) -> str:
-    if not endpoint.startswith(("http://", "https://")):
-        raise ValueError("give a URL such as http://localhost:4318")
-    return endpoint
-
-
-# Whoever reads settings from plain data checks them by their annotations.
-Endpoint = Annotated[str, AfterValidator(_url)]
-
-
 @dataclass(frozen=True)
 class TraceSettings:
     """`endpoint` None: what the `OTEL_EXPORTER_OTLP_*` variables say, and nothing is sent where they say nothing.
@@ -55,7 +45,7 @@ class TraceSettings:
     """
 
     level: TraceLevel = TraceLevel.PHASE
-    endpoint: Endpoint | None = None
+    endpoint: Annotated[str, Field(pattern="^https?://")] | None = None
     slow_seconds: Annotated[float, Field(ge=0.0, allow_inf_nan=False)] | None = None
     round_share: Annotated[float, Field(ge=0.0, le=1.0)] = 1.0
     content: bool = False
@@ -74,7 +64,7 @@ class PushSettings:
     """Whether metrics are sent as well (`OTEL_METRICS_EXPORTER=otlp` asks for it, too), and where to."""
 
     wanted: bool = False
-    endpoint: Endpoint | None = None
+    endpoint: str | None = None
 
     @property
     def enabled(self) -> bool:
@@ -187,10 +177,8 @@ def _exporter(kind: Callable[..., T], signal: str, endpoint: str | None) -> T:
         if protocol not in (None, "", "http/protobuf"):
             _log.warning("%s is %s; only http/protobuf is spoken here, usually on port 4318", variable, protocol)
     if endpoint is not None:
-        try:
-            _url(endpoint)
-        except ValueError as error:
-            raise ConfigError(f"--otlp-endpoint {endpoint}: {error}") from error
+        if not endpoint.startswith(("http://", "https://")):
+            raise ConfigError(f"--otlp-endpoint {endpoint}: give a URL such as http://localhost:4318")
         path = f"/v1/{signal}"
         endpoint = endpoint.removesuffix(path).rstrip("/") + path
     try:

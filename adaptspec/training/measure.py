@@ -79,8 +79,8 @@ class MeasuredTarget:
     def _generate_batch(self, prompts: Sequence[Sequence[int]], max_tokens: int) -> list[list[int]]:
         end, own = self._tokenizer.eos_token_id, self.model.generation_config.eos_token_id
         ends = {end, *(own if isinstance(own, list) else [own])}  # after one of them a row is filled up
-        pads = [self._tokenizer.pad_token_id, end]  # many have no padding of their own
-        pad = next((token for token in pads if token is not None), 0)
+        # Many have no padding of their own.
+        pad = next((token for token in (self._tokenizer.pad_token_id, end) if token is not None), 0)
         width = max(len(prompt) for prompt in prompts)
         ids = torch.tensor([[pad] * (width - len(p)) + list(p) for p in prompts], device=self._device)
         mask = torch.tensor([[0] * (width - len(p)) + [1] * len(p) for p in prompts], device=self._device)

@@ -32,7 +32,7 @@ def test_as_another_engine_hands_it_on() -> None:
         ({"traces": {"slow-seconds": -1}}, "traces.slow-seconds"),
         ({"traces": {"slow_seconds": float("inf")}}, "traces.slow_seconds"),
         ({"traces": {"round-share": 7}}, "traces.round-share"),
-        ({"traces": {"endpoint": "localhost:4318"}}, "traces.endpoint: value error, give a url such as http://local"),
+        ({"traces": {"endpoint": "localhost:4318"}}, "traces.endpoint: string should match pattern '^https?://'"),
     ],
 )
 def test_what_is_wrong_is_named(told: dict[str, Any], said: str) -> None:
