@@ -48,8 +48,6 @@ _BOUNDS: Mapping[str, Any] = {
     **dict.fromkeys(("context", "cache_tokens"), _COUNT | None),
     "prefill_tokens": Annotated[int, Field(ge=0)],
     "drain_seconds": _SECONDS,
-    "slow_seconds": _SECONDS | None,
-    "round_share": Annotated[float, Field(ge=0.0, le=1.0)],
 }
 _Settings = TypeVar("_Settings")
 
@@ -129,7 +127,7 @@ def shown_config(config: ServeConfig) -> dict[str, Any]:
 
 def _model(kind: type, instead: Mapping[str, Any]) -> type[BaseModel]:
     """A model of a class of settings, in which unknown keys are errors; `instead` has other types for some fields."""
-    hints = {**get_type_hints(kind), **instead}
+    hints = {**get_type_hints(kind, include_extras=True), **instead}
     known: dict[str, Any] = {}
     for one in fields(kind):
         hint = hints[one.name]

@@ -143,7 +143,7 @@ class Guard:
         if decided.mode is not self._mode:
             return
         if self._mode is Mode.OFF:
-            self._left -= total(record.emitted)
+            self._left -= total(record.emitted) * record.stands_for
             return
         if drafted and len(record.rows) == decided.rows:
             self._measure(record, decided.baseline)

@@ -24,6 +24,7 @@ _HOLD = 0.1**2
 _CALM = 0.1
 # Steps that tell the parts of a step apart where the clock is calm, and how many times as many there are at most.
 _ENOUGH, _MOST_NOISE = 24, 4.0
+_TRIED = 64  # after so many steps cutting rows is tried though it was not worth it
 _LONGEST = 1e6  # seconds: no step's
 _MOST_OFF = 9.0  # times its expected seconds that a step may be late: beyond that the machine slept
 _NOMINAL, _LEAST = 1e-2, 1e-6  # seconds of a step until one was seen, and the least of anything
@@ -114,9 +115,11 @@ class StepTimes:
 
     def worth_cutting(self, tokens: int) -> bool:
         """Whether to verify so many tokens less takes less, though rows are unlike then. That made steps a tenth longer
-        on a CPU, and on a device it takes engines out of their full graphs.
+        on a CPU, and on a device it takes engines out of their full graphs. Now and then it is tried all the same:
+        where no rows are unlike, nothing says that it would pay by now.
         """
-        return self._known[2] * tokens > self._known[6]
+        pays = self._known[2] * tokens > self._known[6]
+        return pays or (tokens > 0 and self.steps % _TRIED == 0)
 
     def profile(self, drafter: str, most_rows: int, host: Host, *, reads_along: bool = True) -> CostProfile:
         """A first belief for a `CostTable`: of up to `most_rows` rows, and drafts as deep as the host's go."""

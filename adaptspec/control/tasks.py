@@ -93,7 +93,6 @@ class TaskDetector:
         return Detection(self.tasks[best] if confidence >= MIN_CONFIDENCE else None, confidence)
 
     def save(self, path: Path) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
         names = np.array(self.tasks)
         np.savez_compressed(path, tasks=names, weights=self.weights, scale=self.scale, bias=self.bias)
 

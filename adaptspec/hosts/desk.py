@@ -36,7 +36,7 @@ class Desk:
         """Raises ConfigError, StateError, JournalError: something cannot be used; says why, and where."""
         self.policies = ServedPolicies(settings.policy, host, max_rows)
         self.notes = self.policies.notes
-        self._settings, self._max_rows = settings, max_rows
+        self._settings = settings
         self._state = None if settings.state_dir is None else SharedState(settings.state_dir, pair_of(models))
         self._known: Mapping[str, PolicyState] = {}
         self._begun = False  # before that nothing is learned
@@ -53,7 +53,7 @@ class Desk:
             raise ConfigError(f"traces: {host.name} does not tell texts; leave content out")
         self.watchers: Watchers | None = None  # none, unless somebody is to watch
         if settings.journal is not None or settings.metrics_port is not None or traces.enabled:
-            self.watchers = Watchers(models, settings.journal, settings.metrics_port, traces)
+            self.watchers = Watchers(models, settings.journal, settings.metrics_port, traces, max_rows)
             self.watchers.metrics.watch(lambda: reload_families(self.policies.reloads))
         self._next_save = time.monotonic() + settings.state_seconds
         self._to_save: dict[str, PolicyState] | None = None
@@ -67,7 +67,7 @@ class Desk:
         made = self.policies.controller(costs)
         self.policies.restore(made, self._known)
         if self.watchers is not None:
-            self.watchers.begin(made, costs, self._max_rows)
+            self.watchers.begin(made, costs)
         self._begun = True
         return made
 

@@ -38,7 +38,7 @@ def broken(contract: Contract) -> Iterator[str]:
             yield f"{place} cannot be used ({type(error).__name__}: {error})"
             continue
         if isinstance(found, type):
-            known = {name for one in found.__mro__ for name in vars(one).get("__annotations__", ())}
+            known = {name for one in found.__mro__ for name in inspect.get_annotations(one)}
             yield from (f"{said}.{name} is missing" for name in names.split() if name not in known)
             continue
         wanted, taken = parameters.split(), list(inspect.signature(found).parameters)

@@ -36,6 +36,7 @@ from adaptspec.hosts.guests import Guests, Told
 from adaptspec.hosts.own_time import OwnTime
 from adaptspec.hosts.rounds import Plan, Waiting, made, of_one_mind, round_of
 from adaptspec.hosts.settings import IGNORED, NOT_SERVED, PilotSettings
+from adaptspec.hosts.skipping import Skipping
 from adaptspec.request import Request, SamplingParams, SpeculationParams
 from adaptspec.telemetry.metric_families import host_families
 from adaptspec.types import IntArray, Reason
@@ -44,8 +45,7 @@ _log = logging.getLogger(__name__)
 # Steps that measure, again and again until they tell enough, at depths that tell their parts apart: shares of the
 # deepest. Then the policies decide.
 _MEASURING, _CYCLE = 24, (1.0, 0.0, 0.5, 0.2)
-# Steps without drafts after which the draft is skipped, where it may be: a hole is for good, and off may be short.
-_OFF_LASTS = 32
+_LEFT_OUT = 32  # steps that a decision serves that left the draft out: nothing can be drafted until somebody new comes
 # Failures of a kind in a row after which the fence lets go, and calls between two lines of the log about them.
 _MOST_FAILURES, _QUIET = 100, 1000
 _MOST_WAITING = 64  # steps whose end is not known; an engine has a handful
@@ -79,7 +79,7 @@ class Pilot:
         self.errors = self.opted_out = 0  # what the fence kept in; requests that want no drafts
         self.ignored = Counter(dict.fromkeys(IGNORED, 0))  # wishes, by why they are
         self.detached = False  # after too many in a row it has let go for good
-        self._failures: Counter[str] = Counter()
+        self._failures, self._in_a_row = Counter[str](), Counter[str]()  # by kind
         self._clock = clock
         self._number, self._rounds = 0, count(1)
         self._guests = Guests(max_rows, model_len=model_len, behind=1 + host.lag)
@@ -100,10 +100,10 @@ class Pilot:
         self._steps: dict[int, Waiting] = {}
         self._last: Waiting | None = None
         self._ended = math.nan  # the last step, on the clock; NaN: nobody was here since
-        self._off_for = self._newcomers = 0  # steps; requests since the draft is skipped
-        self._fresh: set[str] = set()  # of them, those that are kept whole to be tried
+        self._skipping = Skipping(allowed=settings.skip_draft)
         self._rowless: set[str] = set()  # who found no row, and has no drafts
-        self._unusual: set[str] = set()  # whose first decision cannot be that of the batch
+        self._unusual: set[str] = set()  # whose decision cannot be that of the batch
+        self._unheard = 0  # steps without drafts since the last that was learned from
         self._own = OwnTime()
         self._guarded = False  # by the last decision
 
@@ -126,10 +126,10 @@ class Pilot:
         if request_id in self._guests.rows:
             return
         with self.fence("enter"):
+            self._rowless.add(request_id)  # until all has gone well: then nobody knows what it wants
             # Nobody here reads the prompt, which may be long; how long it is will do.
             told = SamplingParams(max_tokens, temperature if 0.0 <= temperature <= 100.0 else 100.0)
             request = Request(request_id, range(prompt_tokens), told, wishes)
-            self._rowless.add(request_id)  # until all has gone well: then nobody knows what it wants
             if not self.detached:
                 if not self._desk.policies.can_decide(wishes.policy):
                     self.ignore(NOT_SERVED, f"policy {wishes.policy!r:.100} is not served here")
@@ -147,10 +147,10 @@ class Pilot:
                 self._controller.start(row, request)
                 if mine.task is not None or mine.policy != self._controller.default:
                     self._unusual.add(request_id)
-                if self._last is not None and self._last.plan.skip:
+                if wishes.max_depth != 0 and not self._skipping.keeps(self._number):
+                    self._guests.ceilings[row] = 0
+                elif self._last is not None and self._last.plan.skip:
                     self._last.serves = 0
-                if self._skips:
-                    self._meet(request_id, row)
 
     def ignore(self, reason: str, said: str) -> None:
         """A wish that is not met, for one of the reasons `IGNORED`: it is counted, and said now and then."""
@@ -165,7 +165,6 @@ class Pilot:
             gone = self._guests.leave(request_id)
             if gone is not None:
                 row, request = gone
-                self._fresh.discard(request_id)
                 self._unusual.discard(request_id)
                 if not self.detached:
                     self._controller.finish(row)
@@ -222,6 +221,7 @@ class Pilot:
             if ids:
                 self._own.note("step", seconds)
                 of = step and (step.before if self.host.ahead else step)
+                self._unheard += of is not None and of.kept and not of.plan.depth
                 if of is not None and of.kept and self._watchers is None:
                     of.before = None  # else every step would be there for ever
                     self._guests.later(ids, emitted)
@@ -232,6 +232,9 @@ class Pilot:
 
     def close(self) -> None:
         """Save what was learned, and end the journal."""
+        with self.fence("close"):
+            if self._watchers is not None:
+                self._watchers.begin(self._controller, self._costs)
         self._desk.close(self._controller)
 
     @contextmanager
@@ -239,15 +242,16 @@ class Pilot:
         """What fails inside is counted and said now and then; where it always does, AdaptSpec lets go."""
         try:
             yield
-            self._failures[what] = 0
+            self._in_a_row[what] = 0
         except Exception:  # noqa: BLE001 - the fence
             self.errors += 1
             self._failures[what] += 1
-            if self.errors % _QUIET == 1:
+            self._in_a_row[what] += 1
+            if self._failures[what] % _QUIET == 1:
                 _log.exception("%s failed inside AdaptSpec; %s does as it would by itself", what, self.host.name)
-            if self._failures[what] >= _MOST_FAILURES and not self.detached:
+            if self._in_a_row[what] >= _MOST_FAILURES and not self.detached:
                 self.detached = True
-                _log.error("%s failed %d times in a row: AdaptSpec decides nothing any more", what, _MOST_FAILURES)
+                _log.exception("%s failed %d times in a row: AdaptSpec decides nothing any more", what, _MOST_FAILURES)
 
     # --- deciding -----------------------------------------------------------------------------------------------
 
@@ -264,7 +268,6 @@ class Pilot:
         if strangers:  # of more requests than rows, some of them set aside, those without a row do not draft
             ids = [name for name in ids if name in guests.rows]
         guests.catch_up()
-        self._unusual.difference_update(ids)
         rows, size = guests.of(ids), len(ids)
         limits = guests.ceilings[rows] * room
         decision = None
@@ -287,8 +290,8 @@ class Pilot:
         self._desk.due(self._controller)
         steps, serves = self._draft_steps(plan), 0
         if plan.skip:
-            serves = _OFF_LASTS  # nothing can be drafted until somebody new comes
-        elif decision is not None and self._measured:
+            serves = _LEFT_OUT
+        elif decision is not None and self._measured and (plan.depth or not self.settings.skip_draft):
             reasons, guarded = set(decision.reasons.tolist()), self._guarded
             self._guarded = not reasons.isdisjoint(_GUARD)
             if room and reasons.isdisjoint(_ONCE) and guarded == self._guarded:
@@ -301,14 +304,13 @@ class Pilot:
         Who has come since has what the batch has. Its row is the record's at the next decision.
         """
         last, here = self._last, self._guests.rows
-        if last is None or not last.serves or not ids or self._fresh or any(name not in here for name in ids):
-            return None
-        if self._unusual and not self._unusual.isdisjoint(ids):
+        if last is None or not last.serves or not ids or any(name not in here for name in ids):
             return None
         most, before = last.plan.depth, last.plan.depths
+        if self._unusual and any(name in self._unusual and name not in before for name in ids):
+            return None
         depths = {name: before[name] if name in before else self._guests.most(name, most) for name in ids}
         plan = Plan(self._number, most, depths, last.plan.skip)
-        self._off_for += bool(self.settings.skip_draft and not most)
         steps, serves = self._draft_steps(plan), last.serves - 1
         return Waiting(plan, last.ids, last.rows, last.depths, last.decision, prefill, steps, last, serves, kept=True)
 
@@ -316,10 +318,11 @@ class Pilot:
         self, ids: Sequence[str], rows: IntArray, depths: IntArray, decision: Decision | None
     ) -> tuple[Plan, IntArray]:
         """One depth for the batch, the deepest of its rows', and what each row verifies of it [B]."""
-        host, ceilings, size = self.host, self._guests.ceilings, len(ids)
+        host, guests, size = self.host, self._guests, len(ids)
+        ceilings = guests.ceilings
         if not host.requests and size:
             depths = np.full(size, np.sort(depths)[size // 2])
-        cut = np.minimum(depths, self._guests.left(rows))  # who is about to end needs no more
+        cut = np.minimum(depths, guests.left(rows))  # who is about to end needs no more
         depth = lowered(int(cut.max(initial=0)), host.depths)
         depths = np.minimum(cut, depth)
         may_be_alike = decision is not None and of_one_mind(decision) and (ceilings[rows] >= depth).all()
@@ -327,26 +330,11 @@ class Pilot:
             depths = np.full(size, depth)
         plan = Plan(self._number, depth, dict(zip(ids, depths.tolist(), strict=True)))
         if self.settings.skip_draft and size:
-            self._off_for = 0 if depth else self._off_for + 1
-            plan.skip = not depth and (self._off_for >= _OFF_LASTS or not ceilings[rows].any())
-            self._fresh.difference_update(ids)
-            if self._fresh:
-                plan.skip = False  # prompts are being read that are to be whole
-            if plan.skip:
-                ceilings[list(self._guests.rows.values())] = 0  # those whose prompts are read in the step, too
+            here = list(guests.rows.values())
+            if self._skipping.falls_asleep(self._number, drafts=depth > 0, able=bool(ceilings[rows].any())):
+                ceilings[here] = 0  # those whose prompts are read in the step, too
+            plan.skip = not depth and not ceilings[here].any()
         return plan, depths
-
-    @property
-    def _skips(self) -> bool:
-        return self.settings.skip_draft and self._off_for >= _OFF_LASTS
-
-    def _meet(self, request_id: str, row: int) -> None:
-        """Of requests that come while the draft is skipped ever fewer are kept whole: the 1st, 2nd, 4th, 8th ..."""
-        self._newcomers += 1
-        if self._newcomers & (self._newcomers - 1):
-            self._guests.ceilings[row] = 0
-        else:
-            self._fresh.add(request_id)
 
     def _draft_steps(self, plan: Plan) -> int:
         """Passes of the draft in a step, beyond those that a plain one is taken to have."""
@@ -376,15 +364,20 @@ class Pilot:
         if of is not None and of.decision is not None and 0.0 < seconds < math.inf:
             if not self._measured:
                 self._early.append((step, of, of.decision, told, seconds))
-            elif (
-                record := self._round_of(step, of, of.decision, told, seconds, number=next(self._rounds))
-            ) is not None:
-                if not of.kept:
-                    self._controller.learn(record)
-                if self._watchers is not None:
-                    self._watchers.emit(record)
+            else:
+                self._teach(step, of, of.decision, told, seconds)
         if not self._measured and times.steps % _MEASURING == 0 and times.settled:
             self._begin()
+
+    def _teach(self, step: Waiting, of: Waiting, decision: Decision, told: Told, seconds: float) -> None:
+        stands_for = 1 if of.kept else 1 + self._unheard
+        record = self._round_of(step, of, decision, told, seconds, number=next(self._rounds), stands_for=stands_for)
+        if record is not None:
+            if not of.kept:
+                self._unheard = 0
+                self._controller.learn(record)
+            if self._watchers is not None:
+                self._watchers.emit(record)
 
     def _begin(self) -> None:
         """What steps take is known well enough: from the next one on policies decide."""

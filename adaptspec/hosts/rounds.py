@@ -65,6 +65,7 @@ def round_of(
     seconds: float,
     *,
     number: int,
+    stands_for: int = 1,
     guests: Guests,
     times: StepTimes,
     reads_along: bool,
@@ -123,4 +124,5 @@ def round_of(
         decision=decision.number,
         tasks=tasks,
         policies=policies,
+        stands_for=stands_for,
     )

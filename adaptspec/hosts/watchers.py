@@ -31,7 +31,12 @@ class Watchers:
     """A `Sink` for those that were asked for; on the deciding thread an entry goes into a queue."""
 
     def __init__(
-        self, models: Mapping[str, str], journal: Path | None, metrics_port: int | None, traces: TraceSettings
+        self,
+        models: Mapping[str, str],
+        journal: Path | None,
+        metrics_port: int | None,
+        traces: TraceSettings,
+        max_rows: int,
     ) -> None:
         """Raises ConfigError, JournalError: the port is taken, the file cannot be written, there is no such URL."""
         self._models, model = models, models.get("target", "")
@@ -49,10 +54,13 @@ class Watchers:
                 self._server, _ = start_http_server(metrics_port, registry=self.metrics.registry)
             except OSError as error:
                 raise ConfigError(f"metrics-port {metrics_port}: {error.strerror}; choose another") from error
+        self._begun = False
+        self.store.start(max_rows, (DRAFTER,))
 
-    def begin(self, controller: Controller, costs: CostTable, max_rows: int) -> None:
-        """Say what rounds run on; before the first."""
-        if self._journal is not None:
+    def begin(self, controller: Controller, costs: CostTable) -> None:
+        """Say what rounds run on; before the first, or at the end if there was none. Once."""
+        begun, self._begun = self._begun, True
+        if self._journal is not None and not begun:
             header = JournalHeader(
                 adaptspec=__version__,
                 target={"name": self._models.get("target", "")},
@@ -65,7 +73,6 @@ class Watchers:
                 clock=time.time() - time.monotonic(),
             )
             self._journal.begin(header)
-        self.store.start(max_rows, (DRAFTER,))
 
     def started(self, request: Request, headers: Mapping[str, str]) -> None:
         """`headers` may name the span that its own is below."""

@@ -10,13 +10,14 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import TypeVar
+from typing import Annotated, TypeVar
 
 from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
+from pydantic import Field
 
 from adaptspec import __version__
 from adaptspec.errors import ConfigError
@@ -44,9 +45,9 @@ class TraceSettings:
     """
 
     level: TraceLevel = TraceLevel.PHASE
-    endpoint: str | None = None
-    slow_seconds: float | None = None
-    round_share: float = 1.0
+    endpoint: Annotated[str, Field(pattern="^https?://")] | None = None
+    slow_seconds: Annotated[float, Field(ge=0.0, allow_inf_nan=False)] | None = None
+    round_share: Annotated[float, Field(ge=0.0, le=1.0)] = 1.0
     content: bool = False
 
     @property

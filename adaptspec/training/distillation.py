@@ -116,7 +116,8 @@ def distil(
     folder = resolve_model(settings.target)
     target = MeasuredTarget(folder, settings.device)
     # Whatever cannot be used is to be known before hours of answers and training.
-    other = None if beside is None else _other_draft(beside, folder, settings.device)
+    if beside is not None:
+        _other_draft(beside, folder, settings.device)  # and not held meanwhile
     student = _student(settings, target.model)
     asked = {"target": weights_hash(target.model)} | dataclasses.asdict(settings.answers)
     of_answers = RunRecord(asked, corpus.fingerprint, corpus.sources, hardware(settings.device))
@@ -143,6 +144,7 @@ def distil(
     record = dataclasses.replace(record, stages={settings.kind: stage})
     record.save(work)
     console.print("measuring")
+    other = None if beside is None else _other_draft(beside, folder, settings.device)
     report = report_head(target, student, settings.drafted, questions, console, beside=other, device=settings.device)
     (work / "report.json").write_text(report.to_json() + "\n", encoding="utf-8")
     (work / "README.md").write_text(head_card(record, report), encoding="utf-8")

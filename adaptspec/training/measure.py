@@ -77,8 +77,10 @@ class MeasuredTarget:
         return [outputs[i] for i in range(len(prompts))]
 
     def _generate_batch(self, prompts: Sequence[Sequence[int]], max_tokens: int) -> list[list[int]]:
-        ends = [self._tokenizer.pad_token_id, self._tokenizer.eos_token_id]  # many have no padding of their own
-        pad = next((token for token in ends if token is not None), 0)
+        end, own = self._tokenizer.eos_token_id, self.model.generation_config.eos_token_id
+        ends = {end, *(own if isinstance(own, list) else [own])}  # after one of them a row is filled up
+        # Many have no padding of their own.
+        pad = next((token for token in (self._tokenizer.pad_token_id, end) if token is not None), 0)
         width = max(len(prompt) for prompt in prompts)
         ids = torch.tensor([[pad] * (width - len(p)) + list(p) for p in prompts], device=self._device)
         mask = torch.tensor([[0] * (width - len(p)) + [1] * len(p) for p in prompts], device=self._device)

@@ -63,6 +63,19 @@ def test_drafts_that_were_under_way_do_not_count_as_waiting(after: int) -> None:
     assert [len(list(rounds)) for _, rounds in groupby(modes)][:3] == [3 + after, 8 + after, 5 + after]
 
 
+def test_a_round_that_stands_for_others_counts_as_all_of_them() -> None:
+    """An engine that tells of one plain round in eight has waited for eight."""
+    rules = {"never-slower": {"window-rounds": 3, "losing-windows": 1}, "probe": {"after-tokens": 64}}
+    plain = replace(PLAIN, stands_for=8)
+    modes = late(
+        Guard(GuardSpec.model_validate(rules), table()),
+        [1] * 40,
+        lambda mode, _: plain if mode is Mode.OFF else LOSING,
+        0,
+    )
+    assert [len(list(rounds)) for _, rounds in groupby(modes)][:2] == [3, 8]
+
+
 @pytest.mark.parametrize("after", [0, 1])
 def test_rounds_count_for_the_batch_that_they_were_decided_for(after: int) -> None:
     """Rounds of one row really take four times what the table says, those of four do not, and nobody drafts there."""

@@ -71,6 +71,19 @@ def test_what_unlike_rows_take_is_found(unlike: float) -> None:
     assert not times.worth_cutting(0)
 
 
+def test_what_unlike_rows_took_once_is_not_held_for_ever() -> None:
+    """They took a fifth longer for some time, so that nobody is cut; now they take nothing: that is found out."""
+    rng, times, cuts = np.random.default_rng(0), StepTimes(), []
+    for number in range(6000):
+        cut = number % 3 == 0 if number < 600 else times.worth_cutting(5)
+        cuts.append(cut)
+        verified = (16, 48, 80)[number % 5 % 3]
+        seconds = 5e-3 + 1e-4 * (verified - 5 * cut) + cut * 2e-3 * (number < 1200)
+        times.add(Step(16, verified - 5 * cut, 1, 16, 0, cut), seconds * rng.lognormal(0.0, 0.02))
+    assert sum(cuts[600:1200]) < 20
+    assert sum(cuts[5000:]) > 900
+
+
 def test_what_steps_do_not_tell_stays() -> None:
     """Once all steps are alike, nothing says how they share their time: what was known before holds."""
     times = learned(0.02, 0.0)

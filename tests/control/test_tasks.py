@@ -123,8 +123,8 @@ def test_what_ships_is_small_and_finite() -> None:
 
 def test_saving_and_loading_gives_the_same_detector(tmp_path: Path) -> None:
     """Plain arrays, no pickle."""
-    DETECTOR.save(tmp_path / "folder" / "tasks.npz")
-    again = TaskDetector.load(tmp_path / "folder" / "tasks.npz")
+    DETECTOR.save(tmp_path / "tasks.npz")
+    again = TaskDetector.load(tmp_path / "tasks.npz")
     for texts in SENTENCES.values():
         assert np.array_equal(again.probabilities(texts[0]), DETECTOR.probabilities(texts[0]))
 

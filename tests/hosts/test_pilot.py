@@ -114,6 +114,25 @@ def test_a_long_prompt_with_a_policy_of_its_own() -> None:
     pilot.close()
 
 
+def test_who_missed_a_decision_keeps_its_policy() -> None:
+    """Of two, one is left out of the step that is decided for, as where room is short: it has no drafts after it."""
+    pilot, now = Pilot(PilotSettings(policy=("static-3", "off")), VLLM, 4, clock=lambda: now[0]), [0.0]
+    pilot.enter("a")
+    pilot.enter("b", SpeculationParams(policy="off"))
+    for step in range(400):
+        ids = ["a"] if step % 5 == 0 else ["a", "b"]
+        plan = pilot.decide(ids)
+        if step > 200:
+            assert plan.depths == dict(zip(ids, [3, 0], strict=False))
+        now[0] += 0.01
+        pilot.learn(plan, ids, [0] * len(ids), [0] * len(ids), [1] * len(ids))
+        pilot._own.note("decide", 1.0)
+    pilot.leave("b")
+    assert not pilot._unusual
+    assert not pilot.errors
+    pilot.close()
+
+
 @pytest.mark.parametrize("lag", [1, 2, 3])
 def test_outcomes_may_come_late(lag: int) -> None:
     """One step as in a synchronous engine, two or three as in asynchronous ones."""
@@ -326,6 +345,20 @@ def test_a_controller_that_raises(
         world.pilot.close()
 
 
+def test_each_kind_of_failure_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    """However often others have failed before: the first of each, few of many, and why it let go."""
+    pilot = Pilot(PilotSettings(policy="static-3"), VLLM, 4)
+    for count, what in ((50, "cut"), (99, "update"), (100, "schedule")):
+        for _ in range(count):
+            with pilot.fence(what):
+                raise ValueError(f"no {what}")
+    told = [record.exc_text or "" for record in caplog.records]
+    assert [sum(f"no {what}" in one for one in told) for what in ("cut", "update", "schedule")] == [1, 1, 2]
+    assert "no schedule" in told[-1]
+    assert pilot.detached
+    pilot.close()
+
+
 def test_a_learner_that_raises(monkeypatch: pytest.MonkeyPatch) -> None:
     """Deciding goes well meanwhile: it lets go all the same."""
     world = piloted()
@@ -359,6 +392,15 @@ def test_an_opt_out_whose_entry_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     assert pilot.errors == 1
     pilot.leave("b")
     assert not pilot._rowless
+    pilot.close()
+
+
+def test_an_opt_out_that_is_no_request() -> None:
+    """What cannot even be made a request of ours is no stranger with default wishes."""
+    pilot = Pilot(PilotSettings(policy="static-3"), VLLM, 4)
+    pilot.enter("b", SpeculationParams(max_depth=0), max_tokens=-1)
+    assert pilot.errors == 1
+    assert pilot.decide(["b"]).depths == {"b": 0}
     pilot.close()
 
 

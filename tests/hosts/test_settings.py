@@ -29,6 +29,10 @@ def test_as_another_engine_hands_it_on() -> None:
         ({"metrics-port": 0}, "metrics-port"),
         ({"state-seconds": "soon"}, "state-seconds"),
         ({"skip-draft": "perhaps"}, "skip-draft"),
+        ({"traces": {"slow-seconds": -1}}, "traces.slow-seconds"),
+        ({"traces": {"slow_seconds": float("inf")}}, "traces.slow_seconds"),
+        ({"traces": {"round-share": 7}}, "traces.round-share"),
+        ({"traces": {"endpoint": "localhost:4318"}}, "traces.endpoint: string should match pattern '^https?://'"),
     ],
 )
 def test_what_is_wrong_is_named(told: dict[str, Any], said: str) -> None:

@@ -125,6 +125,25 @@ def test_requests_have_traces(level: str) -> None:
     assert not pilot.errors
 
 
+def test_a_first_request_leaves_its_trace_and_its_journal(tmp_path: Path) -> None:
+    """Sixteen tokens, then the end: what steps take is not known by then, and no policy has decided anything."""
+    world, journal = World(USUAL, None), tmp_path / "rounds.jsonl"
+    with collecting() as collector:
+        told = {"traces": {"endpoint": collector.url}, "journal": str(journal)}
+        pilot = world.pilot = Pilot(PilotSettings.of(told), VLLM, 8, models={"target": "t"}, clock=lambda: world.now)
+        world.admit(Guest("first", texts([0.0], 16)[0]))
+        while world.running:
+            world.step()
+        pilot._watchers.store.settle()
+        assert [one["id"] for one in pilot._watchers.store.recent] == ["first"]
+        for _ in range(2):
+            pilot.close()
+    assert "text_completion t" in {span.name for span in collector.spans}
+    entries = [type(entry).__name__ for entry in read_entries(journal)]
+    assert entries == ["JournalHeader", "RequestStarted", "RequestFinished"]
+    assert not pilot.errors
+
+
 def test_traces_that_nobody_can_have_are_refused() -> None:
     """Texts, where they are not told; and whatever is of requests, where these are not told apart."""
     with pytest.raises(ConfigError, match="leave content out"):

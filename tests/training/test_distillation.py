@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import functools
+import gc
 import itertools
 import json
 import shutil
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -128,6 +130,28 @@ def test_what_cannot_be_used_is_known_before_the_target_answers(
     with pytest.raises((ConfigError, ModelError)):
         distil(corpus_path, tmp_path / "work", settings, Console(quiet=True), beside=str(beside))
     assert not (tmp_path / "work").exists()
+
+
+def test_the_draft_beside_is_not_held_while_others_are_trained(
+    target: Path, corpus_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is loaded to see that it can be, and again to be measured."""
+    loaded, real = [], distillation.load_transformers
+
+    def load(*arguments: Any) -> Any:
+        model = real(*arguments)
+        loaded.append(weakref.ref(model))
+        return model
+
+    def regenerate(*_: Any, **__: Any) -> None:
+        gc.collect()
+        assert [one() for one in loaded] == [None]
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(distillation, "load_transformers", load)
+    monkeypatch.setattr(distillation, "regenerate", regenerate)
+    with pytest.raises(KeyboardInterrupt):
+        distil(corpus_path, tmp_path, tiny_settings("eagle", target), Console(quiet=True), beside=str(target))
 
 
 def test_a_base_model_without_padding_is_a_target(

@@ -39,6 +39,19 @@ def test_batched_outputs_are_the_greedy_ones(target_path: Path, draft_path: Path
         assert output == tokens[len(prompt) :]
 
 
+@pytest.mark.parametrize("padding", ["<|pad|>", None])
+def test_an_output_ends_with_the_models_own_end_token(target_path: Path, draft_path: Path, padding: str | None) -> None:
+    """Which the tokenizer may not know; what fills up a batch after it is no text."""
+    pair = MeasuredPair(target_path, draft_path)
+    pair._tokenizer.pad_token = padding
+    whole = pair.generate(PROMPTS, 12)
+    end = whole[0][3]
+    pair.model.generation_config.eos_token_id = [end]
+    cut = [row[: row.index(end) + 1] if end in row else row for row in whole]
+    assert len(cut[0]) < 12
+    assert pair.generate(PROMPTS, 12) == cut
+
+
 def test_a_draft_equal_to_the_target_is_always_accepted(target_path: Path) -> None:
     """Every way of accepting gives one."""
     pair = MeasuredPair(target_path, target_path)

@@ -247,6 +247,7 @@ class Bandit(Algorithm):
             self._ledger.note(plan.rows, plan.contexts, [one.record for one in plan.played])
             told = self._rewarder.rewards(plan.arms, plan.size, plan.played)
             _, first = np.unique(plan.contexts, return_index=True)
-            self._index.observe(self._ledger.add(plan.contexts, plan.bucket, told), plan.memo[first])
+            more = sum(one.record.stands_for - 1 for one in plan.played)
+            self._index.observe(self._ledger.add(plan.contexts, plan.bucket, told, more), plan.memo[first])
             plan.played = []
         self._unsettled.clear()

@@ -132,9 +132,9 @@ class Exploration:
     def learn(self, record: RoundRecord, terms: RoundTerms) -> bool:
         """Take note of a round; whether what was off won."""
         ran = set(record.drafter[record.drafted > 0].tolist()) if record.drafting else ()
-        emitted, self._told_last = total(record.emitted), record.decision
+        emitted, self._told_last = total(record.emitted) * record.stands_for, record.decision
         for which, budget in self._budgets.items():
-            budget.note(record.total_seconds, terms.plain, 0 if which in ran else emitted)
+            budget.note(record.total_seconds * record.stands_for, terms.plain, 0 if which in ran else emitted)
         pending = self._pending.take(record.decision)
         if pending is None:
             return False

@@ -82,8 +82,9 @@ class Ledger(Learner):
         """Which batch sizes a round of `size` rows is compared with."""
         return min(batch_bucket(size), self.buckets - 1)
 
-    def add(self, contexts: IntArray, bucket: int, told: FloatArray) -> Observed:
-        """Take in `told` [M, B, K, 3] (seen, earned, spent) of M rounds of the rows that stand for `contexts` [B].
+    def add(self, contexts: IntArray, bucket: int, told: FloatArray, more: int = 0) -> Observed:
+        """Take in `told` [M, B, K, 3] (seen, earned, spent) of M rounds of the rows that stand for `contexts` [B], and
+        let fade what is known as if they were `more`.
 
         Rows of one context in one round count as a single observation, their mean: they share much of what happened.
         """
@@ -97,9 +98,9 @@ class Ledger(Learner):
         earned, spent = seen[..., 1] / count, seen[..., 2] / count
         moments = (seen[..., 0] > 0, earned, spent, earned * earned, earned * spent, spent * spent)
         new = np.stack(moments, axis=-1).sum(axis=0)
-        self._sums[places, bucket] = self._sums[places, bucket] * self.discount**rounds + new
+        self._sums[places, bucket] = self._sums[places, bucket] * self.discount ** (rounds + more) + new
         own = places >= self._first
-        return Observed(places[own] - self._first, bucket, rounds, new[own])
+        return Observed(places[own] - self._first, bucket, rounds + more, new[own])
 
     def read(self, contexts: IntArray, bucket: int) -> FloatArray:
         """[m, K, 6] of some contexts, each with what it leans on."""

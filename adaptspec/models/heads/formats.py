@@ -347,12 +347,15 @@ def _medusa(files: HeadFiles) -> Made:
     vocabulary = None
     if reader.has("token_map"):
         vocabulary = files.tokens("token_map", reader.numbers("token_map", (count(raw, "truncated_vocab_size"),)))
-    layers, names = [], []
+    layers = []
     for i in range(number):
         parts = [f"{prefix}blocks.{i}.layers.{j}" if own else f"{i}.{j}.linear" for j in range(deep)]
         layers.append(tuple(files.matrix(part, (hidden, hidden)) for part in parts))
-        name = f"{prefix}lm_heads.{i}.weight" if own else f"{i}.{deep}.weight"
-        names.append(name if reader.has(name) else "lm_head.weight")
+    each = [f"{prefix}lm_heads.{i}.weight" if own else f"{i}.{deep}.weight" for i in range(number)]
+    missing = [name for name in each if not reader.has(name)]
+    if 0 < len(missing) < number and not raw.get("original_lm_head"):
+        raise ModelError(f"{files.folder} brings no {missing[0]}, and those of other depths; save it whole")
+    names = ["lm_head.weight" if name in missing else name for name in each]
     made = {name: files.head(vocabulary, name) for name in dict.fromkeys(names)}  # one for all is there once
     heads = tuple(made[name] for name in names)
     weights = MedusaWeights(hidden, files.ends.norm(), tuple(layers), heads, vocabulary, files.states)

@@ -56,6 +56,18 @@ def test_rows_that_win_less_than_they_cost_do_not_go_on_for_ever() -> None:
     assert spent <= 0.01 * 10_000 + 2 * 5.0
 
 
+def test_a_round_that_stands_for_others_pays_and_waits_for_all_of_them() -> None:
+    made = Goodput(table(), 2, 1)
+    budget = made._exploration._budgets[0]
+    seen = replace(signals([7]), number=1)
+    terms = made.terms(seen)
+    assert terms is not None
+    for rounds in (1, 63):
+        assert not budget.due
+        made._exploration.learn(replace(record([0], [0]), stands_for=rounds), terms)
+    assert budget.due
+
+
 def test_a_try_that_only_read_goes_on_reading() -> None:
     budget = ExplorationBudget(0.01)
     budget.note(1000.0, 1.0, 100)

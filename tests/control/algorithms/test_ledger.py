@@ -47,6 +47,13 @@ def test_what_was_seen_fades_by_rounds() -> None:
     assert own.read(at(0), 0)[0, 0, EARNED] == pytest.approx(16.0 * (1.0 + 0.9**8))
 
 
+def test_rounds_that_are_not_told_of_fade_it_too() -> None:
+    own = ledger("global", discount=0.9)
+    own.add(at(0), 0, told(2.0))
+    assert own.add(at(0), 0, told(2.0), more=5).rounds == 13
+    assert own.read(at(0), 0)[0, 0, EARNED] == pytest.approx(16.0 * (1.0 + 0.9**13))
+
+
 def test_a_new_context_leans_on_the_level_above_by_a_bounded_weight() -> None:
     own = ledger("task")
     for _ in range(10):

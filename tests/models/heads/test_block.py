@@ -116,6 +116,21 @@ def test_one_head_for_all_of_medusa_is_there_once(make_model: MakeModel, tmp_pat
             torch.testing.assert_close(runner._weights.heads[2].logits(torch.eye(HIDDEN)), shared.t())
 
 
+@pytest.mark.parametrize("own", [True, False])
+def test_one_of_medusas_heads_that_is_missing_is_named(make_model: MakeModel, tmp_path: Path, own: bool) -> None:
+    """A file that was cut short is no Medusa that goes by the target's, unless it says so."""
+    tensors = medusa(tmp_path / "medusa", own)
+    name = "lm_heads.1.weight" if own else "1.1.weight"
+    (full,) = (one for one in tensors if one.endswith(name))
+    del tensors[full]
+    save_file(tensors, tmp_path / "medusa" / "model.safetensors")
+    with pytest.raises(ModelError, match=f"no {full}"):
+        load_head(str(tmp_path / "medusa"), golden_target(make_model))
+    config = tmp_path / "medusa" / "config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"original_lm_head": True}))
+    assert load_head(str(tmp_path / "medusa"), golden_target(make_model))
+
+
 def test_layers_that_no_medusa_has_are_refused(make_model: MakeModel, tmp_path: Path) -> None:
     """Their names alone would fill the memory."""
     medusa(tmp_path / "medusa", own=True)
