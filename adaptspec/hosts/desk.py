@@ -42,10 +42,8 @@ class Desk:
         self._begun = False  # before that nothing is learned
         if self._state is not None:
             states, tasks = self._state.load(self.policies.labels.tasks.own)
-            if self.policies.labels.tasks.follow(tasks):
-                self._known = states
-            else:
-                _log.warning("what was learned is not used: its tasks have other numbers here")
+            self.policies.labels.tasks.follow(tasks)  # which begin with its own
+            self._known = states
         traces = settings.traces if host.requests else TraceSettings(TraceLevel.OFF)
         if not host.requests and settings.traces.endpoint is not None:
             raise ConfigError(f"traces: {host.name} does not tell requests apart; leave them out")
@@ -56,7 +54,7 @@ class Desk:
             self.watchers = Watchers(models, settings.journal, settings.metrics_port, traces)
             self.watchers.metrics.watch(lambda: reload_families(self.policies.reloads))
         self._next_save = time.monotonic() + settings.state_seconds
-        self._to_save: dict[str, PolicyState] | None = None
+        self._to_save: tuple[dict[str, PolicyState], tuple[str, ...]] | None = None  # and tasks in their order
         self._saved: tuple[Mapping[str, PolicyState], Mapping[str, PolicyState]] | None = None  # given, and returned
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="adaptspec-desk", daemon=True)
@@ -82,7 +80,7 @@ class Desk:
         """Now and then, hand out what was learned to be saved."""
         if self._begun and self._state is not None and self._to_save is None and time.monotonic() >= self._next_save:
             self._next_save = time.monotonic() + self._settings.state_seconds
-            self._to_save = self.policies.learned(controller)
+            self._to_save = self.policies.learned(controller), self.policies.labels.tasks.own
 
     def close(self, controller: Controller) -> None:
         """Save for the last time, and end what is watched. A second call does nothing."""
@@ -123,5 +121,5 @@ class Desk:
         self.policies.look()
         given = self._to_save
         if given is not None and self._state is not None:
-            self._saved = given, self._state.exchange(given, self.policies.labels.tasks.own)
+            self._saved = given[0], self._state.exchange(*given)
             self._to_save = None
