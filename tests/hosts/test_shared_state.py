@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 from adaptspec.control.state import FILE, PolicyState, read_state
 from adaptspec.control.tasks import MOST_OWN, TASKS
 from adaptspec.errors import StateError
+from adaptspec.hosts import desk
 from adaptspec.hosts.pilot import Pilot
 from adaptspec.hosts.settings import PilotSettings
 from adaptspec.hosts.shared_state import SharedState
@@ -220,3 +222,50 @@ def test_pilots_share_tasks_that_clients_named_in_other_orders(tmp_path: Path) -
     assert known[0].sum() == pytest.approx(sum(counts[0].sum() for counts in files))
     assert known[1 + FIRST : 3 + FIRST].sum() == pytest.approx(sum(counts[1 + FIRST :].sum() for counts in files))
     late.pilot.close()
+
+
+def learning(folder: Path, seed: int) -> Pilot:
+    """A pilot with a first state to be saved."""
+    world = piloted(folder, seed)
+    serve(world, (0.75,), 4, 200)
+    assert world.pilot is not None
+    assert world.pilot._desk._to_save is not None
+    return world.pilot
+
+
+def test_what_others_have_told_last_is_not_taken_from_ones_own(tmp_path: Path) -> None:
+    """At the end an answer may be there that nobody has looked at yet: what it says is known, and others'."""
+    one, two = learning(tmp_path, 0), learning(tmp_path, 1)
+    two._desk.work()
+    two.close()
+    alone = one._controller.policies["goodput"].learned()["acceptance"][0].sum()
+    one._desk.work()
+    place = one._desk._state.place  # type: ignore[union-attr]
+    one.close()
+    kept = read_state(place / FILE).policies["goodput"].arrays["acceptance"][0].sum()
+    assert kept == pytest.approx(alone, rel=0.02)  # what has faded since is put down to all alike
+
+
+def test_an_end_while_a_folder_does_not_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Two threads never exchange at once: where one still waits, the other leaves it at that, and says so."""
+    pilot = learning(tmp_path, 0)
+    begun, answered, calls = threading.Event(), threading.Event(), [0]
+
+    def exchange(self: SharedState, now: Mapping[str, PolicyState], tasks: object) -> Mapping[str, PolicyState]:
+        calls[0] += 1
+        begun.set()
+        answered.wait(30)
+        return now
+
+    monkeypatch.setattr(SharedState, "exchange", exchange)
+    monkeypatch.setattr(desk, "_PATIENCE", 0.0)
+    thread = threading.Thread(target=pilot._desk.work)
+    thread.start()
+    begun.wait(30)
+    pilot.close()
+    answered.set()
+    thread.join()
+    assert calls == [1]
+    assert "does not answer" in caplog.text
