@@ -20,7 +20,7 @@ SCHEDULING: Contract = {
     f"{_SCHEDULER}.schedule": ("self ...", "_update_after_schedule dynamic_sd_lookup spec_token_ids"),
     f"{_SCHEDULER}.__init__": (
         "self vllm_config ...",
-        "requests num_spec_tokens dynamic_sd_lookup kv_cache_manager",
+        "requests num_spec_tokens dynamic_sd_lookup kv_cache_manager scheduler_config",
     ),
     f"{_SCHEDULER}._update_after_schedule": (
         "self scheduler_output ...",
@@ -55,9 +55,17 @@ SCHEDULING: Contract = {
     "vllm.v1.outputs:DraftTokenIds": ("", "req_ids draft_token_ids"),
     "vllm.config.speculative:SpeculativeConfig": (
         "",
-        "method num_speculative_tokens num_speculative_tokens_per_batch_size enable_adaptive_verification "
+        "method model num_speculative_tokens num_speculative_tokens_per_batch_size enable_adaptive_verification "
         "parallel_drafting draft_model_config",
     ),
+    "vllm.config.vllm:VllmConfig": (
+        "",
+        "model_config cache_config parallel_config scheduler_config speculative_config additional_config",
+    ),
+    "vllm.config.vllm:VllmConfig.use_v2_model_runner": ("self", ""),
+    "vllm.config.model:ModelConfig": ("", "model max_model_len"),
+    "vllm.config.cache:CacheConfig": ("", "enable_prefix_caching"),
+    "vllm.v1.core.kv_cache_manager:KVCacheManager.usage": ("self", ""),
     "vllm.config.scheduler:SchedulerConfig": ("", "max_num_seqs async_scheduling"),
     "vllm.config.parallel:ParallelConfig": ("", "data_parallel_size pipeline_parallel_size worker_extension_cls"),
     "vllm.sampling_params:SamplingParams": ("", "extra_args temperature"),
