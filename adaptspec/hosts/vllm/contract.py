@@ -7,7 +7,7 @@ from typing import Any
 from adaptspec.errors import ConfigError
 from adaptspec.hosts.engine_contract import Contract, broken, strange_version
 
-VERSIONS = ("0.32", "0.33")  # 0.32 was run, of 0.33 the schedulers
+VERSIONS = ("0.29", "0.32", "0.33")  # 0.29 (which Ray asks for) and 0.32 were run, of 0.33 the schedulers
 SKIPPED = "adaptspec_skip_draft"  # set on a `SchedulerOutput`: the draft need not run in this step
 EXTENSION = "adaptspec.hosts.vllm.skip_draft.SkipDraft"  # as workers are told it
 

@@ -74,12 +74,12 @@ def test_every_attribute_of_vllms_that_is_used_is_in_the_contract() -> None:
     assert {name: file for name, file in used.items() if name not in known} == OWN_WAYS
 
 
-@pytest.mark.parametrize("version", ["0.32.0", "0.32.1rc1", "0.33.0+cpu"])
+@pytest.mark.parametrize("version", ["0.29.0", "0.32.0", "0.32.1rc1", "0.33.0+cpu"])
 def test_known_versions(version: str) -> None:
     check_version(version)
 
 
-@pytest.mark.parametrize("version", ["0.31.4", "0.34.0", "1.0.0", "0.3.2", "0.320.1", "dev"])
+@pytest.mark.parametrize("version", ["0.28.1", "0.30.0", "0.31.4", "0.34.0", "1.0.0", "0.3.2", "0.320.1", "dev"])
 def test_other_versions_only_if_asked_for(version: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigError, match=ANY_VERSION):
         check_version(version)
