@@ -15,9 +15,12 @@ merged have the sums of both.
 """
 
 import asyncio
+import fcntl
 import os
 import socket
 import subprocess
+from collections.abc import Mapping
+from itertools import count
 from pathlib import Path
 
 import aiohttp
@@ -28,6 +31,8 @@ from starlette.responses import StreamingResponse
 COMMAND = os.environ.get("ADAPTSPEC", "adaptspec")
 WITH_PARENT = ("setpriv", "--pdeathsig", "TERM")  # a replica that is killed takes its server with it
 STATE = Path(os.environ.get("STATE", "state"))
+# Of one connection, and set anew for the next; all other headers go through.
+OWN = {"connection", "content-length", "date", "host", "keep-alive", "server", "te", "trailer", "transfer-encoding"}
 
 
 @serve.deployment(num_replicas=2, max_ongoing_requests=256, health_check_period_s=1, graceful_shutdown_timeout_s=60)
@@ -36,7 +41,7 @@ class Server:
 
     async def __init__(self, state: str) -> None:
         self._client = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=None), auto_decompress=False)
-        for number in range(1000):  # a place that another replica has is refused: the next one then
+        for number in count():
             with socket.create_server(("127.0.0.1", 0)) as free:
                 self._port = free.getsockname()[1]
             place = Path(state, str(number))
@@ -46,14 +51,17 @@ class Server:
             if await self._answers():
                 self._watch = asyncio.create_task(self._end_with_server())
                 return
+            if not _taken(place):  # else another replica has it: the next one then
+                await self._client.close()
+                raise RuntimeError(f"the server has ended with {self._process.returncode}, and says why above")
 
     async def __call__(self, request: Request) -> StreamingResponse:
         """Requests and answers go through as they are, and as they come."""
-        url = f"http://127.0.0.1:{self._port}{request.url.path}"
-        told = {name: value for name, value in request.headers.items() if name not in ("host", "content-length")}
-        answer = await self._client.request(request.method, url, data=await request.body(), headers=told)
-        kind = {"content-type": answer.headers.get("content-type", "")}
-        return StreamingResponse(answer.content.iter_any(), answer.status, kind)
+        url = f"http://127.0.0.1:{self._port}{request.url.path}?{request.url.query}"
+        answer = await self._client.request(
+            request.method, url, data=await request.body(), headers=_passed(request.headers)
+        )
+        return StreamingResponse(answer.content.iter_any(), answer.status, _passed(answer.headers))
 
     async def __del__(self) -> None:
         """The server saves what it has learned, and ends."""
@@ -77,6 +85,22 @@ class Server:
                 pass
             await asyncio.sleep(0.2)
         return False
+
+
+def _passed(headers: Mapping[str, str]) -> dict[str, str]:
+    return {name: value for name, value in headers.items() if name.lower() not in OWN}
+
+
+def _taken(place: Path) -> bool:
+    """Whether another server holds its lock."""
+    try:
+        with open(place / "lock") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return False
+    except BlockingIOError:
+        return True
+    return False
 
 
 app = Server.bind(str(STATE))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import ast
 import json
 import re
@@ -11,9 +12,11 @@ from typing import Any
 import pytest
 import yaml
 
+from adaptspec.commands.host_command import add_arguments
 from adaptspec.control.host import Host, narrow
 from adaptspec.control.language.build import parse_policy_spec
 from adaptspec.hosts.settings import PilotSettings
+from adaptspec.hosts.vllm.serve_line import serve_line
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 MANIFESTS = {one["kind"]: one for one in yaml.safe_load_all((EXAMPLES / "kubernetes-vllm.yaml").read_text())}
@@ -61,6 +64,23 @@ def test_engines_are_told_what_a_pilot_understands(example: Any) -> None:
     settings = PilotSettings.of(told["additional_config"]["adaptspec"])
     assert settings.state_dir is not None
     assert len(settings.policy) == 1
+
+
+@pytest.mark.parametrize("path", ["ray_serve_llm.py", "kubernetes-vllm.yaml", "vllm-router/README.md"])
+def test_lines_by_hand_say_what_else_our_own_has(path: str, tmp_path: Path) -> None:
+    """A table of depths, which has to fit the requests at once: the command that they name prints it."""
+    text = (EXAMPLES / path).read_text()
+    assert "num_speculative_tokens_per_batch_size" in text
+    (words,) = re.findall(r"`adaptspec (host vllm [^`]*)`", text)
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    told = parser.parse_args(words.replace(" N", " 256").split()[1:])
+    policy = tmp_path / told.policy[0]
+    policy.write_text(MANIFESTS["ConfigMap"]["data"]["goodput.yaml"])
+    settings = PilotSettings(policy=(str(policy),))
+    line, _ = serve_line(told.model, told.draft, settings, method=told.method, max_num_seqs=told.max_num_seqs, more=())
+    table = json.loads(line[line.index("--speculative-config") + 1])["num_speculative_tokens_per_batch_size"]
+    assert [depth for _, _, depth in table] == [5, 4, 3, 2, 1, 0]
 
 
 def test_the_pod_finds_its_policy_and_may_write_what_it_learns() -> None:

@@ -97,13 +97,16 @@ def _check(arguments: argparse.Namespace) -> int:
     from adaptspec.control.host import narrow
     from adaptspec.control.language.build import load_policy_spec
     from adaptspec.control.language.library import find_policy
-    from adaptspec.errors import PolicyError
+    from adaptspec.errors import ConfigError
+    from adaptspec.hosts.vllm.contract import check_method
 
     spec = load_policy_spec(find_policy(arguments.policy))
     host = _host(arguments)
     try:
+        if arguments.host == "vllm" and arguments.method is not None:
+            check_method(arguments.method)
         _, notes = narrow(spec, host)
-    except PolicyError as error:
+    except ConfigError as error:
         print(error)
         return 1
     for note in notes:

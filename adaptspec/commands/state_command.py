@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
 from pathlib import Path
 
 from adaptspec.command_line import add_table_forms
-from adaptspec.control.state import FILE, LearnedState, PolicyState, added, read_state, to_bytes
-from adaptspec.errors import ConfigError, StateError
+from adaptspec.control.state import FILE, merged, read_state, to_bytes
+from adaptspec.errors import ConfigError
 from adaptspec.files import write_file
 from adaptspec.tables import Table, show
 
@@ -47,22 +46,3 @@ def _merge(arguments: argparse.Namespace) -> int:
 
 def _file(path: Path) -> Path:
     return path / FILE if path.is_dir() else path
-
-
-def merged(states: Sequence[LearnedState]) -> LearnedState:
-    """The states of several replicas as one: decayed counts add. Raises StateError: they are of different models, or a
-    policy has other arms in one than in another.
-    """
-    pairs = {state.pair for state in states}
-    if len(pairs) != 1:
-        raise StateError(
-            f"the states are of different models ({', '.join(sorted(pairs)) or 'none'}): merge like with like"
-        )
-    tasks = max((state.tasks for state in states), key=len)
-    if any(tasks[: len(state.tasks)] != state.tasks for state in states):
-        raise StateError("the replicas met tasks in different orders, which their counts go by: name them in a policy")
-    whole: dict[str, PolicyState] = {}
-    for state in states:
-        for name, policy in state.policies.items():
-            whole[name] = added(name, whole[name], policy) if name in whole else policy
-    return LearnedState(pairs.pop(), whole, tasks)

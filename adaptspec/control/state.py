@@ -8,8 +8,9 @@ import json
 import logging
 import math
 import os
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -17,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from adaptspec.control.language.spec import PolicySpec
-from adaptspec.control.tasks import MOST_OWN, TASKS
+from adaptspec.control.tasks import MOST_OWN, OTHER, TASKS
 from adaptspec.errors import StateError
 from adaptspec.files import open_file, read_bytes, write_file
 from adaptspec.types import FloatArray
@@ -27,6 +28,11 @@ FILE = "learned.json"
 MOST_BYTES = 64 * 2**20
 # Beyond any count, and little enough that squares and sums of such numbers are finite.
 _MOST = 1e30
+# Arrays that have a row for each task, those of users' own last, and the parts of policies that are of one task.
+_BY_TASK = re.compile(r"(?:^|/)(?:acceptance|calibration|stated|lookups|sums\.task)(?:-\d+)?$")
+_OF_TASK = re.compile(r"(?<=@stop-of-task-)\d+(?=/)")
+_KNOWN = (OTHER, *TASKS)
+_FIRST_OWN = len(_KNOWN)
 _log = logging.getLogger(__name__)
 
 
@@ -83,6 +89,63 @@ def added(name: str, a: PolicyState, b: PolicyState) -> PolicyState:
             f"the policy {name!r} has other arms in one state than in another; merge states of one policy file"
         )
     return PolicyState(a.signature, {key: array + b.arrays[key] for key, array in a.arrays.items()})
+
+
+def joined(*tasks: Sequence[str]) -> tuple[str, ...]:
+    """Names of users' own tasks that several engines met, in the order of the first: as many as there is room for."""
+    return tuple(dict.fromkeys(name for names in tasks for name in names if name not in _KNOWN))[:MOST_OWN]
+
+
+def renumbered(state: LearnedState, tasks: Sequence[str]) -> LearnedState:
+    """The same of an engine that has `tasks` in this order. Those that it has not met are left out, unless it has no
+    room for them: then they count as any other, as their requests would.
+    """
+    if tuple(tasks[: len(state.tasks)]) == state.tasks:
+        return replace(state, tasks=tuple(tasks))
+    numbers = {name: _FIRST_OWN + place for place, name in enumerate(tasks)}
+    rest = 0 if len(tasks) >= MOST_OWN else None
+    found = {_FIRST_OWN + place: numbers.get(name, rest) for place, name in enumerate(state.tasks[:MOST_OWN])}
+    policies = {name: _renumbered(policy, found) for name, policy in state.policies.items()}
+    return LearnedState(state.pair, policies, tuple(tasks))
+
+
+def _renumbered(policy: PolicyState, found: Mapping[int, int | None]) -> PolicyState:
+    """`found` are numbers of tasks by what they were; None: nothing is kept."""
+    arrays: dict[str, FloatArray] = {}
+    for key, values in policy.arrays.items():
+        part = _OF_TASK.search(key)
+        if part is not None:
+            number = found.get(int(part[0]), int(part[0]))
+            if number:
+                arrays[_OF_TASK.sub(str(number), key)] = values
+        elif _BY_TASK.search(key) and (start := sum(values.shape[:1]) - MOST_OWN - _FIRST_OWN) in (0, 1):
+            # Task 0 is at `start`, after all traffic.
+            moved = values.copy()
+            moved[start + _FIRST_OWN :] = 0.0
+            for before, number in found.items():
+                if number is not None:
+                    moved[start + number] += values[start + before]
+            arrays[key] = moved
+        else:
+            arrays[key] = values
+    return PolicyState(policy.signature, arrays)
+
+
+def merged(states: Sequence[LearnedState]) -> LearnedState:
+    """The states of several replicas as one: decayed counts add, those of a task by its name. Raises StateError: they
+    are of different models, or a policy has other arms in one than in another.
+    """
+    pairs = {state.pair for state in states}
+    if len(pairs) != 1:
+        raise StateError(
+            f"the states are of different models ({', '.join(sorted(pairs)) or 'none'}): merge like with like"
+        )
+    tasks = joined(*(state.tasks for state in states))
+    whole: dict[str, PolicyState] = {}
+    for state in states:
+        for name, policy in renumbered(state, tasks).policies.items():
+            whole[name] = added(name, whole[name], policy) if name in whole else policy
+    return LearnedState(pairs.pop(), whole, tasks)
 
 
 def to_bytes(state: LearnedState) -> bytes:

@@ -42,10 +42,8 @@ class Desk:
         self._begun = False  # before that nothing is learned
         if self._state is not None:
             states, tasks = self._state.load(self.policies.labels.tasks.own)
-            if self.policies.labels.tasks.follow(tasks):
-                self._known = states
-            else:
-                _log.warning("what was learned is not used: its tasks have other numbers here")
+            self.policies.labels.tasks.follow(tasks)  # which begin with its own
+            self._known = states
         traces = settings.traces if host.requests else TraceSettings(TraceLevel.OFF)
         if not host.requests and settings.traces.endpoint is not None:
             raise ConfigError(f"traces: {host.name} does not tell requests apart; leave them out")
@@ -56,9 +54,9 @@ class Desk:
             self.watchers = Watchers(models, settings.journal, settings.metrics_port, traces, max_rows)
             self.watchers.metrics.watch(lambda: reload_families(self.policies.reloads))
         self._next_save = time.monotonic() + settings.state_seconds
-        self._to_save: dict[str, PolicyState] | None = None
+        self._to_save: tuple[dict[str, PolicyState], tuple[str, ...]] | None = None  # and tasks in their order
         self._saved: tuple[Mapping[str, PolicyState], Mapping[str, PolicyState]] | None = None  # given, and returned
-        self._closing = threading.Event()
+        self._closing, self._exchanging = threading.Event(), threading.Lock()
         self._thread = threading.Thread(target=self._run, name="adaptspec-desk", daemon=True)
         self._thread.start()
 
@@ -74,15 +72,13 @@ class Desk:
     def adopt(self, controller: Controller, costs: CostTable) -> None:
         """Take over what the other thread has found."""
         self.policies.adopt(controller, costs)
-        saved, self._saved = self._saved, None
-        if saved is not None:
-            self._add(controller, *saved)
+        self._take(controller)
 
     def due(self, controller: Controller) -> None:
         """Now and then, hand out what was learned to be saved."""
         if self._begun and self._state is not None and self._to_save is None and time.monotonic() >= self._next_save:
             self._next_save = time.monotonic() + self._settings.state_seconds
-            self._to_save = self.policies.learned(controller)
+            self._to_save = self.policies.learned(controller), self.policies.labels.tasks.own
 
     def close(self, controller: Controller) -> None:
         """Save for the last time, and end what is watched. A second call does nothing."""
@@ -90,15 +86,25 @@ class Desk:
             return
         self._closing.set()
         self._thread.join(timeout=_PATIENCE)
-        if self._state is not None and self._begun:
-            self._state.exchange(self.policies.learned(controller), self.policies.labels.tasks.own)
         if self._state is not None:
-            self._state.close()
+            if self._exchanging.acquire(blocking=False):  # for good: nobody exchanges after this
+                if self._begun:
+                    self._take(controller)
+                    self._state.exchange(self.policies.learned(controller), self.policies.labels.tasks.own)
+                self._state.close()
+            else:
+                _log.warning("%s does not answer: what was learned last is not saved", self._state.place)
         if self.watchers is not None:
             self.watchers.close()
 
+    def _take(self, controller: Controller) -> None:
+        """Learn what others have learned, if anything has come back."""
+        saved, self._saved = self._saved, None
+        if saved is not None:
+            self._add(controller, *saved)
+
     def _add(self, controller: Controller, given: Mapping[str, PolicyState], found: Mapping[str, PolicyState]) -> None:
-        """Learn what others have learned: what came back of what was handed out, less that."""
+        """What came back of what was handed out, less that."""
         states: dict[str, PolicyState] = {}
         for name, now in self.policies.learned(controller).items():
             if name in given and name in found and given[name].signature == now.signature:
@@ -122,6 +128,9 @@ class Desk:
         """What the thread does each time."""
         self.policies.look()
         given = self._to_save
-        if given is not None and self._state is not None:
-            self._saved = given, self._state.exchange(given, self.policies.labels.tasks.own)
+        if given is not None and self._state is not None and self._exchanging.acquire(blocking=False):
+            try:
+                self._saved = given[0], self._state.exchange(*given)
+            finally:
+                self._exchanging.release()
             self._to_save = None

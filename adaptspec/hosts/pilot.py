@@ -184,7 +184,7 @@ class Pilot:
         """
         self._number += 1
         if self.detached:
-            return self._stock(ids)
+            return self.stock(ids)
         step: Waiting | None = None
         with self.fence("decide"):
             begun = self._clock()
@@ -197,7 +197,7 @@ class Pilot:
                 self._own.note("decide", self._clock() - begun)
         self._last = step
         if step is None:
-            return self._stock(ids)
+            return self.stock(ids)
         if len(self._steps) >= _MOST_WAITING:
             self._steps.pop(next(iter(self._steps)))
         self._steps[self._number] = step
@@ -255,10 +255,10 @@ class Pilot:
 
     # --- deciding -----------------------------------------------------------------------------------------------
 
-    def _stock(self, ids: Sequence[str]) -> Plan:
+    def stock(self, ids: Sequence[str]) -> Plan:
         """What the host does by itself, but for requests that asked for less, and those that nothing is known of."""
-        deepest = self.host.deepest
-        return Plan(self._number, deepest, {name: self._guests.most(name, deepest) for name in ids})
+        self._number, self._last = self._number + 1, None
+        return Plan(self._number, most := self.host.deepest, {name: self._guests.most(name, most) for name in ids})
 
     def _decided(self, ids: Sequence[str], prefill: int, free_memory: float, *, room: bool) -> Waiting:
         guests, strangers = self._guests, [name for name in ids if name not in self._guests.rows]

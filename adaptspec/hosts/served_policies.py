@@ -84,6 +84,11 @@ class ServedPolicies:
                 if path not in self._bad:
                     _log.warning("%s; the policy that was served before stays", error)
                 self._bad.add(path)
+            except Exception:  # noqa: BLE001 - it may be the machine's fault, and pass
+                self._seen[path] = ()
+                if path not in self._bad:
+                    _log.exception("%s cannot be read, which is tried again; the policy served before stays", path)
+                self._bad.add(path)
             else:
                 self._bad.discard(path)
                 self._waiting.append(spec)

@@ -1,18 +1,18 @@
 """What engines of one fleet have learned, shared through a directory: each writes a file of its own, and reads the
-others'. It works under any orchestrator, on any volume that all of them can write to.
+others'. It works under any orchestrator, on any volume that all of them can write to. What several have learned is what
+one would have of all their traffic: counts add up, those of a task by its name.
 """
 
 from __future__ import annotations
 
 import logging
 import socket
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 
-from adaptspec.control.state import FILE, PolicyState, StateStore, added, read_state
+from adaptspec.control.state import FILE, LearnedState, PolicyState, StateStore, added, joined, read_state, renumbered
 from adaptspec.errors import StateError
 from adaptspec.types import FloatArray
 
@@ -20,19 +20,7 @@ _log = logging.getLogger(__name__)
 _MOST_HERE = 64  # engines of one machine
 _LEAST = 1e-12  # of a count: what is less is none
 _States = dict[str, PolicyState]
-
-
-def merged(states: Iterable[Mapping[str, PolicyState]]) -> _States:
-    """What several engines have learned is what one would have of all their traffic: counts add up.
-
-    Of states that differ in their arms, the first counts.
-    """
-    whole: _States = {}
-    for state in states:
-        for name, own in state.items():
-            with suppress(StateError):
-                whole[name] = added(name, whole[name], own) if name in whole else own
-    return whole
+_Mark = tuple[float, tuple[str, ...]]
 
 
 class SharedState:
@@ -50,30 +38,36 @@ class SharedState:
         self._pair = pair
         self._before: _States = {}  # all that was known after the last exchange
         self._mine: _States = {}  # as it was read: what is not served today may be wanted tomorrow
-        self._others: dict[str, tuple[float, _States]] = {}  # by directory: when it was written, what is left
+        # By directory: when it was written and for which tasks it was read, and what is left of it.
+        self._others: dict[str, tuple[_Mark, _States]] = {}
+        self._said: set[str] = set()  # of whom the log says already that they are not used
 
     @property
     def place(self) -> Path:
         return self._store.folder
 
     def load(self, tasks: Sequence[str]) -> tuple[_States, tuple[str, ...]]:
-        """All that was ever learned here, and names of tasks in its order. Before the first request."""
-        own = self._store.load()
-        known = self._mine = dict(own.policies) if own is not None else {}
-        names = tuple(tasks) if own is None else own.tasks
-        self._read_others(names)
-        self._before = merged([known, *(state for _, state in self._others.values())])
+        """All that was ever learned here, and names of tasks in its order, `tasks` first. Before the first request."""
+        own = self._store.load() or LearnedState(self._pair)
+        news = self._news(())
+        names = joined(tasks, own.tasks, *(state.tasks for _, state in news.values()))
+        self._mine = dict(renumbered(own, names).policies)
+        self._take(news, names)
+        self._before = self._with_others(self._mine)
         return self._before, names
 
     def exchange(self, now: Mapping[str, PolicyState], tasks: Sequence[str]) -> _States:
-        """Write what is one's own of what is known `now`, read what others have learned since; what is known then."""
+        """Write what is one's own of what is known `now`, read what others have learned since; what is known then.
+
+        `tasks` begin with those of the last time.
+        """
         left = {place: (mark, self._faded(state, now)) for place, (mark, state) in self._others.items()}
         own = {name: self._own(name, state, [one for _, one in left.values()]) for name, state in now.items()}
         own = {**self._mine, **own}
         self._others = left
         self._store.save(own, tuple(tasks))
-        self._read_others(tasks)
-        self._before = merged([own, *(state for _, state in self._others.values())])
+        self._take(self._news(tasks), tasks)
+        self._before = self._with_others(own)
         return self._before
 
     def close(self) -> None:
@@ -97,22 +91,47 @@ class SharedState:
                 arrays = {key: values - other[name].arrays[key] for key, values in arrays.items()}
         return PolicyState(now.signature, arrays)
 
-    def _read_others(self, tasks: Sequence[str]) -> None:
-        """Files that have changed take the place of what was read before; who has gone is remembered."""
+    def _news(self, tasks: Sequence[str]) -> dict[str, tuple[float, LearnedState]]:
+        """What others have written since it was read, or may say more than it did now that there are more tasks."""
+        news = {}
         for file in sorted(self._folder.glob(f"*/{FILE}")):
             place = file.parent.name
             if file.parent == self._store.folder:
                 continue
             try:
-                mark = file.stat().st_mtime
-                if place in self._others and self._others[place][0] == mark:
+                written = file.stat().st_mtime
+                if place in self._others and self._others[place][0] == (written, tuple(tasks)):
                     continue
                 state = read_state(file)
+                if state.pair != self._pair:
+                    raise StateError(f"it was learned with other models ({state.pair}, not {self._pair})")
             except (OSError, StateError) as error:
-                _log.warning("what %s has learned is not used: %s", place, error)
+                self._say(place, f"what {place} has learned is not used: {error}")
                 continue
-            if state.pair == self._pair and tuple(state.tasks) == tuple(tasks)[: len(state.tasks)]:
-                self._others[place] = mark, dict(state.policies)
+            self._said.discard(place)
+            news[place] = written, state
+        return news
+
+    def _take(self, news: Mapping[str, tuple[float, LearnedState]], tasks: Sequence[str]) -> None:
+        """It takes the place of what was read before; who has gone is remembered."""
+        for place, (written, state) in news.items():
+            self._others[place] = (written, tuple(tasks)), dict(renumbered(state, tasks).policies)
+
+    def _with_others(self, own: Mapping[str, PolicyState]) -> _States:
+        """Of states that differ in their arms, the first counts."""
+        whole = dict(own)
+        for place, (_, state) in self._others.items():
+            for name, one in state.items():
+                try:
+                    whole[name] = added(name, whole[name], one) if name in whole else one
+                except StateError as error:
+                    self._say(f"{place} {name}", f"what {place} has learned of it is not used: {error}")
+        return whole
+
+    def _say(self, what: str, text: str) -> None:
+        if what not in self._said:
+            _log.warning("%s", text)
+            self._said.add(what)
 
 
 def _first_free(folder: Path, pair: str) -> StateStore:

@@ -15,6 +15,9 @@ from adaptspec.cli import main
         (["lookahead", "--for", "vllm"], 1, "drafts with lookahead, which vLLM does not have here"),
         (["goodput-ngram", "--for", "vllm", "--method", "ngram"], 0, "spec.verification"),
         (["off", "--for", "vllm"], 0, ""),
+        (["goodput", "--for", "vllm", "--method", "suffix"], 1, "drafters of the method suffix"),
+        (["goodput", "--for", "vllm", "--method", "custom_class"], 1, "drafters of the method custom_class"),
+        (["goodput", "--for", "vllm", "--method", "eagle3"], 0, "spec.verification"),
     ],
 )
 def test_notes_are_printed(arguments: list[str], status: int, said: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -28,3 +31,30 @@ def test_notes_are_printed(arguments: list[str], status: int, said: str, capsys:
 def test_a_policy_that_is_none(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["host", "check", "nothing", "--for", "vllm"]) == 2
     assert "there is no policy" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--draft", "d", "--method", "suffix"], "drafters of the method suffix"),
+        (["--draft", "d", "--method", "custom_class"], "drafters of the method custom_class"),
+        (["--draft", "d", "--method", "eagle3", "--skip-draft"], "skip-draft is for draft models and MTP"),
+        (["--method", "eagle3"], "name it with --draft"),
+        ([], "name it with --draft"),
+    ],
+)
+def test_no_line_is_printed_that_vllm_would_not_start_by(
+    arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What the scheduler refuses at the start is refused here by the same rules."""
+    assert main(["host", "vllm", "--policy", "goodput", "--model", "m", *arguments]) == 2
+    printed = capsys.readouterr()
+    assert said in printed.err
+    assert not printed.out
+
+
+@pytest.mark.parametrize("arguments", [["--draft", "d"], ["--method", "mtp", "--skip-draft"], ["--method", "ngram"]])
+def test_what_can_start_is_printed(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    policy = "goodput-ngram" if "ngram" in arguments else "goodput"
+    assert main(["host", "vllm", "--policy", policy, "--model", "m", *arguments]) == 0
+    assert "num_speculative_tokens_per_batch_size" in capsys.readouterr().out

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from adaptspec.cli import main
-from adaptspec.commands.state_command import merged
-from adaptspec.control.state import FILE, LearnedState, PolicyState, StateStore, from_bytes, read_state, to_bytes
-from adaptspec.errors import StateError
+from adaptspec.control.state import FILE, LearnedState, PolicyState, StateStore, read_state, to_bytes
 
 
 def replica(folder: Path, value: float, pair: str = "pair") -> Path:
@@ -52,43 +49,3 @@ def test_errors_name_the_file_and_what_is_wrong(tmp_path: Path, capsys: pytest.C
     ]:
         assert main(["state", *arguments]) == 2
         assert hint in capsys.readouterr().err
-
-
-def example() -> LearnedState:
-    return LearnedState("pair", {"p": PolicyState("s", {"n": np.array([[1.5, 2.0], [0.0, 1e-9]])})})
-
-
-def test_states_of_replicas_add() -> None:
-    """Counts add; a policy only one replica served is kept; order does not matter."""
-    one, two = example(), LearnedState("pair", {**example().policies, "q": PolicyState("t", {"m": np.ones(3)})})
-    whole = merged([one, two])
-    assert to_bytes(whole) == to_bytes(merged([two, one]))
-    assert whole.policies["p"].arrays["n"].tolist() == [[3.0, 4.0], [0.0, 2e-9]]
-    assert whole.policies["q"].arrays["m"].sum() == 3.0
-    assert example().policies["p"].arrays["n"][0, 0] == one.policies["p"].arrays["n"][0, 0]
-
-
-@pytest.mark.parametrize(
-    "other",
-    [
-        LearnedState("other pair", example().policies),
-        LearnedState("pair", {"p": PolicyState("other arms", example().policies["p"].arrays)}),
-        LearnedState("pair", {"p": PolicyState("s", {"n": np.ones(4)})}),
-        LearnedState("pair", {"p": PolicyState("s", {"m": np.ones((2, 2))})}),
-    ],
-)
-def test_states_that_do_not_belong_together_are_not_added(other: LearnedState) -> None:
-    """Sums of different things are nothing."""
-    with pytest.raises(StateError, match=r"different models|other arms"):
-        merged([example(), other])
-    with pytest.raises(StateError, match="none"):
-        merged([])
-
-
-def test_replicas_that_met_tasks_in_other_orders_are_not_added() -> None:
-    """Counts of tasks go by number: a replica that met more of them may be added, one that met others may not."""
-    fewer, more, others = (replace(example(), tasks=tasks) for tasks in (("a",), ("a", "b"), ("b",)))
-    assert merged([fewer, more]).tasks == ("a", "b")
-    assert from_bytes(to_bytes(more)).tasks == ("a", "b")
-    with pytest.raises(StateError, match="different orders"):
-        merged([more, others])

@@ -247,7 +247,11 @@ def test_more_requests_than_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     assert plan.depths == {"a": 0, "b": 3, "c": 0}
     monkeypatch.setattr(Controller, "decide", raising(1))
     plan = pilot.decide(list("abc"))
-    assert (plan.depth, plan.depths) == (VLLM.deepest, {"a": 0, "b": VLLM.deepest, "c": 0})
+    stock = VLLM.deepest, {"a": 0, "b": VLLM.deepest, "c": 0}
+    assert (plan.depth, plan.depths) == stock
+    other = pilot.stock(list("abc"))  # where it cannot even be asked
+    assert (other.depth, other.depths) == stock
+    assert other.number != plan.number
     pilot.close()
 
 

@@ -37,6 +37,33 @@ def test_garbage_in_the_policy_file(tmp_path: Path, caplog: pytest.LogCaptureFix
     world.pilot.close()
 
 
+def test_a_file_that_could_not_be_read_is_read_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whatever went wrong, as the log says it once; and others are read meanwhile."""
+    paths = [tmp_path / "mine.yaml", tmp_path / "yours.yaml"]
+    for path in paths:
+        path.write_text((STATIC % 3).replace("mine", path.stem))
+    policies = ServedPolicies(tuple(map(str, paths)), VLLM, 4)
+    for path in paths:
+        path.write_text((STATIC % 1).replace("mine", path.stem))
+    with monkeypatch.context() as broken:
+        real = ServedPolicies._read
+
+        def read(self: ServedPolicies, path: Path) -> object:
+            if path == paths[0]:
+                raise MemoryError
+            return real(self, path)
+
+        broken.setattr(ServedPolicies, "_read", read)
+        for _ in range(3):
+            policies.look()
+    assert [spec.name for spec in policies._waiting] == ["yours"]
+    assert len(caplog.records) == 1
+    policies.look()
+    assert [spec.name for spec in policies._waiting] == ["yours", "mine"]
+
+
 def test_a_new_text_keeps_what_was_learned(tmp_path: Path) -> None:
     """Where its arms are the same: another guard changes no count."""
     path = tmp_path / "mine.yaml"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -10,12 +11,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from adaptspec.control.state import FILE, PolicyState
+from adaptspec.control.state import FILE, PolicyState, read_state
+from adaptspec.control.tasks import MOST_OWN, TASKS
 from adaptspec.errors import StateError
+from adaptspec.hosts import desk
 from adaptspec.hosts.pilot import Pilot
 from adaptspec.hosts.settings import PilotSettings
-from adaptspec.hosts.shared_state import SharedState, merged
-from tests.hosts.world import USUAL, VLLM, World, serve
+from adaptspec.hosts.shared_state import SharedState
+from adaptspec.request import SpeculationParams
+from tests.hosts.world import USUAL, VLLM, Guest, World, serve, texts
 
 
 def states(*values: float, signature: str = "s") -> dict[str, PolicyState]:
@@ -74,10 +78,66 @@ def test_nothing_is_ever_counted_twice(
     two.close()
 
 
-def test_the_merged_states_of_two_are_that_of_one(tmp_path: Path) -> None:
-    """Two policies' counts from two engines, added, are those of an engine that had both their traffic."""
-    assert values(merged([states(1.0, 2.0), states(3.0, 0.5)])) == [4.0, 2.5]
-    assert values(merged([states(1.0, 2.0), states(3.0, 0.5, signature="other arms")])) == [1.0, 2.0]
+FIRST, SIZE = 1 + len(TASKS), 1 + len(TASKS) + MOST_OWN
+
+
+def by_task(*counts: float) -> dict[str, PolicyState]:
+    """What was counted of users' own tasks, by their numbers."""
+    sums = np.zeros((SIZE, 1))
+    sums[FIRST : FIRST + len(counts), 0] = counts
+    return {"p": PolicyState("s", {"sums.task": sums})}
+
+
+def own(known: Mapping[str, PolicyState]) -> list[float]:
+    """The counts of the first three of them."""
+    found: list[float] = known["p"].arrays["sums.task"][FIRST : FIRST + 3, 0].tolist()
+    return found
+
+
+def test_engines_that_met_tasks_in_other_orders_share_them(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """By name, each in its own order: what only one has met the other knows of when it meets it, and not before."""
+    one, two = engine(tmp_path), engine(tmp_path)
+    first, second = by_task(3.0, 5.0), by_task(1.0, 2.0, 4.0)
+    for _ in range(3):
+        first, second = one.exchange(first, ("a", "b")), two.exchange(second, ("b", "c", "a"))
+    assert own(first) == [7.0, 6.0, 0.0]
+    assert own(second) == [6.0, 2.0, 7.0]
+    first = one.exchange(first, ("a", "b", "c"))
+    assert own(first) == own(one.exchange(first, ("a", "b", "c"))) == [7.0, 6.0, 2.0]
+    assert own(two.exchange(second, ("b", "c", "a"))) == [6.0, 2.0, 7.0]
+    assert not caplog.records
+    one.close()
+    two.close()
+
+
+def test_after_a_restart_tasks_that_the_policies_name_come_first(tmp_path: Path) -> None:
+    """Then what this engine had met, and then what others have: no count is lost for a number that has changed."""
+    one, two = engine(tmp_path), engine(tmp_path)
+    one.exchange(by_task(3.0, 5.0), ("a", "b"))
+    two.exchange(by_task(1.0), ("c",))
+    one.close()
+    again = SharedState(tmp_path, "pair")
+    known, names = again.load(("b",))
+    assert names == ("b", "a", "c")
+    assert own(known) == [5.0, 3.0, 1.0]
+    assert own(again.exchange(known, names)) == [5.0, 3.0, 1.0]
+    again.close()
+    two.close()
+
+
+def test_what_cannot_be_shared_is_said_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """By each engine of each other, however often it looks: other arms, and what is damaged."""
+    one, two = engine(tmp_path), engine(tmp_path)
+    known = states(1.0, 2.0)
+    for number in range(3):
+        two.exchange(states(5.0, float(number), signature="other arms"), ())
+        (tmp_path / "broken").mkdir(exist_ok=True)
+        (tmp_path / "broken" / FILE).write_text("{" * number)
+        known = one.exchange(known, ())
+    assert values(known) == [1.0, 2.0]
+    assert sorted("other arms" in record.message for record in caplog.records) == [False, False, True, True]
+    one.close()
+    two.close()
 
 
 def test_another_policy_of_the_same_shapes_takes_nothing_away(tmp_path: Path) -> None:
@@ -136,3 +196,76 @@ def test_a_pilot_goes_on_where_others_stopped(tmp_path: Path) -> None:
     alone = fresh.pilot._controller.policies["goodput"].learned()["acceptance"][0, 0, 0]
     fresh.pilot.close()
     assert counts[1] > alone + 1.0
+
+
+def test_pilots_share_tasks_that_clients_named_in_other_orders(tmp_path: Path) -> None:
+    """Each knows of a task of the other's by its name, and all that was counted of it is there when both have gone."""
+    pilots = [piloted(tmp_path, seed) for seed in range(2)]
+    for world, names in zip(pilots, (("ours", "yours"), ("yours", "ours")), strict=True):
+        for number, name in enumerate(names):
+            rate = 0.9 if name == "ours" else 0.1
+            world.admit(Guest(str(number), texts([rate], 400, number)[0], SpeculationParams(task=name)))
+        while world.running:
+            world.step()
+        assert world.pilot is not None
+        world.pilot._desk.work()
+        world.pilot.close()
+        assert not world.pilot.errors
+    late = piloted(tmp_path, 3)
+    assert late.pilot is not None
+    labels, known = late.pilot._desk.policies.labels.tasks, late.pilot._desk._known["goodput"].arrays["acceptance"]
+    assert labels.own == ("ours", "yours")
+    kept = [1.0 - rejected / reached for reached, rejected in known[1 + FIRST : 3 + FIRST, :, 0]]
+    assert kept[0] > 0.6
+    assert kept[1] < 0.4
+    files = [read_state(path).policies["goodput"].arrays["acceptance"] for path in tmp_path.glob(f"*/{FILE}")]
+    assert known[0].sum() == pytest.approx(sum(counts[0].sum() for counts in files))
+    assert known[1 + FIRST : 3 + FIRST].sum() == pytest.approx(sum(counts[1 + FIRST :].sum() for counts in files))
+    late.pilot.close()
+
+
+def learning(folder: Path, seed: int) -> Pilot:
+    """A pilot with a first state to be saved."""
+    world = piloted(folder, seed)
+    serve(world, (0.75,), 4, 200)
+    assert world.pilot is not None
+    assert world.pilot._desk._to_save is not None
+    return world.pilot
+
+
+def test_what_others_have_told_last_is_not_taken_from_ones_own(tmp_path: Path) -> None:
+    """At the end an answer may be there that nobody has looked at yet: what it says is known, and others'."""
+    one, two = learning(tmp_path, 0), learning(tmp_path, 1)
+    two._desk.work()
+    two.close()
+    alone = one._controller.policies["goodput"].learned()["acceptance"][0].sum()
+    one._desk.work()
+    place = one._desk._state.place  # type: ignore[union-attr]
+    one.close()
+    kept = read_state(place / FILE).policies["goodput"].arrays["acceptance"][0].sum()
+    assert kept == pytest.approx(alone, rel=0.02)  # what has faded since is put down to all alike
+
+
+def test_an_end_while_a_folder_does_not_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Two threads never exchange at once: where one still waits, the other leaves it at that, and says so."""
+    pilot = learning(tmp_path, 0)
+    begun, answered, calls = threading.Event(), threading.Event(), [0]
+
+    def exchange(self: SharedState, now: Mapping[str, PolicyState], tasks: object) -> Mapping[str, PolicyState]:
+        calls[0] += 1
+        begun.set()
+        answered.wait(30)
+        return now
+
+    monkeypatch.setattr(SharedState, "exchange", exchange)
+    monkeypatch.setattr(desk, "_PATIENCE", 0.0)
+    thread = threading.Thread(target=pilot._desk.work)
+    thread.start()
+    begun.wait(30)
+    pilot.close()
+    answered.set()
+    thread.join()
+    assert calls == [1]
+    assert "does not answer" in caplog.text

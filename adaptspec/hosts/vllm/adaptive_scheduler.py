@@ -77,6 +77,9 @@ class _Adaptive(Scheduler):  # type: ignore[misc]  # vLLM is not there where typ
         plan = None
         with self._pilot.fence("schedule"):
             plan = self._planned(scheduler_output)
+        if plan is None:
+            with self._pilot.fence("stock"):  # who opted out still has no drafts
+                plan = self._pilot.stock([*scheduler_output.num_scheduled_tokens])
         self._plan = plan
         if plan is not None:
             scheduler_output.num_spec_tokens_to_schedule = plan.depth

@@ -7,7 +7,7 @@ from typing import Any
 from adaptspec.errors import ConfigError
 from adaptspec.hosts.engine_contract import Contract, broken, strange_version
 
-VERSIONS = ("0.32", "0.33")  # 0.32 was run, of 0.33 the schedulers
+VERSIONS = ("0.29", "0.32", "0.33")  # 0.29 (which Ray asks for) and 0.32 were run, of 0.33 the schedulers
 SKIPPED = "adaptspec_skip_draft"  # set on a `SchedulerOutput`: the draft need not run in this step
 EXTENSION = "adaptspec.hosts.vllm.skip_draft.SkipDraft"  # as workers are told it
 
@@ -20,7 +20,7 @@ SCHEDULING: Contract = {
     f"{_SCHEDULER}.schedule": ("self ...", "_update_after_schedule dynamic_sd_lookup spec_token_ids"),
     f"{_SCHEDULER}.__init__": (
         "self vllm_config ...",
-        "requests num_spec_tokens dynamic_sd_lookup kv_cache_manager",
+        "requests num_spec_tokens dynamic_sd_lookup kv_cache_manager scheduler_config",
     ),
     f"{_SCHEDULER}._update_after_schedule": (
         "self scheduler_output ...",
@@ -55,9 +55,17 @@ SCHEDULING: Contract = {
     "vllm.v1.outputs:DraftTokenIds": ("", "req_ids draft_token_ids"),
     "vllm.config.speculative:SpeculativeConfig": (
         "",
-        "method num_speculative_tokens num_speculative_tokens_per_batch_size enable_adaptive_verification "
+        "method model num_speculative_tokens num_speculative_tokens_per_batch_size enable_adaptive_verification "
         "parallel_drafting draft_model_config",
     ),
+    "vllm.config.vllm:VllmConfig": (
+        "",
+        "model_config cache_config parallel_config scheduler_config speculative_config additional_config",
+    ),
+    "vllm.config.vllm:VllmConfig.use_v2_model_runner": ("self", ""),
+    "vllm.config.model:ModelConfig": ("", "model max_model_len"),
+    "vllm.config.cache:CacheConfig": ("", "enable_prefix_caching"),
+    "vllm.v1.core.kv_cache_manager:KVCacheManager.usage": ("self", ""),
     "vllm.config.scheduler:SchedulerConfig": ("", "max_num_seqs async_scheduling"),
     "vllm.config.parallel:ParallelConfig": ("", "data_parallel_size pipeline_parallel_size worker_extension_cls"),
     "vllm.sampling_params:SamplingParams": ("", "extra_args temperature"),
@@ -89,6 +97,33 @@ def check_names(contract: Contract = SCHEDULING) -> None:
 
 # Whose drafters obey the depth of a step in 0.32: of others some assert that it is the one they were started with.
 METHODS = ("draft_model", "eagle", "eagle3", "mtp", "ngram")
+_WITH_MODEL = ("draft_model", "eagle", "eagle3")  # of their own; MTP is a part of the target
+_SKIPPABLE = ("draft_model", "mtp")
+
+
+def check_method(method: str, *, parallel: bool = False) -> None:
+    """Raises ConfigError for a drafter that does not go by the depth of each step; `parallel`: all tokens at once."""
+    if method not in METHODS or parallel:
+        raise ConfigError(
+            f"drafters of the method {method} draft as deep as they like, or stop vLLM at any depth but "
+            f"their own; these ask for it each step, if not in parallel: {', '.join(METHODS)}"
+        )
+
+
+def check_start(method: str, draft: str | None, *, skip: bool) -> None:
+    """Raises ConfigError for what vLLM or its scheduler would refuse at the start; `skip`: of the draft, at depth 0."""
+    check_method(method)
+    if draft is None and method in _WITH_MODEL:
+        raise ConfigError(f"the method {method} drafts with a model of its own: name it with --draft")
+    if skip:
+        _check_skippable(method)
+
+
+def _check_skippable(method: str, *, v2: bool = False) -> None:
+    if method not in _SKIPPABLE or v2:
+        raise ConfigError(
+            "skip-draft is for draft models and MTP on vLLM's V1 runner: it was tried with no other. Leave it out"
+        )
 
 
 def check_config(config: Any) -> None:
@@ -108,22 +143,15 @@ def check_config(config: Any) -> None:
             "with pipeline parallelism steps of several batches take turns, and what a step took is no one's: leave "
             "--pipeline-parallel-size out"
         )
-    if speculative.method not in METHODS or speculative.parallel_drafting:
-        raise ConfigError(
-            f"drafters of the method {speculative.method} draft as deep as they like, or stop vLLM at any depth but "
-            f"their own; these ask for it each step, if not in parallel: {', '.join(METHODS)}"
-        )
+    check_method(speculative.method, parallel=speculative.parallel_drafting)
     if speculative.enable_adaptive_verification:
         raise ConfigError("enable_adaptive_verification cuts drafts as well: leave it out, policies do that here")
 
 
 def check_skipping(config: Any) -> None:
     """Raises ConfigError where skipping the draft at depth 0 would not be sound, or would not happen."""
-    method, skip = config.speculative_config.method, "skip-draft"
-    if method not in ("draft_model", "mtp") or config.use_v2_model_runner:
-        raise ConfigError(
-            f"{skip} is for draft models and MTP on vLLM's V1 runner: it was tried with no other. Leave it out"
-        )
+    skip = "skip-draft"
+    _check_skippable(config.speculative_config.method, v2=config.use_v2_model_runner)
     if config.cache_config.enable_prefix_caching:
         raise ConfigError(
             f"{skip} leaves holes in the draft's cache, which prefix caching would hand on to other requests: add "

@@ -15,7 +15,7 @@ from adaptspec.errors import ConfigError
 from adaptspec.hosts.served_policies import ServedPolicies
 from adaptspec.hosts.settings import PilotSettings
 from adaptspec.hosts.vllm import SCHEDULER
-from adaptspec.hosts.vllm.contract import EXTENSION
+from adaptspec.hosts.vllm.contract import EXTENSION, check_start
 
 # As `vllm serve`, which finds its version under the name `vllm` alone, and builds of another name do not start.
 _START = ("python", "-m", "vllm.entrypoints.openai.api_server", "--model")
@@ -27,8 +27,9 @@ def serve_line(
     """The words of the command, and what of the policies does not hold there, a line each.
 
     `draft` None: the method needs no model of its own. `more` are vLLM's own flags, which come last.
-    Raises ConfigError: a policy cannot be used inside vLLM, or `max_num_seqs` is too few for all depths.
+    Raises ConfigError: a policy or a method cannot be used inside vLLM, or `max_num_seqs` is too few for all depths.
     """
+    check_start(method, draft, skip=settings.skip_draft)
     host = replace(VLLM, drafters=drafters_of(method))
     policies = ServedPolicies(settings.policy, host, max_num_seqs)
     depths = _depths(policies, host, max_num_seqs)

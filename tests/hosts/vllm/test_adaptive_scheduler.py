@@ -25,6 +25,15 @@ def test_no_row_verifies_drafts_that_nobody_drew(scripted: dict[str, Any], run: 
     assert told["preempted"] > 0
 
 
+@pytest.mark.parametrize("run", ["policy async", "policy sync", "blind async", "blind sync"])
+def test_who_opts_out_has_no_drafts(scripted: dict[str, Any], run: str) -> None:
+    """Also where nothing can be decided, and when AdaptSpec has let go of that: the others draft as vLLM does."""
+    told = scripted[run]
+    assert told["unwanted"] == told["undrawn"] == told["leaked"] == told["left"] == 0
+    assert told["verified"] > 1000
+    assert (told["errors"] >= 1000) == told.get("detached", False) == run.startswith("blind")
+
+
 def test_a_depth_that_is_set_too_late_is_seen(scripted: dict[str, Any]) -> None:
     """What makes the test above one that can fail."""
     assert scripted["late"]["undrawn"] > 50

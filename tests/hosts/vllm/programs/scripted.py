@@ -57,6 +57,11 @@ def make(kind: Any, *, asynchronous: bool) -> Any:
     )
 
 
+def opted_out(id_: str) -> bool:
+    """Of the requests that come, every fourth."""
+    return int(id_[1:]) % 4 == 0
+
+
 class Worker:
     """Draws drafts at the end of a step, as deep as it is told, and can verify no others in the next."""
 
@@ -73,6 +78,7 @@ class Worker:
             self.seen["verified"] += len(tokens)
             self.seen["padded"] += len(tokens) if id_ not in self.drawn else 0
             self.seen["undrawn"] += len(tokens) > self.drawn.get(id_, 0)
+            self.seen["unwanted"] += len(tokens) if opted_out(id_) else 0
             chunk = self.chunks.pop((id(step), id_))
             sampled.append([] if chunk else [7] * (1 + self.chance.randint(0, len(tokens))))
         self.drawn = dict.fromkeys(ids, step.num_spec_tokens_to_schedule)
@@ -107,7 +113,9 @@ def drive(scheduler: Any, steps: int, seed: int, *, asynchronous: bool) -> dict[
     for at in range(10 * steps):
         if at < steps and chance.random() < 0.15 and len(scheduler.requests) < 2 * ROWS:
             came += 1
-            params = SamplingParams(max_tokens=chance.randint(1, 120), ignore_eos=True, temperature=0)
+            extra = {"adaptspec_max_depth": 0} if opted_out(f"r{came}") else None
+            most = chance.randint(1, 120)
+            params = SamplingParams(max_tokens=most, ignore_eos=True, temperature=0, extra_args=extra)
             scheduler.add_request(Request(f"r{came}", [7] * chance.randint(1, 100), params, None))
         if chance.random() < 0.02 and scheduler.requests:
             scheduler.finish_requests(chance.choice([*scheduler.requests]), RequestStatus.FINISHED_ABORTED)
@@ -136,6 +144,16 @@ class Late(AsyncScheduler):
         return step
 
 
+def blind(scheduler: Any) -> None:
+    """From now on nothing can be decided: how full the cache is cannot be read, which vLLM itself wants for its log."""
+
+    def usage(_: Any) -> float:
+        raise RuntimeError("it has another name")
+
+    scheduler.log_stats, kind = False, type(scheduler.kv_cache_manager)
+    scheduler.kv_cache_manager.__class__ = type("Blind", (kind,), {"usage": property(usage)})
+
+
 def main(steps: int) -> None:
     """Prints one JSON object: what happened in each kind of run."""
     told = {"late": drive(make(Late, asynchronous=True), steps // 100, 0, asynchronous=True)}
@@ -151,6 +169,11 @@ def main(steps: int) -> None:
         }
         scheduler._pilot = own
         told[f"policy {name}"] = drive(scheduler, steps // 10, 1, asynchronous=asynchronous) | {"errors": own.errors}
+        blind(scheduler)
+        told[f"blind {name}"] = drive(scheduler, steps // 10, 2, asynchronous=asynchronous) | {
+            "errors": own.errors,
+            "detached": own.detached,
+        }
         scheduler.shutdown()
     print(json.dumps(told))
 
