@@ -71,6 +71,7 @@ class _Notes:
     said: bytearray = field(default_factory=bytearray)
     tried: int = 0  # drafted tokens up to the first that was rejected, of all rounds
     accepted: int = 0
+    mixed: bool = False  # drafted for by several weights, or from what others have cached: it judges none of them
 
     @property
     def size(self) -> int:
@@ -181,9 +182,10 @@ class DraftLearner:
 
     def _add(self, notes: _Notes) -> None:
         """A request has ended: learn from it, or judge by it."""
-        kind = notes.sequence.policy, notes.sequence.request.speculation.task
-        self._served.append((kind, notes.accepted / notes.tried))
-        self._judge_trial()
+        if not notes.mixed:
+            kind = notes.sequence.policy, notes.sequence.request.speculation.task
+            self._served.append((kind, notes.accepted / notes.tried))
+            self._judge_trial()
         lesson = notes.lesson()
         if lesson.tokens.max() >= self._student.vocab_size:  # a draft may have fewer tokens than its target
             return
@@ -254,15 +256,21 @@ class DraftLearner:
     def _swap(self) -> None:
         """Serve by what was learned."""
         tensors = self._student.copied()
-        former = self._runner.adopt(self._student.served(tensors))
-        self._trial = _Trial(list(self._served), former, tensors)
+        before = list(self._served)
+        self._trial = _Trial(before, self._adopt(self._student.served(tensors)), tensors)
+
+    def _adopt(self, weights: DecoderWeights) -> DecoderWeights:
+        """Draft by these from now on; the former ones."""
         self._served.clear()
+        for notes in self._open.values():
+            notes.mixed = True
+        return self._runner.adopt(weights)
 
     def _judge_trial(self) -> None:
         """Once as many requests have been served by the new weights as are remembered of the former ones.
 
         Requests that run when an update is undone keep what it has cached of them: reading that again would cost more
-        drafts than it mends, and texts do not depend on it.
+        drafts than it mends, and texts do not depend on it. They judge no weights, the next trial's either.
         """
         trial = self._trial
         if trial is None or len(self._served) < len(trial.before):
@@ -271,8 +279,7 @@ class DraftLearner:
         told = f"{rates[0]:.3f} of its tried tokens were accepted before, {rates[1]:.3f} since"
         self._trial = None
         if fell(trial.before, list(self._served)):
-            self._runner.adopt(trial.former)
-            self._served.clear()
+            self._adopt(trial.former)
             self._ended("undone", told)
         else:
             self._student.kept = trial.tensors

@@ -248,6 +248,28 @@ def test_no_update_is_kept_without_a_trial(monkeypatch: pytest.MonkeyPatch) -> N
     assert (draft.weights, learner.stats.undone, learner.stats.kept) == ("first weights", 2, 0)
 
 
+def test_requests_that_bad_weights_drafted_for_judge_no_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that run when an update is undone: with them as its 'before' a worse one could pass for as good. They are
+    learned from all the same."""
+    monkeypatch.setattr(draft_learner, "FRESH", 20)
+    core, learner, draft = learning(Pupil())
+    ask(core, 38)
+    work(learner)
+    good, draft._table = draft._table, TableRunner(seed=7)._table
+    adopt, running = draft.adopt, list[str]()
+
+    def undone(weights: Any) -> Any:
+        draft._table = good
+        running.extend(notes.sequence.request.id for notes in learner._open.values())
+        return adopt(weights)
+
+    monkeypatch.setattr(draft, "adopt", undone)
+    ask(core, 60, first=38)
+    assert (draft.weights, learner.stats.undone, learner._seen) == ("first weights", 1, 98)
+    assert running
+    assert len(learner._served) == 60 - 38 - len(running)
+
+
 def test_what_is_accepted_as_often_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(draft_learner, "FRESH", 20)
     pupil = Pupil()
@@ -279,7 +301,7 @@ def test_memory_is_bounded_at_any_moment(
 
     class Watch(Notes):
         def emit(self, record: Any) -> None:
-            held = sum(one.size for one in (*learner._lessons, *learner._open.values()))
+            held = sum(one.size for one in learner._lessons) + sum(one.size for one in learner._open.values())
             seen.append((held + sum(tokens.nbytes for tokens, _ in learner._held_out), learner.stats.size))
             seen.append((sum(len(one.places) for one in learner._lessons), learner.stats.rejections))
 
