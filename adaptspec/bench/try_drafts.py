@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import statistics
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -33,6 +34,7 @@ from adaptspec.types import RoundRecord
 _DEPTHS, _MODEL_FREE_DEPTHS = (1, 3, 7), (4,)
 _NOBODY = -2
 _ADAPTIVE = ("goodput", "goodput-ngram", "goodput-counts")
+_CHAINS, _TREES = "goodput", "goodput-trees"
 # Rounds of a kind that tell what such rounds take, and of a draft's first step what each further one takes at least.
 _OFTEN, _LEAST_STEP = 8, 0.05
 
@@ -40,7 +42,8 @@ _OFTEN, _LEAST_STEP = 8, 0.05
 @dataclass(frozen=True)
 class Tried:
     """A draft that was tried (None: none), what it met, and what rounds take with it; `deciding` is what those of
-    adaptive policies take beyond that, by their drafters. `parameters` are those of the target.
+    adaptive policies take beyond that, by their drafters. `parameters` are those of the target. `branching` says by
+    task how many times as fast drafts that branch were as chains, in the one turn that both had.
     """
 
     draft: str | None
@@ -48,15 +51,16 @@ class Tried:
     costs: MachineCosts
     deciding: Mapping[tuple[str, ...], float]
     parameters: int
+    branching: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass
 class _Trial:
-    """One engine's answers: their rounds, and the seconds of all of it."""
+    """One engine's answers: their rounds, and the seconds of all of it by task."""
 
     engine: OwnEngine
     rounds: list[RoundRecord] = field(default_factory=list)
-    seconds: float = 0.0
+    seconds: dict[str, float] = field(default_factory=lambda: defaultdict(float))
 
     @property
     def decoding(self) -> list[RoundRecord]:
@@ -66,7 +70,7 @@ class _Trial:
     def beside(self) -> float:
         """Seconds of a round beside its passes. A mean: what is seldom done takes long."""
         passes = sum(record.draft_seconds + record.verify_seconds for record in self.rounds)
-        return max(0.0, self.seconds - passes) / max(1, len(self.decoding))
+        return max(0.0, sum(self.seconds.values()) - passes) / max(1, len(self.decoding))
 
 
 def try_draft(
@@ -86,6 +90,8 @@ def try_draft(
     # This thread's own time, of which nothing else on the machine takes any; a device's is nobody's thread.
     clock = time.thread_time if built.target.device.type == "cpu" else time.perf_counter
     trials = [_Trial(engine) for engine in _engines(built, alone, notes, clock)]
+    by_name = {trial.engine.name: trial for trial in trials}
+    chained = [trial for trial in trials if trial.engine.name != _TREES]
     names = [drafter.name for drafter in built.drafters]
     own = names.index(DRAFTER) if DRAFTER in names else _NOBODY
     # Whatever runs a model is asked in rounds; what others find in a text, the text tells.
@@ -101,9 +107,9 @@ def try_draft(
             for trial in trials:
                 began = clock()
                 runs.append(trial.engine.run(ids, tokens))
-                trial.seconds += clock() - began
+                trial.seconds[task] += clock() - began
                 trial.rounds += notes.rounds
-                rounds += notes.rounds
+                rounds += notes.rounds if trial in chained else []
                 notes.rounds.clear()
             tick()
             text = runs[0].tokens
@@ -119,13 +125,15 @@ def try_draft(
             free_of.append(recorded(name, *begun, views, task))
     if not requests:
         raise ConfigError("the model ends every answer at once; give prompts that it answers (--prompts FILE)")
-    plain, adaptive = trials[0], zip(_adaptive(built), trials[-len(_adaptive(built)) :], strict=True)
-    deciding = {tuple(spec.drafters): max(0.0, trial.beside - plain.beside) for spec, trial in adaptive}
-    costs = _costs([record for trial in trials for record in trial.decoding], names, plain.beside)
+    plain, adaptive = trials[0], [spec for spec in _adaptive(built) if spec.name != _TREES]
+    deciding = {tuple(spec.drafters): max(0.0, by_name[spec.name].beside - plain.beside) for spec in adaptive}
+    costs = _costs([record for trial in chained for record in trial.decoding], names, plain.beside)
     tape = join(free_of)
     if draft is not None:
         tape = replace(tape, views={**tape_of_rounds(requests, {}).views, **tape.views})
-    return Tried(draft, tape, costs, deciding, built.target.info.parameters)
+    chains, trees = (by_name[name].seconds if name in by_name else {} for name in (_CHAINS, _TREES))
+    branching = {task: chains[task] / trees[task] for task in dict.fromkeys(tape.tasks) if trees}
+    return Tried(draft, tape, costs, deciding, built.target.info.parameters, branching)
 
 
 def _engines(built: Built, config: EngineConfig, notes: Records, timer: Callable[[], float]) -> Iterator[OwnEngine]:
@@ -142,7 +150,8 @@ def _engines(built: Built, config: EngineConfig, notes: Records, timer: Callable
 
 
 def _adaptive(built: Built) -> list[PolicySpec]:
-    return [spec for spec in built.specs if spec.name in _ADAPTIVE]
+    trees = (_TREES,) if any(isinstance(one, ModelDrafter) for one in built.drafters) else ()
+    return [spec for spec in built.specs if spec.name in (*_ADAPTIVE, *trees)]
 
 
 def _costs(rounds: Sequence[RoundRecord], drafters: Sequence[str], beside: float) -> MachineCosts:
