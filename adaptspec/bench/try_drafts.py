@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -42,8 +41,8 @@ _OFTEN, _LEAST_STEP = 8, 0.05
 @dataclass(frozen=True)
 class Tried:
     """A draft that was tried (None: none), what it met, and what rounds take with it; `deciding` is what those of
-    adaptive policies take beyond that, by their drafters. `parameters` are those of the target. `branching` says by
-    task how many times as fast drafts that branch were as chains, in the one turn that both had.
+    adaptive policies take beyond that, by their drafters. `parameters` are those of the target. `branching` says how
+    many times as fast drafts that branch were as chains, in the one turn that both had (None: none can).
     """
 
     draft: str | None
@@ -51,16 +50,16 @@ class Tried:
     costs: MachineCosts
     deciding: Mapping[tuple[str, ...], float]
     parameters: int
-    branching: Mapping[str, float] = field(default_factory=dict)
+    branching: float | None = None
 
 
 @dataclass
 class _Trial:
-    """One engine's answers: their rounds, and the seconds of all of it by task."""
+    """One engine's answers: their rounds, and the seconds of all of it."""
 
     engine: OwnEngine
     rounds: list[RoundRecord] = field(default_factory=list)
-    seconds: dict[str, float] = field(default_factory=lambda: defaultdict(float))
+    seconds: float = 0.0
 
     @property
     def decoding(self) -> list[RoundRecord]:
@@ -70,7 +69,7 @@ class _Trial:
     def beside(self) -> float:
         """Seconds of a round beside its passes. A mean: what is seldom done takes long."""
         passes = sum(record.draft_seconds + record.verify_seconds for record in self.rounds)
-        return max(0.0, sum(self.seconds.values()) - passes) / max(1, len(self.decoding))
+        return max(0.0, self.seconds - passes) / max(1, len(self.decoding))
 
 
 def try_draft(
@@ -107,7 +106,7 @@ def try_draft(
             for trial in trials:
                 began = clock()
                 runs.append(trial.engine.run(ids, tokens))
-                trial.seconds[task] += clock() - began
+                trial.seconds += clock() - began
                 trial.rounds += notes.rounds
                 rounds += notes.rounds if trial in chained else []
                 notes.rounds.clear()
@@ -131,8 +130,7 @@ def try_draft(
     tape = join(free_of)
     if draft is not None:
         tape = replace(tape, views={**tape_of_rounds(requests, {}).views, **tape.views})
-    chains, trees = (by_name[name].seconds if name in by_name else {} for name in (_CHAINS, _TREES))
-    branching = {task: chains[task] / trees[task] for task in dict.fromkeys(tape.tasks) if trees}
+    branching = by_name[_CHAINS].seconds / by_name[_TREES].seconds if _TREES in by_name else None
     return Tried(draft, tape, costs, deciding, built.target.info.parameters, branching)
 
 
