@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
+import torch
 
 from adaptspec.analysis.journal_tape import DRAFTER, LoggedRequest, tape_of_rounds
 from adaptspec.bench.contenders import OwnEngine, Records
@@ -86,8 +87,10 @@ def try_draft(
     longest = built.target.info.context - tokens
     if longest < 1:
         raise ConfigError(f"the context holds {built.target.info.context} tokens; give fewer --tokens")
-    # This thread's own time, of which nothing else on the machine takes any; a device's is nobody's thread.
-    clock = time.thread_time if built.target.device.type == "cpu" else time.perf_counter
+    # This thread's own time, of which nothing else on the machine takes any. What it waits for is not in there: others
+    # that compute the same pass, or a device.
+    alone_here = built.target.device.type == "cpu" and torch.get_num_threads() == 1
+    clock = time.thread_time if alone_here else time.perf_counter
     trials = [_Trial(engine) for engine in _engines(built, alone, notes, clock)]
     by_name = {trial.engine.name: trial for trial in trials}
     chained = [trial for trial in trials if trial.engine.name != _TREES]
