@@ -168,8 +168,7 @@ class DraftLearner:
 
     def _say(self, notes: _Notes, place: int, scores: torch.Tensor) -> None:
         said = b"".join(part.tobytes() for part in likeliest(scores))
-        more = notes.places.itemsize + len(said)
-        if self._has_room(more):
+        if self._has_room(more := notes.places.itemsize + len(said)):
             notes.places.append(place)
             notes.said += said
             self._size += more
@@ -256,8 +255,7 @@ class DraftLearner:
     def _swap(self) -> None:
         """Serve by what was learned."""
         tensors = self._student.copied()
-        before = list(self._served)
-        self._trial = _Trial(before, self._adopt(self._student.served(tensors)), tensors)
+        self._trial = _Trial(list(self._served), self._adopt(self._student.served(tensors)), tensors)
 
     def _adopt(self, weights: DecoderWeights) -> DecoderWeights:
         """Draft by these from now on; the former ones."""
