@@ -1,6 +1,7 @@
 """What speculation would earn here: what drafts met (`try_drafts`) is replayed under policies, task by task.
 
-The replay is the engine's own rounds over a tape, at the costs of rounds that ran here.
+The replay is the engine's own rounds over a tape, at the costs of rounds that ran here. Of drafts that branch no tape
+is recorded: what they earn is that of chains, times how much faster they were in the same turn.
 """
 
 from __future__ import annotations
@@ -15,15 +16,16 @@ import numpy as np
 import torch
 
 from adaptspec.analysis.journal_tape import DRAFTER
-from adaptspec.analysis.oracle import references
+from adaptspec.analysis.oracle import Tier, references
 from adaptspec.bench.try_drafts import Tried, try_draft
 from adaptspec.bench.workloads import Workloads
 from adaptspec.control.language.build import parse_policy_spec
 from adaptspec.drafters import Kind, available_drafters, kind_of
-from adaptspec.engine.engine_config import EngineConfig
+from adaptspec.engine.engine_config import EngineConfig, model_place
 from adaptspec.engine.profiler import processor
 from adaptspec.errors import AdaptSpecError
-from adaptspec.models.own_drafts import QUANTIZED
+from adaptspec.models.model_files import CONFIG, read_json, resolve_model
+from adaptspec.models.own_drafts import FIRST_LAYERS, MTP, QUANTIZED
 from adaptspec.simulation.cost_profiles import Curve, DraftCosts, MachineCosts
 from adaptspec.simulation.draft_view import FAR, DraftView
 from adaptspec.simulation.replay import replay
@@ -36,16 +38,29 @@ _TURNS = 3
 # What is earned beyond plain decoding must be more than what such forecasts are off by.
 _WORTH = 1.03
 _LOOKUP = "ngram"
+_ALL = "all"
+# How wide drafts are that branch, and what they must earn beyond chains: one turn of both is noisy.
+_WIDTH, _WIDER = 8, 1.05
 # The draft model that is imagined: so much smaller than the target, and right so often.
 _SMALLER, _RIGHT = 10, 0.7
 
 
 def doctor_drafts(config: EngineConfig, given: Sequence[str]) -> list[str | None]:
-    """The drafts to try: those given ("none" is lookup alone), or else the bundled one and the model in 8 bits."""
-    if given:
-        return [None if name == "none" else name for name in dict.fromkeys(given)]
-    own = config.draft_model
-    return [*([own] if own is not None else []), f"{QUANTIZED}int8"]
+    """The drafts to try: those given ("none" is lookup alone, "all" whatever needs no folder), or else the bundled one
+    and the model in 8 bits.
+    """
+    own = [config.draft_model] if config.draft_model is not None else []
+    names: list[str] = []
+    for name in given or [*own, f"{QUANTIZED}int8"]:
+        names += [*own, *own_drafts(config.model)] if name == _ALL else [name]
+    return [None if name == "none" else name for name in dict.fromkeys(names)]
+
+
+def own_drafts(model: str) -> list[str]:
+    """All kinds of drafts that a model may make of itself."""
+    layers = read_json(resolve_model(model_place(model, "target")) / CONFIG).get("num_hidden_layers")
+    half = [f"{FIRST_LAYERS}{layers // 2}"] if isinstance(layers, int) and layers > 1 else []
+    return [f"{QUANTIZED}int8", f"{QUANTIZED}int4", *half, MTP]
 
 
 def doctor_steps(drafts: Sequence[str | None], workloads: Workloads) -> int:
@@ -73,7 +88,7 @@ def run_doctor(
     # Without a draft, what is wrong with the model itself comes to light.
     tried = tried or [try_draft(config, None, workloads, tokens, partial(tick, "try lookup"))]
     rows = [(row, one) for one in tried for row in _rows(one, partial(tick, "replay"), free=one is tried[0])]
-    best, chosen = max(rows, key=lambda pair: float(pair[0]["mean"]))
+    best, chosen = max(rows, key=lambda pair: float(pair[0]["mean"]) / (_WIDER if pair[0]["width"] > 1 else 1.0))
     worth = bool(best["mean"] >= _WORTH)
     return {
         "machine": {"processor": processor(), "threads": torch.get_num_threads()},
@@ -85,18 +100,19 @@ def run_doctor(
         "unusable": unusable,
         "four_tokens_over_one": chosen.costs.verify_seconds(1, 4, 0.0) / chosen.costs.verify_seconds(1, 1, 0.0),
         "would_help": _helps(chosen, best["drafters"], partial(tick, "imagine")),
-        "policy": policy_text(best["drafters"] if worth else ()),
+        "policy": policy_text(best["drafters"] if worth else (), best["width"]),
     }
 
 
-def policy_text(drafters: Sequence[str]) -> str:
-    """The policy for these drafters, in YAML; without any it is plain decoding."""
+def policy_text(drafters: Sequence[str], width: int = 1) -> str:
+    """The policy for these drafters, in YAML; without any it is plain decoding. Drafts are chains, or this wide."""
     head = "apiVersion: adaptspec.dev/v1\nkind: SpeculationPolicy\nmetadata: {name: doctor}\nspec:\n"
     if not drafters:
         return f"{head}  choose: {{algorithm: static, depth: 0}}\n"
     model = any(kind_of(name) is not Kind.MODEL_FREE for name in drafters)
     return (
         f"{head}  max-depth: {12 if model else 7}\n"
+        f"{f'  max-width: {width}{chr(10)}  max-nodes: 64{chr(10)}' if width > 1 else ''}"
         f"  drafters: [{', '.join(drafters)}]\n"
         "  choose: {algorithm: goodput}\n"
         f"  stop: {{rule: {'marginal-goodput' if model else 'none'}}}\n"
@@ -134,13 +150,23 @@ def _rows(tried: Tried, tick: Callable[[], None], *, free: bool) -> Iterator[dic
         ratios = _over_plain(drafters, tried)
         work = {task: stream(tried.tape.of_task(task), Schedule()) for task in ratios}
         best = {task: references(one, tried.costs, drafters).best for task, one in work.items()}
-        yield {
-            "draft": tried.draft if DRAFTER in drafters else None,
-            "drafters": list(drafters),
-            "mean": statistics.fmean(ratios.values()),
-            "tasks": {task: {"over_plain": ratios[task], "best_fixed": str(best[task])} for task in ratios},
-        }
+        yield _row(tried, drafters, 1, ratios, best)
+        if tried.branching is not None and len(drafters) > 1:  # the drafters of the policy that was tried
+            wider = {task: ratio * tried.branching for task, ratio in ratios.items()}
+            yield _row(tried, drafters, _WIDTH, wider, best)
         tick()
+
+
+def _row(
+    tried: Tried, drafters: Sequence[str], width: int, ratios: Mapping[str, float], best: Mapping[str, Tier]
+) -> dict[str, Any]:
+    return {
+        "draft": tried.draft if DRAFTER in drafters else None,
+        "drafters": list(drafters),
+        "width": width,
+        "mean": statistics.fmean(ratios.values()),
+        "tasks": {task: {"over_plain": ratios[task], "best_fixed": str(best[task])} for task in ratios},
+    }
 
 
 def _helps(tried: Tried, drafters: Sequence[str], tick: Callable[[], None]) -> dict[str, float]:
@@ -185,7 +211,7 @@ def doctor_report(result: Mapping[str, Any], serve: str) -> list[Table | str]:
     table.add_row("plain, tokens per second", "", *(f"{speed:.0f}" for speed in plain.values()), "")
     for row in rows:
         cells = (_cell(row["tasks"][task], alone=len(row["drafters"]) == 1) for task in plain)
-        table.add_row(" + ".join(row["drafters"]), row["draft"] or "", *cells, f"{row['mean']:.2f}")
+        table.add_row(_drafters(row), row["draft"] or "", *cells, f"{row['mean']:.2f}")
     ratio = result["four_tokens_over_one"]
     bound = "reading weights: checking drafts costs little" if ratio < 2.0 else "computing: only sure drafts pay"
     helps = "; ".join(f"{what}: {mean:.2f} x" for what, mean in result["would_help"].items())
@@ -198,6 +224,10 @@ def doctor_report(result: Mapping[str, Any], serve: str) -> list[Table | str]:
         f"What would help most, replayed (now {best['mean']:.2f} x): {helps}.",
         f"To serve it: {serve}",
     ]
+
+
+def _drafters(row: Mapping[str, Any]) -> str:
+    return " + ".join(row["drafters"]) + (", branching" if row["width"] > 1 else "")
 
 
 def _cell(task: Mapping[str, Any], *, alone: bool) -> str:
@@ -219,6 +249,6 @@ def _verdict(result: Mapping[str, Any]) -> str:
     (least, worst), (most, top) = by_task[0], by_task[-1]
     return (
         f"Yes: {model} would run {best['mean']:.2f} x as fast here as plain decoding, one request at a time, with "
-        f"{' + '.join(best['drafters'])}{' (' + best['draft'] + ')' if best['draft'] else ''}"
+        f"{_drafters(best)}{' (' + best['draft'] + ')' if best['draft'] else ''}"
         f"{f': {least:.2f} x on {worst} to {most:.2f} x on {top}' if worst != top else ''}."
     )

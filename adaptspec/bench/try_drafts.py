@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
+import torch
 
 from adaptspec.analysis.journal_tape import DRAFTER, LoggedRequest, tape_of_rounds
 from adaptspec.bench.contenders import OwnEngine, Records
@@ -33,6 +34,7 @@ from adaptspec.types import RoundRecord
 _DEPTHS, _MODEL_FREE_DEPTHS = (1, 3, 7), (4,)
 _NOBODY = -2
 _ADAPTIVE = ("goodput", "goodput-ngram", "goodput-counts")
+_CHAINS, _TREES = "goodput", "goodput-trees"
 # Rounds of a kind that tell what such rounds take, and of a draft's first step what each further one takes at least.
 _OFTEN, _LEAST_STEP = 8, 0.05
 
@@ -40,7 +42,8 @@ _OFTEN, _LEAST_STEP = 8, 0.05
 @dataclass(frozen=True)
 class Tried:
     """A draft that was tried (None: none), what it met, and what rounds take with it; `deciding` is what those of
-    adaptive policies take beyond that, by their drafters. `parameters` are those of the target.
+    adaptive policies take beyond that, by their drafters. `parameters` are those of the target. `branching` says how
+    many times as fast drafts that branch were as chains, in the one turn that both had (None: none can).
     """
 
     draft: str | None
@@ -48,6 +51,7 @@ class Tried:
     costs: MachineCosts
     deciding: Mapping[tuple[str, ...], float]
     parameters: int
+    branching: float | None = None
 
 
 @dataclass
@@ -83,9 +87,13 @@ def try_draft(
     longest = built.target.info.context - tokens
     if longest < 1:
         raise ConfigError(f"the context holds {built.target.info.context} tokens; give fewer --tokens")
-    # This thread's own time, of which nothing else on the machine takes any; a device's is nobody's thread.
-    clock = time.thread_time if built.target.device.type == "cpu" else time.perf_counter
+    # This thread's own time, of which nothing else on the machine takes any. What it waits for is not in there: others
+    # that compute the same pass, or a device.
+    alone_here = built.target.device.type == "cpu" and torch.get_num_threads() == 1
+    clock = time.thread_time if alone_here else time.perf_counter
     trials = [_Trial(engine) for engine in _engines(built, alone, notes, clock)]
+    by_name = {trial.engine.name: trial for trial in trials}
+    chained = [trial for trial in trials if trial.engine.name != _TREES]
     names = [drafter.name for drafter in built.drafters]
     own = names.index(DRAFTER) if DRAFTER in names else _NOBODY
     # Whatever runs a model is asked in rounds; what others find in a text, the text tells.
@@ -103,7 +111,7 @@ def try_draft(
                 runs.append(trial.engine.run(ids, tokens))
                 trial.seconds += clock() - began
                 trial.rounds += notes.rounds
-                rounds += notes.rounds
+                rounds += notes.rounds if trial in chained else []
                 notes.rounds.clear()
             tick()
             text = runs[0].tokens
@@ -119,13 +127,14 @@ def try_draft(
             free_of.append(recorded(name, *begun, views, task))
     if not requests:
         raise ConfigError("the model ends every answer at once; give prompts that it answers (--prompts FILE)")
-    plain, adaptive = trials[0], zip(_adaptive(built), trials[-len(_adaptive(built)) :], strict=True)
-    deciding = {tuple(spec.drafters): max(0.0, trial.beside - plain.beside) for spec, trial in adaptive}
-    costs = _costs([record for trial in trials for record in trial.decoding], names, plain.beside)
+    plain, adaptive = trials[0], [spec for spec in _adaptive(built) if spec.name != _TREES]
+    deciding = {tuple(spec.drafters): max(0.0, by_name[spec.name].beside - plain.beside) for spec in adaptive}
+    costs = _costs([record for trial in chained for record in trial.decoding], names, plain.beside)
     tape = join(free_of)
     if draft is not None:
         tape = replace(tape, views={**tape_of_rounds(requests, {}).views, **tape.views})
-    return Tried(draft, tape, costs, deciding, built.target.info.parameters)
+    branching = by_name[_CHAINS].seconds / by_name[_TREES].seconds if _TREES in by_name else None
+    return Tried(draft, tape, costs, deciding, built.target.info.parameters, branching)
 
 
 def _engines(built: Built, config: EngineConfig, notes: Records, timer: Callable[[], float]) -> Iterator[OwnEngine]:
@@ -142,7 +151,8 @@ def _engines(built: Built, config: EngineConfig, notes: Records, timer: Callable
 
 
 def _adaptive(built: Built) -> list[PolicySpec]:
-    return [spec for spec in built.specs if spec.name in _ADAPTIVE]
+    trees = (_TREES,) if any(isinstance(one, ModelDrafter) for one in built.drafters) else ()
+    return [spec for spec in built.specs if spec.name in (*_ADAPTIVE, *trees)]
 
 
 def _costs(rounds: Sequence[RoundRecord], drafters: Sequence[str], beside: float) -> MachineCosts:

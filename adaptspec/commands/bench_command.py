@@ -59,6 +59,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     policies.add_argument("--temperature", type=float, default=0.0, help="(default: %(default)s)")
     policies.add_argument("--repeats", type=int, default=1, help="of every prompt (default: %(default)s)")
     policies.add_argument("--prompts", type=int, default=6, help="prompts per task (default: %(default)s)")
+    policies.add_argument("--draft", default="auto", help="as of `adaptspec serve` (default: the bundled one)")
     decisions = commands.add_parser("decisions", help="what deciding and learning take per round")
     add_policies(decisions, " (default: all shipped)")
     decisions.add_argument("--tape", default="bundled", metavar="NAME|FILE", help="(default: %(default)s)")
@@ -171,7 +172,8 @@ def _policies(arguments: argparse.Namespace) -> int:
     )
     groups = sum(-(-len(prompts) // settings.batch) for prompts in workloads.values())
     with progress("policies", groups * settings.repeats) as tick:
-        result = run_side_by_side(EngineConfig(device=arguments.device), workloads, settings, tick)
+        config = EngineConfig(device=arguments.device, draft=arguments.draft)
+        result = run_side_by_side(config, workloads, settings, tick)
     return tell(arguments, result, side_by_side_report(result))
 
 

@@ -26,8 +26,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         dest="drafts",
         action="append",
         default=[],
-        help="a draft model of whatever tokenizer, a head, quantized:int8 or :int4, or none; may be repeated (default: "
-        "the bundled one for the bundled target, and quantized:int8). Lookup and counts are tried in any case",
+        help="a draft model of whatever tokenizer, a head, quantized:int8 or :int4, first-layers:N, mtp, none, or all "
+        "(of the target itself, and the bundled one for the bundled target); may be repeated (default: the bundled one "
+        "for the bundled target, and quantized:int8). Lookup and counts are tried in any case",
     )
     add("--allow-pickle", action="store_true", help="read plain tensors out of a head's .bin or .pt files")
     add("--counts", default="auto", metavar="FILE", help="counts of a corpus to draft from (default: the model's own)")

@@ -71,6 +71,7 @@ class Student:
         with torch.no_grad():
             for name, parameter in self._model.named_parameters():
                 parameter.copy_(self.kept[name])
+                parameter.grad = None  # of an update that was broken off
         self._optimizer = torch.optim.AdamW(
             self._model.parameters(), lr=LEARNING_RATE, betas=(0.9, 0.95), weight_decay=0.0, fused=True
         )

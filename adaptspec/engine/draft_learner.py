@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import logging
 import math
+from array import array
+from bisect import bisect_right
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -30,7 +32,7 @@ from adaptspec.types import IntArray
 from adaptspec.verification.method import VerifyResult, window_starts
 
 TOP = 16  # of the target's likeliest tokens that are kept, in 8 bytes each
-MOST_BYTES = 8 * 2**20  # of texts and of what the target said in them: the oldest go first
+MOST_BYTES = 8 * 2**20  # of texts and of what the target said in them: the oldest finished ones go first
 HELD_OUT, FEWEST = 128, 16  # requests, at most and at least, that updates are judged by: every other one
 FRESH = 1024  # rejections before an update
 STEPS, BATCH = 64, 8  # of an update, and windows in each
@@ -60,25 +62,29 @@ class Lesson:
 
 @dataclass
 class _Notes:
-    """The same of a request that runs."""
+    """The same of a request that runs. `said` are ids and log-probabilities of each place, without objects around them,
+    which would take several times as much.
+    """
 
     sequence: Seq
-    said: list[tuple[int, npt.NDArray[np.int32], npt.NDArray[np.float32]]] = field(default_factory=list)
+    places: array[int] = field(default_factory=lambda: array("q"))
+    said: bytearray = field(default_factory=bytearray)
     tried: int = 0  # drafted tokens up to the first that was rejected, of all rounds
     accepted: int = 0
+    mixed: bool = False  # drafted for by several weights, or from what others have cached: it judges none of them
+
+    @property
+    def size(self) -> int:
+        """Bytes."""
+        return len(self.places) * self.places.itemsize + len(self.said)
 
     def lesson(self) -> Lesson:
         """Of the request as it has ended: where it was cut, something may have been said of what is gone."""
-        tokens = np.array(self.sequence.tokens, dtype=np.int32)
-        said = [one for one in self.said if one[0] <= len(tokens)]
-        places, ids, logprobs = zip(*said, strict=True) if said else ((), np.zeros((0, 1)), np.zeros((0, 1)))
-        return Lesson(
-            tokens,
-            self.sequence.prompt_length,
-            np.array(places, dtype=np.int64),
-            np.array(ids, dtype=np.int32),
-            np.array(logprobs, dtype=np.float32),
-        )
+        tokens, count = np.array(self.sequence.tokens, dtype=np.int32), len(self.places)
+        said = np.frombuffer(bytes(self.said), dtype=np.int32).reshape(count, 2, len(self.said) // max(8 * count, 1))
+        kept = bisect_right(self.places, len(tokens))
+        ids, logprobs = said[:kept, 0].copy(), said[:kept, 1].copy().view(np.float32)
+        return Lesson(tokens, self.sequence.prompt_length, np.array(self.places[:kept], dtype=np.int64), ids, logprobs)
 
 
 @dataclass(frozen=True)
@@ -102,7 +108,7 @@ class DraftLearner:
         self._open: dict[int, _Notes] = {}  # by row
         self._lessons: deque[Lesson] = deque()
         # Texts, as far as a window goes, and where the answers begin in them.
-        self._held_out: deque[tuple[npt.NDArray[np.int32], int]] = deque(maxlen=HELD_OUT)
+        self._held_out: deque[tuple[npt.NDArray[np.int32], int]] = deque()
         self._seen = self._fresh = self._size = self._rejections = 0
         self._needed = FRESH
         self._update: Iterator[None] | None = None
@@ -125,6 +131,7 @@ class DraftLearner:
         """See `Witness.left`."""
         notes = self._open.pop(row, None)
         if notes is not None:
+            self._size -= notes.size
             self._guarded(lambda: self._add(notes))
 
     def work(self) -> bool:
@@ -139,7 +146,7 @@ class DraftLearner:
     def _due(self) -> bool:
         # Rejections go on being counted while a trial runs, and what was accepted is forgotten where that is undone.
         judges = min(len(self._held_out), len(self._served))
-        return self._trial is None and self._fresh >= self._needed and judges >= FEWEST
+        return self._trial is None and self._fresh >= self._needed and judges >= FEWEST and bool(self._lessons)
 
     def _note(self, batch: Batch, logits: torch.Tensor, draft: Draft, verdict: VerifyResult) -> None:
         """What became of the main chains, which come first, as far as a model drafted them: it says its entropy."""
@@ -157,13 +164,27 @@ class DraftLearner:
                 notes.tried += sum(own)
                 notes.accepted += sum(own[:run])
                 if run < chains[i] and own[run]:
-                    notes.said.append((sequence.length + run, *likeliest(scores[starts[i] + run])))
+                    self._say(notes, sequence.length + run, scores[starts[i] + run])
+
+    def _say(self, notes: _Notes, place: int, scores: torch.Tensor) -> None:
+        said = b"".join(part.tobytes() for part in likeliest(scores))
+        if self._has_room(more := notes.places.itemsize + len(said)):
+            notes.places.append(place)
+            notes.said += said
+            self._size += more
+
+    def _has_room(self, more: int) -> bool:
+        """For so many bytes: finished texts give way to others, and what runs does not."""
+        while self._size + more > MOST_BYTES and self._lessons:
+            self._count(self._lessons.popleft(), -1)
+        return self._size + more <= MOST_BYTES
 
     def _add(self, notes: _Notes) -> None:
         """A request has ended: learn from it, or judge by it."""
-        kind = notes.sequence.policy, notes.sequence.request.speculation.task
-        self._served.append((kind, notes.accepted / notes.tried))
-        self._judge_trial()
+        if not notes.mixed:
+            kind = notes.sequence.policy, notes.sequence.request.speculation.task
+            self._served.append((kind, notes.accepted / notes.tried))
+            self._judge_trial()
         lesson = notes.lesson()
         if lesson.tokens.max() >= self._student.vocab_size:  # a draft may have fewer tokens than its target
             return
@@ -171,14 +192,15 @@ class DraftLearner:
         if self._seen % 2 == 0:
             tokens = lesson.tokens[-self._student.window :]
             first = max(1, lesson.prompt - (len(lesson.tokens) - len(tokens)))
-            if first < len(tokens):
+            if first < len(tokens) and self._has_room(tokens.nbytes):
+                if len(self._held_out) == HELD_OUT:
+                    self._size -= self._held_out.popleft()[0].nbytes
                 self._held_out.append((tokens.copy(), first))
-        elif len(lesson.places):
+                self._size += tokens.nbytes
+        elif len(lesson.places) and self._has_room(lesson.size):
             self._lessons.append(lesson)
             self._count(lesson, 1)
             self._fresh += len(lesson.places)
-            while self._size > MOST_BYTES and len(self._lessons) > 1:
-                self._count(self._lessons.popleft(), -1)
 
     def _count(self, lesson: Lesson, sign: int) -> None:
         self._rejections += sign * len(lesson.places)
@@ -198,6 +220,8 @@ class DraftLearner:
         yield
         for step in range(STEPS):
             for _ in range(BATCH):
+                if not self._lessons:  # requests that ran since needed all the room
+                    return
                 student.learn(self._window())
                 yield
             student.step(1 - step / STEPS)
@@ -231,15 +255,20 @@ class DraftLearner:
     def _swap(self) -> None:
         """Serve by what was learned."""
         tensors = self._student.copied()
-        former = self._runner.adopt(self._student.served(tensors))
-        self._trial = _Trial(list(self._served), former, tensors)
+        self._trial = _Trial(list(self._served), self._adopt(self._student.served(tensors)), tensors)
+
+    def _adopt(self, weights: DecoderWeights) -> DecoderWeights:
+        """Draft by these from now on; the former ones."""
         self._served.clear()
+        for notes in self._open.values():
+            notes.mixed = True
+        return self._runner.adopt(weights)
 
     def _judge_trial(self) -> None:
         """Once as many requests have been served by the new weights as are remembered of the former ones.
 
         Requests that run when an update is undone keep what it has cached of them: reading that again would cost more
-        drafts than it mends, and texts do not depend on it.
+        drafts than it mends, and texts do not depend on it. They judge no weights, the next trial's either.
         """
         trial = self._trial
         if trial is None or len(self._served) < len(trial.before):
@@ -248,8 +277,7 @@ class DraftLearner:
         told = f"{rates[0]:.3f} of its tried tokens were accepted before, {rates[1]:.3f} since"
         self._trial = None
         if fell(trial.before, list(self._served)):
-            self._runner.adopt(trial.former)
-            self._served.clear()
+            self._adopt(trial.former)
             self._ended("undone", told)
         else:
             self._student.kept = trial.tensors

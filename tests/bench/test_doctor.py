@@ -135,18 +135,39 @@ def test_imagined_drafts_are_right_as_often_as_imagined() -> None:
     assert better.costs.verify_seconds(1, 4, 0.0) == tried.costs.verify_seconds(1, 4, 0.0)
 
 
-@pytest.mark.parametrize("drafters", [(), ("ngram",), ("draft-model",), ("draft-model", "ngram")])
-def test_policies_are_of_the_language(drafters: tuple[str, ...]) -> None:
+@pytest.mark.parametrize(
+    ("drafters", "width"),
+    [((), 1), (("ngram",), 1), (("draft-model",), 1), (("draft-model", "ngram"), 1), (("draft-model", "ngram"), 8)],
+)
+def test_policies_are_of_the_language(drafters: tuple[str, ...], width: int) -> None:
     """With just the drafters that were asked for; with none they never draft."""
-    spec = parse_policy_spec(policy_text(drafters), "policy")
+    spec = parse_policy_spec(policy_text(drafters, width), "policy")
     assert spec.drafts == bool(drafters)
-    assert not drafters or tuple(spec.drafters) == drafters
+    assert not drafters or (tuple(spec.drafters), spec.spec.max_width) == (drafters, width)
+
+
+@pytest.mark.parametrize(("faster", "width"), [(1.2, 8), (1.03, 1), (0.8, 1)])
+def test_drafts_branch_where_that_earns_more_than_noise(
+    monkeypatch: pytest.MonkeyPatch, faster: float, width: int
+) -> None:
+    """As much more than chains as was seen; both are in the table."""
+    tried = Tried("a", agreeing({"code": 0.6, "json": 0.6}), machine(0.1), {}, 1000, faster)
+    result = forecast(monkeypatch, [tried])
+    chains, trees = (row for row in result["drafters"] if row["drafters"] == ["draft-model", "ngram"])  # type: ignore[attr-defined]
+    assert trees["mean"] == pytest.approx(faster * chains["mean"])
+    assert result["best"]["width"] == width  # type: ignore[index]
+    assert parse_policy_spec(str(result["policy"]), "policy").spec.max_width == width
+    (table,) = (part for part in doctor_report(result, "adaptspec serve") if isinstance(part, Table))
+    assert "draft-model + ngram, branching" in [row[0] for row in table.rows]
 
 
 def test_by_default_the_bundled_draft_and_the_model_itself_are_tried() -> None:
     assert doctor_drafts(EngineConfig(), []) == ["bundled", "quantized:int8"]
     assert doctor_drafts(EngineConfig("own"), []) == ["quantized:int8"]
     assert doctor_drafts(EngineConfig("own"), ["x", "none", "x"]) == ["x", None]
+    own = ["quantized:int8", "quantized:int4", "first-layers:3", "mtp"]
+    assert doctor_drafts(EngineConfig(), ["all"]) == ["bundled", *own]
+    assert doctor_drafts(EngineConfig(), ["x", "all", "mtp"]) == ["x", "bundled", *own]
     assert doctor_steps(["bundled", "quantized:int8"], read_workloads(None, 1)) == 2 * 11 + 4 + 2 + 3
 
 

@@ -72,6 +72,8 @@ def test_rounds_tell_what_a_pass_over_the_text_tells(target_path: Path, noisy_dr
         assert np.array_equal(ours["counts"], theirs["counts"])
         assert np.mean(ours["draft-model"] == theirs["draft-model"]) > 0.9
     assert 0.1 < np.mean(tried.tape.views["draft-model"].agreed) < 0.95
+    assert tried.branching is not None
+    assert tried.branching > 0.0
 
 
 def test_costs_are_those_of_a_single_request(target_path: Path, draft_path: Path) -> None:
@@ -96,6 +98,7 @@ def test_without_a_draft_there_is_lookup(target_path: Path) -> None:
     tried = try_draft(EngineConfig(str(target_path)), None, WORK, 8, lambda: None)
     assert tried.draft is None
     assert set(tried.tape.views) == {"ngram", "counts"}
+    assert tried.branching is None
 
 
 def test_drafts_of_other_tokenizers_are_tried_alike(target_path: Path, tmp_path: Path) -> None:

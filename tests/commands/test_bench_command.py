@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from adaptspec.bench import exactness, quick
+from adaptspec.bench import exactness, quick, side_by_side
 from adaptspec.cli import main
 from adaptspec.engine.engine_config import EngineConfig
 
@@ -72,3 +72,13 @@ def test_a_disturbed_run_is_shown_beside_the_quiet_one(
     assert "beside 2 busy processes" in printed
     assert main(["bench", "quick", "--disturb", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["disturbed"]["mean"] == {"policy_over_plain": 1.25}
+
+
+def test_policies_are_compared_with_the_draft_that_is_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """So every figure of a draft has a command."""
+    monkeypatch.setattr(side_by_side, "run_side_by_side", lambda config, *_: {"draft": config.draft})
+    monkeypatch.setattr(side_by_side, "side_by_side_report", lambda _: [])
+    assert main(["bench", "policies", "off", "static-3", "--draft", "first-layers:1", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"draft": "first-layers:1"}

@@ -69,6 +69,7 @@ def found(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     row = {
         "draft": "head",
         "drafters": ["ngram"],
+        "width": 1,
         "mean": 1.5,
         "tasks": {"a": {"over_plain": 1.5, "best_fixed": "off"}},
     }

@@ -120,7 +120,7 @@ def _module(target: LoadedModel) -> Any:
     except Exception as error:  # its code raises whatever strange files lead to
         raise ModelError(
             f"{target.folder} brings no layer for multi-token prediction that transformers loads "
-            f"({type(error).__name__}: {' '.join(str(error).split())[:200]}); use another draft"
+            f"({type(error).__name__}: {' '.join(str(error).split())[:400]}); use another draft"
         ) from error
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,10 +31,10 @@ Program = Callable[..., dict[str, Any]]
 @pytest.fixture(scope="session")
 def program(vllm_python: Path) -> Program:
     """Runs one of the programs beside vLLM, and gives what it prints last, as JSON."""
+    return partial(run_program, vllm_python)
 
-    def call(name: str, *arguments: object, timeout: float = 300, **variables: str) -> dict[str, Any]:
-        words = [str(argument) for argument in arguments]
-        told = run(vllm_python, PROGRAMS / f"{name}.py", *words, timeout=timeout, **(QUIET | variables))
-        return dict(json.loads(told.splitlines()[-1]))
 
-    return call
+def run_program(python: Path, name: str, *arguments: object, timeout: float = 300, **variables: str) -> dict[str, Any]:
+    words = [str(argument) for argument in arguments]
+    told = run(python, PROGRAMS / f"{name}.py", *words, timeout=timeout, **(QUIET | variables))
+    return dict(json.loads(told.splitlines()[-1]))
