@@ -61,7 +61,8 @@ def uv(*words: str | Path, timeout: float) -> str:
 
 def _kept(name: str, contents: tuple[str, ...], make) -> Path:  # type: ignore[no-untyped-def]
     root = Path(os.environ.get("ADAPTSPEC_CLIENTS") or Path.home() / ".cache" / "adaptspec" / "clients")
-    digest = hashlib.sha256(repr((contents, sys.version_info[:2])).encode()).hexdigest()[:12]
+    told = [Path(one).read_text() if Path(one).is_absolute() else one for one in contents]  # wherever a checkout lies
+    digest = hashlib.sha256(repr((told, sys.version_info[:2])).encode()).hexdigest()[:12]
     folder = root / f"{name}-{digest}"
     root.mkdir(parents=True, exist_ok=True)
     with open(root / f"{name}.lock", "w") as lock:  # of two processes that want it, one makes it
