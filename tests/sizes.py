@@ -17,7 +17,7 @@ import grimp
 import adaptspec
 
 ROOT, TESTS = Path(adaptspec.__file__).parent, Path(__file__).parent
-LINES, FILES = 50_160, 305
+LINES, FILES = 50_340, 306
 LONGEST_FILE, LONG_FUNCTION, LONGEST_FUNCTION, STEP = 400, 40, 80, 20
 MOST_IN_FOLDER = 25
 LONG_SHARE, SINGLE_SHARE = 0.03, 0.22
@@ -29,13 +29,13 @@ BUDGETS: Mapping[tuple[str, ...], tuple[int, int]] = {
     ("control",): (7835, 41),
     ("engine",): (4800, 25),
     ("gpu",): (2910, 18),
-    ("models",): (5145, 27),
+    ("models",): (5190, 27),
     ("drafting", "verification"): (3000, 21),
     ("server", "top"): (5950, 40),
     ("telemetry",): (3650, 20),
-    ("simulation", "analysis", "commands"): (6445, 40),
+    ("simulation", "analysis", "commands"): (6460, 40),
     ("hosts",): (2105, 19),
-    ("bench",): (3460, 22),
+    ("bench",): (3525, 23),
     ("training",): (2830, 19),
     ("",): (2190, 15),
 }

@@ -144,8 +144,6 @@ class HeadRunner:
     def truncate(self, row: int, length: int) -> None:
         if row in self._rows:
             self._cut(row, self._rows[row], length - self._rows[row].begin)
-        else:
-            self._cache.truncate(row, max(0, length - self.shift))
 
     def _cut(self, row: int, text: Text, length: int) -> None:
         """Forget what was read from a place of the text on."""
@@ -186,9 +184,9 @@ class HeadRunner:
                     text.keep(start - text.begin, ())
                 text.forget(text.sure - self.shift)  # what comes before is read
                 if len(text.tokens) > MOST_UNREAD:
-                    self._forget_read(row, text)
+                    self._begin_later(row, text)
             text.tokens += tokens[end - new : end]
-            text.parts.append(part if shared else part[-new:].clone())
+            text.parts.append(part if shared and new == count else part[-new:].clone())
             text.first = start + count - text.begin - len(text.tokens)
 
     def _lose(self, row: int) -> None:
@@ -200,7 +198,7 @@ class HeadRunner:
         text = self._rows[row] = Text(begin)
         return text
 
-    def _forget_read(self, row: int, text: Text) -> None:
+    def _begin_later(self, row: int, text: Text) -> None:
         """Have a text begin with the last of what waits."""
         text.forget(text.end - MOST_UNREAD * 3 // 4)
         self._cache.free(row)
@@ -210,15 +208,14 @@ class HeadRunner:
     def truncated(self, row: int, length: int) -> None:
         """See `Listener`."""
         if row in self._rows:
-            text = self._rows[row]
-            self._keep(row, text, min(length - text.begin, text.end), ())
+            self.kept(row, min(length, self._rows[row].begin + self._rows[row].end), ())
 
     def kept(self, row: int, base: int, places: Sequence[int]) -> None:
         """See `Listener`."""
-        if row in self._rows:
-            self._keep(row, self._rows[row], base - self._rows[row].begin, places)
-
-    def _keep(self, row: int, text: Text, base: int, places: Sequence[int]) -> None:
+        if row not in self._rows:
+            return
+        text = self._rows[row]
+        base -= text.begin
         end = base + len(places)
         if base < text.first or not end:  # nothing is left that could be drafted from
             self._lose(row)
