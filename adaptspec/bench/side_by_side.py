@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -22,20 +22,23 @@ from adaptspec.engine.profiler import processor
 from adaptspec.errors import ConfigError
 from adaptspec.request import Request, SamplingParams
 from adaptspec.tables import Table
-from adaptspec.types import FloatArray
+from adaptspec.types import Completion, FloatArray
 
 _DRAWS = 1000  # of the bootstrap
 
 
 @dataclass(frozen=True)
 class SideBySideSettings:
-    """`policies` are names of shipped ones or YAML files; `batch` prompts of a task run at once."""
+    """`policies` are names of shipped ones or YAML files; `batch` prompts of a task run at once. `cpu_time`: what the
+    engine's thread computes is timed, not what passes meanwhile.
+    """
 
     policies: Sequence[str]
     tokens: int = 128
     batch: int = 1
     temperature: float = 0.0
     repeats: int = 1
+    cpu_time: bool = False
 
     def __post_init__(self) -> None:
         if len(self.policies) < 2:
@@ -65,14 +68,18 @@ def run_side_by_side(
         for i in range(0, len(prompts), settings.batch)
     ]
     names, spent = list(engines), np.zeros((len(engines), len(groups), settings.repeats))
-    written = np.zeros_like(spent)
+    written, drafted = np.zeros_like(spent), np.zeros(len(engines), dtype=np.int64)
+    same = [True] * len(engines)
     for repeat in range(settings.repeats):
         # Tasks take turns: a server's traffic is mixed, and a policy may not settle on one of them.
         for at in np.random.default_rng(repeat).permutation(len(groups)).tolist():
             turn = (at + repeat) % len(names)  # whoever goes first meets a colder machine
+            found: dict[int, _Answers] = {}
             for which in [*range(turn, len(names)), *range(turn)]:
-                seconds, tokens = _timed(engines[names[which]], groups[at][1], settings, at)
-                spent[which, at, repeat], written[which, at, repeat] = seconds, tokens
+                found[which] = answers = _timed(engines[names[which]], groups[at][1], settings, at)
+                spent[which, at, repeat], written[which, at, repeat] = answers.seconds, answers.tokens
+                drafted[which] += answers.drafted
+            same = [alike and found[which].texts == found[0].texts for which, alike in enumerate(same)]
             tick()
     tasks = np.array([task for task, _ in groups])
     return {
@@ -94,6 +101,9 @@ def run_side_by_side(
             {
                 "policy": name,
                 "tokens_per_second": float(written[which].sum() / spent[which].sum()),
+                "tokens": int(written[which].sum()),
+                "drafted": int(drafted[which]),
+                "same_text": same[which],
                 "over_first": _ratio(spent[0] / written[0], spent[which] / written[which]),
                 "tasks": {
                     task: _ratio(spent[0, mine] / written[0, mine], spent[which, mine] / written[which, mine])
@@ -118,10 +128,19 @@ def _engine(built: Built, spec: PolicySpec, config: EngineConfig) -> EngineCore:
     )
 
 
-def _timed(
-    core: EngineCore, prompts: Sequence[tuple[int, ...]], settings: SideBySideSettings, group: int
-) -> tuple[float, int]:
-    """Seconds from the first request to the last one's end, and the tokens written meanwhile."""
+class _Answers(NamedTuple):
+    """Seconds from the first request to the last one's end, the tokens written meanwhile and drafted for them."""
+
+    seconds: float
+    texts: dict[str, tuple[int, ...]]
+    drafted: int
+
+    @property
+    def tokens(self) -> int:
+        return sum(map(len, self.texts.values()))
+
+
+def _timed(core: EngineCore, prompts: Sequence[tuple[int, ...]], settings: SideBySideSettings, group: int) -> _Answers:
     requests = [
         Request(
             f"{group}-{i}",
@@ -130,15 +149,15 @@ def _timed(
         )
         for i, prompt in enumerate(prompts)
     ]
-    started, left, tokens = time.perf_counter(), len(requests), 0
+    clock = time.thread_time if settings.cpu_time else time.perf_counter
+    started, done = clock(), list[Completion]()
     for request in requests:
         core.check(request)
         core.add(request)
-    while left:
-        for delta in core.step():
-            tokens += len(delta.tokens)
-            left -= delta.completion is not None
-    return time.perf_counter() - started, tokens
+    while len(done) < len(requests):
+        done += [delta.completion for delta in core.step() if delta.completion is not None]
+    seconds = clock() - started
+    return _Answers(seconds, {one.request_id: one.tokens for one in done}, sum(one.stats.drafted for one in done))
 
 
 def _ratio(first: FloatArray, own: FloatArray) -> dict[str, float]:

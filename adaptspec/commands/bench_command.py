@@ -55,11 +55,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     policies = commands.add_parser("policies", help="speed of policies side by side, on the same prompts")
     add_policy(policies, "policies", nargs="+", help="two or more; speeds are ratios to the first one's")
-    policies.add_argument("--batch", type=int, default=1, help="prompts at once (default: %(default)s)")
     policies.add_argument("--temperature", type=float, default=0.0, help="(default: %(default)s)")
-    policies.add_argument("--repeats", type=int, default=1, help="of every prompt (default: %(default)s)")
-    policies.add_argument("--prompts", type=int, default=6, help="prompts per task (default: %(default)s)")
     policies.add_argument("--draft", default="auto", help="as of `adaptspec serve` (default: the bundled one)")
+    heads = commands.add_parser("heads", help="what heads of random weights cost, at rest and with the default policy")
+    for command, repeats, prompts in ((policies, 1, 6), (heads, 3, 2)):
+        command.add_argument("--batch", type=int, default=1, help="prompts at once (default: %(default)s)")
+        command.add_argument("--repeats", type=int, default=repeats, help="of every prompt (default: %(default)s)")
+        command.add_argument("--prompts", type=int, default=prompts, help="prompts per task (default: %(default)s)")
     decisions = commands.add_parser("decisions", help="what deciding and learning take per round")
     add_policies(decisions, " (default: all shipped)")
     decisions.add_argument("--tape", default="bundled", metavar="NAME|FILE", help="(default: %(default)s)")
@@ -71,7 +73,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     telemetry = commands.add_parser("telemetry", help="what watching costs, also where collectors misbehave")
     telemetry.add_argument("--requests", type=int, default=400, help="per collector (default: %(default)s)")
     telemetry.add_argument("--prompts", type=int, default=4, help="prompts per task (default: %(default)s)")
-    for command, tokens in ((quick, 128), (exact, 128), (policies, 128), (telemetry, 64)):
+    for command, tokens in ((quick, 128), (exact, 128), (policies, 128), (heads, 96), (telemetry, 64)):
         command.add_argument("--tokens", type=int, default=tokens, help="tokens per answer (default: %(default)s)")
         _add_workloads(command)
     for command in (quick, exact, policies):
@@ -80,6 +82,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         quick: _quick,
         exact: _exactness,
         policies: _policies,
+        heads: _heads,
         decisions: _decisions,
         trees: _trees,
         telemetry: _telemetry,
@@ -175,6 +178,20 @@ def _policies(arguments: argparse.Namespace) -> int:
         config = EngineConfig(device=arguments.device, draft=arguments.draft)
         result = run_side_by_side(config, workloads, settings, tick)
     return tell(arguments, result, side_by_side_report(result))
+
+
+def _heads(arguments: argparse.Namespace) -> int:
+    from adaptspec.bench.random_heads import KINDS, random_heads_report, run_random_heads
+    from adaptspec.bench.side_by_side import SideBySideSettings
+    from adaptspec.bench.workloads import read_workloads
+    from adaptspec.engine.engine_config import EngineConfig
+
+    workloads = read_workloads(arguments.workloads, arguments.prompts)
+    settings = SideBySideSettings(("off", "goodput"), arguments.tokens, arguments.batch, repeats=arguments.repeats)
+    groups = sum(-(-len(prompts) // settings.batch) for prompts in workloads.values())
+    with progress("heads", len(KINDS) * groups * settings.repeats) as tick:
+        result = run_random_heads(EngineConfig(), workloads, settings, tick)
+    return tell(arguments, result, random_heads_report(result))
 
 
 def _decisions(arguments: argparse.Namespace) -> int:

@@ -42,8 +42,9 @@ class DraftModelDrafter:
         At most about `catch_up_tokens` are read per round: a long prompt must not hold up the other rows.
         """
         self.runner = runner
-        if isinstance(runner, Listener):
-            layers = ", ".join(map(str, runner.layers))
+        self.head = runner if isinstance(runner, Listener) else None
+        if self.head is not None:
+            layers = ", ".join(map(str, self.head.layers))
             self.way = (
                 f"in the target's own tokens ({runner.info.architecture}, from its states before layers {layers})"
             )

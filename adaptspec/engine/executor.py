@@ -97,7 +97,10 @@ class Executor(Protocol):
         """[drafters, B] tokens that each drafter has yet to read (see `BatchSignals.cache_gap`)."""
 
     def offers(self, batch: Batch, most: int, asked: Collection[int]) -> Offers:
-        """What these drafters know they would draft now, asked for `most` within the limits; of others, nothing."""
+        """What these drafters know they would draft now, asked for `most` within the limits; of others, nothing.
+
+        A head that is not asked stops listening until it is.
+        """
 
     def launch(self, batch: Batch, decision: Decision) -> Pending:
         """Begin a round: draft for the decoding rows, or start to where rounds overlap."""

@@ -15,6 +15,7 @@ from adaptspec.control.policy import Decision, Union
 from adaptspec.control.rows import some
 from adaptspec.decision_tables import CANDIDATES, TreeTable
 from adaptspec.drafters import states_confidence
+from adaptspec.drafting.draft_model import DraftModelDrafter
 from adaptspec.drafting.drafter import Drafter, DraftJob, ModelFreeDrafter, Observing, RowStart
 from adaptspec.drafting.isolated_drafter import IsolatedDrafter, isolated
 from adaptspec.drafting.united_drafts import united
@@ -46,6 +47,7 @@ class ModelExecutor:
         self._model_free = {
             i: drafter for i, drafter in enumerate(self._drafters) if isinstance(drafter, ModelFreeDrafter)
         }
+        self._heads = {i: d.head for i, d in enumerate(drafters) if isinstance(d, DraftModelDrafter) and d.head}
         self._observing = {i for i, drafter in enumerate(drafters) if isinstance(drafter, Observing)}
         self._sampling: tuple[list[SamplingRow], SamplingBatch] | None = None
         self.witness: Witness | None = None
@@ -80,6 +82,8 @@ class ModelExecutor:
     def offers(self, batch: Batch, most: int, asked: Collection[int]) -> Offers:
         size = len(batch.decoding)
         found, stated = [[0] * size] * len(self._drafters), None
+        for which, head in self._heads.items():
+            head.listens = which in asked
         for which, drafter in self._model_free.items() if most else ():
             if which in asked:
                 offers = [
@@ -178,9 +182,8 @@ class ModelExecutor:
         if len(broken):
             for i in broken.tolist():
                 emitting[i].fail(NOT_NUMBERS)
-            verdict = replace(
-                verdict, accepted=np.where(np.isin(np.arange(len(emitting)), broken), 0, verdict.accepted)
-            )
+            whole = np.isin(np.arange(len(emitting)), broken, invert=True)
+            verdict = replace(verdict, accepted=np.where(whole, verdict.accepted, 0))
         score_output(emitting, logits, draft, verdict)
         self._observe(batch, draft, verdict)
         if self.witness is not None:

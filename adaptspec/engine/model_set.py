@@ -14,7 +14,7 @@ from adaptspec.gpu.follower import lead
 from adaptspec.gpu.ranks import ALONE, Group
 from adaptspec.models.config import WHOLE, DecoderConfig
 from adaptspec.models.heads.formats import is_head, load_head
-from adaptspec.models.heads.hearing import MOST_UNREAD
+from adaptspec.models.heads.hearing import MOST_UNREAD, SHARED
 from adaptspec.models.kv_cache import CacheLimits, CachePlan, bytes_for_cache
 from adaptspec.models.loading import (
     DTYPES,
@@ -138,7 +138,7 @@ def _beside_head(model: LoadedModel, config: DecoderConfig, limits: EngineLimits
     The target's states are held where graphs leave them, by a pass that is under way, put together, and by their rows.
     """
     (places, verified), rows = most, limits.max_rows
-    kept = model.hears * (rows * MOST_UNREAD + 4 * (verified + limits.prefill_tokens))
+    kept = model.hears * (SHARED * rows * MOST_UNREAD + 4 * (verified + limits.prefill_tokens))
     steps = model.hears + 4 * config.hidden + 2 * config.heads * config.head_dim + 3 * config.mlp
     attended = places * (2 * config.cache_shape.width + READ * config.heads // config.kv_heads)
     scores = SCORES * rows * (model.info.deepest or 1) * config.vocab_size

@@ -124,7 +124,7 @@ class DeviceRounds:
                 self._judge(plan, shape, logits)
             if self._heard is not None:
                 packed, starts = plan.verified, plan.lengths[: plan.decoding] - 1
-                self.target.tell(packed, starts.tolist(), self._heard[: len(packed.tokens)])
+                self.target.tell(packed, starts.tolist(), self._heard[: len(packed.tokens)].clone())
 
     def start(self, shape: RoundShape) -> None:
         """Take over rank 0's plan. All ranks do."""

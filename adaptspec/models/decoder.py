@@ -74,9 +74,10 @@ class Decoder(CachedRows):
         return logits
 
     def _run(self, packed: Packed, spans: list[Span], groups: list[list[int]] | None) -> Computed:
+        asked = self.asked if self._listener is not None and self._listener.listens else ()
         if self._small is not None and self._small.takes(spans):
-            return self._small.run(packed, spans, groups, self.asked)
-        return self._pass(packed, spans, groups, self.asked)
+            return self._small.run(packed, spans, groups, asked)
+        return self._pass(packed, spans, groups, asked)
 
     def _pass(
         self, packed: Packed, spans: list[Span], groups: list[list[int]] | None, asked: Sequence[int]

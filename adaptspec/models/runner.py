@@ -65,11 +65,12 @@ class Listener(Protocol):
     """Hears a model's states behind some of its layers, and what becomes of its rows: a head that drafts from them."""
 
     layers: Sequence[int]  # states before layer i, 0 being the embeddings; the number of layers: those before the norm
+    listens: bool  # whether it is to hear states; if not, it is told of passes all the same, with any tensor
 
     def heard(self, packed: Packed, starts: Sequence[int], states: torch.Tensor) -> None:
         """Of a pass: states [sum(counts), layers x hidden] of all its tokens, row i's from place `starts[i]` on.
 
-        The next pass may write on their memory: what is to stay is copied.
+        Nobody else writes on their memory.
         """
 
     def truncated(self, row: int, length: int) -> None:

@@ -91,7 +91,7 @@ class TransformersRunner:
     def forward(self, packed: Packed) -> torch.Tensor:
         """Logits [sum(wanted), vocab] in float32: an inference tensor, to be changed in inference mode only."""
         starts = [self.length(row) for row in packed.rows.tolist()]
-        asked = () if self._listener is None else self._listener.layers
+        asked = self._listener.layers if self._listener is not None and self._listener.listens else ()
         parts = torch.split(torch.from_numpy(packed.tokens).to(self.device), packed.counts.tolist())
         rows = zip(packed.rows.tolist(), parts, packed.wanted.tolist(), packed.seen or [None] * len(parts), strict=True)
         told = [self._run(*row, asked) for row in rows]

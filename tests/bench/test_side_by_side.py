@@ -27,6 +27,9 @@ def test_every_policy_runs_every_prompt(
     first, second = result["policies"]
     assert [first["policy"], second["policy"]] == ["off", "static-3"]
     assert first["over_first"] == {"mean": 1.0, "low": 1.0, "high": 1.0}
+    assert first["tokens"] == second["tokens"] > 0 == first["drafted"] < second["drafted"]
+    assert first["same_text"]
+    assert second["same_text"]
     assert set(second["tasks"]) == set(workloads)
     assert second["over_first"]["low"] <= second["over_first"]["mean"] <= second["over_first"]["high"]
     assert side_by_side_report(result)

@@ -25,6 +25,7 @@ class Notes(Listener):
 
     def __init__(self) -> None:
         self.layers: Sequence[int] = LAYERS
+        self.listens = True
         self.states: dict[int, torch.Tensor] = {}
         self.calls: list[tuple[Any, ...]] = []
 

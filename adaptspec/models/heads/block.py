@@ -272,7 +272,7 @@ class PEagleRunner(BlockRunner, EagleRunner):
 
     def reserve(self, row: int, length: int) -> bool:
         # A pass drafts all slots, however few are asked for.
-        return super().reserve(row, min(length + self.slots, self.info.context))
+        return super().reserve(row, min(length + self.slots, self.begin(row) + self.info.context))
 
     def _drafted(self, fed: Sequence[Fed], newest: Sequence[int]) -> list[Block | None]:
         spans, tokens, states, wanted = [], [], [], []

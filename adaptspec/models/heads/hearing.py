@@ -2,11 +2,14 @@
 
 To its drafter a head is a model like any other. What it reads with the target's states stays; what it reads beyond
 them, its own drafts, is forgotten as soon as the target has read on, and then read again with the target's states.
+
+A head runs for nobody who does not ask for drafts. What waits is bounded: of a row that rests longer the oldest go, and
+with them what was read before, as if its text began later. Positions are relative in all heads, so that they see less
+of the text then, and nothing else.
 """
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,20 +21,22 @@ from adaptspec.models.kv_cache import KVCache
 from adaptspec.models.runner import ModelInfo, Packed
 from adaptspec.types import BoolArray, IntArray
 
-# States of the target that a row may keep unread, in tokens, beside those of one pass. Then they are read, so many in a
-# pass: a row that does not draft costs the keys and values of few layers per token.
+# States of the target that a row may keep unread, in tokens, beside those of one pass. Of more the last 3/4 stay.
 MOST_UNREAD = 256
-_log = logging.getLogger(__name__)
+# A pass of so many tokens a row leaves its states to its rows as they are. Of larger ones each copies its own: what was
+# drafted and rejected, and the prompts of others, would stay with them.
+SHARED = 2
 ABSENT = -1e30  # the score of tokens that a head does not have: never drawn, and its share times it is 0, not NaN
 
 
 @dataclass
 class Text:
-    """One row. Places count its tokens; `states` are the target's from place `first` on, with their tokens.
+    """One row. Places count its tokens from `begin` on; `states` are the target's from place `first` on, with theirs.
 
-    They are kept in `parts`, as they came: a row that rests takes no more than a copy of each.
+    They are kept in `parts`, as they came: a row that rests takes next to no time.
     """
 
+    begin: int = 0  # what the head knows of the row's text begins there
     parts: list[torch.Tensor] = field(default_factory=list)
     tokens: list[int] = field(default_factory=list)
     first: int = 0
@@ -100,6 +105,7 @@ class HeadRunner:
     """Satisfies `Runner`, and listens to the target's. Of its cache a text takes `shift` places less than tokens."""
 
     shift = 0
+    listens = True
 
     def __init__(self, info: ModelInfo, layers: Sequence[int], vocabulary: torch.Tensor | None, cache: KVCache) -> None:
         """`layers` as in `Listener`; `vocabulary` [n]: which of the target's tokens its own are, None for all."""
@@ -107,7 +113,7 @@ class HeadRunner:
         self._vocabulary, self._cache = vocabulary, cache
         self.device = cache.pool[0].device
         self._rows: dict[int, Text] = {}
-        self._lost: set[int] = set()  # rows whose states are gone, and are not told again: they go without drafts
+        self._untold: set[int] = set()  # rows that the target has read on, of which nothing is known here
 
     @property
     def free_memory(self) -> float:
@@ -124,16 +130,25 @@ class HeadRunner:
         return sum(part.nbytes for text in list(self._rows.values()) for part in list(text.parts))
 
     def reserve(self, row: int, length: int) -> bool:
-        return row not in self._lost and self._cache.reserve(row, max(1, length - self.shift))
+        if row in self._untold:
+            return False
+        return self._cache.reserve(row, max(1, length - self.begin(row) - self.shift))
+
+    def begin(self, row: int) -> int:
+        """Where what it knows of a row's text begins."""
+        return self._rows[row].begin if row in self._rows else 0
 
     def length(self, row: int) -> int:
-        return self._rows[row].length if row in self._rows else 0
+        return self._rows[row].begin + self._rows[row].length if row in self._rows else 0
 
     def truncate(self, row: int, length: int) -> None:
         if row in self._rows:
-            text = self._rows[row]
-            text.length, text.sure = min(text.length, length), min(text.sure, length)
-            text.own = {place: kept for place, kept in text.own.items() if place < length}
+            self._cut(row, self._rows[row], length - self._rows[row].begin)
+
+    def _cut(self, row: int, text: Text, length: int) -> None:
+        """Forget what was read from a place of the text on."""
+        text.length, text.sure = min(text.length, length), min(text.sure, length)
+        text.own = {place: kept for place, kept in text.own.items() if place < length}
         self._cache.truncate(row, max(0, length - self.shift))
 
     def keep(self, row: int, base: int, places: Sequence[int]) -> None:  # noqa: ARG002 - as `Runner` has it
@@ -143,49 +158,73 @@ class HeadRunner:
     def free(self, row: int) -> None:
         self._cache.free(row)
         self._rows.pop(row, None)
-        self._lost.discard(row)
 
-    freed = free
+    def freed(self, row: int) -> None:
+        """See `Listener`."""
+        self.free(row)
+        self._untold.discard(row)
 
     def heard(self, packed: Packed, starts: Sequence[int], states: torch.Tensor) -> None:
         """See `Listener`."""
-        tokens, at = packed.tokens.tolist(), 0
-        for row, start, count in zip(packed.rows.tolist(), starts, packed.counts.tolist(), strict=True):
-            new = slice(at, at := at + count)
+        if not self.listens:
+            for row in packed.rows.tolist():
+                self._lose(row)
+            return
+        rows, counts, tokens, end = packed.rows.tolist(), packed.counts.tolist(), packed.tokens.tolist(), 0
+        parts = torch.split(states, counts) if len(rows) > 1 else (states,)
+        shared = len(states) <= SHARED * len(rows)
+        for row, start, count, part in zip(rows, starts, counts, parts, strict=True):
+            end, new = end + count, min(count, MOST_UNREAD)  # of a long part of a prompt the end will do
             text = self._rows.get(row)
-            if text is not None and start - text.sure > MOST_UNREAD:
-                self._read_on(row)
-                text = self._rows.get(row)
-            if not start:
-                self.free(row)
-                text = self._rows[row] = Text()
-            elif text is None:
-                self._lost.add(row)
-                continue
-            text.keep(start, ())
-            text.forget(text.sure - self.shift)  # what comes before is read
-            text.tokens += tokens[new]
-            text.parts.append(states[new].clone())
-            text.first = start + count - len(text.tokens)
+            surplus = -1 if text is None or start <= text.begin else text.begin + text.end - start
+            if text is None or new < count or surplus < 0:
+                text = self._anew(row, start + count - new)
+            else:
+                if surplus:
+                    text.keep(start - text.begin, ())
+                text.forget(text.sure - self.shift)  # what comes before is read
+                if len(text.tokens) > MOST_UNREAD:
+                    self._begin_later(row, text)
+            text.tokens += tokens[end - new : end]
+            text.parts.append(part if shared and new == count else part[-new:].clone())
+            text.first = start + count - text.begin - len(text.tokens)
+
+    def _lose(self, row: int) -> None:
+        self.free(row)
+        self._untold.add(row)
+
+    def _anew(self, row: int, begin: int) -> Text:
+        self.freed(row)
+        text = self._rows[row] = Text(begin)
+        return text
+
+    def _begin_later(self, row: int, text: Text) -> None:
+        """Have a text begin with the last of what waits."""
+        text.forget(text.end - MOST_UNREAD * 3 // 4)
+        self._cache.free(row)
+        text.begin, text.first, text.length, text.sure = text.begin + text.first, 0, 0, 0
+        text.own.clear()
 
     def truncated(self, row: int, length: int) -> None:
         """See `Listener`."""
         if row in self._rows:
-            self.kept(row, min(length, self._rows[row].end), ())
+            self.kept(row, min(length, self._rows[row].begin + self._rows[row].end), ())
 
     def kept(self, row: int, base: int, places: Sequence[int]) -> None:
         """See `Listener`."""
         if row not in self._rows:
             return
         text = self._rows[row]
-        if base < text.first:
-            self.free(row)
+        base -= text.begin
+        end = base + len(places)
+        if base < text.first or not end:  # nothing is left that could be drafted from
+            self._lose(row)
             return
         text.keep(base, places)
-        if not text.own and text.length <= text.sure <= base + len(places) + self.shift:
+        if not text.own and text.length <= text.sure <= end + self.shift:
             return  # it has not drafted, and nothing that it has read goes
         text.own.clear()
-        self.truncate(row, min(text.sure, base + len(places) + self.shift))
+        self._cut(row, text, min(text.sure, end + self.shift))
 
     @torch.inference_mode()
     def forward(self, packed: Packed) -> torch.Tensor:
@@ -206,20 +245,6 @@ class HeadRunner:
     def _run(self, fed: Sequence[Fed]) -> torch.Tensor:
         """Logits [wanted, its own vocabulary] after the last `wanted` of the new tokens of each row."""
         raise NotImplementedError
-
-    def _read_on(self, row: int) -> None:
-        """Read all that the target has said of a row. What fails here costs its drafts, never the target's pass."""
-        text = self._rows[row]
-        tokens, one = text.tokens[text.length - text.first :], np.array([row], dtype=np.int64)
-        try:
-            if self.reserve(row, text.end):
-                for first in range(0, len(tokens), MOST_UNREAD):
-                    part = np.array(tokens[first : first + MOST_UNREAD], dtype=np.int64)
-                    self.forward(Packed(one, np.array([len(part)]), part, np.zeros_like(one)))
-                return
-        except Exception:  # noqa: BLE001
-            _log.exception("%s could not read on: the request in row %d goes without its drafts", self.info.name, row)
-        self.free(row)
 
 
 def picked(states: torch.Tensor, at: Sequence[int]) -> torch.Tensor:

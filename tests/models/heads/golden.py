@@ -55,7 +55,7 @@ class Text:
     def hear(self, upto: int) -> None:
         """The target reads on."""
         new = self.tokens[self.heard : upto]
-        self.runner.heard(pack((self.row, new, 0)), [self.heard], self.states[self.heard : upto])
+        self.runner.heard(pack((self.row, new, 0)), [self.heard], self.states[self.heard : upto].clone())
         self.heard = upto
 
     def read(self, upto: int) -> torch.Tensor:

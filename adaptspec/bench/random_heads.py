@@ -1,0 +1,90 @@
+"""What heads cost that are never right: policies over plain decoding, with heads of random weights for a target.
+
+"hearing" keeps the target's states for a head that it never asks: what a head costs at rest. "goodput" is the default
+policy with nothing else to draft with: it has to learn to leave the head, and decides and tries beside. Ratios are of
+tokens per second of the engine's thread, in CPU time, which a busy machine disturbs least.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+
+from adaptspec.bench.side_by_side import SideBySideSettings, run_side_by_side
+from adaptspec.bench.workloads import Workloads
+from adaptspec.engine.engine_config import EngineConfig, model_place
+from adaptspec.tables import Table
+from adaptspec.training.distillation import DEPTHS, LAYERS
+from adaptspec.training.head_files import make_head, save_head
+from adaptspec.training.measure import load_transformers
+
+KINDS = ("eagle", "medusa", "dflash")
+_POLICY = """\
+apiVersion: adaptspec.dev/v1
+kind: SpeculationPolicy
+metadata: {{name: "{}"}}
+spec:
+  {}
+"""
+_SPECS = {
+    "off": "choose: {algorithm: static, depth: 0}",
+    "hearing": "choose: {algorithm: batch-table, schedule: [[1, 511, 0], [512, 512, 1]]}",
+    "goodput": """\
+max-depth: 12
+  drafters: [draft-model]
+  choose: {algorithm: goodput}
+  stop: {rule: marginal-goodput}
+  guard:
+    never-slower: {margin: 0.03, window-rounds: 16, losing-windows: 2}
+    probe: {after-tokens: 64, backoff: 2.0}""",
+}
+
+
+def write_random_head(kind: str, target: str, folder: Path) -> None:
+    """A checkpoint of a head for the target in a directory, whose guesses are any tokens."""
+    model = load_transformers(target, torch.float32, torch.device("cpu"))
+    head = make_head(kind, model, DEPTHS[kind], LAYERS[kind])
+    for parameter in head.parameters():
+        if parameter.dim() > 1:
+            torch.nn.init.normal_(parameter, std=parameter.shape[-1] ** -0.5)
+    save_head(head, model, folder, target)
+
+
+def run_random_heads(
+    config: EngineConfig, workloads: Workloads, settings: SideBySideSettings, tick: Callable[[], None]
+) -> dict[str, Any]:
+    """`run_side_by_side` of plain decoding, hearing and the default policy with each kind of head in turn."""
+    place, results = model_place(config.model, "target"), {}
+    with TemporaryDirectory() as folder:
+        files = [Path(folder, f"{name}.yaml") for name in _SPECS]
+        for file, (name, spec) in zip(files, _SPECS.items(), strict=True):
+            file.write_text(_POLICY.format(name, spec))
+        settings = replace(settings, policies=[str(file) for file in files], cpu_time=True)
+        for kind in KINDS:
+            write_random_head(kind, place, Path(folder, kind))
+            config = replace(config, draft=str(Path(folder, kind)), device="cpu")
+            results[kind] = run_side_by_side(config, workloads, settings, tick)
+    first = results[KINDS[0]]
+    return {
+        "benchmark": "heads",
+        "machine": first["machine"],
+        "settings": first["settings"],
+        "heads": {kind: result["policies"] for kind, result in results.items()},
+    }
+
+
+def random_heads_report(result: dict[str, Any]) -> list[Table | str]:
+    """The result for people."""
+    title = f"random heads: CPU seconds of plain decoding over those of a policy (batch {result['settings']['batch']})"
+    table = Table("head", "policy", "all", "95 %", "drafted of", "same text", title=title)
+    for kind, policies in result["heads"].items():
+        for row in policies[1:]:
+            over, spread = row["over_first"], "{low:.3f}-{high:.3f}".format(**row["over_first"])
+            share, same = f"{row['drafted']} of {row['tokens']}", "yes" if row["same_text"] else "NO"
+            table.add_row(kind, row["policy"], f"{over['mean']:.3f}", spread, share, same)
+    return [table]
