@@ -118,6 +118,10 @@ class CostTable:
         passes = self._verify.across(rows, tokens / max(rows, 1), optimistic=optimistic)
         return np.asarray(self._machine.seconds * (passes + self._attended.seconds * context))
 
+    def drafts_together(self, drafter: str) -> bool:
+        """Whether each of its steps is of all rows: an engine that is told of whole rounds alone drafts so."""
+        return self._is(drafter, "together")
+
     def draft_step_seconds(self, drafter: str, rows: float) -> float:
         """One draft step of `rows` active rows; 0 for a drafter that runs no model."""
         grid = self._steps.get(drafter)
@@ -128,7 +132,7 @@ class CostTable:
 
         A single row's step is part of a line, too: drafts that branch run several nodes of it.
         """
-        if self._is(drafter, "together"):
+        if self.drafts_together(drafter):
             return self.draft_step_seconds(drafter, rows), 0.0
         one, most = self.draft_step_seconds(drafter, 1), rows if rows > 1 else _FEW_NODES
         per_row = max(0.0, self.draft_step_seconds(drafter, most) - one) / (most - 1)
@@ -273,7 +277,7 @@ class CostTable:
                 continue
             parts.append((self._starts[name], 1.0))
             parts.append((self._catch_up[name], float(record.caught_up)))
-            if self._is(name, "together"):
+            if self.drafts_together(name):
                 parts += grid.parts(float(len(record.rows)), 1, float(record.draft_steps))
                 continue
             for size, number in zip(*np.unique(active, return_counts=True), strict=True):

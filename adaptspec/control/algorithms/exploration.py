@@ -18,6 +18,8 @@ from adaptspec.types import FloatArray, IntArray, Reason, RoundRecord
 _MOST = 3.0
 # Tokens, emitted while no model drafts, after which all rows are tried whatever is expected; twice as many each time.
 _FIRST_WAIT, _LONGEST = 64, 65536
+# Where whole rounds alone are timed, one decision in so many is for a depth beside the best: often at first.
+_FIRST_ASIDE, _ASIDE = 8, 64
 
 
 class ExplorationBudget:
@@ -107,6 +109,9 @@ class Exploration:
         # The model that rows try, at what cost, and the seconds that a token is worth.
         self._pending: Pending[tuple[int, IntArray, float, float]] = Pending()
         self._tried_last = self._told_last = 0  # decisions
+        self._whole = [which for which, name in models.items() if cost.drafts_together(name)]
+        self._aside, self._step = _FIRST_ASIDE, -1  # decisions from one to the next, which goes less deep, or deeper
+        self._since = 0
 
     def forget(self, row: int) -> None:
         for budget in self._budgets.values():
@@ -127,7 +132,25 @@ class Exploration:
             found = self._tried(model, choice, terms, entered, signals)
             if found is not None:
                 return found
-        return choice
+        return self._beside(choice, signals) if self._whole else choice
+
+    def _beside(self, choice: Choice, signals: BatchSignals) -> Choice:
+        """Now and then, a depth beside the planned one for all rows of a model whose draft seconds nobody can tell apart.
+
+        Else the times of no other depth would ever be known, and a first belief that has the best one too dear stays.
+        """
+        self._since += 1
+        if self._since < self._aside or choice.union is not None or not choice.depths.any():
+            return choice
+        self._since, self._aside = 0, min(2 * self._aside, _ASIDE)
+        self._step, step = -self._step, self._step
+        mine = np.isin(choice.drafter, self._whole) & (choice.depths > 0)
+        tiers = np.array(self._tiers)
+        place = np.searchsorted(tiers, choice.depths) + step
+        moved = np.minimum(tiers[np.clip(place, 0, len(tiers) - 1)], signals.limits)
+        depths = np.where(mine, np.maximum(moved, 1), choice.depths)
+        reasons = np.where(depths != choice.depths, int(Reason.EXPLORE), choice.reasons)
+        return replace(choice, depths=depths, reasons=reasons, expected=None)
 
     def learn(self, record: RoundRecord, terms: RoundTerms) -> bool:
         """Take note of a round; whether what was off won."""

@@ -5,13 +5,15 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
+import pytest
 
 from adaptspec.control.algorithms.algorithm import Choice
 from adaptspec.control.algorithms.exploration import ExplorationBudget
-from adaptspec.control.algorithms.goodput import Goodput
+from adaptspec.control.algorithms.goodput import Goodput, GoodputSettings
+from adaptspec.control.cost import CostTable
 from adaptspec.control.policy import Union
 from adaptspec.types import Reason
-from tests.control.helpers import record, signals, table
+from tests.control.helpers import QUIET, record, signals, table
 
 ROW = np.array([0])
 
@@ -103,3 +105,23 @@ def test_a_try_is_paid_for_once() -> None:
     for _ in range(500):
         made.learn(record([0], [0]))
     assert budget._seconds > before
+
+
+@pytest.mark.parametrize("together", [True, False])
+def test_other_depths_are_timed_now_and_then_where_rounds_are_only_timed_whole(together: bool) -> None:
+    """One less deep and one deeper in turn, of those allowed; elsewhere the parts of any round tell."""
+    profile = QUIET.profile()
+    drafts = {name: replace(cost, together=together) for name, cost in profile.drafters.items()}
+    settings = GoodputSettings(tiers=(1, 3, 5), stops=False)
+    made = Goodput(CostTable(replace(profile, drafters=drafts)), 2, 1, settings)
+    usual, beside = set(), set()
+    for number in range(1, 129):
+        now = signals([5, 5])
+        now.number = number
+        choice = made.choose(now)
+        explored = bool((choice.reasons == int(Reason.EXPLORE)).any())
+        (beside if explored else usual).update(choice.depths.tolist())
+        drafted = choice.depths.tolist()
+        made.learn(replace(record(drafted, [min(2, depth) for depth in drafted]), decision=number))
+    assert usual <= {3}
+    assert beside == ({1, 5} if together else set())
