@@ -135,7 +135,7 @@ class Exploration:
         return self._beside(choice, signals) if self._whole else choice
 
     def _beside(self, choice: Choice, signals: BatchSignals) -> Choice:
-        """Now and then, a depth beside the planned one for all rows of a model whose draft seconds nobody can tell apart.
+        """Now and then, a depth beside the planned one for all rows of a model whose drafting nobody times by itself.
 
         Else the times of no other depth would ever be known, and a first belief that has the best one too dear stays.
         """
