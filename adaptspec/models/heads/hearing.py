@@ -156,8 +156,12 @@ class HeadRunner:
         self.truncate(row, base)
 
     def free(self, row: int) -> None:
-        self._cache.free(row)
+        self._uncache(row)
         self._rows.pop(row, None)
+
+    def _uncache(self, row: int) -> None:
+        """Forget all that was read."""
+        self._cache.free(row)
 
     def freed(self, row: int) -> None:
         """See `Listener`."""
@@ -201,7 +205,7 @@ class HeadRunner:
     def _begin_later(self, row: int, text: Text) -> None:
         """Have a text begin with the last of what waits."""
         text.forget(text.end - MOST_UNREAD * 3 // 4)
-        self._cache.free(row)
+        self._uncache(row)
         text.begin, text.first, text.length, text.sure = text.begin + text.first, 0, 0, 0
         text.own.clear()
 

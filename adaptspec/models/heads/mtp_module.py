@@ -15,6 +15,7 @@ from adaptspec.errors import ModelError
 from adaptspec.models.attention import Span, additive
 from adaptspec.models.config import DecoderConfig
 from adaptspec.models.heads.eagle import EagleRunner, EagleWeights, Fusion
+from adaptspec.models.heads.hearing import Text
 from adaptspec.models.heads.target_ends import TargetEnds
 from adaptspec.models.kv_cache import CacheShape, KVCache
 from adaptspec.models.layers import Linear
@@ -34,8 +35,8 @@ class MtpModuleRunner(EagleRunner):
         self._module = module
         self._caches: dict[int, DynamicCache] = {}
 
-    def truncate(self, row: int, length: int) -> None:
-        super().truncate(row, length)
+    def _cut(self, row: int, text: Text, length: int) -> None:
+        super()._cut(row, text, length)
         cache = self._caches.get(row)
         surplus = 0 if cache is None else cache.get_seq_length() - max(0, length - self.shift)
         if cache is not None and surplus == cache.get_seq_length():
@@ -43,11 +44,9 @@ class MtpModuleRunner(EagleRunner):
         elif cache is not None and surplus > 0:
             cache.crop(-surplus)  # a negative number is how many to remove
 
-    def free(self, row: int) -> None:
-        super().free(row)
+    def _uncache(self, row: int) -> None:
+        super()._uncache(row)
         self._caches.pop(row, None)
-
-    freed = free
 
     def _pass(self, tokens: torch.Tensor, states: torch.Tensor, spans: list[Span], wanted: list[int]) -> torch.Tensor:
         sizes, behind = [span.size for span in spans], []

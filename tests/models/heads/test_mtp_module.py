@@ -134,6 +134,33 @@ def test_its_logits_are_those_of_a_direct_forward(whole: tuple[Path, Any, dict[s
     assert not runner._caches  # type: ignore[attr-defined]
 
 
+@torch.inference_mode()
+def test_what_it_drafted_is_read_again_with_the_targets_states(
+    whole: tuple[Path, Any, dict[str, torch.Tensor]],
+) -> None:
+    """Of three drafted tokens the target keeps one; what the module has cached of all three goes."""
+    folder, model, own = whole
+    loaded = load_model(str(folder))
+    runner, reader = (one.runner(CacheLimits(1, context=64)) for one in (load_head(str(folder), loaded), loaded))
+    reader.listen(runner)  # type: ignore[attr-defined]
+    layer = model.model.layers[LAYERS]
+    text, first, second = torch.randint(4, VOCAB, (12,)).tolist(), [30, 50, 60, 61], 70
+    reader.reserve(0, 32)
+    reader.forward(pack((0, text, 1)))
+    runner.reserve(0, 32)
+    for place in range(len(first)):
+        read = [*text, *first[: place + 1]]
+        runner.forward(pack((0, read[runner.length(0) :], 1)))
+    reader.forward(pack((0, first, len(first))))
+    reader.truncate(0, len(text) + 2)
+    read = [*text, *first[:2], second]
+    found = runner.forward(pack((0, read[runner.length(0) :], 1)))[0]
+    model.model.layers, model.config.num_hidden_layers = model.model.layers[:LAYERS], LAYERS
+    told = model(torch.tensor([read[:-1]]), output_hidden_states=True).hidden_states[-1][0]
+    model.model.layers.append(layer)
+    torch.testing.assert_close(found, model.lm_head(directly(model, own, read[1:], told)[-1]), **TOLERANCE)
+
+
 @pytest.mark.parametrize("policy", ["static-3", "goodput-trees"])
 def test_text_is_that_of_plain_decoding(
     whole: tuple[Path, Any, dict[str, torch.Tensor]], monkeypatch: pytest.MonkeyPatch, policy: str
