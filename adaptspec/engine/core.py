@@ -14,22 +14,21 @@ import numpy as np
 import torch
 
 from adaptspec.control.controller import Controller
-from adaptspec.control.policy import BatchSignals, Decision
+from adaptspec.control.policy import Decision
 from adaptspec.control.rows import total
 from adaptspec.control.tasks import OTHER
-from adaptspec.engine.executor import Executor, Kept
-from adaptspec.engine.flight import Clock, Flight, Landed
+from adaptspec.engine.deciding import Deciding
+from adaptspec.engine.executor import Clock, Executor, Flight, Kept, Landed
 from adaptspec.engine.inputs import InputProcessor
-from adaptspec.engine.scheduler import Batch, Scheduler, held_row
+from adaptspec.engine.scheduler import Scheduler, held_row
 from adaptspec.engine.sequence import Sequence as Seq
 from adaptspec.engine.task_methods import TaskMethods
 from adaptspec.errors import ConfigError, UnknownModelError
 from adaptspec.models.draft import Draft
 from adaptspec.request import Request
-from adaptspec.types import Delta, FinishReason, IntArray, Reason, RoundRecord, Sink, nobody
+from adaptspec.types import Delta, FinishReason, IntArray, RoundRecord, Sink
 
 _log = logging.getLogger(__name__)
-COMPLAIN_EVERY = 1000  # rounds; some thousand of them fit into a second
 
 
 @dataclass(frozen=True)
@@ -90,6 +89,7 @@ class EngineCore:
         self._clock = clock
         self._number = 0
         self._flight: Flight | None = None
+        self._deciding = Deciding(controller, executor, timer)
         self._outbox: list[Delta] = []
         self._told_full = False  # that there is no room for more tasks
 
@@ -164,54 +164,17 @@ class EngineCore:
             self._end(culprit, FinishReason.ERROR, f"{type(error).__name__}: {error}")
         return self._collect()
 
-    def _signals(self, batch: Batch) -> BatchSignals:
-        size = len(batch.decoding)
-        gaps = self.executor.cache_gaps(batch)
-        offers = self.executor.offers(batch, self.controller.search_depth, self.controller.asked)
-        table = [
-            [s.length for s in batch.decoding],
-            batch.limits,
-            [s.emitted for s in batch.decoding],
-            *gaps,
-            *offers.found,
-        ]
-        # One array cut in rows: at batch 1 making it costs as much as what stands in it.
-        signals, drafters = np.array(table, dtype=np.int64), len(self.executor.drafters)
-        return BatchSignals(
-            rows=batch.rows[:size],
-            tasks=nobody(),
-            context=signals[0],
-            limits=signals[1],
-            position=signals[2],
-            cache_gap=signals[3 : 3 + drafters],
-            found=signals[3 + drafters :],
-            prefill_tokens=batch.prefill_tokens,
-            free_memory=self.executor.cache.free_memory,
-            stated=offers.stated,
-        )
-
-    def _decide(self, signals: BatchSignals) -> Decision:
-        """The controller's decision. A policy that fails costs its drafts: plain decoding needs no decision."""
-        try:
-            return self.controller.decide(signals)
-        except Exception:  # noqa: BLE001
-            if self._number % COMPLAIN_EVERY == 0:
-                _log.exception("round %d could not be decided; it runs without drafts", self._number + 1)
-            nothing = np.zeros(signals.batch_size, dtype=np.int64)
-            return Decision(nothing, nothing + int(Reason.GUARD), nothing)
-
     def _launch(self) -> Flight | None:
         """Begin a round; None if nobody can run before texts are read."""
         clock = Clock(self._timer)
         batch = self.scheduler.next_batch()
         if not batch.decoding and not batch.chunks:
             return None
-        signals = self._signals(batch)
-        decision = self._decide(signals)
+        signals, decision, kept = self._deciding.of(batch)
         clock.lap("decide")
         pending = self.executor.launch(batch, decision)
         clock.lap("draft")
-        return Flight(batch, signals, decision, pending, clock)
+        return Flight(batch, signals, decision, kept, pending, clock)
 
     def _land(self, flight: Flight) -> Landed:
         """End it: append what was accepted and roll the caches back to it. The next may begin then."""
@@ -279,7 +242,7 @@ class EngineCore:
         return [names[which] for which in draft.tree.drafters[row, places].tolist()]
 
     def _record(self, landed: Landed, emitted: IntArray) -> RoundRecord:
-        (batch, signals, decision, _, clock), draft, verdict, _, there, shadows, seconds = landed
+        (batch, signals, decision, _, _, clock), draft, verdict, _, there, shadows, seconds = landed
         self._number += 1
         size, prefill, scores = len(emitted), batch.prefill_tokens, verdict.temperature_scores
         deepest = draft.tokens.shape[1] if draft.tree is None else int(draft.chain.max(initial=0))
@@ -321,7 +284,7 @@ class EngineCore:
     def _tell(self, landed: Landed) -> list[Delta]:
         """Read the round's text, tell the controller and sinks of it, and hand out what requests have gained."""
         record = self._record(landed, self._read(landed))
-        self._report(self.controller.learn, record)
+        self._report(self._deciding.learn, record, landed.flight.kept)
         for sink in self._sinks:
             self._report(sink.emit, record)
         for sequence in landed.flight.batch.emitting:

@@ -1,17 +1,18 @@
 """What a round needs done by models: the seam between deciding what to draft and drafting it.
 
-`ModelExecutor` runs models in this process; the simulator's stands on a tape.
+`ModelExecutor` runs models in this process; the simulator's stands on a tape. And a round on its way: what it was
+launched with, what it has come to, and how long its parts took.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 import torch
 
-from adaptspec.control.policy import Decision
+from adaptspec.control.policy import BatchSignals, Decision
 from adaptspec.engine.scheduler import Batch, Cache
 from adaptspec.engine.sequence import Sequence as Seq
 from adaptspec.models.draft import Draft
@@ -119,3 +120,51 @@ class Executor(Protocol):
 
         [drafters, B] each, -1 where unknown; `context` [B]: tokens before the round. None where nobody is watched.
         """
+
+
+class Flight(NamedTuple):
+    """A round that runs."""
+
+    batch: Batch
+    signals: BatchSignals
+    decision: Decision
+    kept: bool  # see `Decided`
+    pending: Pending
+    clock: Clock
+
+
+class Landed(NamedTuple):
+    """A round whose tokens are there, but not its text.
+
+    `taken`: those of the emitting whose tokens were appended; `there`: the decoding rows whose request was still there
+    at its end (None: all); `shadows`: see `Executor.shadows`; `seconds` of drafting and verifying.
+    """
+
+    flight: Flight
+    draft: Draft
+    verdict: VerifyResult
+    taken: list[int]
+    there: IntArray | None
+    shadows: tuple[IntArray, IntArray] | None
+    seconds: tuple[float, float]
+
+
+class Clock:
+    """Splits a round's time into named laps, in seconds."""
+
+    def __init__(self, timer: Callable[[], float]) -> None:
+        self._timer = timer
+        self._start = self._last = timer()
+        self._laps: dict[str, float] = {}
+
+    def lap(self, name: str) -> None:
+        now = self._timer()
+        self._laps[name] = now - self._last
+        self._last = now
+
+    def seconds(self, name: str) -> float:
+        return self._laps[name]
+
+    @property
+    def total(self) -> float:
+        return self._last - self._start

@@ -29,11 +29,11 @@ import numpy as np
 from adaptspec.control.algorithms.algorithm import lowered
 from adaptspec.control.cost import CostTable
 from adaptspec.control.host import DRAFTER, Host
+from adaptspec.control.own_time import OwnTime
 from adaptspec.control.policy import BatchSignals, Decision
 from adaptspec.control.step_times import StepTimes
 from adaptspec.hosts.desk import Desk
 from adaptspec.hosts.guests import Guests, Told
-from adaptspec.hosts.own_time import OwnTime
 from adaptspec.hosts.rounds import Plan, Waiting, made, of_one_mind, round_of
 from adaptspec.hosts.settings import IGNORED, NOT_SERVED, PilotSettings
 from adaptspec.hosts.skipping import Skipping

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from adaptspec.hosts.own_time import OwnTime
+from adaptspec.control.own_time import OwnTime
 
 
 def after(decisions: int, own: float, step: float) -> OwnTime:
