@@ -88,14 +88,21 @@ class Desk:
         self._thread.join(timeout=_PATIENCE)
         if self._state is not None:
             if self._exchanging.acquire(blocking=False):  # for good: nobody exchanges after this
-                if self._begun:
-                    self._take(controller)
-                    self._state.exchange(self.policies.learned(controller), self.policies.labels.tasks.own)
-                self._state.close()
+                self._save_last(controller, self._state)
             else:
                 _log.warning("%s does not answer: what was learned last is not saved", self._state.place)
         if self.watchers is not None:
             self.watchers.close()
+
+    def _save_last(self, controller: Controller, state: SharedState) -> None:
+        try:
+            if self._begun:
+                self._take(controller)
+                state.exchange(self.policies.learned(controller), self.policies.labels.tasks.own)
+        except Exception:  # noqa: BLE001 - what is watched is to be ended all the same
+            _log.exception("%s: what was learned last is not saved", state.place)
+        finally:
+            state.close()
 
     def _take(self, controller: Controller) -> None:
         """Learn what others have learned, if anything has come back."""

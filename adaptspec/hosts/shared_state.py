@@ -52,8 +52,8 @@ class SharedState:
         news = self._news(())
         names = joined(tasks, own.tasks, *(state.tasks for _, state in news.values()))
         self._mine = dict(renumbered(own, names).policies)
-        self._take(news, names)
-        self._before = self._with_others(self._mine)
+        self._others = self._taken(news, names)
+        self._before = self._with_others(self._mine, self._others)
         return self._before, names
 
     def exchange(self, now: Mapping[str, PolicyState], tasks: Sequence[str]) -> _States:
@@ -64,10 +64,10 @@ class SharedState:
         left = {place: (mark, self._faded(state, now)) for place, (mark, state) in self._others.items()}
         own = {name: self._own(name, state, [one for _, one in left.values()]) for name, state in now.items()}
         own = {**self._mine, **own}
-        self._others = left
+        # Nothing has changed if it fails half-way: it is then done again with what was known.
         self._store.save(own, tuple(tasks))
-        self._take(self._news(tasks), tasks)
-        self._before = self._with_others(own)
+        others = left | self._taken(self._news(tasks), tasks)
+        self._before, self._others = self._with_others(own, others), others
         return self._before
 
     def close(self) -> None:
@@ -94,7 +94,12 @@ class SharedState:
     def _news(self, tasks: Sequence[str]) -> dict[str, tuple[float, LearnedState]]:
         """What others have written since it was read, or may say more than it did now that there are more tasks."""
         news = {}
-        for file in sorted(self._folder.glob(f"*/{FILE}")):
+        try:
+            files = sorted(self._folder.glob(f"*/{FILE}"))
+        except OSError as error:  # of a network's volume
+            self._say(str(self._folder), f"what others have learned cannot be looked for now: {error}")
+            return {}
+        for file in files:
             place = file.parent.name
             if file.parent == self._store.folder:
                 continue
@@ -112,15 +117,20 @@ class SharedState:
             news[place] = written, state
         return news
 
-    def _take(self, news: Mapping[str, tuple[float, LearnedState]], tasks: Sequence[str]) -> None:
+    @staticmethod
+    def _taken(
+        news: Mapping[str, tuple[float, LearnedState]], tasks: Sequence[str]
+    ) -> dict[str, tuple[_Mark, _States]]:
         """It takes the place of what was read before; who has gone is remembered."""
-        for place, (written, state) in news.items():
-            self._others[place] = (written, tuple(tasks)), dict(renumbered(state, tasks).policies)
+        return {
+            place: ((written, tuple(tasks)), dict(renumbered(state, tasks).policies))
+            for place, (written, state) in news.items()
+        }
 
-    def _with_others(self, own: Mapping[str, PolicyState]) -> _States:
+    def _with_others(self, own: Mapping[str, PolicyState], others: Mapping[str, tuple[_Mark, _States]]) -> _States:
         """Of states that differ in their arms, the first counts."""
         whole = dict(own)
-        for place, (_, state) in self._others.items():
+        for place, (_, state) in others.items():
             for name, one in state.items():
                 try:
                     whole[name] = added(name, whole[name], one) if name in whole else one

@@ -269,3 +269,39 @@ def test_an_end_while_a_folder_does_not_answer(
     thread.join()
     assert calls == [1]
     assert "does not answer" in caplog.text
+
+
+def test_what_failed_half_way_is_done_again_as_if_it_had_not_begun(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However often a folder of a network fails meanwhile, what others have learned does not become one's own."""
+    one, two = engine(tmp_path), engine(tmp_path)
+    two.exchange(states(50.0, 50.0), ())
+    known = one.exchange(states(25.0, 5.0), ())
+    faded = {"p": PolicyState("s", {"n": known["p"].arrays["n"] * 0.5})}
+    for failing in ("_news", "_with_others"):
+        with monkeypatch.context() as broken:
+            broken.setattr(SharedState, failing, lambda *_: (_ for _ in ()).throw(OSError("stale handle")))
+            for _ in range(3):
+                with pytest.raises(OSError, match="stale handle"):
+                    one.exchange(faded, ())
+    one.exchange(faded, ())
+    assert values(read_state(one.place / FILE).policies) == [12.5, 2.5]
+    one.close()
+    two.close()
+
+
+def test_an_end_at_which_nothing_can_be_saved_ends_what_is_watched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    pilot = learning(tmp_path, 0)
+
+    def exchange(*_: object) -> None:
+        raise OSError("stale handle")
+
+    ended = []
+    monkeypatch.setattr(SharedState, "exchange", exchange)
+    monkeypatch.setattr(SharedState, "close", lambda _: ended.append("state"))
+    pilot.close()
+    assert ended == ["state"]
+    assert "what was learned last is not saved" in caplog.text
