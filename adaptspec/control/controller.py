@@ -84,8 +84,16 @@ class Controller:
     @property
     def search_depth(self) -> int:
         """How many tokens n-gram drafters are to look for: as many as a policy with rows would take."""
+        return self._deepest_search() or 0
+
+    @property
+    def searches(self) -> bool:
+        """Whether a policy with rows goes by what they find, if not in this very round."""
+        return self._deepest_search() is not None
+
+    def _deepest_search(self) -> int | None:
         running = [slot.policy for slot in self._slots if slot.running]
-        return deepest_search([*running, *(shadow.policy for shadow in self._shadows.values())]) or 0
+        return deepest_search([*running, *(shadow.policy for shadow in self._shadows.values())])
 
     @property
     def asked(self) -> set[int]:

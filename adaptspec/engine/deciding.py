@@ -19,7 +19,7 @@ from adaptspec.engine.sequence import Sequence as Seq
 from adaptspec.types import Reason, RoundRecord, nobody
 
 _log = logging.getLogger(__name__)
-COMPLAIN_EVERY = 1000  # decisions; some thousand of them fit into a second
+COMPLAIN_EVERY = 1000  # failures; some thousand rounds fit into a second
 
 
 class Decided(NamedTuple):
@@ -43,8 +43,8 @@ class Deciding:
     """The controller's decisions for an executor's rounds, timed by `timer`.
 
     A small model runs a plain round in a millisecond, of which deciding and learning would take a twentieth. So where
-    nobody drafts, nobody looks for drafts and no other policy watches, the same rows go on undecided for as many rounds
-    as make it little (see `OwnTime`); the next one that is learned from stands for them.
+    nobody drafts, no policy goes by what n-gram drafters may find at any time, and none only watches, the same rows go
+    on undecided for as many rounds as make it little (see `OwnTime`); the next that is learned from stands for them.
     """
 
     def __init__(self, controller: Controller, executor: Executor, timer: Callable[[], float]) -> None:
@@ -53,7 +53,7 @@ class Deciding:
         self._last: _Last | None = None
         self._left = 0  # rounds that the last decision may yet serve
         self._unheard = 0  # rounds since the last that was learned from
-        self._decided = 0
+        self._failures = 0
 
     def of(self, batch: Batch) -> Decided:
         """Signals and decision of a round."""
@@ -61,14 +61,15 @@ class Deciding:
         if last is not None and self._left >= 0 and self._goes_on(last, batch):
             signals = replace(last.of.signals, context=np.array([s.length for s in batch.decoding], dtype=np.int64))
             return Decided(signals, last.of.decision, kept=True)
-        begun = self._timer()
+        begun, failures = self._timer(), self._failures
         signals = self._signals(batch)
         made = Decided(signals, self._decision(signals))
         self._own.note("decide", self._timer() - begun)
         off, was_off = not some(made.decision.depths), last is not None and last.off
         self._last = _Last(made, batch.decoding, self._controller.policies, off)
         # A single plain round, such as a guard asks for, is no reason for another.
-        self._left = self._own.steps - 1 if batch.decoding and off and was_off else 0
+        lasts = bool(batch.decoding) and off and was_off and self._failures == failures
+        self._left = self._own.steps - 1 if lasts else 0
         return made
 
     def learn(self, record: RoundRecord, kept: bool) -> None:
@@ -88,7 +89,7 @@ class Deciding:
             not batch.chunks
             and batch.decoding == last.decoding
             and self._controller.policies is last.policies
-            and not self._controller.search_depth
+            and not self._controller.searches
             and not self._controller.estimates()
         )
 
@@ -120,11 +121,11 @@ class Deciding:
 
     def _decision(self, signals: BatchSignals) -> Decision:
         """The controller's. A policy that fails costs its drafts: plain decoding needs no decision."""
-        self._decided += 1
         try:
             return self._controller.decide(signals)
         except Exception:  # noqa: BLE001
-            if self._decided % COMPLAIN_EVERY == 1:
-                _log.exception("decision %d could not be made; its round runs without drafts", self._decided)
+            self._failures += 1
+            if self._failures % COMPLAIN_EVERY == 1:
+                _log.exception("a round could not be decided, for the %d. time; it has no drafts", self._failures)
             nothing = np.zeros(signals.batch_size, dtype=np.int64)
             return Decision(nothing, nothing + int(Reason.GUARD), nothing)

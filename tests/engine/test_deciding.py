@@ -72,7 +72,7 @@ def test_where_nobody_drafts_few_rounds_are_decided_and_those_stand_for_all(
         (nobody, False, False),
         (nobody, True, True),
     ],
-    ids=["somebody drafts", "deciding takes no time", "drafts are looked for"],
+    ids=["somebody drafts", "deciding takes no time", "drafts may be found"],
 )
 def test_else_every_round_is_decided_and_learned_from(
     tokenizer: PreTrainedTokenizerFast, choose: Callable[[int, int], list[int]], slow: bool, looking: bool
@@ -87,3 +87,18 @@ def test_a_single_plain_round_stays_single(tokenizer: PreTrainedTokenizerFast) -
     policy, notes, _ = served(tokenizer, lambda number, size: [2 * (number % 10 > 0)] * size)
     assert any(not one.depths.any() for one in notes.records)
     assert len(policy.records) == len(notes.records)
+
+
+def test_a_policy_that_fails_is_heard_of_and_asked_again(
+    tokenizer: PreTrainedTokenizerFast, caplog: pytest.LogCaptureFixture
+) -> None:
+    """From its second decision on: each round is tried, and the log says so once in a thousand."""
+
+    def failing(number: int, size: int) -> list[int]:
+        assert number < 2, "it fails"
+        return [0] * size
+
+    policy, notes, texts = served(tokenizer, failing)
+    assert policy._round == len(notes.records)
+    assert [one.message for one in caplog.records if "could not be decided" in one.message]
+    assert texts == served(tokenizer, nobody)[2]
