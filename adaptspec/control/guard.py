@@ -167,7 +167,8 @@ class Guard:
         return self._priced[1]
 
     def _after_plain(self, record: RoundRecord, decided: _Decided) -> None:
-        if decided.baseline.stale:  # drafts are judged by it for long: by no price that the table has left
+        if decided.baseline.stale or decided.mode is Mode.PLAIN_ONCE:
+            # Drafts are judged by it for long: by no price that the table has left.
             decided.baseline.stale, self._priced = 0, (0, 0.0)
         if len(record.rows) == decided.rows and not record.caught_up:
             decided.baseline.add(record.total_seconds / self._plain_seconds(record))

@@ -281,12 +281,11 @@ def test_a_baseline_goes_by_what_the_table_says_when_it_is_taken() -> None:
         cost.observe(replace(PLAIN, total_seconds=4 * PLAIN.total_seconds, verify_seconds=4 * PLAIN.verify_seconds), ())
     ratio = cost.plain_seconds(1, 100) / table().plain_seconds(1, 100)
     assert ratio > 1.5
-    for _ in range(3):
-        plain = record([0], [0], slower=ratio)
-        guard.mode(signals([7]))
-        guard.after(plain)
-    losing = record([3], [0], slower=ratio)
-    assert Mode.OFF in drive(guard, 48, losing)
+    plain, winning = record([0], [0], slower=ratio), record([3], [3], slower=ratio)
+    for _ in range(300):
+        guard.after(winning if guard.mode(signals([7])) is Mode.RUN else plain)
+    assert guard._baseline.ratio == pytest.approx(1.0, abs=0.02)
+    assert Mode.OFF in drive(guard, 48, record([3], [0], slower=ratio))
 
 
 def test_without_rules_it_never_interferes() -> None:
@@ -317,6 +316,16 @@ def test_dwell_holds_a_depth_for_the_drafter_that_it_was_chosen_for() -> None:
     again = dwell.hold(now, chosen(0))
     assert again.depths.tolist() == [2]
     assert again.drafter.tolist() == [0]
+
+
+def test_dwell_lets_tries_through_and_goes_back() -> None:
+    """A try is for one round, whatever a row dwells at; an arm that a bandit plays is none."""
+    dwell, now = Dwell(4, 1), signals([7])
+    assert dwell.hold(now, chosen(3)).depths.tolist() == [3]
+    tried = replace(chosen(4), reasons=array(int(Reason.EXPLORE)))
+    assert dwell.hold(now, tried).depths.tolist() == [4]
+    assert dwell.hold(now, chosen(3)).depths.tolist() == [3]
+    assert dwell.hold(now, chosen(5)).depths.tolist() == [3]
 
 
 def test_dwell_bows_to_limits_and_forgets_with_the_request() -> None:

@@ -200,7 +200,7 @@ class Goodput(Algorithm):
             self._in_vain = 0 if any(right) else self._in_vain + 1
         plan = self._plan
         if plan is not None:
-            plan.left -= 1
+            plan.left -= record.stands_for
             if self._exploration.learn(record, plan.terms) and not plan.best.deepest:
                 plan.left = 0
 

@@ -76,9 +76,15 @@ def load_mtp_module(target: LoadedModel) -> LoadedModel:
         norm_output=True,
     )
     cache = DynamicCache()
-    with torch.inference_mode():
-        states = torch.zeros(TRIAL, ends.config.hidden, dtype=dtype, device=target.device)
-        _step(module, cache, Span(0, 0, TRIAL), torch.arange(TRIAL, device=target.device), states)
+    states = torch.zeros(TRIAL, ends.config.hidden, dtype=dtype, device=target.device)
+    try:
+        with torch.inference_mode():
+            _step(module, cache, Span(0, 0, TRIAL), torch.arange(TRIAL, device=target.device), states)
+    except Exception as error:  # a module of another kind
+        raise ModelError(
+            f"{target.folder}: its layer for multi-token prediction cannot be run here "
+            f"({type(error).__name__}: {error}); use another draft"
+        ) from error
     held: Any = cache.layers
     info = replace(
         target.info,
