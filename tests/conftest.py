@@ -43,7 +43,7 @@ MakeModel = Callable[..., Path]
 
 # Folders whose tests start whole programs, and the marker of those that do it in the environment of another engine.
 WHOLE = ("e2e", "chaos", "clients")
-_ELSEWHERE = "hosts"
+_ELSEWHERE = ("hosts", "nightly")
 
 # Seconds after which a test that hangs is ended, by its marker; pyproject.toml says it of all others. They are far more
 # than any test takes, on a machine that has much else to do.
@@ -54,7 +54,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Leave out what takes minutes with -m "not whole"; single files elsewhere mark themselves."""
     here = Path(__file__).parent
     for item in items:
-        if item.path.relative_to(here).parts[0] in WHOLE or item.get_closest_marker(_ELSEWHERE):
+        if item.path.relative_to(here).parts[0] in WHOLE or any(map(item.get_closest_marker, _ELSEWHERE)):
             item.add_marker(pytest.mark.whole)
         marker = next((name for name in PATIENCE if item.get_closest_marker(name)), None)
         if marker is not None and not item.get_closest_marker("timeout"):

@@ -14,7 +14,7 @@ from packaging.utils import canonicalize_name
 
 from tests.clients.conftest import STRATEGY, run, uv
 
-pytestmark = [pytest.mark.hosts, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.nightly, pytest.mark.timeout(600)]
 
 ROOT = Path(__file__).parents[2]
 # For which machine: metadata alone are read, so that builds for CUDA are looked at where there is none. `certifi` is

@@ -37,7 +37,7 @@ def test_every_name_that_is_another_is_refused_by_its_name(program: Program) -> 
     assert told["missed"] == []
 
 
-@pytest.mark.hosts
+@pytest.mark.nightly
 @pytest.mark.timeout(900)
 def test_a_copy_of_vllm_with_another_name_does_not_start(program: Program) -> None:
     """By that name, where the same copy without our scheduler serves."""
