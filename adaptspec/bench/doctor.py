@@ -104,9 +104,9 @@ def run_doctor(
     }
 
 
-def policy_text(drafters: Sequence[str], width: int = 1) -> str:
+def policy_text(drafters: Sequence[str], width: int = 1, name: str = "doctor") -> str:
     """The policy for these drafters, in YAML; without any it is plain decoding. Drafts are chains, or this wide."""
-    head = "apiVersion: adaptspec.dev/v1\nkind: SpeculationPolicy\nmetadata: {name: doctor}\nspec:\n"
+    head = f"apiVersion: adaptspec.dev/v1\nkind: SpeculationPolicy\nmetadata: {{name: {name}}}\nspec:\n"
     if not drafters:
         return f"{head}  choose: {{algorithm: static, depth: 0}}\n"
     model = any(kind_of(name) is not Kind.MODEL_FREE for name in drafters)

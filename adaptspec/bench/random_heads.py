@@ -15,6 +15,8 @@ from typing import Any
 
 import torch
 
+from adaptspec.analysis.journal_tape import DRAFTER
+from adaptspec.bench.doctor import policy_text
 from adaptspec.bench.side_by_side import SideBySideSettings, run_side_by_side
 from adaptspec.bench.workloads import Workloads
 from adaptspec.engine.engine_config import EngineConfig, model_place
@@ -24,24 +26,18 @@ from adaptspec.training.head_files import make_head, save_head
 from adaptspec.training.measure import load_transformers
 
 KINDS = ("eagle", "medusa", "dflash")
-_POLICY = """\
+# Asks for a draft in batches that are never run.
+_HEARING = """\
 apiVersion: adaptspec.dev/v1
 kind: SpeculationPolicy
-metadata: {{name: "{}"}}
+metadata: {name: hearing}
 spec:
-  {}
+  choose: {algorithm: batch-table, schedule: [[1, 511, 0], [512, 512, 1]]}
 """
-_SPECS = {
-    "off": "choose: {algorithm: static, depth: 0}",
-    "hearing": "choose: {algorithm: batch-table, schedule: [[1, 511, 0], [512, 512, 1]]}",
-    "goodput": """\
-max-depth: 12
-  drafters: [draft-model]
-  choose: {algorithm: goodput}
-  stop: {rule: marginal-goodput}
-  guard:
-    never-slower: {margin: 0.03, window-rounds: 16, losing-windows: 2}
-    probe: {after-tokens: 64, backoff: 2.0}""",
+_POLICIES = {
+    "off": policy_text((), name='"off"'),  # a bare `off` is no name in YAML
+    "hearing": _HEARING,
+    "goodput": policy_text((DRAFTER,), name="goodput"),
 }
 
 
@@ -61,9 +57,9 @@ def run_random_heads(
     """`run_side_by_side` of plain decoding, hearing and the default policy with each kind of head in turn."""
     place, results = model_place(config.model, "target"), {}
     with TemporaryDirectory() as folder:
-        files = [Path(folder, f"{name}.yaml") for name in _SPECS]
-        for file, (name, spec) in zip(files, _SPECS.items(), strict=True):
-            file.write_text(_POLICY.format(name, spec))
+        files = [Path(folder, f"{name}.yaml") for name in _POLICIES]
+        for file, text in zip(files, _POLICIES.values(), strict=True):
+            file.write_text(text)
         settings = replace(settings, policies=[str(file) for file in files], cpu_time=True)
         for kind in KINDS:
             write_random_head(kind, place, Path(folder, kind))
