@@ -151,7 +151,10 @@ class EarningsSnapshot:
 
     @property
     def speedup(self) -> Estimate | None:
-        """Goodput over plain decoding's, over rounds compared with it; None: not known yet."""
+        """Predicted time without speculation over predicted time of the rounds that ran; None: not known yet.
+
+        Of rounds that are compared with plain decoding. Exactly 1 where nothing was drafted.
+        """
         if self.off is None:
             return None
         seconds, error, against = self.off.seconds, self.off.error, self.off.against
@@ -159,9 +162,12 @@ class EarningsSnapshot:
 
     @property
     def best_static(self) -> TierEarnings | None:
-        """The fixed depth that would have been fastest, of those known; None while it could only be plain decoding."""
+        """The fixed depth that would have been fastest, of those known.
+
+        None while nothing was drafted, or while no depth but plain decoding is known.
+        """
         known = [tier for tier in self.tiers if tier.known]
-        drafting = any(tier.tier.depth for tier in known)
+        drafting = self.totals.drafted_tokens > 0 and any(tier.tier.depth for tier in known)
         return min(known, key=lambda tier: tier.seconds / tier.against) if drafting else None
 
     @property
@@ -180,13 +186,16 @@ class EarningsSnapshot:
         return {depth: n / count for depth, n in self.totals.labelled_depths if n}
 
     def compared_since(self, before: EarningsSnapshot) -> Compared:
+        """Sums since an earlier snapshot. Where nothing was drafted since then, no fixed depth is compared with."""
         earlier = {one.tier: one for one in before.tiers}
+        drafted = self.totals.drafted_tokens > before.totals.drafted_tokens
 
         def more(one: TierEarnings | None, *fields: str) -> list[float]:
             old = earlier.get(one.tier) if one else None
             return [round(getattr(one, field, 0.0) - getattr(old, field, 0.0), 6) for field in fields]
 
-        return Compared(*more(self.off, "tokens", "against", "seconds"), *more(self.best_static, "against", "seconds"))
+        best = self.best_static if drafted else None
+        return Compared(*more(self.off, "tokens", "against", "seconds"), *more(best, "against", "seconds"))
 
     def to_json(self) -> dict[str, Any]:
         """Plain data for the live feed. What is not known yet is None."""
@@ -253,7 +262,9 @@ class Earnings:
             return
         for event in batch.events:
             if isinstance(event, Started):
-                tiers.start(event.record.row, len(event.record.request.prompt))
+                request = event.record.request
+                declined = request.speculation.max_depth == 0
+                tiers.start(event.record.row, len(request.prompt), declined=declined)
                 switches.start(event.record.row)
         self._forecast = self._forecast.plus(batch.records)
         decoding = [one for one in batch.rounds if one.requests]

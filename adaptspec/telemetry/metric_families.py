@@ -173,7 +173,11 @@ def earning_families(seen: EarningsSnapshot) -> Iterator[Metric]:
     shares, help_text = seen.tier_share.items(), "Share of row-rounds by decided depth"
     yield _gauge(f"{_SPEC}_tier_share_ratio", help_text, ["depth"], shares)
     yield from _tier_families(seen)
-    yield from _estimate(seen.speedup, "speedup", "Goodput over that of plain rounds that were run, since the start")
+    yield from _estimate(
+        seen.speedup,
+        "speedup",
+        "Predicted time of plain decoding over predicted time of the rounds that ran, since the start",
+    )
     yield from _estimate(seen.regret, "regret", "Time beyond that of the best fixed depth so far, over the latter")
     yield GaugeMetricFamily(
         "adaptspec_costs_unsure",
@@ -192,7 +196,7 @@ def _tier_families(seen: EarningsSnapshot) -> Iterator[Metric]:
 
     labels = ["drafter", "depth"]
     for name, help_text, field in (
-        ("static_tier_seconds", "Time of the same tokens at a fixed depth, as rounds that were run tell", "seconds"),
+        ("static_tier_seconds", "Estimated time of the same tokens at a fixed depth", "seconds"),
         ("compared_seconds", "Time of rounds that are compared with a fixed depth", "against"),
         ("compared_tokens", "Tokens of rounds that are compared with a fixed depth", "tokens"),
     ):

@@ -1,63 +1,133 @@
-"""What rounds take, by what they did, as far as rounds that were run tell: estimates with errors of their own.
+"""Estimates from measured rounds how long rounds take, with errors.
 
-It knows no cost table on purpose: what decided must not be its own judge.
+It is independent of the policy's cost table, so an error of that table cannot confirm itself.
 """
 
 from __future__ import annotations
 
+import math
+from dataclasses import dataclass
+
 import numpy as np
 
-from adaptspec.types import FloatArray
+from adaptspec.types import BoolArray, FloatArray
 
 # Drafted tokens per row between which seconds are taken to follow a line.
 KNOTS = (0.0, 1.0, 3.0, 7.0, 15.0)
-_FADE = 0.9995  # per round: about the last two thousand count
-_STALL = 3.0  # times what is expected: beyond it the machine was elsewhere
-_TELLING = 16  # rounds before stalls can be told from others
-_RIDGE = 1e-4  # looks that speak for "no seconds at all" where nothing else does
+_FADE_SECONDS = 60.0  # of rounds: what was measured so long ago counts 1/e
+_SPEED_SECONDS = 1.0  # of rounds: so quickly a change of the machine's speed is followed
+_DEVIATION = math.log(1.5)  # from what is usual: beyond it, the machine paused or changes its speed
+_NEAR = 0.2  # a round that deviates less is used to price drafts: while the speed changes, others would mislead
+_FIRST_ROUNDS = 100  # of a kind: their mean is what is usual for it; later ones show the machine's speed
+_CONTRADICTIONS = 5  # deviations of one kind in a row, while other kinds do not deviate: what was learned is wrong
+_LEAST_SECONDS = 1e-7  # of a round: logarithms need a time above 0
+_RIDGE = 1e-4  # weight of the prior "costs nothing" where no round gives evidence
 _BEGUN = 3  # features of the whole round: itself, more rows, tokens beside chains
-_LEAST_NOISE = 0.02  # of a round: clocks and models are no better
+_LEAST_NOISE = 0.02  # of a round: clocks and models are not more precise
+_MODEL_ERROR = 0.05  # of each part's seconds: rounds are not exactly a sum of their features
+
+
+@dataclass
+class _Kind:
+    """Rounds that draft alike: the mean logarithm of what they take at the machine's first speed, in units."""
+
+    mean: float
+    rounds: int = 0
+    contradictions: int = 0
 
 
 class RoundSeconds:
-    """Least squares over rounds of one batch bucket, old ones fading: seconds = plain round + what drafts add.
+    """Seconds that rounds of one batch bucket take, by what they did; old rounds fade with the time since.
 
+    Least squares over measured rounds: seconds = machine's seconds per unit of work x (plain round + what drafts add).
     What drafts add is piecewise linear in the tokens that each drafter drafts per row; steps beyond those of an even
-    batch, tokens read to catch up, tokens beside the main chains and more rows than the fewest have prices of their
-    own. What was never run stays unknown: its error is as large as a round.
+    batch, tokens read to catch up, tokens of side branches and more rows than the fewest have prices of their own.
+
+    The machine's speed is followed by comparing each round with earlier rounds of the same kind (the same number of
+    drafted tokens per row). It is divided out before the fit, so a clock that changes does not make drafts look cheap
+    or dear when only one kind of round ran before the change.
     """
 
     def __init__(self, drafters: int) -> None:
         self.width = _BEGUN + (len(KNOTS) + 2) * drafters
+        self._forget()
+
+    def _forget(self) -> None:
         self._matrix: FloatArray = np.zeros((self.width, self.width))
         self._sums: FloatArray = np.zeros(self.width)
         self._squares = 0.0
-        self._unit = 0.0  # seconds that all is counted in
+        self._unit = 0.0  # seconds of a typical round
         self._rounds = 0.0
         self.plain = 0.0  # rounds among them that drafted nothing
         self._weights: FloatArray = np.zeros(self.width)
         self._covariance: FloatArray = np.zeros((self.width, self.width))
+        self._speed = 0.0  # logarithm of the seconds that work takes now, over those in the first rounds
+        self._kinds: dict[int, _Kind] = {}
+        self._last_usual = False
 
-    def seconds(self, work: FloatArray) -> tuple[float, float]:
-        """Of some work (a sum of `features`): seconds, and twice their standard error."""
-        variance = float(work @ self._covariance @ work)
-        return self._unit * float(work @ self._weights), 2.0 * self._unit * max(variance, 0.0) ** 0.5
+    def ratio(self, work: FloatArray, ran: FloatArray) -> tuple[float, float]:
+        """Predicted seconds of `work` over those of `ran`, both sums of `features` [F]; and twice its standard error.
 
-    def add(self, work: FloatArray, seconds: FloatArray) -> FloatArray:
-        """Learn from rounds: `features` [R, F] and seconds [R]. What of each [R] was the machine's hesitating."""
+        The error is infinite where `ran` has no price yet. Equal work gives exactly 1, without error.
+        """
+        seconds = float(ran @ self._weights)
+        if seconds <= 0.0:
+            return 1.0, math.inf
+        value = float(work @ self._weights) / seconds
+        slope = (work - value * ran) / seconds
+        variance = max(float(slope @ self._covariance @ slope), 0.0)
+        return value, 2.0 * variance**0.5 + _MODEL_ERROR * float(np.abs(slope * self._weights).sum())
+
+    def add(self, work: FloatArray, seconds: FloatArray) -> None:
+        """Learn from rounds in order: `features` [R, F] and measured seconds [R]."""
         if not self._unit:
-            self._unit = float(np.median(seconds))
-        took = seconds / self._unit
-        expected = work @ self._weights if self._rounds >= _TELLING else np.full(len(took), np.median(took))
-        usual = np.minimum(took, _STALL * np.maximum(expected, 0.1))
-        kept = _FADE ** len(took)
+            self._unit = max(float(np.median(seconds)), _LEAST_SECONDS)
+        took, usual = self._at_one_speed(work, seconds)
+        if any(kind.contradictions >= _CONTRADICTIONS for kind in self._kinds.values()):
+            self._forget()
+            return
+        kept = math.exp(-float(seconds.sum()) / _FADE_SECONDS)
+        self.plain = kept * self.plain + float(np.count_nonzero(~drafted_in(work)))
+        work, took = work[usual], took[usual]
         self._matrix = kept * self._matrix + work.T @ work
-        self._sums = kept * self._sums + work.T @ usual
-        self._squares = kept * self._squares + float(usual @ usual)
+        self._sums = kept * self._sums + work.T @ took
+        self._squares = kept * self._squares + float(took @ took)
         self._rounds = kept * self._rounds + len(took)
-        self.plain = kept * self.plain + float(np.count_nonzero(~work[:, 2:].any(axis=1)))
         self._solve()
-        return np.asarray(self._unit * (took - usual), dtype=np.float64)
+
+    def _at_one_speed(self, work: FloatArray, seconds: FloatArray) -> tuple[FloatArray, BoolArray]:
+        """Rounds [R] as the machine's first speed would have had them, in units; and which are usual of their kind."""
+        blocks = work[:, _BEGUN:].reshape(len(work), -1, len(KNOTS) + 2)
+        tokens = np.ceil((blocks[:, :, : len(KNOTS)] @ np.array(KNOTS)).sum(axis=1)).astype(np.int64)
+        catching_up = np.count_nonzero(blocks[:, :, -1], axis=1)
+        took: FloatArray = np.empty(len(work))
+        usual = np.ones(len(work), dtype=np.bool_)
+        for i, (kind, one) in enumerate(zip(tokens.tolist(), seconds.tolist(), strict=True)):
+            log = math.log(max(one, _LEAST_SECONDS) / self._unit)
+            if not catching_up[i]:
+                usual[i] = self._follow(kind, log)
+            took[i] = math.exp(log - self._speed)
+        return took, usual
+
+    def _follow(self, tokens: int, log: float) -> bool:
+        """Split a round's deviation between the machine's speed and what its kind takes; False: too large a deviation.
+
+        Then the machine paused, or its speed is changing, and the round shows nothing of what drafts cost.
+        """
+        kind = self._kinds.setdefault(tokens, _Kind(log - self._speed))
+        deviation = log - kind.mean - self._speed
+        usual = abs(deviation) < _DEVIATION
+        # A change of the machine's speed shows in all kinds of rounds.
+        kind.contradictions = 0 if usual else kind.contradictions + self._last_usual
+        self._last_usual = usual
+        step = min(max(deviation, -_DEVIATION), _DEVIATION)
+        # By expected seconds: with the measured ones, slow rounds would count more, and the speed would drift.
+        seconds = self._unit * math.exp(kind.mean + self._speed)
+        self._speed += (1.0 - math.exp(-seconds / _SPEED_SECONDS)) * step
+        kind.rounds += 1
+        settled = kind.rounds > _FIRST_ROUNDS
+        kind.mean += (1.0 - math.exp(-seconds / _FADE_SECONDS) if settled else 1.0 / kind.rounds) * step
+        return abs(deviation) < _NEAR
 
     def _solve(self) -> None:
         inverse: FloatArray = np.linalg.inv(self._matrix + _RIDGE * np.eye(self.width)).astype(np.float64)
@@ -66,6 +136,11 @@ class RoundSeconds:
         left = max(0.0, self._squares - float(self._weights @ self._sums))
         least = _LEAST_NOISE * float(self._sums[0]) / max(self._rounds, 1.0)
         self._covariance = inverse * max(left / max(freedom, 1.0), least**2)
+
+
+def drafted_in(work: FloatArray) -> BoolArray:
+    """Which of some rounds [R] drafted or caught up, by their `features` [R, F]."""
+    return np.asarray(work[:, 2:].any(axis=1), dtype=np.bool_)
 
 
 def features(

@@ -13,21 +13,21 @@ import numpy as np
 from adaptspec.control.acceptance import Acceptance
 from adaptspec.control.cost import batch_bucket
 from adaptspec.control.shadow import Counterfactual
-from adaptspec.telemetry.round_seconds import RoundSeconds, features
+from adaptspec.telemetry.round_seconds import RoundSeconds, drafted_in, features
 from adaptspec.telemetry.totals import gathered
-from adaptspec.types import FloatArray, IntArray, RoundRecord
+from adaptspec.types import BoolArray, FloatArray, IntArray, RoundRecord
 
 TIERS = (1, 2, 3, 5, 7)
 _DEPTHS, _DEEPEST = np.array(TIERS), max(TIERS)
 # A drafter that was seen at work, or scored, in fewer row-rounds says nothing of its tiers.
 KNOWN_FROM = 64
-# Plain decoding is known from so many plain rounds on, and any tier where its seconds are known this well.
+# Plain decoding is known from so many plain rounds on, and any tier where the ratio of its seconds to those of the
+# rounds that ran is known this well.
 _PLAIN_FROM, _KNOWN_WITHIN = 3, 0.25
 # Where more of its text than this is guessed, a tier is no reference.
 _MOST_GUESSED = 0.5
 _PER_ROW = ("depths", "reasons", "drafter", "drafted", "accepted", "emitted", "context")
-# What is added up of each tier: its seconds, those of the rounds it is compared with, tokens, and those guessed. While
-# it waits, seconds are those of the rounds without hiccups.
+# Sums for each tier: its seconds, those of the rounds it is compared with, tokens, and those guessed.
 _SUMS = ("seconds", "against", "tokens", "guessed")
 
 
@@ -46,8 +46,10 @@ class StaticTier:
 class TierEarnings:
     """A fixed depth: `seconds` that it would have taken for `tokens` that rounds of `against` seconds emitted.
 
-    `error` is twice the standard error of the seconds, and what the `guessed` share of the tokens comes to, which
-    nothing observed vouches for. Only rounds of batch sizes at which the tier's seconds are known are among them.
+    `against` is measured; `seconds` is `against` times the ratio of two predictions of one model: of the tier's rounds
+    over the rounds that ran. So a machine that becomes faster or slower changes both, and where nothing was drafted the
+    two are equal. `error` is twice the standard error of the seconds, and the time of the `guessed` share of the
+    tokens, for which there is no observation. Only rounds of batch sizes at which the ratio is known are among them.
     """
 
     tier: StaticTier
@@ -73,8 +75,8 @@ class StaticTiers:
     depths draft chains: of a round that branched its main chains are told, and what was emitted after these had failed
     takes rounds of the expected length.
 
-    Seconds of a round at a tier are what rounds of its batch bucket were measured to take (`RoundSeconds`). What cannot
-    be priced yet waits until enough rounds have run: plain ones, ones as deep. Hiccups take the same share of any tier.
+    Rounds at a tier and the rounds that ran are priced by one model of measured rounds of their batch bucket
+    (`RoundSeconds`). What cannot be priced yet waits until enough rounds have run: plain ones, ones as deep.
     """
 
     def __init__(self, drafters: Sequence[str], max_rows: int, tasks: int, reading: Collection[str] = ()) -> None:
@@ -91,6 +93,7 @@ class StaticTiers:
         self._known: FloatArray = np.zeros((len(self._tiers), len(_SUMS)))
         self._error: FloatArray = np.zeros(len(self._tiers))
         self._buckets: dict[int, _Bucket] = {}
+        self._declined: BoolArray = np.zeros(max_rows, dtype=np.bool_)
 
     @property
     def earnings(self) -> tuple[TierEarnings, ...]:
@@ -102,34 +105,58 @@ class StaticTiers:
             )
         )
 
-    def start(self, row: int, prompt_tokens: int) -> None:
-        """A request begins in `row`. A draft model that always drafts reads its prompt once."""
+    def start(self, row: int, prompt_tokens: int, *, declined: bool = False) -> None:
+        """A request begins in `row`; `declined`: it asked for no speculation.
+
+        A draft model that always drafts reads its prompt once.
+        """
+        self._declined[row] = declined
+        if declined:
+            prompt_tokens = 0
         for which, signals in enumerate(self._signals):
             signals.start(row)
             self._unread[which] += prompt_tokens * float(self._reads[which])
 
     def add(self, records: Sequence[RoundRecord], rows: IntArray) -> None:
-        """Rounds in order; `rows` [N] are their requests' own. Those that read prompts teach, but are not compared."""
+        """Learn from rounds in order; `rows` [N] are their requests' own.
+
+        Rounds that read prompts are not compared with tiers, and neither are those whose requests all declined
+        speculation: there was nothing to decide.
+        """
         whole = together(records, rows)
-        # Those that read a prompt as well count as rounds of no rows: nobody compares them.
-        lengths = [len(record.rows) for record in records]
-        sizes = np.repeat([0 if r.prefill_tokens else len(r.rows) for r in records], lengths)
+        lengths = np.array([len(record.rows) for record in records], dtype=np.int64)
+        sizes = np.where([record.prefill_tokens > 0 for record in records], 0, lengths)
+        declined = np.minimum.reduceat(self._declined[rows], np.cumsum(lengths) - lengths)
         for size in set(sizes.tolist()) - {0}:
-            alike = [record for record in records if len(record.rows) == size and not record.prefill_tokens]
-            index = np.flatnonzero(sizes == size)
-            self._compare(whole if len(index) == len(sizes) else whole.take(index), alike, size)
+            alike = np.flatnonzero(sizes == size)
+            bucket, more = self._bucket(size)
+            part = whole.take(np.flatnonzero(np.repeat(sizes == size, lengths)))
+            ran = self._as_run(part, [records[i] for i in alike.tolist()], size, more)
+            measured = np.array([records[i].total_seconds for i in alike.tolist()], dtype=np.float64)
+            bucket.fit.add(ran, measured)
+            compared = ~declined[alike]
+            if compared.any():
+                part = part.take(np.flatnonzero(np.repeat(compared, size)))
+                self._compare(bucket, part, ran[compared], measured[compared], more)
         self._learn(whole)
 
-    def _compare(self, rows: RoundRecord, records: Sequence[RoundRecord], size: int) -> None:
-        """Rounds of `size` rows each: one after the other in `rows`."""
+    def _bucket(self, size: int) -> tuple[_Bucket, float]:
+        """The bucket of rounds of `size` rows, and their rows beyond the smallest of the bucket, over that."""
         which = batch_bucket(size)
         bucket = self._buckets.setdefault(which, _Bucket(len(self._tiers), len(self._drafters)))
-        more = size / (1 + 2 ** (which - 1) if which else 1) - 1.0
-        measured: FloatArray = np.array([record.total_seconds for record in records])
-        hiccups = bucket.fit.add(self._as_run(rows, records, size, more), measured)
-        bucket.waiting += [(measured - hiccups).sum(), measured.sum(), rows.emitted.sum(), 0.0]
+        return bucket, size / (1 + 2 ** (which - 1) if which else 1) - 1.0
+
+    def _compare(self, bucket: _Bucket, rows: RoundRecord, ran: FloatArray, measured: FloatArray, more: float) -> None:
+        """Rounds of one size, one after the other in `rows`: their features `ran` [R, F], `measured` seconds [R]."""
+        size = len(rows.rows) // len(measured)
+        bucket.ran += ran.sum(axis=0)
+        bucket.waiting += [measured.sum(), rows.emitted.sum(), 0.0]
         nothing = np.zeros(len(self._drafters))
-        bucket.work[0] += rows.emitted.sum() / size * features(more, nothing, nothing, nothing)
+        plain = features(more, nothing, nothing, nothing)
+        # A round that drafted nothing is a plain round, whatever it emitted.
+        speculated = drafted_in(ran)
+        emitted = rows.emitted.reshape(-1, size).sum(axis=1)
+        bucket.work[0] += ran[~speculated].sum(axis=0) + emitted[speculated].sum() / size * plain
         for drafter in range(len(self._drafters)):
             took = self._rounds(drafter, rows)
             drafted = took.drafted.reshape(-1, size, len(TIERS))
@@ -139,10 +166,10 @@ class StaticTiers:
             columns, work = self._columns(drafter), features(more, drafts, steps, 0.0 * drafts)
             bucket.work[columns] += (rounds[..., None] * work).sum(axis=0)
             # Reading what is new of prompts belongs to the rounds that follow.
-            read = features(more, nothing, nothing, only) - features(more, nothing, nothing, nothing)
+            read = features(more, nothing, nothing, only) - plain
             bucket.work[columns] += self._unread[drafter] * read
             self._unread[drafter] = 0.0
-            bucket.waiting[columns, _SUMS.index("guessed")] += took.guessed
+            bucket.waiting[columns, -1] += took.guessed
         bucket.settle(self._known, self._error)
 
     def _rounds(self, which: int, rows: RoundRecord) -> _Rounds:
@@ -198,21 +225,20 @@ class _Bucket:
     def __init__(self, tiers: int, drafters: int) -> None:
         self.fit = RoundSeconds(drafters)
         self.work: FloatArray = np.zeros((tiers, self.fit.width))
-        self.waiting: FloatArray = np.zeros((tiers, len(_SUMS)))
+        self.ran: FloatArray = np.zeros((tiers, self.fit.width))  # the rounds that ran
+        self.waiting: FloatArray = np.zeros((tiers, len(_SUMS) - 1))  # all but the tier's own seconds
 
     def settle(self, known: FloatArray, error: FloatArray) -> None:
         """Add what can be priced by now to `known` [tiers, sums] and `error` [tiers]."""
         if self.fit.plain < _PLAIN_FROM:
             return
-        for tier, work in enumerate(self.work):
-            seconds, unsure = self.fit.seconds(work)
-            usual, against, tokens, guessed = self.waiting[tier].tolist()
-            if unsure <= _KNOWN_WITHIN * seconds and usual:
-                # The machine hesitates for a share of the time, whoever uses it.
-                hesitating = against / usual
-                known[tier] += [hesitating * seconds, against, tokens, guessed]
-                error[tier] += hesitating * (unsure + seconds * guessed / max(tokens, 1.0))
-                self.work[tier] = self.waiting[tier] = 0.0
+        for tier, (work, ran) in enumerate(zip(self.work, self.ran, strict=True)):
+            ratio, unsure = self.fit.ratio(work, ran)
+            against, tokens, guessed = self.waiting[tier].tolist()
+            if unsure <= _KNOWN_WITHIN * ratio and against:
+                known[tier] += [against * ratio, against, tokens, guessed]
+                error[tier] += against * (unsure + ratio * guessed / max(tokens, 1.0))
+                self.work[tier] = self.ran[tier] = self.waiting[tier] = 0.0
 
 
 @dataclass(frozen=True)

@@ -42,8 +42,8 @@ class MostlyOff:
 class Summary:
     """Speed over the last `RATE_SECONDS`, all else over the last `SHARE_SECONDS`; None: nothing happened there.
 
-    `speedup` is over rounds in which no prompt was read: seconds that they would have taken without speculation, as
-    plain rounds that were run tell, over those they took. `plain_tokens_per_second` is the speed divided by it.
+    `speedup` is over rounds in which no prompt was read: their estimated seconds without speculation over their
+    seconds; 1 where nothing was drafted. `plain_tokens_per_second` is the speed divided by it.
     `nodes` are tokens verified per draft, None while drafts are chains: then they are what is drafted.
     """
 
@@ -105,7 +105,9 @@ def latest(state: LiveState, count: int) -> list[Json]:
 
 
 def speedup(seconds: Sequence[Json]) -> float | None:
-    """Estimated time without speculation over the time that rounds took."""
+    """Estimated time without speculation over the time that rounds took: 1 where nothing was drafted, None: unknown."""
+    if not _sum(seconds, "drafted"):
+        return 1.0 if _sum(seconds, "emitted") else None
     compared = [read(Compared, second["compared"]) for second in seconds if second.get("compared")]
     took, plain = sum(one.seconds for one in compared), sum(one.off_seconds for one in compared)
     return plain / took if took and plain else None

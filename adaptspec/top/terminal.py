@@ -27,6 +27,7 @@ _CURVE_SECONDS = 60
 _OTHER_LINES = 20  # above and below the strips
 _FEW, _MANY = 3, 16  # strips
 _FRAMES_PER_SECOND = 4.0
+_GAIN = 1.005  # a speed-up below this is shown as none
 _QUIT = frozenset(b"qQ")
 BLOCKS = "▁▂▃▄▅▆▇█"
 # Depths in few groups, which a handful of colours tells apart: (name, deepest of the group, colour).
@@ -139,9 +140,9 @@ def _off(mostly: MostlyOff) -> Text:
 def _speed(state: LiveState, figures: Summary, width: int, *, blocks: bool) -> RenderableType:
     line = Text.assemble((f"{figures.tokens_per_second:,.0f}", "bold"), " tokens/s")
     if figures.plain_tokens_per_second is not None and figures.speedup is not None:
-        better = "green" if figures.speedup >= 1.0 else "red"
+        colour = "green" if figures.speedup > _GAIN else "red" if figures.speedup < 1.0 / _GAIN else "default"
         line.append(f"   without speculation {figures.plain_tokens_per_second:,.0f}", "dim")
-        line.append(f"   {figures.speedup:.2f} x", f"bold {better}")
+        line.append(f"   {figures.speedup:.2f} x", f"bold {colour}")
     if figures.acceptance_length is not None:
         line.append(f"   acceptance length {figures.acceptance_length:.2f}")
     if figures.drafting is not None:

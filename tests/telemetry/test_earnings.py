@@ -12,11 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from adaptspec.control.cost import CostTable
-from adaptspec.request import Request
+from adaptspec.request import Request, SpeculationParams
 from adaptspec.telemetry.earnings import Earnings, EarningsSnapshot, ForecastError, Switches
 from adaptspec.telemetry.live_schema import Compared
 from adaptspec.telemetry.request_store import RequestStore
 from adaptspec.telemetry.static_tiers import StaticTier, TierEarnings
+from adaptspec.telemetry.totals import Totals
 from adaptspec.types import Completion, Expected, FinishReason, Reason, RoundRecord, SpeculationStats, Timings
 from tests.control.helpers import record, table
 from tests.telemetry.feeding import made
@@ -98,8 +99,85 @@ def test_what_never_ran_is_no_reference() -> None:
     assert [tier.known for tier in off.tiers] == [True] + [False] * 5
     assert off.speedup is not None
     assert off.speedup.value == pytest.approx(1.0)
-    assert off.regret is None
+    assert (off.best_static, off.regret) == (None, None)
     assert served(1, 100, record([3], [2])).speedup is None
+
+
+def drafting_with_plain_rounds(slower: float, rounds: int) -> list[RoundRecord]:
+    """Rounds at depth 3 that accept two tokens; one in ten is plain."""
+    return [record([0], [0], slower=slower) if i % 10 == 0 else record([3], [2], slower=slower) for i in range(rounds)]
+
+
+def speedup_of(now: EarningsSnapshot, before: EarningsSnapshot | None = None) -> float:
+    more = now.compared_since(before or EarningsSnapshot())
+    return more.off_seconds / more.seconds
+
+
+@pytest.mark.parametrize(("first", "then"), [(3.0, 1.0), (1.0, 3.0)])
+def test_a_machine_that_changes_speed_does_not_change_the_speedup(first: float, then: float) -> None:
+    """Plain and drafting rounds become faster alike; the estimate must not compare rounds of before and after."""
+    plain, drafting = record([0], [0]).total_seconds, record([3], [2]).total_seconds
+    true = (1 + 9 * 3) * plain / (plain + 9 * drafting)
+    store, earnings = begun()
+    before = EarningsSnapshot()
+    for slower in (first, then):
+        for lot in range(50):
+            for one in drafting_with_plain_rounds(slower, 40):
+                store.emit(one)
+            store.settle()
+            now = earnings.snapshot()
+            if lot in (0, 9, 49):  # just after the change, and later
+                assert speedup_of(now, before) == pytest.approx(true, rel=0.1)
+                before = now
+    assert speedup_of(earnings.snapshot()) == pytest.approx(true, rel=0.1)
+
+
+def test_a_machine_that_changes_speed_while_only_drafts_run_does_not_change_the_speedup() -> None:
+    """Plain rounds ran before the change only: drafts must not look cheaper than they are."""
+    plain, drafting = record([0], [0]).total_seconds, record([3], [2]).total_seconds
+    store, earnings = begun()
+    for one in [record([0], [0], slower=3.0)] * 400 + [record([3], [2], slower=3.0)] * 400:
+        store.emit(one)
+    store.settle()
+    before = earnings.snapshot()
+    for one in [record([3], [2])] * 3000:
+        store.emit(one)
+    store.settle()
+    assert speedup_of(earnings.snapshot(), before) == pytest.approx(3 * plain / drafting, rel=0.1)
+
+
+@pytest.mark.parametrize("then", [1.0, 3.0, 9.0])
+def test_a_window_without_drafts_has_a_speedup_of_one(then: float) -> None:
+    """Exactly, however the machine changes: what ran is plain decoding."""
+    store, earnings = begun()
+    for one in drafting_with_plain_rounds(3.0, 400):
+        store.emit(one)
+    store.settle()
+    before = earnings.snapshot()
+    for i in range(400):
+        store.emit(record([0], [0], slower=then * (1.0 + 0.3 * (i % 3)), depths=[0]))
+    store.settle()
+    more = earnings.snapshot().compared_since(before)
+    assert more.tokens == 400
+    assert more.off_seconds == more.seconds
+    assert (more.best_compared_seconds, more.best_seconds) == (0.0, 0.0)
+
+
+def test_requests_that_asked_for_no_speculation_are_not_compared() -> None:
+    """They show what plain rounds take, but say nothing about the policy: the rest of the traffic does."""
+    plain, drafting = record([0], [0]).total_seconds, record([3], [2]).total_seconds
+    store, earnings = begun()
+    declining = Request("plain", (1, 2, 3), speculation=SpeculationParams(max_depth=0))
+    for request, one in ((declining, record([0], [0])), (Request("fast", (1, 2, 3)), record([3], [2]))):
+        store.started(request)
+        for _ in range(200):
+            store.emit(replace(one, request_ids=(request.id,)))
+        store.finished(request, ending(request.id))
+        store.settle()
+    seen = earnings.snapshot()
+    assert seen.off is not None
+    assert seen.off.tokens == 600
+    assert speedup_of(seen) == pytest.approx(3 * plain / drafting, rel=0.02)
 
 
 def test_a_table_that_rounds_contradict_is_said_to_be() -> None:
@@ -155,7 +233,8 @@ def snapshot(tokens: int, seconds: float, off: float, fixed: float) -> EarningsS
         TierEarnings(StaticTier(0), off, seconds, 0.1, tokens),
         TierEarnings(StaticTier(3, "ngram"), fixed, seconds, 0.1, tokens),
     )
-    return EarningsSnapshot(tiers=tiers)
+    totals = Totals().plus([record([3], [2])] * tokens)
+    return EarningsSnapshot(totals=totals, tiers=tiers)
 
 
 def test_differences_are_of_the_tier_that_is_best_now() -> None:

@@ -1,4 +1,4 @@
-// Tokens per second now, against what plain rounds tell plain decoding would have given, and the figures of the last minute.
+// Tokens per second now, against an estimate for plain decoding, and the figures of the last minute.
 
 import { $, colour, el, prepare, say } from "./dom.js";
 import { count, fixed, percent, seconds as duration, times } from "./format.js";
@@ -10,18 +10,21 @@ const NOW = 5; // seconds that the large figure is the mean of
 const NARROWEST = 14; // pixels that a stretch of work takes at least
 const SPEAK_MS = 15_000; // between two changes of what screen readers are told
 
-// Tokens per second of work over some seconds: measured, and for plain decoding by plain rounds that ran; null where nothing ran.
+// Tokens per second of work over some seconds: measured, and estimated without speculation (null: not known yet).
+// Where nothing was drafted, both are the same.
 function rates(parts) {
-  let [tokens, took, plain] = [0, 0, 0];
+  let [emitted, busy, drafted, took, plain] = [0, 0, 0, 0, 0];
   for (const one of parts) {
-    if (!one.compared) continue;
-    tokens += one.compared[0];
-    took += one.compared[1];
-    plain += one.compared[2];
+    emitted += one.emitted;
+    busy += one.busy;
+    drafted += one.drafted;
+    took += one.compared?.[1] ?? 0;
+    plain += one.compared?.[2] ?? 0;
   }
-  if (took > 0) return { now: tokens / took, off: plain > 0 ? tokens / plain : null };
-  const [emitted, busy] = parts.reduce(([a, b], one) => [a + one.emitted, b + one.busy], [0, 0]);
-  return busy > 0 && emitted > 0 ? { now: emitted / busy, off: null } : { now: null, off: null };
+  if (!busy || !emitted) return { now: null, off: null, drafted };
+  const now = emitted / busy;
+  if (!drafted) return { now, off: now, drafted };
+  return { now, off: took && plain ? (now * took) / plain : null, drafted };
 }
 
 function series(all, now) {
@@ -63,11 +66,12 @@ export class Speed {
     say($("speed-now"), recent.now === null ? "0" : count(recent.now));
     const ratio = $("speed-ratio");
     if (recent.now === null) say(ratio, feed.load.running ? "reading a prompt" : "idle");
+    else if (!recent.drafted) say(ratio, "tokens per second, nothing drafted");
     else if (recent.off === null) say(ratio, "tokens per second");
     else {
       const gain = recent.now / recent.off;
       ratio.replaceChildren(
-        el("b", { cls: gain < 0.995 ? "slower" : "" }, times(gain)),
+        el("b", { cls: gain > 1.005 ? "faster" : gain < 0.995 ? "slower" : "" }, times(gain)),
         ` the ${count(recent.off)} of plain decoding`,
       );
     }
@@ -177,15 +181,20 @@ export class Speed {
     const since = feed.now() - 60;
     const sum = sums(feed.seconds, since);
     const waits = feed.recent.filter((one) => one.finished > since).filter((one) => one.first_token !== null).map((one) => one.first_token - one.arrived).sort((a, b) => a - b);
-    const [tokens, took, plain, against, best] = sum.compared ?? [0, 0, 0, 0, 0];
+    const [, took, plain, against, best] = sum.compared ?? [0, 0, 0, 0, 0];
     const sure = feed.earnings?.speedup;
-    const spread = sure ? `over plain rounds; since the start ${times(sure.low)} to ${times(sure.high)}` : "too few plain rounds ran to tell";
+    const spread = sure ? `over plain decoding; since the start ${times(sure.low)} to ${times(sure.high)}` : "too few rounds without drafts to compare with";
     const wide = sum.nodes > sum.drafted ? `; ${count(sum.nodes)} nodes` : "";
     const name = feed.earnings?.best_static;
     const fixedName = !name ? "" : name.drafter === null ? "off" : `${name.drafter} at ${name.depth}`;
+    const idle = !sum.drafted;
     const rows = [
-      ["Speed-up", took && plain ? times(plain / took) : "unknown yet", spread],
-      ["Against the best fixed depth", against && best ? times(best / against) : "unknown yet", fixedName || "too few rounds at fixed depths ran to tell"],
+      idle
+        ? ["Speed-up", sum.emitted ? times(1) : "–", sum.emitted ? "nothing was drafted" : ""]
+        : ["Speed-up", took && plain ? times(plain / took) : "unknown yet", spread],
+      idle
+        ? ["Against the best fixed depth", "–", "nothing was drafted"]
+        : ["Against the best fixed depth", against && best ? times(best / against) : "unknown yet", fixedName || "too few rounds at fixed depths"],
       ["Acceptance length", sum.drafting ? fixed(1 + sum.accepted / sum.drafting, 2) : "–", "tokens per drafting round"],
       ["Accepted", sum.drafted ? percent(sum.accepted / sum.drafted) : "–", `${count(sum.accepted)} of ${count(sum.drafted)} drafted${wide}`],
       ["Passes saved", count(sum.accepted), `${count(sum.nodes - sum.accepted)} drafted in vain`],
