@@ -40,6 +40,7 @@ from adaptspec.server.limits import ServerLimits
 from adaptspec.server.operations import Operations
 from adaptspec.server.run import serve as serve_app
 from adaptspec.server.sse import Padding
+from adaptspec.start_status import StartStatus, resident_bytes
 from adaptspec.telemetry.earnings import Earnings
 from adaptspec.telemetry.journal_writer import Journal
 from adaptspec.telemetry.live_feed import LiveFeed
@@ -50,6 +51,7 @@ from adaptspec.telemetry.metric_families import (
     load_families,
     reload_families,
     shadow_families,
+    thread_families,
 )
 from adaptspec.telemetry.metrics import Metrics
 from adaptspec.telemetry.otlp_export import PushSettings, TraceSettings
@@ -105,8 +107,8 @@ class ServeConfig:
         return self.name or Path(self.engine.model).name
 
 
-async def serve(config: ServeConfig, console: Console) -> None:
-    """Load the models, listen, and serve until a signal ends it.
+async def serve(config: ServeConfig, console: Console, status: StartStatus | None = None) -> None:
+    """Load the models, listen, and serve until a signal ends it. `status` shows the start, from its own beginning on.
 
     Raises:
         AdaptSpecError: a model, policy, file or address cannot be used; the message says what to do.
@@ -114,24 +116,25 @@ async def serve(config: ServeConfig, console: Console) -> None:
     if config.keep_history and config.state_dir is None:
         raise ConfigError("--keep-history needs a directory to keep it in: give --state-dir DIR")
     check_exposure(config.host, keyed=bool(config.api_keys), insecure=config.insecure)
+    status = status or StartStatus(console, "starting")
     async with AsyncExitStack() as closing:
-        with console.status(f"loading {config.engine.model}"):
-            store = RequestStore()
-            metrics = Metrics(store, compat_vllm=config.compat_vllm, model_name=config.shown_name)
-            earnings = Earnings(store)
-            live = LiveFeed(store, earnings.snapshot)
-            journal = _journal(config, store, metrics)
-            traced = tracing_of(config.traces, store, metrics, config.shown_name)
-            for writer in (journal, traced):
-                if writer is not None:
-                    closing.push_async_callback(asyncio.to_thread, writer.close)
-            closing.push_async_callback(asyncio.to_thread, store.close)
-            labels = Labels()
-            if config.state_dir is not None:  # what was learned of tasks is by number: those of before stay
-                labels.tasks.follow(tasks_in(config.state_dir))
-            # Loading takes seconds of pure computation; the loop must stay free for Ctrl-C.
-            built = await asyncio.to_thread(build, config.engine, [store], labels=labels)
-        engine = AsyncEngine(built.core, config.name, config.max_waiting, built.spare)
+        closing.callback(status.close)
+        store = RequestStore()
+        metrics = Metrics(store, compat_vllm=config.compat_vllm, model_name=config.shown_name)
+        earnings = Earnings(store)
+        live = LiveFeed(store, earnings.snapshot)
+        journal = _journal(config, store, metrics)
+        traced = tracing_of(config.traces, store, metrics, config.shown_name)
+        for writer in (journal, traced):
+            if writer is not None:
+                closing.push_async_callback(asyncio.to_thread, writer.close)
+        closing.push_async_callback(asyncio.to_thread, store.close)
+        labels = Labels()
+        if config.state_dir is not None:  # what was learned of tasks is by number: those of before stay
+            labels.tasks.follow(tasks_in(config.state_dir))
+        # Loading takes seconds of pure computation; the loop must stay free for Ctrl-C.
+        built = await asyncio.to_thread(build, config.engine, [store], labels=labels, progress=status)
+        engine = AsyncEngine(built.core, config.name, config.max_waiting, built.spare, built.threads.apply)
         closing.push_async_callback(asyncio.to_thread, engine.close)
         limits = built.core.limits
         # Of this machine, with every row decoding and a full share of prompt tokens.
@@ -180,7 +183,7 @@ async def serve(config: ServeConfig, console: Console) -> None:
             config.host,
             config.port,
             drain_seconds=config.drain_seconds,
-            on_listening=lambda url: _announce(console, url, engine, built),
+            on_listening=lambda url: _announce(console, url, engine, built, status),
             on_hurry=_exit_soon,
         )
 
@@ -190,6 +193,7 @@ def _watch_figures(
 ) -> None:
     """Have `/metrics` show what its parts can be asked for."""
     metrics.watch(lambda: load_families(engine.stats()))
+    metrics.watch(lambda: thread_families(built.threads.count))
     metrics.watch(lambda: earning_families(earnings.snapshot()))
     metrics.watch(lambda: shadow_families(manager.estimates()))
     metrics.watch(lambda: reload_families(manager.reloads))
@@ -311,18 +315,23 @@ def _facts(built: Built, config: ServeConfig) -> dict[str, Any]:
     }
 
 
-def _announce(console: Console, url: str, engine: AsyncEngine, built: Built) -> None:
-    info = engine.target
+def _announce(console: Console, url: str, engine: AsyncEngine, built: Built, status: StartStatus) -> None:
+    info, resident = engine.target, resident_bytes()
+    status.close()
     console.print(f"[bold]AdaptSpec listens on {url}[/bold]")
     console.print(f"  target   {info.name} ({info.parameters / 1e6:.1f} M parameters, context {info.context})")
     console.print(f"  drafters {', '.join(drafter.name for drafter in built.drafters)}")
     for drafter in built.drafters:
         if isinstance(drafter, ModelDrafter):
             console.print(f"  draft    {drafter.runner.info.name} drafts {drafter.way}", soft_wrap=True)
+    console.print(f"  threads  {built.threads}")
+    if resident is not None:
+        console.print(f"  memory   {resident / 1e9:.2f} GB resident")
     console.print(f"  costs    {built.costs.origin}", soft_wrap=True)
     others = [name for name in engine.policies if name != engine.default_policy]
     console.print(f"  policy   {engine.default_policy} (also served: {', '.join(others)})")
     body = {"model": info.name, "messages": [{"role": "user", "content": "Tell me a story about a small fox."}]}
+    console.print(f"  ready    in {status.seconds:.0f} s")
     console.print("Try it:")
     console.print(
         f"  curl {url}/v1/chat/completions -H 'Content-Type: application/json' \\\n    -d '{json.dumps(body)}'",

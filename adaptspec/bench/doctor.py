@@ -22,7 +22,7 @@ from adaptspec.bench.workloads import Workloads
 from adaptspec.control.language.build import parse_policy_spec
 from adaptspec.drafters import Kind, available_drafters, kind_of
 from adaptspec.engine.engine_config import EngineConfig, model_place
-from adaptspec.engine.profiler import processor
+from adaptspec.engine.profiler import Progress, no_progress, processor
 from adaptspec.errors import AdaptSpecError
 from adaptspec.models.model_files import CONFIG, read_json, resolve_model
 from adaptspec.models.own_drafts import FIRST_LAYERS, MTP, QUANTIZED
@@ -70,10 +70,16 @@ def doctor_steps(drafts: Sequence[str | None], workloads: Workloads) -> int:
 
 
 def run_doctor(
-    config: EngineConfig, drafts: Sequence[str | None], workloads: Workloads, tokens: int, tick: Callable[[str], None]
+    config: EngineConfig,
+    drafts: Sequence[str | None],
+    workloads: Workloads,
+    tokens: int,
+    tick: Callable[[str], None],
+    *,
+    progress: Progress = no_progress,
 ) -> dict[str, Any]:
-    """Try all drafts and forecast what each would earn; `tick` is told what was done, step by step. A draft that
-    cannot be used is left out, with the reason.
+    """Try all drafts and forecast what each would earn; `tick` is called after each step, `progress` while models
+    load. A draft that cannot be used is left out, with the reason.
 
     Raises:
         ModelError, ConfigError: the model cannot be used at all, or answers none of the prompts.
@@ -82,11 +88,12 @@ def run_doctor(
     unusable: dict[str, str] = {}
     for draft in drafts:
         try:
-            tried.append(try_draft(config, draft, workloads, tokens, partial(tick, f"try {draft or 'lookup'}")))
+            step = partial(tick, f"try {draft or 'lookup'}")
+            tried.append(try_draft(config, draft, workloads, tokens, step, progress=progress))
         except AdaptSpecError as error:
             unusable[draft or "none"] = str(error)
     # Without a draft, what is wrong with the model itself comes to light.
-    tried = tried or [try_draft(config, None, workloads, tokens, partial(tick, "try lookup"))]
+    tried = tried or [try_draft(config, None, workloads, tokens, partial(tick, "try lookup"), progress=progress)]
     rows = [(row, one) for one in tried for row in _rows(one, partial(tick, "replay"), free=one is tried[0])]
     best, chosen = max(rows, key=lambda pair: float(pair[0]["mean"]) / (_WIDER if pair[0]["width"] > 1 else 1.0))
     worth = bool(best["mean"] >= _WORTH)

@@ -23,6 +23,7 @@ from adaptspec.drafting.drafter import ModelDrafter, Observing
 from adaptspec.engine.assembly import Built, assemble, build
 from adaptspec.engine.core import EngineLimits
 from adaptspec.engine.engine_config import EngineConfig
+from adaptspec.engine.profiler import Progress, no_progress
 from adaptspec.errors import ConfigError
 from adaptspec.journal import RequestStarted
 from adaptspec.request import SamplingParams
@@ -74,7 +75,13 @@ class _Trial:
 
 
 def try_draft(
-    config: EngineConfig, draft: str | None, workloads: Workloads, tokens: int, tick: Callable[[], None]
+    config: EngineConfig,
+    draft: str | None,
+    workloads: Workloads,
+    tokens: int,
+    tick: Callable[[], None],
+    *,
+    progress: Progress = no_progress,
 ) -> Tried:
     """Load the model with a draft, and answer all prompts with it and without, one at a time, with at most `tokens`
     tokens. `tick` is called when it is loaded, and after each prompt.
@@ -83,7 +90,7 @@ def try_draft(
         ModelError, PairError, ConfigError: the models cannot be used, or no prompt has an answer of two tokens.
     """
     alone = replace(config, draft=draft, policies=(), limits=EngineLimits(max_rows=1))
-    built, notes = build(alone), Records()
+    built, notes = build(alone, progress=progress), Records()
     longest = built.target.info.context - tokens
     if longest < 1:
         raise ConfigError(f"the context holds {built.target.info.context} tokens; give fewer --tokens")

@@ -35,6 +35,7 @@ _AS_GIVEN = (
     "eager",
     "allow_pickle",
     "learn_draft",
+    "threads",
 )
 
 
@@ -96,6 +97,7 @@ def add_models(parser: argparse.ArgumentParser) -> None:
         metavar="TOKENS",
         help="tokens per request (default: the model's own limit)",
     )
+    add_threads(group)
     add(
         "--no-task-detection", action="store_true", help="take a request's task from its hint only, not from its prompt"
     )
@@ -106,6 +108,17 @@ def add_models(parser: argparse.ArgumentParser) -> None:
         default=16,
         metavar="N",
         help="requests that run at once (default: %(default)s)",
+    )
+
+
+def add_threads(parser: argparse._ActionsContainer) -> None:
+    """`--threads`, of every command that computes on a CPU."""
+    parser.add_argument(
+        "--threads",
+        type=positive,
+        metavar="N",
+        help="CPU threads per forward pass (default: one or all, whichever a short measurement finds faster; a server "
+        "measures again between requests)",
     )
 
 
@@ -162,13 +175,29 @@ def tell(arguments: argparse.Namespace, result: Any, parts: Iterable[Table | str
 
 @contextmanager
 def progress(what: str, total: int) -> Iterator[Callable[..., None]]:
-    """A bar on standard error; what it gives is called after each step, with a word on it or without."""
+    """A bar on standard error, or lines where that is no terminal.
+
+    Yields a function to be called after each step, with a word on it or without; with `advance=0` it shows a word only.
+    """
     from rich.console import Console
     from rich.progress import Progress
 
-    with Progress(console=Console(stderr=True)) as bar:
+    from adaptspec.start_status import StartStatus
+
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        status, done = StartStatus(console, what), 0
+
+        def step(said: str = what, advance: int = 1) -> None:
+            nonlocal done
+            done += advance
+            status(f"{said} ({done} of {total})")
+
+        yield step
+        return
+    with Progress(console=console) as bar:
         work = bar.add_task(what, total=total)
-        yield lambda said=what: bar.update(work, advance=1, description=said)
+        yield lambda said=what, advance=1: bar.update(work, advance=advance, description=said)
 
 
 def positive(text: str) -> int:

@@ -26,7 +26,8 @@ from adaptspec.drafters import DRAFTERS
 from adaptspec.errors import ConfigError
 
 if TYPE_CHECKING:
-    pass
+    from adaptspec.engine.assembly import Built
+    from adaptspec.engine.engine_config import EngineConfig
 
 Result = dict[str, Any]
 
@@ -244,10 +245,20 @@ def _gpu(arguments: argparse.Namespace) -> int:
     return 0 if result["good"] else 1
 
 
+def _built(config: EngineConfig) -> Built:
+    """The engine of a configuration, with its start shown on standard error."""
+    from rich.console import Console
+
+    from adaptspec.engine.assembly import build
+    from adaptspec.start_status import StartStatus
+
+    with StartStatus(Console(stderr=True), "starting") as status:
+        return build(config, progress=status)
+
+
 def _record(arguments: argparse.Namespace) -> int:
     from adaptspec.bench.record_tape import RecordSettings, record, summarise, write_costs
     from adaptspec.bench.workloads import read_workloads
-    from adaptspec.engine.assembly import build
     from adaptspec.simulation.tape_file import save_tape
     from adaptspec.tables import table_of
 
@@ -255,12 +266,12 @@ def _record(arguments: argparse.Namespace) -> int:
     if arguments.out is None and arguments.costs_out is None:
         raise ConfigError("nothing to write: give --out for a tape, --costs-out for a cost table, or both")
     if arguments.out is None:
-        write_costs(build(config), config.limits.max_rows, arguments.costs_out)
+        write_costs(_built(config), config.limits.max_rows, arguments.costs_out)
         return 0
     heats = _temperatures(arguments.temperatures)
     settings = RecordSettings(arguments.tokens, heats, arguments.seed, history=not arguments.no_history)
     workloads = read_workloads(arguments.workloads, arguments.prompts)
-    built = build(config)
+    built = _built(config)
     with progress("record", 2 * len(settings.temperatures) * sum(map(len, workloads.values()))) as tick:
         tape = record(built, workloads, settings, tick)
     save_tape(tape, arguments.out)

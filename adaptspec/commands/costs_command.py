@@ -57,10 +57,11 @@ def _measure(arguments: argparse.Namespace) -> int:
     from adaptspec.engine.assembly import build
     from adaptspec.engine.cost_files import read_cost_file
     from adaptspec.engine.profiler import cost_path, measured_costs
+    from adaptspec.start_status import StartStatus
 
     config = engine_config(arguments)
-    with Console(stderr=True).status(f"measuring {config.model}"):
-        built = build(config, costs=measured_costs)
+    with StartStatus(Console(stderr=True), "starting") as status:
+        built = build(config, costs=measured_costs, progress=status)
     path = cost_path(built.target, built.drafters, config.limits.max_rows)
     try:
         kept = read_cost_file(path)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import argparse
 import shlex
+from functools import partial
 from pathlib import Path
 
 from adaptspec.command_line import add_table_forms, given_values
-from adaptspec.commands.arguments import device, engine_config, new_file, positive, progress, tell
+from adaptspec.commands.arguments import add_threads, device, engine_config, new_file, positive, progress, tell
 from adaptspec.errors import ConfigError
 
 _PER_TASK = 3
@@ -36,6 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--tokens", type=positive, default=128, help="tokens per answer (default: %(default)s)")
     add("--device", type=device, default="auto", help="auto, cpu, cuda or cuda:N (default: %(default)s)")
     add("--dtype", default="auto", choices=["auto", "float32", "bfloat16", "float16"], help="(default: %(default)s)")
+    add_threads(parser)
     add("--write", type=new_file, metavar="FILE", help="write the policy that was found best, such as policy.yaml")
     add_table_forms(parser, json=True)
     parser.set_defaults(run=_run)
@@ -53,7 +55,7 @@ def _run(arguments: argparse.Namespace) -> int:
     config, workloads = engine_config(arguments), read_workloads(arguments.prompts, _PER_TASK)
     drafts = doctor_drafts(config, arguments.drafts)
     with progress("doctor", doctor_steps(drafts, workloads)) as tick:
-        result = run_doctor(config, drafts, workloads, arguments.tokens, tick)
+        result = run_doctor(config, drafts, workloads, arguments.tokens, tick, progress=partial(tick, advance=0))
     serve = shlex.join(_serving(arguments, result["best"]["draft"] if result["worth"] else None, file))
     hint = "" if arguments.write else "  (--write policy.yaml writes the policy)"
     status = tell(arguments, {**result, "serve": serve}, doctor_report(result, serve + hint))

@@ -23,10 +23,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _generate(arguments: argparse.Namespace) -> int:
-    from adaptspec.engine.sync_engine import Engine
-    from adaptspec.request import SamplingParams, SpeculationParams
+    from rich.console import Console
 
-    engine = Engine.from_config(engine_config(arguments))
+    from adaptspec.start_status import StartStatus
+
+    with StartStatus(Console(stderr=True), "loading libraries") as status:
+        from adaptspec.engine.sync_engine import Engine
+        from adaptspec.request import SamplingParams, SpeculationParams
+
+        engine = Engine.from_config(engine_config(arguments), status)
     text = sys.stdin.read() if arguments.prompt == "-" else arguments.prompt
     prompt = engine.chat([{"role": "user", "content": text}]) if arguments.chat else text
     sampling = SamplingParams(

@@ -6,9 +6,15 @@ import argparse
 import asyncio
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from adaptspec.command_line import Lines
 from adaptspec.commands.arguments import add_models, positive, seconds, share
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from adaptspec.start_status import StartStatus
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -151,8 +157,17 @@ def _add_security(group: argparse._ArgumentGroup) -> None:
 
 
 def _serve(arguments: argparse.Namespace) -> int:
-    import yaml
     from rich.console import Console
+
+    from adaptspec.start_status import StartStatus
+
+    console = Console(stderr=True)
+    with StartStatus(console, "loading libraries") as status:
+        return _run_server(arguments, console, status)
+
+
+def _run_server(arguments: argparse.Namespace, console: Console, status: StartStatus) -> int:
+    import yaml
 
     from adaptspec.app import serve
     from adaptspec.commands.serve_config import serve_config, shown_config
@@ -166,5 +181,5 @@ def _serve(arguments: argparse.Namespace) -> int:
             "adaptspec: whoever may list this machine's processes can read --api-key; better use ADAPTSPEC_API_KEY or "
             "--api-key-file\n"
         )
-    asyncio.run(serve(config, Console(stderr=True)))
+    asyncio.run(serve(config, console, status))
     return 0

@@ -45,7 +45,7 @@ _SECRETS: Mapping[str, Any] = {"api_keys": int, "admin_key": bool}
 _COUNT, _SECONDS = Annotated[int, Field(ge=1)], Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
 _BOUNDS: Mapping[str, Any] = {
     **dict.fromkeys(("max_waiting", "journal_bytes", "journal_files", "max_rows", "tensor_parallel_size"), _COUNT),
-    **dict.fromkeys(("context", "cache_tokens"), _COUNT | None),
+    **dict.fromkeys(("context", "cache_tokens", "threads"), _COUNT | None),
     "prefill_tokens": Annotated[int, Field(ge=0)],
     "drain_seconds": _SECONDS,
 }

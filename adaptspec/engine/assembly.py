@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
+import torch
 from transformers import PreTrainedTokenizerFast
 
 from adaptspec.control.controller import Controller
@@ -31,10 +32,11 @@ from adaptspec.engine.engine_config import AUTO, EngineConfig, model_place
 from adaptspec.engine.inputs import InputProcessor
 from adaptspec.engine.model_executor import ModelExecutor
 from adaptspec.engine.model_set import load_models
-from adaptspec.engine.profiler import profiled_costs, warm_up
+from adaptspec.engine.profiler import Progress, no_progress, profiled_costs, warm_up
 from adaptspec.engine.task_methods import TaskMethods
 from adaptspec.errors import ConfigError
 from adaptspec.gpu.device_decoder import DeviceDecoder
+from adaptspec.models.compute_threads import ComputeThreads, all_threads, one_token_pass
 from adaptspec.models.decoder import Decoder
 from adaptspec.models.model_files import resolve_model
 from adaptspec.models.runner import Listener, Runner
@@ -54,12 +56,14 @@ class Built:
     costs: CostTable
     files: Mapping[str, Path]  # where each policy was read from, by its name
     loaded: Loaded  # what further drafters may be made from
+    threads: ComputeThreads
     learner: DraftLearner | None = None
 
     @property
-    def spare(self) -> Callable[[], bool] | None:
+    def spare(self) -> Callable[[], bool]:
         """What can be done while there are no requests (see `AsyncEngine`)."""
-        return None if self.learner is None else self.learner.work
+        threads, learner = self.threads, self.learner
+        return threads.work if learner is None else lambda: threads.work() or learner.work()
 
     @property
     def pair(self) -> str:
@@ -69,15 +73,20 @@ class Built:
         return "+".join(names if self.learner is None else [*names, "learning"])
 
 
-Costs = Callable[[Runner, Sequence[Drafter], int], CostTable]
+Costs = Callable[[Runner, Sequence[Drafter], int, Progress], CostTable]
 
 
 def build(
-    config: EngineConfig, sinks: Sequence[Sink] = (), costs: Costs = profiled_costs, labels: Labels | None = None
+    config: EngineConfig,
+    sinks: Sequence[Sink] = (),
+    costs: Costs = profiled_costs,
+    labels: Labels | None = None,
+    progress: Progress = no_progress,
 ) -> Built:
     """Read the policies, load the models, and have their `costs`: of this machine's cache, or measured now.
 
-    `labels` have the numbers of names from before; those of policies are added.
+    `labels` have the numbers of names from before; those of policies are added. `progress` is called with what is done
+    next, such as "reading weights" or "measuring costs (7 of 24)", on another thread than the caller's.
 
     Raises:
         ModelError, PairError: a model cannot be used, or the two do not belong together.
@@ -87,15 +96,20 @@ def build(
     # counts more threads than cores, and the engine's sleep at every barrier: plain rounds took 8 ms in place of 1.3.
     # An interrupt waits for it, a second one does not.
     with ThreadPoolExecutor(max_workers=1, thread_name_prefix="adaptspec-load") as alone:
-        return alone.submit(_build, config, sinks, costs, labels or Labels()).result()
+        built = alone.submit(_build, config, sinks, costs, labels or Labels(), progress).result()
+    built.threads.apply()  # on the caller's thread, which may run the engine
+    return built
 
 
-def _build(config: EngineConfig, sinks: Sequence[Sink], costs: Costs, labels: Labels) -> Built:
+def _build(config: EngineConfig, sinks: Sequence[Sink], costs: Costs, labels: Labels, progress: Progress) -> Built:
+    most = all_threads()
+    torch.set_num_threads(config.threads or most)
     specs, files = _specs(config, labels)
     detector = TaskDetector.load() if config.detect_tasks else None
     places = [model_place(config.model, "target")]
     if config.draft_model is not None:
         places.append(places[0] if config.own_draft else model_place(config.draft_model, "draft"))
+    progress(f"reading weights of {config.model}")
     target, *drafts = load_models(config, places, partial(_deepest, config, specs, labels))
     tokenizer = load_tokenizer(places[0])
     check_tokenizer(tokenizer, target.info)
@@ -107,7 +121,15 @@ def _build(config: EngineConfig, sinks: Sequence[Sink], costs: Costs, labels: La
     counts = _counts(config.counts, resolve_model(places[0]), tokenizer, target.info.vocab_size)
     loaded = Loaded(target, drafts[0] if drafts else None, target.info.eos_token_ids, counts, tokenizers)
     drafters = make_drafters(loaded)
-    table = costs(target, drafters, config.limits.max_rows)
+    one_process = target.device.type == "cpu" and config.tensor_parallel_size == 1
+    choices = (most, 1) if config.threads is None and one_process else (config.threads or most,)
+    threads = ComputeThreads(choices, one_token_pass(target))
+    if len(threads.choices) > 1:
+        progress("comparing numbers of threads")
+        threads.compare()
+    table = costs(target, drafters, config.limits.max_rows, progress)
+    threads.follow(lambda: table.doubts, table.doubt)
+    progress("warming up")
     warm_up(target, drafters)
     core = assemble(
         target,
@@ -121,7 +143,7 @@ def _build(config: EngineConfig, sinks: Sequence[Sink], costs: Costs, labels: La
         labels=labels,
     )
     learner = _learner(config, core, drafters, places[-1]) if config.learn_draft else None
-    return Built(core, tokenizer, target, tuple(drafters), tuple(specs), table, files, loaded, learner)
+    return Built(core, tokenizer, target, tuple(drafters), tuple(specs), table, files, loaded, threads, learner)
 
 
 def _learner(config: EngineConfig, core: EngineCore, drafters: Sequence[Drafter], place: str) -> DraftLearner:

@@ -82,14 +82,16 @@ class AsyncEngine:
         name: str | None = None,
         max_waiting: int = 1024,
         spare: Callable[[], bool] | None = None,
+        begin: Callable[[], None] | None = None,
     ) -> None:
-        """`name` is what clients call the model (None: its own).
+        """`name` is what clients call the model (None: its own). `begin` is called first on the engine's thread.
 
         `spare` is called on the engine's thread while there are no requests, until it returns False: a small piece of
         other work each time, which must not raise, and for whose end a request waits.
         """
         self._core = core
         self._spare = spare
+        self._begin = begin
         if name is not None:
             core.inputs.info = replace(core.inputs.info, name=name)
         self._max_waiting = max_waiting
@@ -272,6 +274,8 @@ class AsyncEngine:
     def _run(self) -> None:
         """The engine thread. However it ends, nobody is left waiting."""
         try:
+            if self._begin is not None:
+                self._begin()
             self._serve()
         except BaseException as error:  # noqa: BLE001
             # Not a round that failed but the loop around it: nothing can be trusted any more.

@@ -26,7 +26,8 @@ class EngineConfig:
     prompt. `eager`: no CUDA graphs are captured. `draft_device`: where the draft model is, if not with the target.
     `tensor_parallel_size`: devices that share the target, from this one on. `exact`: on CUDA, "depths" keeps texts
     the same whatever is drafted beside up to 64 rows, "strict" beside more. `allow_pickle`: heads that draft may have
-    their tensors in pickles. `learn_draft`: a server trains the draft model on what it serves.
+    their tensors in pickles. `learn_draft`: a server trains the draft model on what it serves. `threads`: CPU threads
+    of a forward pass, for all of this process; None: the faster of one and all of them, see `ComputeThreads`.
     """
 
     model: str = BUNDLED
@@ -45,6 +46,7 @@ class EngineConfig:
     exact: Literal["depths", "strict"] = "depths"
     allow_pickle: bool = False
     learn_draft: bool = False
+    threads: int | None = None
 
     @property
     def draft_model(self) -> str | None:

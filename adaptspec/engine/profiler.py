@@ -25,7 +25,7 @@ from adaptspec.control.grid import LearnedGrid
 from adaptspec.drafting.drafter import Drafter, ModelDrafter
 from adaptspec.engine.cost_files import costs_folder, read_cost_file, write_cost_file
 from adaptspec.engine.device_laps import DeviceLaps, device_laps, device_name, on_device, per_cached_token
-from adaptspec.engine.profiler_rounds import CONTEXT, Extent, ProfiledRounds, clear, fill, packed_rows
+from adaptspec.engine.profiler_rounds import CONTEXT, Extent, Piece, ProfiledRounds, clear, fill, packed_rows
 from adaptspec.errors import ConfigError
 from adaptspec.models.runner import Runner
 from adaptspec.models.sampling import certainty
@@ -45,35 +45,45 @@ _CHECK_SECONDS, _AGREES = 0.3, 1.6
 _LEAST_STEP = 0.25
 # Threads wait for each other at every product: one whose core another program has holds all of them up. With two busy
 # processes on two cores a token took 50 ms with two threads, and 4 with one.
-_FEWER = "; if it stays busy, fewer threads may be many times as fast (OMP_NUM_THREADS=1)"
+_FEWER = "; if it stays busy, one thread may be many times as fast (--threads 1)"
 # Raised whenever passes, or how they are timed, have changed: tables in caches are then of no use.
 _MEASURING = 4
+Progress = Callable[[str], None]  # called with what is done next
 
 
-def profiled_costs(target: Runner, drafters: Sequence[Drafter], max_rows: int) -> CostTable:
+def no_progress(_: str) -> None:
+    """Progress that is not shown."""
+
+
+def profiled_costs(
+    target: Runner, drafters: Sequence[Drafter], max_rows: int, progress: Progress = no_progress
+) -> CostTable:
     """The cost table of these models here: from the cache if a few laps agree with it, or else measured now."""
     path = cost_path(target, drafters, max_rows)
     try:
         file = read_cost_file(path)
     except FileNotFoundError:
-        return measured_costs(target, drafters, max_rows)
+        return measured_costs(target, drafters, max_rows, progress)
     except (OSError, ValueError, ConfigError) as error:
         _log.warning("the cached cost table %s cannot be used (%s); measuring again", path, error)
-        return measured_costs(target, drafters, max_rows)
+        return measured_costs(target, drafters, max_rows, progress)
+    progress("checking cached costs")
     origin = file.origin(datetime.now(timezone.utc))
     off = max(contradiction(file.table.profile), disagreement(file.table.profile, target, drafters))
     if off > _AGREES:
         _log.warning("costs %s do not fit (%.1f x off in a few laps now); measuring again", origin, off)
-        return measured_costs(target, drafters, max_rows)
+        return measured_costs(target, drafters, max_rows, progress)
     file.table.origin, file.table.measured = f"{origin}; a few laps now agree", file.measured.timestamp()
     return file.table
 
 
-def measured_costs(target: Runner, drafters: Sequence[Drafter], max_rows: int) -> CostTable:
+def measured_costs(
+    target: Runner, drafters: Sequence[Drafter], max_rows: int, progress: Progress = no_progress
+) -> CostTable:
     """The same measured now, whatever is in the cache, and put there unless the machine was busy."""
     path = cost_path(target, drafters, max_rows)
     stopwatch = Stopwatch(target.device)
-    found = measure(target, drafters, max_rows, stopwatch)
+    found = measure(target, drafters, max_rows, stopwatch, progress)
     costs, now = CostTable(undisturbed(found)), datetime.now(timezone.utc)
     costs.measured, costs.origin = now.timestamp(), "measured now"
     if stopwatch.disturbance > _BUSY or contradiction(found) > _AGREES:
@@ -213,15 +223,22 @@ class Stopwatch:
         return taken
 
 
-def measure(target: Runner, drafters: Sequence[Drafter], max_rows: int, stopwatch: Stopwatch) -> CostProfile:
+def measure(
+    target: Runner,
+    drafters: Sequence[Drafter],
+    max_rows: int,
+    stopwatch: Stopwatch,
+    progress: Progress = no_progress,
+) -> CostProfile:
     """Time rounds of all sizes and depths, with the models taking turns; the runners' rows are left free."""
     extent = Extent.of(target, max_rows)
     models = [drafter for drafter in drafters if isinstance(drafter, ModelDrafter)]
     room = {model.name: Extent.of(model.runner, max_rows) for model in models}
     clock = on_device(target, models, max(extent.rows), max(extent.widths)) or stopwatch
     clocks = clock, stopwatch
-    laps = {model.name: _laps(target, model, extent, room[model.name], clocks) for model in models}
-    alternating = next(iter(laps.values())) if laps else _laps(target, None, extent, extent, clocks)
+    steps = _Steps(progress, max(1, len(models)) * len(extent.rows) * _pieces_per_count(extent))
+    laps = {model.name: _laps(target, model, extent, room[model.name], clocks, steps=steps) for model in models}
+    alternating = next(iter(laps.values())) if laps else _laps(target, None, extent, extent, clocks, steps=steps)
     verify = tuple(tuple(lap.verify) for lap in alternating)
     return CostProfile(
         rows=extent.rows,
@@ -277,7 +294,42 @@ class _Laps:
 _Clocks = tuple[Stopwatch | DeviceLaps, Stopwatch]
 
 
-def _laps(target: Runner, draft: ModelDrafter | None, extent: Extent, own: Extent, clocks: _Clocks) -> list[_Laps]:
+class _Steps:
+    """Counts pieces of work by their first runs, and reports the count."""
+
+    def __init__(self, progress: Progress, total: int) -> None:
+        self._progress, self._total = progress, total
+        self._done = 0
+
+    def counted(self, piece: Piece) -> Piece:
+        """The same piece; its first run is a step."""
+        fresh = True
+
+        def run() -> None:
+            nonlocal fresh
+            if fresh:
+                fresh = False
+                self._done += 1
+                self._progress(f"measuring costs ({self._done} of {self._total})")
+            piece()
+
+        return run
+
+
+def _pieces_per_count(extent: Extent) -> int:
+    """Pieces that `_laps` times for one number of rows."""
+    return 2 * (1 + len(extent.widths))
+
+
+def _laps(
+    target: Runner,
+    draft: ModelDrafter | None,
+    extent: Extent,
+    own: Extent,
+    clocks: _Clocks,
+    *,
+    steps: _Steps | None = None,
+) -> list[_Laps]:
     """For each number of rows. Where the draft model's cache (`own`) has no room for as many, the target goes alone.
 
     Drafts that are made beside a device's rounds are timed by the second clock.
@@ -295,7 +347,10 @@ def _laps(target: Runner, draft: ModelDrafter | None, extent: Extent, own: Exten
         if draft is not None and count in own.rows:
             rounds.join(draft, own.context, max(own.widths))
         # A round without drafts follows its like.
-        seconds = clock.medians(rounds.pieces((1, *extent.widths)))[2:]
+        pieces = rounds.pieces((1, *extent.widths))
+        if steps is not None:
+            pieces = [steps.counted(piece) for piece in pieces]
+        seconds = clock.medians(pieces)[2:]
         rounds.close()
         table.append(_Laps(seconds[::2], seconds[1::2]))
     return table

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import math
+import mmap
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -114,10 +116,8 @@ class KVCache(BlockAllocator):
         self._lengths: dict[int, int] = {}
         size = shape.layers, self.blocks * self.block_size, shape.width
         if device.type == "cpu":
-            # Zeros that cost nothing: the system hands out pages when they are first written. Rows that attend together
-            # read beyond their ends, where a NaN would spread though it is masked.
-            held = np.zeros(math.prod(size) * dtype.itemsize, dtype=np.uint8)
-            self._pool = torch.from_numpy(held).view(dtype).view(size)
+            # Rows that attend together read beyond their ends, where a NaN would spread though it is masked.
+            self._pool = untouched_zeros(math.prod(size) * dtype.itemsize).view(dtype).view(size)
         else:
             self._pool = torch.empty(size, dtype=dtype, device=device)  # nothing is read before it is written
         self.pool = self._pool.unbind(0)
@@ -187,6 +187,25 @@ class KVCache(BlockAllocator):
         keys = self._pool.as_strided(size, strides, offset).unbind(0)
         values = self._pool.as_strided(size, strides, offset + shape.width // 2).unbind(0)
         return keys, values
+
+
+def untouched_zeros(size: int) -> torch.Tensor:
+    """Zeros on the CPU, uint8 [size], that take no memory until they are written.
+
+    The system adds one small page (4 kB on most machines) at the first write to it. numpy would ask for huge pages
+    (2 MB): a cache writes the first token of each row to one distant place per layer, so that most of each huge page
+    would stay empty. The memory is returned to the system when the last tensor that uses it is deleted.
+    """
+    if not hasattr(mmap, "MADV_NOHUGEPAGE"):  # not Linux: there numpy does not ask for huge pages
+        return torch.from_numpy(np.zeros(size, dtype=np.uint8))
+    memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    try:
+        memory.madvise(mmap.MADV_NOHUGEPAGE)
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise
+        # This kernel is built without transparent huge pages: there is nothing to switch off.
+    return torch.frombuffer(memory, dtype=torch.uint8)
 
 
 class CachedRows:

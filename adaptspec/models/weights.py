@@ -161,6 +161,7 @@ class WeightReader:
         self._dtype = dtype
         self._device = device
         self._part = part
+        self._mapped = tensors is None
         self._files: dict[str, Any] = {} if tensors is None else dict.fromkeys(tensors, _Held(tensors))
         for path in weight_files(folder, pickles=pickles) if tensors is None else ():
             file = _opened(path)
@@ -199,7 +200,9 @@ class WeightReader:
 
     def take(self, name: str, shape: tuple[int, ...], mine: slice | tuple[slice, ...] = slice(None)) -> torch.Tensor:
         """What is `mine` of one tensor; ModelError if it is missing or of another shape than `shape`."""
-        return self._stored(name, shape, mine).to(device=self._device, dtype=self._dtype)
+        # A tensor that is kept as it is stored would keep the whole file mapped, which is resident once it was read.
+        copied = self._mapped and self._device.type == "cpu"
+        return self._stored(name, shape, mine).to(device=self._device, dtype=self._dtype, copy=copied)
 
     def _stored(self, name: str, shape: tuple[int, ...], mine: slice | tuple[slice, ...] = slice(None)) -> torch.Tensor:
         if name not in self._files:

@@ -106,6 +106,11 @@ def learning_families(seen: LearningStats) -> Iterator[Metric]:
     yield GaugeMetricFamily("adaptspec_draft_rejections_bytes", "Bytes that they and their texts take", seen.size)
 
 
+def thread_families(count: int) -> Iterator[Metric]:
+    """How many CPU threads a forward pass uses now."""
+    yield GaugeMetricFamily("adaptspec_compute_threads", "CPU threads of a forward pass", count)
+
+
 def reload_families(reloads: Reloads) -> Iterator[Metric]:
     """Reloads of policies, good and bad, and when the last good one was."""
     results = (("success", reloads.applied), ("failure", reloads.refused))

@@ -15,6 +15,7 @@ from adaptspec.command_line import Parser
 from adaptspec.commands.serve_command import add_arguments
 from adaptspec.engine.core import EngineLimits
 from adaptspec.engine.engine_config import EngineConfig
+from adaptspec.start_status import StartStatus
 
 
 @pytest.fixture
@@ -22,7 +23,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[ServeConfig]:
     """What servers were asked for; none is started."""
     configs: list[ServeConfig] = []
 
-    async def serve(config: ServeConfig, console: Console) -> None:
+    async def serve(config: ServeConfig, console: Console, status: StartStatus) -> None:
         configs.append(config)
 
     monkeypatch.setattr("adaptspec.app.serve", serve)

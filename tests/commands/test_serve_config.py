@@ -18,7 +18,7 @@ EVERYTHING = (
     "--drain-seconds 2.5 --state-dir s --keep-history --journal j --journal-megabytes 2 --journal-files 9 "
     "--no-watch-policies --metrics-compat vllm --otlp-endpoint http://c:4318 --trace-level round --trace-slow-seconds "
     "2 --trace-round-share 0.5 --trace-content --otlp-metrics --insecure --allow-host fox.local --pad-stream --limit "
-    "choices=3 --limit body-seconds=1.5 --exact strict --allow-pickle --learn-draft"
+    "choices=3 --limit body-seconds=1.5 --exact strict --allow-pickle --learn-draft --threads 3"
 )
 
 

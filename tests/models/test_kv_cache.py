@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -59,6 +62,33 @@ def test_truncate_frees_surplus_blocks_and_lengths_follow() -> None:
     kv.free(0)
     assert kv.length(0) == 0
     assert kv.free_share == 1.0
+
+
+def _memory_bytes(name: str) -> int:
+    """A figure of this process from /proc: `RssAnon` (resident memory of its own) or `VmSize` (its address space)."""
+    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(f"{name}:"))
+    return int(line.split()[1]) * 1024
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_first_tokens_take_small_pages_and_the_cache_is_given_back() -> None:
+    """30 layers and 16 rows, as in a model of 135 M parameters: 480 first tokens must not take 2 MB each."""
+    address_space, resident = _memory_bytes("VmSize"), _memory_bytes("RssAnon")
+    plan = CachePlan(tokens=16 * 8192, context=8192, block_size=8192, rows=16)
+    shape = CacheShape(layers=30, kv_heads=3, head_dim=64)
+    kv = KVCache(shape, plan, torch.float32, torch.device("cpu"))
+    for row in range(16):
+        assert kv.reserve(row, 1)
+        slots = torch.from_numpy(kv.slots(row, 0, 1))
+        for layer in kv.pool:
+            layer[slots] = 1.0
+    assert _memory_bytes("RssAnon") - resident < 64 * 2**20
+    assert _memory_bytes("VmSize") - address_space >= 16 * 8192 * shape.bytes_per_token(torch.float32)
+    keys, values = kv.views(3, 0, 2)
+    del kv, layer, values
+    assert keys[29][0, :, :, 0].tolist() == [[1.0, 0.0]] * 3, "views keep the memory alive"
+    del keys
+    assert _memory_bytes("VmSize") - address_space < 2**30
 
 
 def test_a_refused_reservation_changes_nothing() -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
+
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -58,6 +61,15 @@ def test_loading_holds_one_matrix_twice_and_no_more(make_model: MakeModel) -> No
             peak = max(peak, held)
     matrices = [one.weight for layer in weights.layers for one in (layer.gate_up, layer.down) if one.weight is not None]
     assert 2 * weights.parameters < peak < 2 * weights.parameters + 1.1 * max(one.nbytes for one in matrices)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_a_loaded_file_is_not_mapped_any_more(make_model: MakeModel) -> None:
+    """Tensors that are kept as they are stored must not keep the whole file resident."""
+    path = make_model("llama", seed=3)
+    weights = load_weights(path, read_decoder_config(read_json(path / CONFIG)), torch.float32, CPU)
+    assert weights.parameters > 0
+    assert str(path) not in Path("/proc/self/maps").read_text()
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
