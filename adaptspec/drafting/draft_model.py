@@ -22,6 +22,7 @@ from adaptspec.models.noise import Stream
 from adaptspec.models.processors import NO_PATHS, Paths
 from adaptspec.models.runner import Listener, Packed, Runner
 from adaptspec.models.sampling import Certainty, argmax, certainty, entropies, leading, tempered, top_certainty
+from adaptspec.progress import report_progress
 from adaptspec.types import IntArray
 
 # After full acceptance the last drafted token was never fed, so two tokens are the usual share of a round.
@@ -94,6 +95,7 @@ class DraftModelDrafter:
         if not len(active) and len(packed.rows):
             self.runner.forward(packed)  # nobody drafts yet, but prompts are read on
         while len(active):
+            report_progress()
             offsets = np.full(len(active), steps, dtype=np.int64)
             scores = job.sampling.process(self.runner.forward(packed), active, offsets, Paths(draft.tokens))
             drawn, sure, drawn_from = _draw(job, scores, active, offsets)
@@ -127,6 +129,7 @@ class DraftModelDrafter:
         sure: list[float] = []
         spread: list[float] = []
         while True:
+            report_progress()
             scores = job.sampling.process(self.runner.forward(packed), _NOBODY, _NOBODY, NO_PATHS).numpy()[0]
             top = int(scores.argmax())
             confidence, entropy = top_certainty(scores, top)

@@ -19,6 +19,7 @@ from adaptspec.models.draft import Draft
 from adaptspec.models.processors import NO_PATHS, Paths
 from adaptspec.models.runner import Packed, Runner
 from adaptspec.models.sampling import entropies, leading, likeliest, tempered, top_candidates
+from adaptspec.progress import report_progress
 from adaptspec.types import BoolArray, IntArray
 
 _ONE: IntArray = np.ones(1, dtype=np.int64)
@@ -164,6 +165,7 @@ class TreeGrowth:
             steps += 1
             found: Nodes = []
             for (tree, before), (candidates, entropy) in zip(front, drawn, strict=True):
+                report_progress()
                 found += [(tree, number) for number in tree.submit(before, candidates, entropy)]
             front = self._going(found, steps)
         return submitted(self.trees, rows, steps, caught_up)

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import sys
 import threading
-import time
+import traceback
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import aclosing
@@ -20,6 +21,7 @@ from typing import Any, TypeAlias, TypeVar, cast
 from adaptspec.engine.core import EngineCore
 from adaptspec.errors import EngineError, OverloadedError
 from adaptspec.models.runner import ModelInfo
+from adaptspec.progress import report_progress, set_progress_callback
 from adaptspec.request import Grammar, Request
 from adaptspec.types import Completion, Delta, FinishReason
 
@@ -103,7 +105,8 @@ class AsyncEngine:
         self._closed = False
         self._failure: str | None = None
         self._hung: str | None = None  # why nobody should wait for the engine now, though its thread lives
-        self._beat: float | None = None  # see `beat`
+        self._progress = 0  # reports of the engine thread; it alone writes
+        self._busy = False  # see `heartbeat`
         self._calls: set[Future[Any]] = set()
         self._ended = False
         self._lock = threading.Lock()  # guards the start of the thread and the calls that wait for it
@@ -140,9 +143,17 @@ class AsyncEngine:
         return self._failure is None and self._hung is None and not self._closed
 
     @property
-    def beat(self) -> float | None:
-        """When it last began a round or a command, which tells one from the next; None while it has nothing to do."""
-        return self._beat
+    def heartbeat(self) -> int | None:
+        """How often the engine thread has reported progress so far, or None while it has nothing to do.
+
+        It reports before every command and many times within a round: see `report_progress`. Any thread may ask.
+        """
+        return self._progress if self._busy else None
+
+    def stack(self) -> str:
+        """The Python stack of the engine thread at this moment, for the log. Empty if the thread does not run."""
+        frame = None if self._thread.ident is None else sys._current_frames().get(self._thread.ident)
+        return "" if frame is None else "".join(traceback.format_stack(frame))
 
     def give_up(self, reason: str) -> None:
         """The engine hangs: end every stream with an error and take no requests, until `resume`. On the event loop."""
@@ -238,11 +249,17 @@ class AsyncEngine:
             self._inbox.put(lambda rid=request_id: self._core.abort(rid))  # type: ignore[misc]
 
     def close(self) -> None:
-        """Stop the engine thread; requests still in flight are aborted."""
+        """Stop the engine thread; requests still in flight are aborted.
+
+        Waits for the round that runs, however slow it is, until a watchdog gives the engine up.
+        """
         self._draining = self._closed = True
-        if self._thread.is_alive():
-            self._inbox.put(None)
-            self._thread.join(timeout=0.1 if self._hung else 10)
+        if not self._thread.is_alive():
+            return
+        self._inbox.put(None)
+        self._thread.join(timeout=0.1)
+        while self._thread.is_alive() and self._hung is None:
+            self._thread.join(timeout=0.1)
 
     @property
     def why(self) -> str:
@@ -273,6 +290,7 @@ class AsyncEngine:
 
     def _run(self) -> None:
         """The engine thread. However it ends, nobody is left waiting."""
+        set_progress_callback(self._count_progress)
         try:
             if self._begin is not None:
                 self._begin()
@@ -282,21 +300,27 @@ class AsyncEngine:
             _log.exception("the engine thread has stopped")
             self._failure = f"{type(error).__name__}: {error}"
         finally:
+            self._busy = False
             self._call_loop(self._give_up)
             with self._lock:
                 self._ended = True
                 self._fail_calls()
+
+    def _count_progress(self) -> None:
+        self._progress += 1
 
     def _serve(self) -> None:
         """Commands first, then a round; sleeps only when there is nothing to do."""
         while True:
             deltas: list[Delta] = []
             sleep = self._core.idle
-            self._beat = None if sleep else time.monotonic()
+            self._busy = not sleep
+            report_progress()
             while sleep or not self._inbox.empty():
                 command = self._next_command() if sleep else self._inbox.get()
                 sleep = False
-                self._beat = time.monotonic()
+                self._busy = True
+                report_progress()
                 if command is None:
                     self._deliver(deltas + self._core.abort_all(FinishReason.ABORT, "the engine was closed"))
                     return
@@ -312,9 +336,10 @@ class AsyncEngine:
             try:
                 return self._inbox.get(timeout=patience)
             except Empty:
-                self._beat, patience = time.monotonic(), 0.0
+                patience, self._busy = 0.0, True
+                report_progress()
                 working = self._spare is not None and self._spare()
-        self._beat = None
+        self._busy = False
         return self._inbox.get()
 
     def _round(self) -> list[Delta]:

@@ -25,6 +25,7 @@ from adaptspec.engine.sequence import Sequence as Seq
 from adaptspec.engine.task_methods import TaskMethods
 from adaptspec.errors import ConfigError, UnknownModelError
 from adaptspec.models.draft import Draft
+from adaptspec.progress import report_progress
 from adaptspec.request import Request
 from adaptspec.types import Delta, FinishReason, IntArray, RoundRecord, Sink
 
@@ -154,6 +155,7 @@ class EngineCore:
         """After a round that failed half-way: end the request that made it fail, once it is known which one it is."""
         ran = list(self.scheduler.running)
         for sequence in ran:
+            report_progress()
             self._read_text(sequence)  # it may have ended well before
             if sequence.finish is not None:  # it ended in this very round, before something failed
                 self._end(sequence, sequence.finish, sequence.error)
@@ -186,6 +188,7 @@ class EngineCore:
         taken: list[int] = []
         kept: list[Kept] = []
         for i, sequence in enumerate(batch.emitting):
+            report_progress()
             if sequence.finish is not None:
                 continue  # it has gone, or nothing can be drawn for it
             places, length = verdict.places(i), sequence.length
@@ -212,6 +215,7 @@ class EngineCore:
         batch, draft = landed.flight.batch, landed.draft
         emitted, drafted = np.zeros(len(batch.decoding), dtype=np.int64), draft.depths
         for i in landed.taken:
+            report_progress()
             sequence = batch.emitting[i]
             gained = self._read_text(sequence)
             if gained is not None and i < len(emitted):
@@ -310,6 +314,7 @@ class EngineCore:
     def _abort(self, which: Callable[[Seq], bool], finish: FinishReason, error: str | None) -> list[Delta]:
         for sequence in [*self.scheduler.running, *self.scheduler.waiting]:
             if which(sequence):
+                report_progress()
                 self._end(sequence, finish, error)
                 self.scheduler.clear(sequence)
         return self._collect()
@@ -330,6 +335,7 @@ class EngineCore:
             self._report(sink.finished, sequence.request, completion)
 
     def _on_start(self, sequence: Seq) -> None:
+        report_progress()
         if sequence.timings.admitted is None:
             for sink in self._sinks:
                 self._report(sink.started, sequence.request)

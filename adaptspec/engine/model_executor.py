@@ -27,6 +27,7 @@ from adaptspec.models.grammars import Constraint
 from adaptspec.models.processors import SamplingRow
 from adaptspec.models.runner import Packed, Runner
 from adaptspec.models.sampling import SamplingBatch
+from adaptspec.progress import report_progress
 from adaptspec.types import BoolArray, IntArray, TokenLogprob
 from adaptspec.verification.draft_scores import score_temperatures
 from adaptspec.verification.method import VerifyResult, window_starts
@@ -64,6 +65,7 @@ class ModelExecutor:
         request, method = sequence.request, sequence.method
         start = RowStart(sequence.sampling, request.prediction, sequence.scope, method.shares_noise)
         for drafter in self._model_free.values():
+            report_progress()
             drafter.begin(held_row(sequence), start)
 
     def leave(self, row: int) -> None:
@@ -85,6 +87,7 @@ class ModelExecutor:
         for which, head in self._heads.items():
             head.listens = which in asked
         for which, drafter in self._model_free.items() if most else ():
+            report_progress()
             if which in asked:
                 offers = [
                     drafter.offer(held_row(s), s.tokens, min(limit, most))
@@ -144,6 +147,7 @@ class ModelExecutor:
         used = dict.fromkeys(lanes[i] for i in np.flatnonzero(depths))
         parts = []
         for which, how in used:
+            report_progress()
             mine = depths if len(used) == 1 else np.where([one == (which, how) for one in lanes], depths, 0)
             branching = tree if how.takes_trees else None
             job = DraftJob(
@@ -174,6 +178,7 @@ class ModelExecutor:
         return draft if counts == wanted else draft.cut(np.array(counts, dtype=np.int64))
 
     def _verify(self, batch: Batch, draft: Draft) -> VerifyResult:
+        report_progress()
         logits, broken = zero_broken_logits(
             score_prompts(batch, self.cache.forward(_packed(batch, draft))), draft.counts
         )
@@ -211,6 +216,7 @@ class ModelExecutor:
 
     def keep(self, kept: Sequence[Kept]) -> None:
         for sequence, length, places, drafter in kept:
+            report_progress()
             row, valid = held_row(sequence), length + len(places)
             if places and places[-1] >= len(places):
                 self.cache.keep(row, length, places)
@@ -254,6 +260,7 @@ class ModelExecutor:
         path = np.broadcast_to(np.arange(draft.tokens.shape[1]), draft.tokens.shape).copy()
         choices = np.full(len(logits), -1, dtype=np.int64)
         for how in used:
+            report_progress()
             judged = np.array([one == how for one in methods])
             mine = np.flatnonzero(judged)
             own = np.repeat(judged, draft.counts + 1)
@@ -317,6 +324,7 @@ def cut_refused(draft: Draft, constraints: Sequence[Constraint | None]) -> Draft
     for i, constraint in enumerate(constraints):
         if constraint is not None:
             for path in draft.paths(i):
+                report_progress()
                 taken = constraint.valid(draft.tokens[i, path].tolist())
                 refused[i, path[taken:]] = True
     return draft.without(refused) if refused.any() else draft
@@ -368,6 +376,7 @@ def score_output(emitting: Sequence[Seq], logits: torch.Tensor, draft: Draft, ve
         return
     starts = window_starts(draft.counts).tolist()
     for i, sequence in asking:
+        report_progress()
         places = verdict.places(i)
         tokens = [*draft.tokens[i, places].tolist(), int(verdict.following[i])]
         rows = logits[[starts[i], *(starts[i] + 1 + place for place in places)]]
@@ -387,6 +396,7 @@ def score_prompts(batch: Batch, logits: torch.Tensor) -> torch.Tensor:
     at = len(logits) - sum(chunk.count if chunk.scored else chunk.last for chunk in chunks)
     kept = list(range(at))
     for chunk in chunks:
+        report_progress()
         width = chunk.count if chunk.scored else int(chunk.last)
         if chunk.last:
             kept.append(at + width - 1)

@@ -1,27 +1,36 @@
-"""Notices an engine that hangs: whoever waits for it is told, instead of waiting for ever."""
+"""Detects an engine that hangs, so that its clients get an error instead of waiting for ever.
+
+One rule: an engine hangs if it has work, could run, and reports no progress for longer than both `hang_seconds` and ten
+times the longest time between two reports that was seen recently or is expected. A slow round reports progress many
+times (see `report_progress`), so it is no hang, however long it takes.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import time
+from collections import deque
 from collections.abc import Callable
 from pathlib import Path
-
-from adaptspec.engine.async_engine import AsyncEngine
+from typing import Protocol
 
 _log = logging.getLogger(__name__)
-# Between two looks no more counts, in seconds: where looking comes late (a process was stopped), so may all else.
-_LONGEST = 1.0
-# Of a silence no more is forgiven for want of a processor, so that on the fullest machine a hang is noticed, too.
-_MOST_HELD_UP = 0.9
+# A silence is a hang only if it is so many times as long as those that ended by themselves.
+MULTIPLE = 10.0
+# Seconds of work for which a silence is remembered: the machine may be quieter since.
+REMEMBERED = 600.0
+# Between two looks no more counts, in seconds: where the watchdog looks late, the process did not run.
+_LONGEST_LOOK = 1.0
+# No more of a silence is forgiven for lack of a processor, so that a hang is also noticed on a full machine.
+_MAX_FORGIVEN = 0.9
 
 
 def waited_for_processor(threads: Path = Path("/proc/self/task")) -> float:
-    """Seconds that threads of this process could have run and were not let, all in all.
+    """Seconds that threads of this process were ready to run and had no processor, in total.
 
-    Linux tells; elsewhere 0. Counted are all threads: the engine waits for workers that compute beside it, and for
-    whoever holds the interpreter.
+    Read from Linux's schedstat; elsewhere 0. All threads count: the engine thread waits for those that compute for it
+    and for those that hold the interpreter.
     """
     total = 0
     for thread in threads.glob("*/schedstat"):
@@ -32,29 +41,58 @@ def waited_for_processor(threads: Path = Path("/proc/self/task")) -> float:
     return total / 1e9
 
 
+class Watched(Protocol):
+    """What a watchdog needs of an engine."""
+
+    @property
+    def heartbeat(self) -> int | None:
+        """A number that grows with every report of progress; None while the engine has nothing to do."""
+
+    def stack(self) -> str:
+        """Where the engine is now, for the log."""
+
+    def give_up(self, reason: str) -> None:
+        """End every request with an error and take no more."""
+
+    def resume(self) -> None:
+        """Take requests again."""
+
+
 class Watchdog:
     """Looks at the engine a few times a second, from the event loop."""
 
     def __init__(
         self,
-        engine: AsyncEngine,
+        engine: Watched,
         seconds: float,
         *,
+        expected: float = 0.0,
         clock: Callable[[], float] = time.monotonic,
         waited: Callable[[], float] = waited_for_processor,
     ) -> None:
-        """`seconds` without a sign of life, in the middle of work, mean that it hangs. No round may take so long.
+        """No silence of up to `seconds` is a hang. `expected`: the longest time between two reports of progress that
+        is usual on this machine, in seconds, by its measured costs.
 
-        Time for which it wanted to run and was not let does not count: that is a full machine. `waited` gives it,
-        ever rising, in seconds.
+        Time in which threads waited for a processor does not count: that is a full machine. `waited` returns it, ever
+        rising, in seconds.
         """
         self._engine = engine
         self._seconds = seconds
+        self._expected = expected
         self._clock = clock
         self._waited = waited
-        self._beat: float | None = None
-        self._silence = _Silence(0.0)
-        self._barking = False
+        self._heartbeat: int | None = None
+        self._looked = clock()
+        self._worked = 0.0  # seconds in which the engine had work
+        self._silence = _Silence()
+        self._ended: deque[tuple[float, float]] = deque()  # when silences ended, by `_worked`, and how long they were
+        self._hangs = False
+
+    @property
+    def bound(self) -> float:
+        """Seconds of silence, in which the engine could run, that are a hang at the moment."""
+        recent = self._ended[0][1] if self._ended else 0.0
+        return max(self._seconds, MULTIPLE * max(self._expected, recent))
 
     async def run(self, every: float = 0.25) -> None:
         """Look again and again until cancelled."""
@@ -64,40 +102,52 @@ class Watchdog:
 
     def look(self) -> None:
         """Give up on an engine that hangs, and take it back when it works again."""
-        hangs = self._silent_for() > self._seconds
-        if hangs and not self._barking:
-            reason = f"it has not answered for {self._seconds:g} seconds in which it could run"
-            _log.error("the engine hangs: %s; its requests end with an error", reason)
+        now, heartbeat = self._clock(), self._engine.heartbeat
+        passed, self._looked = min(now - self._looked, _LONGEST_LOOK), now
+        if heartbeat is None or heartbeat != self._heartbeat:
+            self._end_silence()
+            self._heartbeat = heartbeat
+        else:
+            self._silence.grow(passed, self._waited())
+        if heartbeat is not None:
+            self._worked += passed
+        hangs = self._silence.seconds > self.bound
+        if hangs and not self._hangs:
+            reason = f"it has made no progress for {self.bound:.3g} seconds in which it could run"
+            _log.error("the engine hangs: %s; its requests end with an error\n%s", reason, self._engine.stack())
             self._engine.give_up(reason)
-        elif self._barking and not hangs:
+        elif self._hangs and not hangs:
             _log.warning("the engine works again")
             self._engine.resume()
-        self._barking = hangs
+        self._hangs = hangs
 
-    def _silent_for(self) -> float:
-        """Seconds that the engine could have used for a sign of life, since its last one was seen."""
-        now, beat = self._clock(), self._engine.beat
-        if beat is None:
-            return 0.0
-        if beat != self._beat:
-            self._beat, self._silence = beat, _Silence(now)
-            return 0.0
-        return self._silence.seconds(now, self._waited())
+    def _end_silence(self) -> None:
+        """Remember how long the silence was: the next one may be as long, on this machine as it is now."""
+        # One that was taken for a hang counts up to the bound, so that a single one does not make the watchdog blind.
+        seconds, self._silence = min(self._silence.seconds, self.bound), _Silence()
+        while self._ended and self._ended[-1][1] <= seconds:
+            self._ended.pop()  # the new one is longer and will be remembered for longer
+        self._ended.append((self._worked, seconds))
+        while self._worked - self._ended[0][0] > REMEMBERED:
+            self._ended.popleft()
 
 
 class _Silence:
-    """How long one lasts, less what threads waited for a processor meanwhile."""
+    """Time without a report of progress, less what threads waited for a processor meanwhile."""
 
-    def __init__(self, now: float) -> None:
-        self._now = now
-        # Not known before it lasts from one look to the next: asking takes half a millisecond, and rounds are short.
+    def __init__(self) -> None:
+        # Not known before a silence lasts from one look to the next: asking takes half a millisecond.
         self._waited: float | None = None
         self._passed = self._held_up = 0.0
 
-    def seconds(self, now: float, waited: float) -> float:
-        """Up to `now`."""
-        self._passed += min(now - self._now, _LONGEST)
+    def grow(self, passed: float, waited: float) -> None:
+        """By `passed` seconds, up to a moment at which threads have waited `waited` seconds in all."""
+        self._passed += passed
         if self._waited is not None:
             self._held_up += max(0.0, waited - self._waited)  # a thread that ended took its share along
-        self._now, self._waited = now, waited
-        return self._passed - min(self._held_up, _MOST_HELD_UP * self._passed)
+        self._waited = waited
+
+    @property
+    def seconds(self) -> float:
+        """How long it has lasted."""
+        return self._passed - min(self._held_up, _MAX_FORGIVEN * self._passed)

@@ -27,6 +27,7 @@ from adaptspec.models.kv_cache import CachedRows, CachePlan
 from adaptspec.models.layers import LengthNorm, Linear, Norm, RmsNorm, rotations
 from adaptspec.models.runner import ModelInfo, Packed
 from adaptspec.models.weights import DecoderWeights
+from adaptspec.progress import report_progress
 from adaptspec.types import IntArray
 
 # Tokens of each product of a pass, by the rows that decode; prompts take the last. While 16-bit weights are read once,
@@ -133,6 +134,7 @@ class DeviceDecoder(CachedRows):
         plans = {window: self._plan(inputs, window) for window in set(self._config.windows)}
         layers = zip(weights.layers, self.cache.pool, self._config.windows, strict=True)
         for i, (layer, pool, window) in enumerate(layers):
+            report_progress()
             normed = self._normed(added, residual, layer.attention_norm)
             if i in told:
                 told[i].copy_(residual)

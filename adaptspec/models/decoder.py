@@ -25,6 +25,7 @@ from adaptspec.models.layers import Norm, rotations
 from adaptspec.models.runner import ModelInfo, Packed
 from adaptspec.models.small_pass import Computed, SmallPass
 from adaptspec.models.weights import DecoderWeights
+from adaptspec.progress import report_progress
 
 GROUPED = 4  # rows from which one call of attention is faster than one each
 
@@ -86,6 +87,7 @@ class Decoder(CachedRows):
         hidden = weights.embedding.index_select(0, torch.from_numpy(packed.tokens).to(self.device))
         plan = PassPlan(self._config, self._cache, spans, self._rotations, hidden, groups=groups)
         for i, layer in enumerate(weights.layers):
+            report_progress()
             if i in asked:
                 states.append(hidden.clone())
             attended = plan.attend(i, layer.qkv(layer.attention_norm(hidden)), layer.qk_norm)
@@ -96,6 +98,7 @@ class Decoder(CachedRows):
         if len(weights.layers) in asked:
             states.append(hidden)
             (hidden,) = plan.pick(packed.wanted.tolist(), hidden)
+        report_progress()
         return weights.head.logits(weights.norm(hidden)), torch.cat(states, 1) if states else hidden
 
 

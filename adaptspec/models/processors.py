@@ -18,6 +18,7 @@ import torch
 from torch.nn import functional
 
 from adaptspec.models.grammars import Constraint
+from adaptspec.progress import report_progress
 from adaptspec.request import SamplingParams
 from adaptspec.types import BoolArray, IntArray
 
@@ -83,7 +84,7 @@ class Paths:
     tokens: IntArray
     lines: IntArray | None = None
 
-    def take(self, picked: IntArray) -> Paths:
+    def take(self, picked: IntArray | slice) -> Paths:
         """Those of some of the positions."""
         return self if self.lines is None else Paths(self.tokens, self.lines[picked])
 
@@ -103,6 +104,10 @@ class Positions:
     def lines(self) -> IntArray:
         """[N] the line of `paths.tokens` that each position is on."""
         return self.index if self.paths.lines is None else self.paths.lines
+
+    def take(self, picked: IntArray | slice) -> Positions:
+        """Some of the positions."""
+        return Positions(self.index[picked], self.offsets[picked], self.paths.take(picked))
 
 
 Processor = Callable[[torch.Tensor, Positions], torch.Tensor]
@@ -152,7 +157,7 @@ class _RowProcessor:
             return self._apply(scores, slots, at)
         if len(picked) == 0:
             return scores
-        where, part = self._index(picked), Positions(at.index[picked], at.offsets[picked], at.paths.take(picked))
+        where, part = self._index(picked), at.take(picked)
         return scores.index_copy(0, where, self._apply(scores.index_select(0, where), slots[picked], part))
 
     def _columns(self, settings: Sequence[tuple[float, ...]]) -> tuple[torch.Tensor, ...]:
@@ -255,6 +260,7 @@ class GrammarMask(_RowProcessor):
         for slot, line, offset in zip(slots.tolist(), at.lines.tolist(), at.offsets.tolist(), strict=True):
             constraint = self._rows[slot].constraint
             assert constraint is not None
+            report_progress()
             allowed.append(constraint.mask(at.paths.tokens[line, :offset].tolist()))
         return scores.masked_fill(self._index(~np.stack(allowed)), -math.inf)
 

@@ -32,6 +32,7 @@ from adaptspec.models.kv_cache import KVCache
 from adaptspec.models.layers import LengthNorm
 from adaptspec.models.runner import Packed
 from adaptspec.models.weights import DecoderWeights, LayerWeights
+from adaptspec.progress import report_progress
 from adaptspec.types import IntArray
 
 Floats = npt.NDArray[np.float32]
@@ -107,6 +108,7 @@ class SmallPass:
         attention = self._attention(spans, groups)
         with np.errstate(over="ignore"):  # exp(-x) of a very negative gate is infinite, and its silu rightly 0
             for i, layer in enumerate(self._weights.layers):
+                report_progress()
                 if i in told:
                     told[i][:] = buffers.hidden
                 _project(layer, buffers, rotations)
@@ -115,6 +117,7 @@ class SmallPass:
                 _transform(layer, buffers)
         if last in told:
             told[last][:] = buffers.hidden
+        report_progress()
         _unit(buffers, self._weights.norm)
         return self._weights.head(_last(buffers, spans, packed.wanted)), states
 

@@ -21,6 +21,7 @@ from adaptspec.models.attention import Span, additive
 from adaptspec.models.kv_cache import BlockAllocator
 from adaptspec.models.layers import Float32Head
 from adaptspec.models.runner import Listener, ModelInfo, Packed
+from adaptspec.progress import report_progress
 from adaptspec.types import BoolArray
 
 if TYPE_CHECKING:
@@ -102,6 +103,7 @@ class TransformersRunner:
     def _run(
         self, row: int, tokens: torch.Tensor, wanted: int, seen: BoolArray | None, asked: Sequence[int]
     ) -> tuple[torch.Tensor, torch.Tensor]:
+        report_progress()
         self._blocks.require(row, self.length(row) + len(tokens))
         cache = self._caches.setdefault(row, DynamicCache())
         with _states(self._model, asked) as states:

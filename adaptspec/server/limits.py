@@ -42,7 +42,7 @@ class ServerLimits:
     policies: int = 64  # served at once, where some are sent to the admin's routes
     template_seconds: float = 2.0  # for the model's chat template
     grammar_seconds: float = 10.0  # for a schema or tools to be compiled
-    hang_seconds: float = 4.0  # without a sign of life of a busy engine, before its requests are given up
+    hang_seconds: float = 4.0  # without progress of a busy engine, at least, before its requests end with an error
 
     def __post_init__(self) -> None:
         for name, value in asdict(self).items():

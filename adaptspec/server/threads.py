@@ -5,11 +5,17 @@ from __future__ import annotations
 import asyncio
 import ctypes
 import threading
+import time
 from collections import defaultdict
 from collections.abc import Callable
 from typing import TypeVar
 
 T = TypeVar("T")
+Meter = Callable[[], float]
+# Seconds on the clock for each processor second that `within` grants: a full machine gives a thread a small share, and
+# work that waits for ever uses no processor at all.
+MAX_WAIT = 10.0
+_SHORTEST_LOOK = 0.01  # seconds between two looks at the time that work has used
 
 
 class Lanes:
@@ -38,13 +44,29 @@ class Lanes:
         return await asyncio.shield(running)
 
 
-async def within(seconds: float, work: Callable[[], T]) -> T:
+def thread_meter() -> Meter:
+    """A function that returns the processor seconds which the calling thread uses from now on. Any thread may call it.
+
+    It raises OSError once the thread has ended. Where the system has no such clock, all time counts.
+    """
+    if not hasattr(time, "pthread_getcpuclockid"):
+        began = time.monotonic()
+        return lambda: time.monotonic() - began
+    clock = time.pthread_getcpuclockid(threading.get_ident())
+    used = time.clock_gettime(clock)
+    return lambda: time.clock_gettime(clock) - used
+
+
+async def within(seconds: float, work: Callable[[], T], meter: Callable[[], Meter] = thread_meter) -> T:
     """What `work` returns or raises, in a thread of its own; asyncio.TimeoutError if it takes longer.
 
+    `seconds` are processor time, since a full machine must not make work fail; ten times as many may pass on the clock.
     The thread is then interrupted between two steps of Python, so a loop ends; one long call into C ends by itself.
+    `meter` is called in the thread (see `thread_meter`).
     """
     loop = asyncio.get_running_loop()
     future: asyncio.Future[T] = loop.create_future()
+    meters: list[Meter] = []  # of the thread, as soon as it runs
 
     def tell(result: T | None, error: Exception | None) -> None:
         if not future.done():
@@ -52,6 +74,7 @@ async def within(seconds: float, work: Callable[[], T]) -> T:
 
     def run() -> None:
         try:
+            meters.append(meter())
             result, error = work(), None
         except _InterruptedError:
             return
@@ -62,7 +85,11 @@ async def within(seconds: float, work: Callable[[], T]) -> T:
     thread = threading.Thread(target=run, name="adaptspec-timed", daemon=True)
     thread.start()
     try:
-        await asyncio.wait([future], timeout=seconds)  # wait_for may forget to be cancelled before Python 3.12
+        ends, left = loop.time() + MAX_WAIT * seconds, seconds
+        while not future.done() and left > 0.0 and loop.time() < ends:
+            # Not wait_for: it may forget to be cancelled before Python 3.12.
+            await asyncio.wait([future], timeout=max(left, _SHORTEST_LOOK))
+            left = seconds - _used(meters)
         if not future.done():
             raise asyncio.TimeoutError
         return future.result()
@@ -70,6 +97,14 @@ async def within(seconds: float, work: Callable[[], T]) -> T:
         if not future.done():
             future.cancel()
             _interrupt(thread)
+
+
+def _used(meters: list[Meter]) -> float:
+    """Seconds by the meter of a thread; 0 if it has not begun, or if it has ended and its result is on the way."""
+    try:
+        return meters[0]() if meters else 0.0
+    except OSError:
+        return 0.0
 
 
 class _InterruptedError(BaseException):

@@ -14,6 +14,7 @@ import torch
 from adaptspec.models.draft import Draft
 from adaptspec.models.noise import Stream
 from adaptspec.models.sampling import SamplingBatch
+from adaptspec.progress import report_progress
 from adaptspec.types import FloatArray, IntArray
 from adaptspec.verification.method import Method, VerifyResult, Windows, accepted_run, agreement, on_device
 
@@ -39,6 +40,7 @@ class SpeculativeSampling(Method):
         scores = sampling.process(logits, windows.index, windows.offsets, windows.paths)
         if sampling.plain_greedy:  # p and q are point masses: accepted iff equal
             return agreement(draft, sampling.choose(scores, windows.index, windows.offsets))
+        report_progress()
         target = sampling.probabilities(scores, windows.index)
         drafted = _Drafted.of(target, draft, windows)
         accepted, weights = self.accept(draft, drafted, sampling.uniform(drafted.index, drafted.offsets, Stream.ACCEPT))
@@ -138,6 +140,7 @@ class _Drafted:
 
     def residual(self, which: IntArray | slice, weights: FloatArray) -> torch.Tensor:
         """max(0, w p - q) over the vocabulary, [R, V], for R of the M positions and a weight w for each."""
+        report_progress()
         w = torch.from_numpy(weights).to(self.target).unsqueeze(1)
         weighted = self.target.index_select(0, on_device(self.target, self.packed[which])) * w
         if self.distribution is None:

@@ -131,7 +131,7 @@ async def test_spare_time_is_used_between_requests_and_ends_with_the_next(tokeni
     seen: set[tuple[str, bool, bool]] = set()
 
     def spare() -> bool:
-        seen.add((threading.current_thread().name, front._core.idle, front.beat is not None))
+        seen.add((threading.current_thread().name, front._core.idle, front.heartbeat is not None))
         begun.set()
         if enough.is_set():
             ended.set()
@@ -147,7 +147,7 @@ async def test_spare_time_is_used_between_requests_and_ends_with_the_next(tokeni
         await front.generate(Request("b", (5, 6), GREEDY))  # there is no end of work, and yet
         enough.set()
         assert await asyncio.to_thread(ended.wait, 10)
-        while front.beat is not None:
+        while front.heartbeat is not None:
             await asyncio.sleep(0.001)
         assert seen == {("adaptspec-engine", True, True)}
     finally:

@@ -1,4 +1,4 @@
-"""Only an engine that hangs is given up: one that was not let run is waited for."""
+"""Only an engine that makes no progress is given up: slow rounds, and a full machine, are waited for."""
 
 from __future__ import annotations
 
@@ -7,93 +7,170 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from transformers import PreTrainedTokenizerFast
 
-from adaptspec.engine.async_engine import AsyncEngine
-from adaptspec.engine.watchdog import Watchdog, waited_for_processor
-from tests.engine.conftest import Dictated, make_core
-from tests.fakes import TableRunner
+from adaptspec.engine.watchdog import MULTIPLE, REMEMBERED, Watchdog, waited_for_processor
 
 EVERY, PATIENCE = 0.25, 4.0
 
 
-class Watched:
-    """A front, its watchdog, and the time that both are told."""
+class FakeEngine:
+    """An engine whose progress a test dictates."""
 
-    def __init__(self, tokenizer: PreTrainedTokenizerFast) -> None:
-        policies = {"p": (Dictated((), lambda n, size: [0] * size), "coupled")}
-        self.front = AsyncEngine(make_core(tokenizer, TableRunner(), [], policies))
+    def __init__(self) -> None:
+        self.heartbeat: int | None = None
+        self.given_up: list[str] = []
+        self.alive = True
+
+    def stack(self) -> str:
+        return "in the middle of a pass"
+
+    def give_up(self, reason: str) -> None:
+        self.given_up.append(reason)
+        self.alive = False
+
+    def resume(self) -> None:
+        self.alive = True
+
+
+class World:
+    """An engine, its watchdog, and the time that both see."""
+
+    def __init__(self, expected: float = 0.0) -> None:
+        self.engine = FakeEngine()
         self.now = self.waited = 0.0
-        self._dog = Watchdog(self.front, PATIENCE, clock=lambda: self.now, waited=lambda: self.waited)
+        self.watchdog = Watchdog(
+            self.engine, PATIENCE, expected=expected, clock=lambda: self.now, waited=lambda: self.waited
+        )
 
-    def work(self) -> None:
-        """A sign of life."""
-        self.front._beat = self.now
+    def progress(self) -> None:
+        """The engine reports progress, and the watchdog looks."""
+        self.engine.heartbeat = (self.engine.heartbeat or 0) + 1
+        self.watchdog.look()
 
-    def rest(self) -> None:
-        """Nothing to do."""
-        self.front._beat = None
+    def idle(self) -> None:
+        """The engine has nothing to do."""
+        self.engine.heartbeat = None
+        self.watchdog.look()
 
-    def until_given_up(self, *, starved: float = 0.0, every: float = EVERY, most: float = 200.0) -> float:
-        """Seconds of silence until nobody waits for it, or `most`; for this share of them it was not let run."""
+    def silence(self, most: float = 1000.0, *, starved: float = 0.0, every: float = EVERY) -> float:
+        """Seconds until the engine is given up, `most` if it is not; for a share of them it had no processor."""
         began = self.now
-        while self.front.alive and self.now < began + most:
+        while self.engine.alive and self.now < began + most:
             self.now += every
             self.waited += starved * every
-            self._dog.look()
+            self.watchdog.look()
         return self.now - began
+
+    def work(self, seconds: float, gap: float = EVERY) -> None:
+        """Work that reports progress after every `gap` seconds."""
+        ends = self.now + seconds
+        while self.now < ends:
+            self.silence(gap)
+            self.progress()
 
 
 @pytest.fixture
-def watched(tokenizer: PreTrainedTokenizerFast) -> Watched:
-    return Watched(tokenizer)
+def world() -> Iterator[World]:
+    world = World()
+    world.progress()
+    yield world
+    assert all("no progress" in reason for reason in world.engine.given_up)
 
 
-def test_a_hang_is_noticed_in_time_and_an_end_of_it(watched: Watched) -> None:
-    """Whether it waits for what never comes or computes for ever: it could have run."""
-    watched.work()
-    assert PATIENCE < watched.until_given_up() <= PATIENCE + 2 * EVERY
-    watched.work()
-    watched._dog.look()
-    assert watched.front.alive
+def test_a_long_round_that_reports_progress_is_no_hang(world: World) -> None:
+    """A round of five minutes: deep drafts, trees, sixteen rows."""
+    world.work(300.0, gap=1.0)
+    assert not world.engine.given_up
 
 
-def test_an_engine_that_is_not_let_run_does_not_hang(watched: Watched) -> None:
-    """Thirteen others on two processors: a round of some seconds takes many times as long."""
-    watched.work()
-    assert watched.until_given_up(starved=11 / 13, most=5 * PATIENCE) == 5 * PATIENCE
-    watched.work()
-    assert watched.front.alive
+def test_a_pass_that_never_returns_is_noticed_in_time_and_so_is_its_end(world: World) -> None:
+    world.work(10.0)
+    assert PATIENCE < world.silence() <= PATIENCE + 2 * EVERY
+    world.silence(100.0)
+    world.progress()
+    assert world.engine.alive
+    assert len(world.engine.given_up) == 1
 
 
-def test_a_hang_is_noticed_on_the_fullest_machine(watched: Watched) -> None:
-    """Others of its threads may wait all the time, and more of them than one."""
-    watched.work()
-    assert watched.until_given_up(starved=7.0) <= 10 * PATIENCE + 2 * EVERY
+def test_the_bound_grows_with_the_passes_that_were_measured(world: World) -> None:
+    """Where a pass of three seconds is usual, one of twenty seconds is slow, and one that never returns is noticed."""
+    world.work(3.0, gap=3.0)
+    assert world.watchdog.bound == pytest.approx(MULTIPLE * 3.0, rel=0.1)
+    world.silence(20.0)
+    world.progress()
+    assert not world.engine.given_up
+    slowest = world.watchdog.bound
+    assert slowest == pytest.approx(MULTIPLE * 20.0, rel=0.1)
+    assert slowest < world.silence() <= slowest + 2 * EVERY
 
 
-def test_what_was_waited_before_the_silence_excuses_nothing(watched: Watched) -> None:
+def test_the_bound_shrinks_when_passes_are_fast_again(world: World) -> None:
+    """Only work counts: a server without requests learns nothing of its machine."""
+    world.work(3.0, gap=3.0)
+    world.idle()
+    world.silence(2 * REMEMBERED)
+    world.progress()
+    assert world.watchdog.bound > 2 * PATIENCE
+    world.work(REMEMBERED + 10.0)
+    assert world.watchdog.bound == PATIENCE
+
+
+def test_passes_that_are_expected_to_be_slow_are_waited_for() -> None:
+    """By the costs that were measured at the start, before there was any pass."""
+    world = World(expected=2.0)
+    world.progress()
+    assert 2.0 * MULTIPLE < world.silence() <= 2.0 * MULTIPLE + 2 * EVERY
+
+
+def test_a_hang_that_ends_does_not_make_the_watchdog_blind(world: World) -> None:
+    """An hour without progress is remembered as a silence of the length at which it was noticed, not of an hour."""
+    world.silence()
+    world.engine.alive = True
+    world.silence(3600.0)
+    world.progress()
+    assert world.engine.alive
+    assert world.silence() <= MULTIPLE * PATIENCE + 2 * EVERY
+
+
+def test_an_engine_that_is_not_let_run_does_not_hang(world: World) -> None:
+    """Thirteen others on two processors: a pass of some seconds takes many times as long."""
+    assert world.silence(5 * PATIENCE, starved=11 / 13) == 5 * PATIENCE
+    world.progress()
+    assert world.engine.alive
+
+
+def test_a_hang_is_noticed_on_the_fullest_machine(world: World) -> None:
+    """Other threads of the process may wait all the time, and more of them than one."""
+    assert world.silence(starved=7.0) <= 10 * PATIENCE + 2 * EVERY
+
+
+def test_time_waited_before_a_silence_does_not_count(world: World) -> None:
     for _ in range(100):
-        watched.work()
-        watched.until_given_up(starved=1.0, most=EVERY)
-    assert watched.until_given_up() <= PATIENCE + 2 * EVERY
+        world.silence(EVERY, starved=1.0)
+        world.progress()
+    assert world.silence() <= PATIENCE + 2 * EVERY
 
 
-def test_an_engine_with_nothing_to_do_does_not_hang(watched: Watched) -> None:
-    watched.rest()
-    assert watched.until_given_up(most=100.0) == 100.0
+def test_an_engine_with_nothing_to_do_does_not_hang(world: World) -> None:
+    world.idle()
+    assert world.silence(100.0) == 100.0
 
 
-def test_a_process_that_was_stopped_does_not_hang(watched: Watched) -> None:
-    """For a minute nobody ran: neither the engine nor who looks at it."""
-    watched.work()
-    watched.until_given_up(most=2 * EVERY)
-    assert watched.until_given_up(every=60.0, most=60.0) == 60.0
-    assert watched.front.alive
-    assert watched.until_given_up() <= PATIENCE + 2 * EVERY
+def test_a_process_that_was_stopped_does_not_hang(world: World) -> None:
+    """For a minute nothing ran: neither the engine nor the watchdog."""
+    world.silence(2 * EVERY)
+    assert world.silence(60.0, every=60.0) == 60.0
+    assert world.engine.alive
+    assert world.silence() <= PATIENCE + 2 * EVERY
+
+
+def test_the_log_says_where_the_engine_stands(world: World, caplog: pytest.LogCaptureFixture) -> None:
+    world.silence()
+    assert "in the middle of a pass" in caplog.text
 
 
 def test_the_system_tells_who_was_not_let_run() -> None:

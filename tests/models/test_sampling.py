@@ -14,6 +14,7 @@ from scipy import stats
 from adaptspec.errors import RequestError
 from adaptspec.models.processors import Paths
 from adaptspec.models.sampling import (
+    PART,
     SamplingBatch,
     SamplingRow,
     Stream,
@@ -60,6 +61,36 @@ def test_plain_greedy_rows_take_the_argmax_of_untouched_logits() -> None:
 )
 def test_a_row_that_needs_more_makes_the_batch_not_plain(params: SamplingParams) -> None:
     assert not SamplingBatch(_rows(GREEDY, range(3)) + _rows(params, range(1)), VOCAB, CPU).plain_greedy
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        SamplingParams(temperature=0.7),
+        SamplingParams(top_p=0.8),
+        SamplingParams(top_k=7, min_p=0.05),
+        SamplingParams(temperature=0.0, repetition_penalty=1.3, frequency_penalty=0.2),
+        SamplingParams(logit_bias={3: 2.0}, min_tokens=9),
+    ],
+    ids=["temperature", "top-p", "top-k", "penalties", "bias"],
+)
+@pytest.mark.parametrize("branching", [False, True])
+def test_positions_in_parts_are_scored_as_each_alone(params: SamplingParams, branching: bool) -> None:
+    """More positions than a CPU scores at a time, in rows that draw and rows that do not: the same bits."""
+    rows, depth = 6, PART // 2
+    batch = SamplingBatch(_rows(GREEDY, range(2)) + _rows(params, range(2, rows)), VOCAB, CPU)
+    index, offsets = np.repeat(np.arange(rows), depth), np.tile(np.arange(depth), rows)
+    drafted = np.random.default_rng(1).integers(0, VOCAB, (rows, depth))
+    paths = Paths(drafted[index], np.arange(len(index))) if branching else Paths(drafted)
+    logits = _scores(len(index))
+    scores = batch.process(logits, index, offsets, paths)
+    noisy = batch.perturbed(scores, index, offsets)
+    assert len(index) > 2 * PART
+    for n in range(len(index)):
+        one = slice(n, n + 1)
+        alone = batch.process(logits[one], index[one], offsets[one], paths.take(one))
+        assert torch.equal(alone, scores[one])
+        assert torch.equal(batch.perturbed(alone, index[one], offsets[one]), noisy[one])
 
 
 def test_settings_that_do_nothing_to_greedy_rows_keep_the_batch_plain() -> None:

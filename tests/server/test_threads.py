@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from adaptspec.server.threads import Lanes
+from adaptspec.server.threads import MAX_WAIT, Lanes, thread_meter, within
 
 
 async def test_small_work_is_done_where_it_is_asked_for() -> None:
@@ -56,3 +56,71 @@ async def test_who_leaves_before_his_turn_is_forgotten() -> None:
     going.set()
     assert await first
     assert await asyncio.wait_for(third, 20.0) == 3
+
+
+async def test_work_on_a_full_machine_may_take_longer_on_the_clock() -> None:
+    """Its thread has got no processor when the time is up: that is no fault of the work."""
+    going, looks = threading.Event(), 0
+
+    def meter() -> float:
+        nonlocal looks
+        looks += 1
+        if looks == 2:
+            going.set()
+        return 0.0
+
+    assert await within(0.5, lambda: going.wait(20.0), lambda: meter)
+    assert looks >= 2
+
+
+async def test_work_that_computes_for_too_long_is_interrupted() -> None:
+    """By its own processor time, whatever else the machine does."""
+    begun, ended = threading.Event(), threading.Event()
+
+    def work() -> None:
+        begun.set()
+        try:
+            while True:
+                pass
+        finally:
+            ended.set()
+
+    with pytest.raises(asyncio.TimeoutError):
+        await within(0.05, work)
+    assert begun.is_set()
+    assert await asyncio.to_thread(ended.wait, 20.0)
+
+
+async def test_work_that_waits_for_ever_ends_too() -> None:
+    """It uses no processor; a multiple of its time on the clock is the most."""
+    going, looks = threading.Event(), 0
+
+    def meter() -> float:
+        nonlocal looks
+        looks += 1
+        return 0.0
+
+    with pytest.raises(asyncio.TimeoutError):
+        await within(0.05, lambda: going.wait(60.0), lambda: meter)
+    assert 1 <= looks <= MAX_WAIT
+    going.set()
+
+
+def test_the_meter_of_a_thread_counts_its_own_computing_only() -> None:
+    """And can be read by others, as long as the thread lives."""
+    meters, going = [], threading.Event()
+
+    def wait() -> None:
+        meters.append(thread_meter())
+        going.wait(20.0)
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    while not meters:
+        sum(range(1000))
+    own = thread_meter()
+    while own() < 0.05:
+        sum(range(1000))
+    assert meters[0]() < 0.04
+    going.set()
+    thread.join()

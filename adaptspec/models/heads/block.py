@@ -20,6 +20,7 @@ from adaptspec.models.kv_cache import KVCache
 from adaptspec.models.layers import Linear, Norm, rotations
 from adaptspec.models.runner import ModelInfo
 from adaptspec.models.weights import LayerWeights
+from adaptspec.progress import report_progress
 
 
 @dataclass(frozen=True)
@@ -197,6 +198,7 @@ class DFlashRunner(BlockRunner):
         hidden[::size] = weights.embedding[tokens]
         places = np.concatenate([np.arange(place, place + size) for _, place, _ in drafting])
         for i, layer in enumerate(weights.layers):
+            report_progress()
             queries, keys_values = self._projected(layer, layer.attention_norm(hidden), places)
             parts = zip(
                 drafting,

@@ -20,6 +20,7 @@ from adaptspec.models.kv_cache import KVCache
 from adaptspec.models.layers import Linear, Norm, rotations
 from adaptspec.models.runner import ModelInfo
 from adaptspec.models.weights import LayerWeights
+from adaptspec.progress import report_progress
 
 
 @dataclass(frozen=True)
@@ -120,6 +121,7 @@ class EagleRunner(HeadRunner):
         else:
             hidden = weights.entry(entering)
         for i, layer in enumerate(weights.layers):
+            report_progress()
             normed = entering if not i and weights.entry is None else layer.attention_norm(hidden)
             attended = plan.attend(i, layer.qkv(normed), layer.qk_norm)
             if i + 1 == len(weights.layers):

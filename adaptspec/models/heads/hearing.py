@@ -19,6 +19,7 @@ import torch
 
 from adaptspec.models.kv_cache import KVCache
 from adaptspec.models.runner import ModelInfo, Packed
+from adaptspec.progress import report_progress
 from adaptspec.types import BoolArray, IntArray
 
 # States of the target that a row may keep unread, in tokens, beside those of one pass. Of more the last 3/4 stay.
@@ -233,6 +234,7 @@ class HeadRunner:
     @torch.inference_mode()
     def forward(self, packed: Packed) -> torch.Tensor:
         """See `Runner.forward`."""
+        report_progress()
         parts = np.split(packed.tokens, np.cumsum(packed.counts[:-1]))
         rows = zip(packed.rows.tolist(), parts, packed.seen or [None] * len(parts), packed.wanted.tolist(), strict=True)
         fed = []
