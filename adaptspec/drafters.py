@@ -5,7 +5,7 @@ The control plane reads names and kinds here, so nothing of a drafter is importe
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
@@ -27,7 +27,7 @@ class Entry:
     """One drafter. `maker` is `module:function` or `module:Class.function`, called with `drafting.drafter.Loaded`.
 
     `needs_draft`: it runs a draft model, which must have been given. `states_confidence`: a model-free one that says
-    beforehand how sure it is of each token.
+    beforehand how sure it is of each token. `by_default`: policies that name no drafters use it.
     """
 
     name: str
@@ -35,6 +35,7 @@ class Entry:
     maker: str
     needs_draft: bool = False
     states_confidence: bool = False
+    by_default: bool = True
 
 
 # In the order that engines have them.
@@ -44,7 +45,8 @@ DRAFTERS: Mapping[str, Entry] = {
         Entry("draft-model", Kind.MODEL, "adaptspec.drafting.other_tokenizer:make", needs_draft=True),
         Entry("ngram", Kind.MODEL_FREE, "adaptspec.drafting.ngram:NgramDrafter.make"),
         Entry("counts", Kind.MODEL_FREE, "adaptspec.drafting.counts:CountsDrafter.make", states_confidence=True),
-        Entry("lookahead", Kind.MODEL_FREE, "adaptspec.drafting.lookahead:LookaheadDrafter.make"),
+        # It only learns where drafts branch, and then takes some thirty tokens of every pass, so policies must name it.
+        Entry("lookahead", Kind.MODEL_FREE, "adaptspec.drafting.lookahead:LookaheadDrafter.make", by_default=False),
     )
 }
 
@@ -57,6 +59,11 @@ def kind_of(name: str) -> Kind:
 def states_confidence(name: str) -> bool:
     """Whether a model-free drafter says how sure it is of what it found."""
     return name in DRAFTERS and DRAFTERS[name].states_confidence
+
+
+def default_drafters(here: Sequence[str]) -> tuple[str, ...]:
+    """The drafters of a policy that names none, on a server that has those that are `here`, in the same order."""
+    return tuple(name for name in here if name not in DRAFTERS or DRAFTERS[name].by_default)
 
 
 def available_drafters(*, draft: bool) -> tuple[str, ...]:

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
+import aiohttp
 import pytest
 
+from adaptspec.app import ServeConfig
 from adaptspec.control.language.build import build_policy, parse_policy_spec
 from adaptspec.control.language.spec import schema
 from adaptspec.control.tasks import Labels
+from adaptspec.engine.core import EngineLimits
+from adaptspec.engine.engine_config import EngineConfig
 from tests.control.helpers import table
 from tests.policy_reference import MARK, README, reference
+from tests.running import Running
 
 BY_HAND, _, GENERATED = README.read_text(encoding="utf-8").partition(MARK)
 HEAD, *RECIPES = re.findall(r"```yaml\n(.*?)```", BY_HAND, re.DOTALL)
@@ -30,3 +36,21 @@ def test_every_part_of_the_language_has_a_section_and_every_link_leads_to_one() 
 def test_recipes_are_policies(recipe: str) -> None:
     labels = Labels()
     build_policy(parse_policy_spec(HEAD + recipe, "recipe", labels), table(), 2, labels)
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+async def test_recipes_serve_requests_without_a_draft_model(recipe: str, target_path: Path, tmp_path: Path) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text(HEAD + recipe)
+    engine = EngineConfig(str(target_path), None, (str(file),), limits=EngineLimits(max_rows=2))
+    server = Running(ServeConfig(engine, port=0))
+    body = {"prompt": [5, 6, 7, 5, 6], "max_tokens": 16, "ignore_eos": True, "adaptspec": {"policy": "mine"}}
+    try:
+        url = f"{await server.url()}/v1/completions"
+        async with aiohttp.ClientSession() as session, session.post(url, json=body) as response:
+            answer = await response.json()
+            assert response.status == 200, answer
+    finally:
+        await server.stop()
+    assert answer["usage"]["completion_tokens"] == 16
+    assert answer["metrics"]["speculative_decoding"]["adaptspec"]["policy"] == "mine"

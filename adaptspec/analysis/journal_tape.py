@@ -92,6 +92,7 @@ def narrowed(spec: PolicySpec, known: Sequence[str]) -> PolicySpec:
     """The policy with those of its drafters that are on a journal's tape: `known` ones can be replayed. Raises
     ConfigError: none of its drafters can.
     """
+    spec = spec.with_drafters(known)
     drafters = tuple(name for name in spec.drafters if name in known)
     if drafters == tuple(spec.drafters) or not spec.drafts:
         return spec

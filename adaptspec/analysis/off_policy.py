@@ -19,7 +19,7 @@ from adaptspec.control.language.build import build_policy
 from adaptspec.control.language.spec import PolicySpec
 from adaptspec.control.policy import BatchSignals
 from adaptspec.control.tasks import Labels, Names
-from adaptspec.drafters import Kind, kind_of
+from adaptspec.drafters import DRAFTERS, Kind, kind_of
 from adaptspec.errors import ConfigError, JournalError
 from adaptspec.request import Request, SpeculationParams
 from adaptspec.types import BoolArray, IntArray, Reason, RoundRecord
@@ -99,7 +99,7 @@ def estimate(
     policy, no propensities, or no overlap: says which, and what to do; ConfigError, PolicyError: the policy cannot be
     judged by its depths, or cannot be built.
     """
-    _refuse_stops(spec)
+    _refuse_stops(spec.with_drafters(tuple(DRAFTERS)))
     seen = _Seen()
     replica: _Replica | None = None
     for one in log.rounds(logged):
@@ -216,7 +216,7 @@ class _Replica:
         header, cost = log.known_header, log.costs()
         self._log = log
         labels = Labels(Names(header.tasks))
-        policy = build_policy(spec, cost, _MOST_ROWS, labels)
+        policy = build_policy(spec.with_drafters(header.drafters), cost, _MOST_ROWS, labels)
         self._controller = Controller(
             {spec.name: policy}, spec.name, header.drafters, _MOST_ROWS, cost=cost, labels=labels
         )

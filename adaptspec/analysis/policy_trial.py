@@ -18,7 +18,7 @@ from types import MappingProxyType
 from typing import Any
 
 from adaptspec.analysis.journal_tape import narrowed, tape_of_journal
-from adaptspec.control.language.build import found_anywhere, parse_policy_spec
+from adaptspec.control.language.build import found_next_to, parse_policy_spec
 from adaptspec.control.language.spec import PolicySpec
 from adaptspec.control.tasks import Labels
 from adaptspec.errors import AdaptSpecError, JournalError
@@ -75,20 +75,24 @@ class Trial:
 
 
 def try_policy(
-    journal: Path, text: str, against: str | None, served: Mapping[str, str] = MappingProxyType({})
+    journal: Path,
+    text: str,
+    against: str | None,
+    served: Mapping[str, str] = MappingProxyType({}),
+    folder: Path = Path(),
 ) -> Trial:
-    """Replay the policy in `text` and the one in `against` over the newest `RECENT_BYTES` of a journal. `served` are
-    texts of policies that they may use, by name. Raises PolicyError, ConfigError: the policy cannot be used;
-    JournalError: the journal holds no request from beginning to end, or knows too little of them; TapeError: the policy
-    verifies in a way that no tape can follow.
+    """Replay the policy in `text` and the one in `against` over the newest `RECENT_BYTES` of a journal. `served`
+    are texts of policies that they may use, by name; files that they name are found from `folder`. Raises
+    PolicyError, ConfigError: the policy cannot be used; JournalError: the journal holds no request from beginning
+    to end, or knows too little of them; TapeError: the policy verifies in a way that no tape can follow.
     """
 
     def find(name: str) -> PolicySpec:
-        return parse_policy_spec(served[name], name) if name in served else found_anywhere(name)
+        return parse_policy_spec(served[name], name) if name in served else found_next_to(folder)(name)
 
     edited = parse_policy_spec(text, "<body>", Labels(), find=find)
-    with tempfile.TemporaryDirectory() as folder:
-        recent = Path(folder) / journal.name
+    with tempfile.TemporaryDirectory() as copies:
+        recent = Path(copies) / journal.name
         _copy_newest(journal, recent)
         try:
             read = tape_of_journal(recent)
@@ -158,7 +162,11 @@ def main() -> int:
     asked, answer = json.load(sys.stdin), dict[str, Any]()
     try:
         journal = Path(asked["journal"])
-        answer = {"trial": try_policy(journal, asked["policy"], asked["against"], asked["served"]).to_json()}
+        answer = {
+            "trial": try_policy(
+                journal, asked["policy"], asked["against"], asked["served"], Path(asked.get("folder", ""))
+            ).to_json()
+        }
     except AdaptSpecError as error:
         answer = {"error": str(error)}
     json.dump(answer, sys.stdout, allow_nan=False)

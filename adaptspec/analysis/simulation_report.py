@@ -168,12 +168,12 @@ def simulate(
     ConfigError, PolicyError: a policy wants a drafter that is not on the tape, or cannot be built.
     """
     results = []
-    wanted = {drafter for spec in policies if spec.drafts for drafter in spec.drafters}
     width = max(spec.spec.max_width for spec in policies)
     for costs in machines:
         for scenario in scenarios:
             stream = scenario.stream
             here = drafters_of(stream.tape, costs, settings)
+            wanted = {name for spec in policies if spec.drafts for name in spec.with_drafters(here).drafters}
             tallies = {spec.name: replay(spec, stream, costs, settings) for spec in policies}
             used = [drafter for drafter in here if drafter in wanted] or list(here[:1])
             known = references(stream, costs, used, settings, depths, width=width)

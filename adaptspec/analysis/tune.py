@@ -12,7 +12,7 @@ from scipy.special import stdtrit
 
 from adaptspec.analysis.journal_tape import narrowed
 from adaptspec.analysis.search_space import Parameter, Path, Value, draw, with_values
-from adaptspec.control.language.build import parse_policy_spec
+from adaptspec.control.language.build import Find, parse_policy_spec
 from adaptspec.control.language.spec import PolicySpec
 from adaptspec.errors import PolicyError, TapeError
 from adaptspec.simulation.cost_profiles import MachineCosts
@@ -102,12 +102,13 @@ def tune(
     *,
     budget: int = 24,
     seed: int = 0,
+    find: Find | None = None,
     tick: Callable[[float], None] = lambda _: None,
 ) -> Tuned:
     """Random search with successive halving: `budget` candidates on one stream of the tuning half, a third of them on
     three, a third of these on all; the best of the last is run once on the held-out half. A candidate's gain is the
     geometric mean, over streams, machines and batch sizes, of its goodput over the original's. Deterministic.
-    Drafters that are not on the tape are left out.
+    Drafters that are not on the tape are left out. `find` gives the policies that the text names.
 
     Source: Jamieson and Talwalkar 2016, "Non-stochastic Best Arm Identification and Hyperparameter Optimization".
     Raises TapeError: too few prompts for both halves; PolicyError: a parameter does not exist, or cannot take its
@@ -122,11 +123,11 @@ def tune(
     )
 
     def spec_of(text: str) -> PolicySpec:
-        return narrowed(parse_policy_spec(text), tuple(tape.drafters))
+        return narrowed(parse_policy_spec(text, find=find), tuple(tape.drafters))
 
     original = spec_of(text)
     known, held = _goodputs(original, learning, machines), _goodputs(original, holding, machines)
-    racing = _candidates(text, space, budget, seed)
+    racing = _candidates(text, space, budget, seed, find)
     rungs = [1, min(_ETA, FOLDS), FOLDS]
     work = sum(_left(budget, rung) * folds for rung, folds in enumerate(rungs)) + FOLDS
     done = 0
@@ -166,7 +167,7 @@ def _left(budget: int, rung: int) -> int:
     return left
 
 
-def _candidates(text: str, space: Sequence[Parameter], budget: int, seed: int) -> list[Candidate]:
+def _candidates(text: str, space: Sequence[Parameter], budget: int, seed: int, find: Find | None) -> list[Candidate]:
     """As many as the budget says, all valid and different."""
     rng = np.random.default_rng(seed)
     found: dict[str, Candidate] = {}
@@ -175,7 +176,7 @@ def _candidates(text: str, space: Sequence[Parameter], budget: int, seed: int) -
         values = draw(space, rng)
         try:
             changed = with_values(text, values)
-            parse_policy_spec(changed)
+            parse_policy_spec(changed, find=find)
         except PolicyError as error:
             refused = error
             continue

@@ -186,7 +186,8 @@ def _list(arguments: argparse.Namespace) -> int:
     table = Table("policy", "algorithm", "drafters", "description")
     for path in shipped_policies():
         spec = load_policy_spec(path)
-        table.add_row(spec.name, spec.spec.choose.algorithm, ", ".join(spec.drafters), spec.metadata.description)
+        drafters = ", ".join(spec.drafters) or ("those of the server" if spec.drafts else "none")
+        table.add_row(spec.name, spec.spec.choose.algorithm, drafters, spec.metadata.description)
     show([table], arguments.form)
     return 0
 

@@ -14,7 +14,7 @@ from adaptspec.analysis.search_space import Parameter, parameters_of, parse_para
 from adaptspec.analysis.simulation_report import plot_report, plotting, simulate
 from adaptspec.analysis.tune import Tuned, tune
 from adaptspec.commands.arguments import tell
-from adaptspec.control.language.build import load_policy_spec
+from adaptspec.control.language.build import found_next_to, load_policy_spec
 from adaptspec.control.language.library import find_policy
 from adaptspec.control.language.spec import PolicySpec
 from adaptspec.control.language.yaml_source import read_text
@@ -107,6 +107,7 @@ def run_tune(arguments: argparse.Namespace) -> int:
             machines,
             budget=arguments.budget,
             seed=arguments.seed,
+            find=found_next_to(path.parent),
             tick=lambda share: progress.update(bar, completed=share),
         )
     if arguments.out is not None:

@@ -24,7 +24,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "reads what --show-config prints: flags win over variables, variables over the file."
     )
     group = parser.add_argument_group("configuration")
-    group.add_argument("--config", type=Path, metavar="FILE", help="a configuration, as --show-config prints it")
+    group.add_argument(
+        "--config",
+        type=Path,
+        metavar="FILE",
+        help="a configuration, as --show-config prints it; its policy files are found from its folder",
+    )
     group.add_argument("--show-config", action="store_true", help="print the whole configuration and exit")
     add_models(parser)
     _add_server(parser.add_argument_group("server"))

@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 from adaptspec.app import ServeConfig
 from adaptspec.command_line import given_values
 from adaptspec.commands.arguments import engine_config
+from adaptspec.control.language.library import is_file_name
 from adaptspec.control.language.spec_errors import problems_of
 from adaptspec.control.language.yaml_source import Source, policy_error, read_yaml
 from adaptspec.errors import ConfigError
@@ -94,8 +95,9 @@ class ConfigFile:
 
 
 def read_config(path: Path) -> ConfigFile:
-    """Read a configuration; what it does not say is as by default. Raises ConfigError: it cannot be read, or has keys
-    or values that cannot be used; says where.
+    """Read a configuration; what it does not say is as by default. Policy files are found from its folder.
+
+    Raises ConfigError: it cannot be read, or has keys or values that cannot be used; says where.
     """
     source = read_yaml(path)
     model = _model(ServeConfig, {**_BOUNDS, **_SECRETS})
@@ -105,7 +107,10 @@ def read_config(path: Path) -> ConfigFile:
         raise policy_error(problems_of(source, error, model.model_json_schema())) from error
     secrets = {name: getattr(read, name) for name in _SECRETS if name in read.model_fields_set}
     try:
-        return ConfigFile(source, _settings(ServeConfig, read, secrets), secrets)
+        config = _settings(ServeConfig, read, secrets)
+        policies = tuple(str(path.parent / name) if is_file_name(name) else name for name in config.engine.policies)
+        config = replace(config, engine=replace(config.engine, policies=policies))
+        return ConfigFile(source, config, secrets)
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from error
 
@@ -115,7 +120,9 @@ def shown_config(config: ServeConfig) -> dict[str, Any]:
     values: dict[str, Any] = {
         name: str(value) if isinstance(value, Path) else value for name, value in asdict(config).items()
     }
-    values["engine"]["policies"] = list(config.engine.policy_names)
+    values["engine"]["policies"] = [
+        str(Path(name).absolute()) if is_file_name(name) else name for name in config.engine.policy_names
+    ]
     values["traces"]["level"] = config.traces.level.value
     for part in ("traces", "push"):
         values[part]["endpoint"] = _without_login(values[part]["endpoint"])

@@ -191,13 +191,14 @@ def assemble(
             method cannot judge.
     """
     labels = labels or Labels()
+    names = [drafter.name for drafter in drafters]
+    specs = [spec.with_drafters(names) for spec in specs]
     policies = {spec.name: build_policy(spec, costs, limits.max_rows, labels) for spec in specs}
     if len(policies) < len(specs):
         twice = next(spec.name for i, spec in enumerate(specs) if any(spec.name == s.name for s in specs[:i]))
         raise ConfigError(f"two policies are called {twice}; rename one of them")
     deepest = max(policy.max_depth for policy in policies.values())
     limits = replace(limits.settled(cpu=target.device.type == "cpu"), max_depth=min(limits.max_depth, deepest))
-    names = [drafter.name for drafter in drafters]
     live = [spec.name for spec in specs if spec.rollout == LIVE]
     if not live:
         raise ConfigError("no policy is live: requests that name none need one; give a policy without rollout")
@@ -258,17 +259,12 @@ def _specs(config: EngineConfig, labels: Labels) -> tuple[list[PolicySpec], dict
             )
         wanted[spec.name] = path
         specs.append(spec)
-        policy = build_policy(spec, _any_costs(), config.limits.max_rows, trial)
-        missing = [name for name in policy.drafters if policy.max_depth and name not in here]
-        if missing:
-            raise ConfigError(
-                f"{path}: a policy that it uses drafts with {missing[0]}, which is not here (--draft DIR)"
-            )
+        build_policy(spec, _any_costs(), config.limits.max_rows, trial)
     Shares({spec.name: spec.rollout for spec in specs})  # refuses canaries that want more than there is
     for path in shipped_policies():
         spec = load_policy_spec(path)
         if spec.name not in wanted and set(here).issuperset(spec.needed):
-            specs.append(spec)
+            specs.append(spec.with_drafters(here))
             wanted[spec.name] = path
     return specs, wanted
 
@@ -280,5 +276,5 @@ def _asked(config: EngineConfig, labels: Labels, here: Sequence[str]) -> list[tu
     if not any(spec.rollout == LIVE for _, spec in asked):
         default = find_policy(config.default_policy)
         others = [(path, spec) for path, spec in asked if path.resolve() != default.resolve()]
-        asked = [(default, load_policy_spec(default)), *others]
+        asked = [(default, load_policy_spec(default, here=here)), *others]
     return asked

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from adaptspec.control.cost import CostTable
-from adaptspec.control.language.build import build_policy, found_among, found_anywhere, parse_policy_spec
+from adaptspec.control.language.build import build_policy, found_among, found_next_to, parse_policy_spec
 from adaptspec.control.language.spec import PolicySpec
 from adaptspec.control.language.yaml_source import read_text
 from adaptspec.control.policy import Policy
@@ -42,8 +42,7 @@ class ServedPolicy:
     @property
     def files(self) -> tuple[Path, ...]:
         """Its file and those that it uses, which may be gone; none where it was sent."""
-        used = (Path(name) for name in self.spec.used if name.endswith((".yaml", ".yml")))
-        return () if self.path is None else (self.path, *used)
+        return () if self.path is None else (self.path, *self.spec.used_files)
 
     @property
     def description(self) -> str:
@@ -94,7 +93,10 @@ class PolicyManager:
         self._engine = engine
         self._core = core
         self._costs = costs
-        served = [ServedPolicy(spec, read_text(files[spec.name]), files[spec.name]) for spec in specs]
+        here = core.executor.drafters
+        served = [
+            ServedPolicy(spec.with_drafters(here), read_text(files[spec.name]), files[spec.name]) for spec in specs
+        ]
         self._served = {policy.name: policy for policy in served}
         self._most = most
         self.reloads = Reloads()
@@ -227,7 +229,7 @@ class PolicyManager:
     def _parsed(self, text: str, source: str, path: Path | None) -> PolicySpec:
         """What was sent may name policies, but no files: whoever sends it might learn what is in them."""
         served = {name: policy.spec for name, policy in self._served.items()}
-        find = found_anywhere if path is not None else found_among(served)
+        find = found_among(served) if path is None else found_next_to(path.parent)
         return parse_policy_spec(text, source, self._core.controller.labels, self._core.executor.drafters, find)
 
     def _check_room(self, name: str) -> None:

@@ -132,5 +132,4 @@ class ServedPolicies:
 
     def _mark(self, path: Path, spec: PolicySpec) -> _Mark:
         """What changes when its file does, or one that it uses; None while one is not there."""
-        used = (Path(name) for name in spec.used if name.endswith((".yaml", ".yml")))
-        return tuple(map(file_mark, (path, *used)))
+        return tuple(map(file_mark, (path, *spec.used_files)))

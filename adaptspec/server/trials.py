@@ -90,8 +90,10 @@ class Trials:
         self._seconds = seconds
         self._running = False
 
-    async def run(self, policy: str, against: str | None, served: Mapping[str, str]) -> Json:
-        """The outcome for a policy's YAML, beside that of another; they may use those that are `served`.
+    async def run(self, policy: str, against: str | None, served: Mapping[str, str], folder: Path = Path()) -> Json:
+        """The outcome for a policy's YAML and for that of another; they may use those that are `served`.
+
+        Files that `against` names are found from `folder`.
 
         Raises:
             RequestError: there is no journal, the policy or the journal cannot be used, or it took too long.
@@ -103,7 +105,13 @@ class Trials:
             raise OverloadedError("another trial is running; try again in a moment")
         self._running = True
         try:
-            question = {"journal": str(self._journal), "policy": policy, "against": against, "served": dict(served)}
+            question = {
+                "journal": str(self._journal),
+                "policy": policy,
+                "against": against,
+                "served": dict(served),
+                "folder": str(folder),
+            }
             return await self._ask(question)
         finally:
             self._running = False
@@ -158,9 +166,11 @@ async def simulate(http: web.Request) -> web.Response:
     """
     manager, text = http.app[POLICIES], await body_text(http)
     name = await checked_name(http, text)
-    served = {policy.name: policy.text for policy in manager.served}
-    against = served.get(name, served.get(manager.default))
-    return web.json_response(await http.app[TRIALS].run(text, against, served))
+    served = {policy.name: policy for policy in manager.served}
+    against = served[name if name in served else manager.default]
+    folder = Path() if against.path is None else against.path.parent
+    texts = {name: policy.text for name, policy in served.items()}
+    return web.json_response(await http.app[TRIALS].run(text, against.text, texts, folder))
 
 
 def _problem(line: str) -> PolicyProblem:

@@ -118,8 +118,8 @@ def replay(
         stream = replace(stream, tape=stream.tape.under_rejection(settings.seed))
     cost = CostTable(profile or costs.profile())
     labels = Labels()
-    policy = build_policy(spec, cost, stream.most_rows, labels)
     drafters = drafters_of(stream.tape, costs, settings)
+    policy = build_policy(spec.with_drafters(drafters), cost, stream.most_rows, labels)
     deciding = controller({spec.name: policy}, spec.name, drafters, stream.most_rows, cost=cost, labels=labels)
     return run(Simulator(stream, costs, deciding, settings, pace), keep=keep)
 

@@ -79,6 +79,22 @@ def test_what_is_wrong_is_named_with_its_line(
     assert hint in told
 
 
+def test_policy_files_are_found_next_to_the_configuration(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What is shown names them by their whole paths, so that it may be saved anywhere."""
+    file = tmp_path / "c.yaml"
+    file.write_text("engine: {policies: [mine.yaml, /etc/yours.yaml, off]}\n")
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    monkeypatch.chdir(elsewhere)
+    for name in (file, Path("../c.yaml")):
+        policies = read_config(name).config.engine.policies
+        assert [Path(one).resolve() for one in policies[:2]] == [tmp_path / "mine.yaml", Path("/etc/yours.yaml")]
+        assert policies[2] == "off"
+    assert f"- {elsewhere / 'mine.yaml'}\n" in shown(capsys, "--policy", "mine.yaml")
+
+
 def test_keys_come_beside_the_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -56,6 +56,19 @@ async def test_a_file_that_another_uses_is_served_with_it(tokenizer: PreTrainedT
         assert one.desk.served[0].spec.used[str(used)].spec.choose.depth == 2
 
 
+async def test_a_used_file_is_watched_next_to_the_file_that_names_it(
+    tokenizer: PreTrainedTokenizerFast, tmp_path: Path
+) -> None:
+    (tmp_path / "used.yaml").write_text(static("used", 1))
+    user = static("main", 3, "  when: [{batch-size: {at-least: 1}, use: used.yaml}]\n")
+    async with desk_of(tokenizer, tmp_path, [user]) as one:
+        watch = PolicyWatch(one.desk)
+        (tmp_path / "used.yaml").write_text(static("used", 2))
+        await asyncio.to_thread(watch.look)
+        assert one.desk.served[0].spec.used["used.yaml"].spec.choose.depth == 2
+        assert one.desk.reloads.applied == 1
+
+
 async def test_what_was_sent_stays_until_its_file_changes_or_a_reload_is_asked_for(
     tokenizer: PreTrainedTokenizerFast, tmp_path: Path
 ) -> None:

@@ -8,6 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from adaptspec.control.cost import CostTable
+from adaptspec.control.host import DRAFTER
+from adaptspec.control.step_times import StepTimes
 from adaptspec.hosts.served_policies import ServedPolicies
 from tests.hosts.test_pilot import STATIC, piloted
 from tests.hosts.world import VLLM, serve
@@ -35,6 +38,20 @@ def test_garbage_in_the_policy_file(tmp_path: Path, caplog: pytest.LogCaptureFix
     assert {one.drafted for one in world.running} <= {0, 1}
     assert not world.pilot.errors
     world.pilot.close()
+
+
+def test_a_used_file_is_watched_next_to_the_file_that_names_it(tmp_path: Path) -> None:
+    path, used = tmp_path / "mine.yaml", tmp_path / "used.yaml"
+    used.write_text(STATIC % 1)
+    when = "when: [{batch-size: {at-least: 2}, use: used.yaml}]"
+    path.write_text((STATIC % 3).replace("spec: {", f"spec: {{{when}, "))
+    policies = ServedPolicies((str(path),), VLLM, 4)
+    used.write_text(STATIC % 2)
+    policies.look()
+    cost = CostTable(StepTimes().profile(DRAFTER, 4, VLLM))
+    policies.adopt(policies.controller(cost), cost)
+    assert policies.specs["mine"].used["used.yaml"].spec.choose.depth == 2  # type: ignore[union-attr]
+    assert policies.reloads.applied == 1
 
 
 def test_a_file_that_could_not_be_read_is_read_again(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -25,6 +26,7 @@ class Policy:
     mode: str = "live"
     description: str = "what it is for"
     text: str = "spec: {}"
+    path: Path | None = None
 
 
 @dataclass(frozen=True)

@@ -59,6 +59,7 @@ async def test_a_trial_compares_with_what_serves_under_its_name(
             "policy": "main",
             "against": "spec: {}",
             "served": dict.fromkeys(("main", "new", "watch"), "spec: {}"),
+            "folder": ".",
         }
 
 

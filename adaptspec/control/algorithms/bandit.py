@@ -49,6 +49,10 @@ class BanditSpec(AlgorithmSpec):
             arms, self._index(arms, ledger), ledger, parts, dwell=self.dwell_rounds, horizon=self.horizon_rounds
         )
 
+    def default_drafters(self, here: Sequence[str]) -> Sequence[str]:
+        """One arm per tier uses the first drafter only; arms may name any."""
+        return here[:1] if self.arms is None else here
+
     def kept_to(self, depths: Sequence[int]) -> AlgorithmSpec:
         if self.arms is None:
             return self

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -18,20 +18,24 @@ from adaptspec.control.language.library import find_policy, shipped_policies, un
 from adaptspec.control.language.schema import Uses
 from adaptspec.control.language.spec import PolicySpec, TaskSpec, schema
 from adaptspec.control.language.spec_errors import problems_of
-from adaptspec.control.language.yaml_source import Source, parse_yaml, policy_error, read_yaml
+from adaptspec.control.language.yaml_source import Problem, Source, parse_yaml, policy_error, read_yaml
 from adaptspec.control.policy import Policy
 from adaptspec.control.rollout import Case, ConditionalPolicy
 from adaptspec.control.tasks import OTHER, Labels
-from adaptspec.drafters import DRAFTERS
+from adaptspec.drafters import DRAFTERS, default_drafters
 from adaptspec.errors import PolicyError
 
 Find = Callable[[str], PolicySpec]
 _schema = functools.cache(schema)
 
 
-def found_anywhere(name: str) -> PolicySpec:
-    """The policy that a file of this machine names: one that ships, or a file. Raises PolicyError."""
-    return load_policy_spec(find_policy(name), find=_found_no_further)
+def found_next_to(folder: Path) -> Find:
+    """For the policies that a file in `folder` names: shipped ones, and files by their paths from there."""
+
+    def find(name: str) -> PolicySpec:
+        return load_policy_spec(find_policy(name, folder), find=_found_no_further)
+
+    return find
 
 
 def found_among(served: Mapping[str, PolicySpec]) -> Find:
@@ -56,14 +60,15 @@ def load_policy_spec(
     path: str | Path,
     labels: Labels | None = None,
     here: Sequence[str] | None = None,
-    find: Find = found_anywhere,
+    find: Find | None = None,
 ) -> PolicySpec:
     """Read a policy file. `labels` and the drafters that are `here`, where given, are what it will run with.
 
-    `find` gives the policies that it names. Raises PolicyError: `file:line:column: path: what is wrong`, a line for
-    each thing that is.
+    A policy that names no drafters gets those that are `here`; without `here` that stays open. `find` gives the
+    policies that it names (default: `found_next_to` the file). Raises PolicyError: `file:line:column: path: what is
+    wrong`, a line for each thing that is.
     """
-    return _validate(read_yaml(Path(path)), labels, here, find)
+    return _validate(read_yaml(Path(path)), labels, here, find or found_next_to(Path(path).parent))
 
 
 def parse_policy_spec(
@@ -71,17 +76,19 @@ def parse_policy_spec(
     name: str = "<policy>",
     labels: Labels | None = None,
     here: Sequence[str] | None = None,
-    find: Find = found_anywhere,
+    find: Find | None = None,
 ) -> PolicySpec:
-    """The same for text; `name` stands for the file in errors."""
-    return _validate(parse_yaml(text, name), labels, here, find)
+    """The same for text; `name` stands for the file in errors, and policies are found from the current directory."""
+    return _validate(parse_yaml(text, name), labels, here, find or found_next_to(Path()))
 
 
 def build_policy(spec: PolicySpec, cost: CostTable, max_rows: int, labels: Labels | None = None) -> Policy:
     """The policy a spec describes. `labels` are the controller's: names that are new to them are added.
 
-    Raises PolicyError if it names more tasks than there is room for, or its arms do not fit.
+    Where the spec leaves its drafters open, it is built for a server that has every drafter. Raises PolicyError if it
+    names more tasks than there is room for, or its arms do not fit.
     """
+    spec = spec.with_drafters(tuple(DRAFTERS))
     body, labels = spec.spec, labels or Labels()
 
     def arm(name: str) -> Policy:
@@ -160,12 +167,28 @@ def _no_room(labels: Labels) -> str:
     )
 
 
-def _not_here(drafter: str, here: Sequence[str]) -> str:
-    model = "give a draft model (--draft DIR), or " if DRAFTERS[drafter].needs_draft else ""
+def _not_here(drafter: str, spec: PolicySpec, here: Sequence[str]) -> str:
+    """What is wrong, which drafters there are, and what to write."""
+    usable = spec.spec.choose.default_drafters(default_drafters(here))
+    instead = f"write `drafters: [{', '.join(usable)}]` or leave `drafters` out" if usable else "leave `drafters` out"
+    model = "; or start it with a draft model (--draft DIR)" if DRAFTERS[drafter].needs_draft else ""
     return (
-        f"drafts with {drafter}, which this server does not have: {model}choose a policy that does without, such as "
-        f"goodput-ngram or off; it has: {', '.join(here) or 'none'}"
+        f"drafts with {drafter}, which this server does not have; this server has: {', '.join(here) or 'none'}; "
+        f"{instead}{model}"
     )
+
+
+def _missing(spec: PolicySpec, here: Sequence[str]) -> Iterator[Problem]:
+    """The drafters that it or a policy that it uses names, and that are not `here`."""
+    for name, where in spec.needed.items():
+        if name not in here:
+            yield spec.source.problem(where, _not_here(name, spec, here))
+    for where, used in spec.uses():
+        other = spec.used[used]
+        for name in other.needed:
+            if name not in here:
+                yield spec.source.problem(where, f"{used} {_not_here(name, other, here)}")
+                break
 
 
 def _found_no_further(name: str) -> PolicySpec:
@@ -183,10 +206,9 @@ def _validate(source: Source, labels: Labels | None, here: Sequence[str] | None,
     if labels is not None and len(own) > labels.tasks.left:
         where = ("spec", "tasks", own[labels.tasks.left])
         raise source.error(where, _no_room(labels), at_key=True)
-    missing = [] if here is None else [name for name in spec.needed if name not in here]
-    if missing:
-        raise source.error(("spec", "drafters", spec.drafters.index(missing[0])), _not_here(missing[0], here or ()))
     problems = [source.problem(where, said) for where, said in spec.clashes()]
+    if here is not None:
+        problems += _missing(spec, here)
     if problems:
         raise policy_error(problems)
-    return spec
+    return spec if here is None else spec.with_drafters(here)

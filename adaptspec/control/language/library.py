@@ -19,12 +19,21 @@ def shipped_policies() -> list[Path]:
     raise PolicyError(f"no shipped policies in {package / 'policies'}; install the package again")
 
 
-def find_policy(name: str) -> Path:
-    """The file of a policy: `name` is a path, or the name of one that ships. Raises PolicyError if there is none."""
+def is_file_name(name: str) -> bool:
+    """Whether the name of a policy is a path, and not the name of a shipped or served policy."""
     path = Path(name)
-    if path.suffix in (".yaml", ".yml") or path.parent != Path():
+    return path.suffix in (".yaml", ".yml") or path.parent != Path()
+
+
+def find_policy(name: str, folder: Path = Path()) -> Path:
+    """The file of a policy: `name` is a path, relative to `folder`, or the name of a shipped policy.
+
+    Raises PolicyError if there is none.
+    """
+    if is_file_name(name):
+        path = folder / name
         if not path.exists():
-            raise PolicyError(f"{name}: no such file")
+            raise PolicyError(f"{path}: no such file")
         return path
     shipped = {path.stem: path for path in shipped_policies()}
     if name in shipped:

@@ -3,24 +3,28 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, PrivateAttr, WithJsonSchema, model_validator
 
+from adaptspec.control.algorithms.depth_rules import StaticSpec
 from adaptspec.control.algorithms.registry import ChooseSpec
 from adaptspec.control.ceilings import DEEPEST, Bounds
 from adaptspec.control.draft_temperature import DraftTemperatureSpec
 from adaptspec.control.guard import GuardSpec
+from adaptspec.control.language.library import is_file_name
 from adaptspec.control.language.schema import EditorSchema, Part, Uses, suggestion
 from adaptspec.control.language.yaml_source import Source, shown
 from adaptspec.control.rollout import LIVE, Rollout, RolloutSpec, WhenSpec
 from adaptspec.control.stopping import NoStopSpec, StopSpec
 from adaptspec.control.tasks import MOST_OWN, OTHER, TASKS
-from adaptspec.drafters import DRAFTERS, Kind, kind_of
+from adaptspec.drafters import DRAFTERS, Kind, default_drafters, kind_of
 from adaptspec.request import LABEL_WORDS, is_label
 
 API_VERSION = "adaptspec.dev/v1"
+_ONLY_NAMED = ", ".join(name for name, entry in DRAFTERS.items() if not entry.by_default)
 _OF_WHOLE_ROUNDS = ("never-slower", "disable-below-acceptance", "probe")
 
 
@@ -207,8 +211,11 @@ class BodySpec(Part):
         default=1, ge=1, le=32, description="Most candidates for one place in a draft. 1: drafts do not branch."
     )
     max_nodes: int = Field(default=64, ge=1, le=1024, description="Most tokens that a branching draft submits.")
-    drafters: Annotated[list[Drafter], AfterValidator(_each_once)] = Field(
-        default=["draft-model"], min_length=1, description="What proposes tokens, preferred first."
+    drafters: Annotated[list[Drafter], Field(min_length=1), AfterValidator(_each_once)] | None = Field(
+        default=None,
+        description="What proposes tokens, preferred first. Absent: all that the server has, in the order "
+        f"{', '.join(default_drafters(tuple(DRAFTERS)))}; an algorithm that uses one takes the first of these. "
+        f"{_ONLY_NAMED} must be named.",
     )
     history: History = Field(
         default="key",
@@ -245,15 +252,34 @@ class BodySpec(Part):
                 f"max-width: {self.max_width} lets drafts branch, which verification {self.verification.method!r} "
                 "cannot judge: use coupled, or leave max-width out"
             )
-        free = all(kind_of(name) is Kind.MODEL_FREE for name in self.drafters)
-        if self.max_width > 1 and free and self.choose.has_value:
+        named = self.drafters or []
+        if self.max_width > 1 and named and self._branches_in_vain(named):
             raise ValueError(
                 f"max-width: {self.max_width} lets drafts branch, which {self.choose.algorithm!r} prices by a drafter "
                 "that runs a model, and there is none: add one, leave max-width out, or choose static depths"
             )
-        if len(self.drafters) > 1 and not self.choose.takes_drafters:
+        if len(named) > 1 and not self.choose.takes_drafters:
             raise ValueError(f"algorithm {self.choose.algorithm!r} does not choose among drafters; name one")
         return self
+
+    def with_drafters(self, here: Sequence[str]) -> BodySpec:
+        """The same for a server that has the drafters that are `here`; what the policy names stays.
+
+        Without any drafter it is plain decoding. Drafts branch only where a drafter is left that can price branches.
+        """
+        if self.drafters is not None:
+            return self
+        own = list(self.choose.default_drafters(default_drafters(here)))
+        changes: dict[str, Any] = {"drafters": own}
+        if not own:
+            changes |= {"choose": StaticSpec(algorithm="static", depth=0), "tiers": None, "max_depth": None}
+        if self._branches_in_vain(own):
+            changes["max_width"] = 1
+        return self.model_copy(update=changes)
+
+    def _branches_in_vain(self, drafters: Sequence[str]) -> bool:
+        """Whether the algorithm prices branches by a drafter that runs a model, and none of these does."""
+        return self.choose.has_value and all(kind_of(name) is Kind.MODEL_FREE for name in drafters)
 
 
 class PolicySpec(Part):
@@ -302,16 +328,44 @@ class PolicySpec(Part):
         return {name: task.verification for name, task in self.spec.tasks.items() if task.verification is not None}
 
     @property
+    def used_files(self) -> tuple[Path, ...]:
+        """The files of the policies that it names by a path."""
+        return tuple(Path(other.source.path) for name, other in self.used.items() if is_file_name(name))
+
+    @property
     def drafters(self) -> tuple[str, ...]:
-        return tuple(self.spec.drafters)
+        """The drafters that it names, or that `with_drafters` gave it; else none."""
+        return tuple(self.spec.drafters or ())
+
+    def with_drafters(self, here: Sequence[str]) -> PolicySpec:
+        """The same for a server that has the drafters that are `here`, preferred first: see `BodySpec.with_drafters`.
+
+        The policies that it uses are treated alike.
+        """
+        used = {name: other.with_drafters(here) for name, other in self.used.items()}
+        body = self.spec.with_drafters(here)
+        if body is self.spec and all(used[name] is other for name, other in self.used.items()):
+            return self
+        copy = self.model_copy(update={"spec": body})
+        copy._used = used
+        return copy
 
     @property
     def history(self) -> History:
         return self.spec.history
 
     @property
-    def needed(self) -> tuple[str, ...]:
-        return self.drafters if self.drafts else ()
+    def needed(self) -> Mapping[str, tuple[object, ...]]:
+        """The drafters that it cannot do without, and where the file names each."""
+        if not self.drafts:
+            return {}
+        arms = getattr(self.spec.choose, "arms", None) or ()
+        found: dict[str, tuple[object, ...]] = {
+            arm.drafter: ("spec", "choose", "arms", number, "drafter")
+            for number, arm in reversed(list(enumerate(arms)))
+            if arm.drafter is not None
+        }
+        return found | {name: ("spec", "drafters", number) for number, name in enumerate(self.drafters)}
 
     @property
     def rollout(self) -> Rollout:
@@ -331,6 +385,14 @@ class PolicySpec(Part):
         tiers = self.spec.choose.default_tiers if most is None else range(1, most + 1)
         return tuple(tier for tier in tiers if tier)
 
+    def uses(self) -> list[tuple[tuple[object, ...], str]]:
+        """Where the file names other policies, and which."""
+        arms = [arm.policy for arm in getattr(self.spec.choose, "arms", None) or ()]
+        return [
+            *((("spec", "when", number, "use"), one.use) for number, one in enumerate(self.spec.when)),
+            *((("spec", "choose", "arms", number, "policy"), name) for number, name in enumerate(arms) if name),
+        ]
+
     def clashes(self) -> Iterator[tuple[tuple[object, ...], str]]:
         """What does not go together, and no part knows alone: where, and what is wrong."""
         takes_tiers = self.spec.choose.takes_tiers  # else it has depths of its own
@@ -339,12 +401,7 @@ class PolicySpec(Part):
             if takes_tiers and beyond:
                 known = ", ".join(map(str, (0, *self.tiers)))
                 yield ("spec", "tasks", name, "tiers"), f"{beyond[0]} is none of the policy's depths ({known})"
-        arms = [arm.policy for arm in getattr(self.spec.choose, "arms", None) or ()]
-        uses: list[tuple[tuple[object, ...], str]] = [
-            *((("spec", "when", number, "use"), one.use) for number, one in enumerate(self.spec.when)),
-            *((("spec", "choose", "arms", number, "policy"), name) for number, name in enumerate(arms) if name),
-        ]
-        for where, name in uses:
+        for where, name in self.uses():
             other = self.used[name]
             if other.verification != self.verification or other.task_verifications:
                 yield (
