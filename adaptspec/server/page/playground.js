@@ -114,7 +114,7 @@ export class Playground {
       result.usage = told.usage ?? result.usage;
       result.metrics = told.metrics?.speculative_decoding ?? result.metrics;
       for (const piece of told.adaptspec?.provenance ?? []) this.#show(output, piece, result);
-      if (result.text && result.first === null) result.first = performance.now();
+      if (result.text && result.first === null) result.first = (performance.now() - began) / 1000;
       result.seconds = (performance.now() - began) / 1000;
     }
     return result;
@@ -150,7 +150,11 @@ export class Playground {
       el("span", {}, `${duration(one.seconds)}, ${count(one.metrics.adaptspec.rounds + 1)} passes`),
     );
     const same = fast.text === plain.text;
-    const verdict = `${times(plain.seconds / fast.seconds)} as fast, and the text is ${same ? "the same, letter for letter" : "another one (near-ties of two words, or a lossy policy)"}.`;
+    // Speculation does not change how long the prompt takes, so what is compared is the time after the first token.
+    const decoding = (one) => one.seconds - (one.first ?? 0);
+    const gain = decoding(fast) > 0 ? decoding(plain) / decoding(fast) : 0;
+    const speed = gain ? `${times(gain)} as fast after the first token (${times(plain.seconds / fast.seconds)} with the prompt)` : "Too short to compare";
+    const verdict = `${speed}, and the text is ${same ? "the same, letter for letter" : "another one (near-ties of two words, or a lossy policy)"}.`;
     $("race").replaceChildren(bar("speculating", fast, ""), bar("plain", plain, "plain"), el("p", { cls: "small" }, verdict));
     $("race").hidden = false;
   }
