@@ -32,6 +32,21 @@ def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 
+async def test_a_start_says_what_it_does(target_path: Path, draft_path: Path, tmp_path: Path) -> None:
+    """In lines where there is no terminal; then what it takes."""
+    server = Running(config_of(target_path, draft_path, tmp_path))
+    url = await server.url()
+    async with aiohttp.ClientSession() as session:
+        assert "adaptspec_compute_threads 1.0" in (await get(session, f"{url}/metrics")).splitlines()
+    await server.stop()
+    phases = [f"reading weights of {target_path}", "measuring costs (1 of ", "warming up", "AdaptSpec listens on "]
+    at = [server.said.index(phase) for phase in phases]
+    assert at == sorted(at)
+    assert "  threads  1\n" in server.said
+    assert re.search(r"^  memory   \d+\.\d\d GB resident$", server.said, re.MULTILINE)
+    assert re.search(r"^  ready    in \d+ s$", server.said, re.MULTILINE)
+
+
 async def test_it_keeps_what_it_learns_writes_its_journal_and_reloads(
     target_path: Path, draft_path: Path, tmp_path: Path
 ) -> None:

@@ -136,7 +136,9 @@ class ComputeThreads:
         best, before = min(seconds, key=seconds.__getitem__), self.count
         if seconds[best] * FASTER < seconds[before]:
             ratio = seconds[before] / max(seconds[best], 1e-9)
-            _log.warning("%d CPU threads are %.1f x as fast as %d just now; %d used", best, ratio, before, best)
+            _log.warning(
+                "CPU threads per pass: now %d, which is %.1f x as fast as %d on this machine", best, ratio, before
+            )
             self.count = best
             self.apply()
             self._on_change()

@@ -44,7 +44,7 @@ def forecast(
     answers = dict(zip("abc", tried, strict=False))
     fallback = Tried(None, replace(agreeing({"code": 0.0}), views={}), machine(1.0), {}, 10)
 
-    def answer(config: EngineConfig, draft: str | None, *rest: object) -> Tried:
+    def answer(config: EngineConfig, draft: str | None, *rest: object, **more: object) -> Tried:
         one = fallback if draft is None else answers[draft]
         if isinstance(one, ConfigError):
             raise one
@@ -114,7 +114,7 @@ def test_without_any_draft_one_is_imagined(monkeypatch: pytest.MonkeyPatch) -> N
     """Lookup alone; what a draft model of a tenth of the size would earn is told."""
     tape = agreeing({"code": 0.0})
     alone = Tried(None, replace(tape, views={"ngram": tape.views["ngram"]}), machine(1.0), {}, 10_000_000)
-    monkeypatch.setattr(doctor, "try_draft", lambda *_: alone)
+    monkeypatch.setattr(doctor, "try_draft", lambda *_, **__: alone)
     result = run_doctor(CONFIG, [None], {}, 64, lambda _: None)
     assert [row["drafters"] for row in result["drafters"]] == [["ngram"]]
     ((small, mean),) = result["would_help"].items()

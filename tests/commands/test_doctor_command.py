@@ -75,7 +75,7 @@ def found(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     }
     speeds = {"plain_tokens_per_second": {"a": 9.0}, "four_tokens_over_one": 1.5, "would_help": {}}
     result = {"model": "m", "worth": True, "best": row, "drafters": [row], "unusable": {}, "policy": "p", **speeds}
-    monkeypatch.setattr("adaptspec.bench.doctor.run_doctor", lambda *_: result)
+    monkeypatch.setattr("adaptspec.bench.doctor.run_doctor", lambda *_, **__: result)
     return result
 
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import urllib.error
 import urllib.request
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -41,6 +43,23 @@ def test_it_says_where_it_listens_and_what_to_try(server: Server) -> None:
     command = printed[printed.index("curl") :]
     out = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=60, check=True)
     assert json.loads(out.stdout)["choices"][0]["message"]["content"].strip()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "shown"),
+    [((), r"[12] of 2 \(chosen by measurement\)"), (("--threads", "2"), "2"), (("--threads", "1"), "1")],
+)
+def test_threads_are_chosen_or_given(arguments: Sequence[str], shown: str, tmp_path: Path) -> None:
+    """The faster of one and all, of which OMP_NUM_THREADS says how many there are; the banner and metrics show it."""
+    server = start_server(*arguments, OMP_NUM_THREADS="2", XDG_CACHE_HOME=str(tmp_path))
+    try:
+        found = re.search(rf"^  threads  ({shown})$", "".join(server.printed), re.MULTILINE)
+        assert found is not None
+        assert ("comparing numbers of threads\n" in server.printed) == (not arguments)
+        with urllib.request.urlopen(f"{server.url}/metrics", timeout=60) as response:
+            assert f"adaptspec_compute_threads {found[1][0]}.0\n" in response.read().decode()
+    finally:
+        server.terminate()
 
 
 def test_speculation_happens_and_changes_nothing(server: Server) -> None:

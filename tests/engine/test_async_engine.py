@@ -7,12 +7,16 @@ import threading
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import pytest
+import torch
 from transformers import PreTrainedTokenizerFast
 
 from adaptspec.drafting.draft_model import DraftModelDrafter
+from adaptspec.engine.assembly import build
 from adaptspec.engine.async_engine import AsyncEngine, EngineStats
+from adaptspec.engine.engine_config import EngineConfig
 from adaptspec.errors import EngineError, OverloadedError, PromptTooLongError, RequestError, UnknownModelError
 from adaptspec.models.runner import Packed
 from adaptspec.request import Request, SamplingParams, SpeculationParams
@@ -152,6 +156,22 @@ async def test_spare_time_is_used_between_requests_and_ends_with_the_next(tokeni
         assert seen == {("adaptspec-engine", True, True)}
     finally:
         await asyncio.to_thread(front.close)
+
+
+async def test_the_engine_thread_computes_with_the_threads_that_were_asked_for(target_path: Path) -> None:
+    """OpenMP keeps the number for each thread that starts products: the engine's own must have it."""
+    before = torch.get_num_threads()
+    try:
+        built = build(EngineConfig(str(target_path), None, ("off",), threads=before + 1, detect_tasks=False))
+        assert torch.get_num_threads() == before + 1, "on the thread that builds, which may compute as well"
+        torch.set_num_threads(before)
+        front = AsyncEngine(built.core, begin=built.threads.apply)
+        try:
+            assert await asyncio.wrap_future(front.call(torch.get_num_threads)) == before + 1
+        finally:
+            await asyncio.to_thread(front.close)
+    finally:
+        torch.set_num_threads(before)
 
 
 async def test_a_failed_round_ends_its_requests_and_no_others(tokenizer: PreTrainedTokenizerFast) -> None:

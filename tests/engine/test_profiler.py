@@ -60,6 +60,16 @@ def test_every_cell_is_measured_and_rows_are_left_free() -> None:
     assert all(target.length(row) == 0 for row in range(4))
 
 
+def test_progress_counts_to_the_end() -> None:
+    """Every piece that is timed is a step, once."""
+    target, drafters = _parts()
+    shown: list[str] = []
+    measure(target, drafters, 4, Stopwatch(target.device, budget=0.2), shown.append)
+    total = len(shown)
+    assert total > 10
+    assert shown == [f"measuring costs ({step} of {total})" for step in range(1, total + 1)]
+
+
 def test_medians_take_turns_too() -> None:
     """Each piece's own median; a budget that is spent leaves the first turn."""
     turns: list[int] = []
@@ -228,7 +238,7 @@ def test_a_busy_machine_is_not_remembered(
     profiled_costs(target, drafters, 1)
     assert not (tmp_path / "adaptspec").exists()
     assert "busy" in caplog.text
-    assert "OMP_NUM_THREADS=1" in caplog.text
+    assert "--threads 1" in caplog.text
 
 
 def test_an_unwritable_cache_is_only_a_warning(
