@@ -134,12 +134,12 @@ async def serve(config: ServeConfig, console: Console, status: StartStatus | Non
         # Loading takes seconds of pure computation; the loop must stay free for Ctrl-C.
         built = await asyncio.to_thread(build, config.engine, [store], labels=labels, progress=status)
         engine = AsyncEngine(built.core, config.name, config.max_waiting, built.spare, built.threads.apply)
+        closing.push_async_callback(asyncio.to_thread, engine.close)
         limits = built.core.limits
         # The longest forward pass on this machine: every row decodes, next to a full share of prompt tokens.
         longest = built.costs.verify_seconds(limits.max_rows, limits.max_rows + limits.prefill_tokens)
         watchdog = Watchdog(engine, config.limits.hang_seconds, expected=longest)
         _watching(watchdog.run(), "the engine is", closing)
-        closing.push_async_callback(asyncio.to_thread, engine.close)  # while it is still watched
         drafters = [drafter.name for drafter in built.drafters]
         earnings.begin(built.costs, drafters, limits.max_rows, built.core.controller.labels.tasks.size)
         manager = PolicyManager(engine, built.core, built.costs, built.specs, built.files, most=config.limits.policies)

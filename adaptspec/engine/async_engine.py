@@ -251,15 +251,12 @@ class AsyncEngine:
     def close(self) -> None:
         """Stop the engine thread; requests still in flight are aborted.
 
-        Waits for the round that runs, however slow it is, until a watchdog gives the engine up.
+        A round that takes longer than ten seconds is left to itself: nothing that it computes is wanted any more.
         """
         self._draining = self._closed = True
-        if not self._thread.is_alive():
-            return
-        self._inbox.put(None)
-        self._thread.join(timeout=0.1)
-        while self._thread.is_alive() and self._hung is None:
-            self._thread.join(timeout=0.1)
+        if self._thread.is_alive():
+            self._inbox.put(None)
+            self._thread.join(timeout=0.1 if self._hung else 10)
 
     @property
     def why(self) -> str:

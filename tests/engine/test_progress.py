@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import threading
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -16,8 +15,6 @@ from transformers import PreTrainedTokenizerFast
 from adaptspec.drafting.draft_model import DraftModelDrafter
 from adaptspec.engine.async_engine import AsyncEngine
 from adaptspec.engine.core import EngineLimits
-from adaptspec.engine.watchdog import Watchdog
-from adaptspec.errors import EngineError
 from adaptspec.models.runner import Packed
 from adaptspec.models.sampling import PART
 from adaptspec.progress import report_progress, set_progress_callback
@@ -169,23 +166,6 @@ async def test_a_pass_that_does_not_return_reports_nothing(tokenizer: PreTrained
     finally:
         target.passes.release(1000)
         await asyncio.to_thread(engine.close)
-
-
-async def test_closing_ends_where_the_watchdog_gives_the_engine_up(tokenizer: PreTrainedTokenizerFast) -> None:
-    """A round is waited for, however slow it is; one that hangs is not."""
-    target = Held()
-    policies = {"p": (Deep((), lambda n, size: [0] * size, CHAIN), "coupled")}
-    engine = AsyncEngine(make_core(tokenizer, target, [], policies))
-    answer = asyncio.create_task(engine.generate(Request("a", (5, 6), GREEDY)))
-    assert await asyncio.to_thread(target.waiting.wait, 60.0)
-    closing = asyncio.create_task(asyncio.to_thread(engine.close))
-    watchdog = Watchdog(engine, 2.0, clock=itertools.count().__next__, waited=lambda: 0.0)  # each look a second later
-    for _ in range(5):
-        watchdog.look()
-    await closing
-    with pytest.raises(EngineError, match="no progress"):
-        await answer
-    target.passes.release(1000)
 
 
 def test_reports_reach_the_callback_of_their_own_thread() -> None:
