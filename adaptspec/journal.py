@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -79,6 +79,7 @@ class RequestFinished:
     to_first_token: float | None
     ended: float
     nodes: int | None = None  # None: as many as `drafted`, since nothing branched when it was written
+    decided_by: Mapping[str, int] = field(default_factory=dict)  # see `SpeculationStats.decided_by`
 
 
 @dataclass(frozen=True)
@@ -127,6 +128,8 @@ def round_to_plain(record: RoundRecord) -> dict[str, Any]:
         "confidence": _ragged(record.confidence),
         "entropy": _ragged(record.entropy),
     }
+    if record.decided_by:
+        plain["decided_by"] = list(record.decided_by)
     if record.provenance is not None:
         plain |= {name: _nulled(value.tolist()) for name, value in vars(record.provenance).items()}
     if record.expected is not None:
@@ -177,6 +180,8 @@ def round_from_plain(plain: Mapping[str, Any]) -> RoundRecord:
         values |= {name: int(plain[name]) for name in _COUNTS} | {name: float(plain[name]) for name in _SECONDS}
         values |= {name: _filled(plain[name], rows, deepest) for name in ("confidence", "entropy")}
         values["ended"] = float(_floats(plain["ended"]))
+        if "decided_by" in plain:
+            values["decided_by"] = _strings(plain["decided_by"], rows)
         if "arms" in plain:
             arms, draws = (_integers(plain[name], rows) for name in ("arms", "draws"))
             propensities, worth = (_floats(plain[name], rows) for name in ("propensities", "worth"))
@@ -194,6 +199,12 @@ def round_from_plain(plain: Mapping[str, Any]) -> RoundRecord:
         return RoundRecord(request_ids=tuple(map(str, plain["request_ids"])), **values)
     except (LookupError, TypeError, ValueError, ArithmeticError) as error:
         raise JournalError(f"not a round ({error!r}); it was written by something else, or changed since") from error
+
+
+def _strings(values: Sequence[Any], size: int) -> tuple[str, ...]:
+    if len(values) != size or not all(isinstance(value, str) for value in values):
+        raise ValueError(f"{len(values)} names, not {size}")
+    return tuple(values)
 
 
 def _stated(told: Sequence[Sequence[Sequence[float | None]]], rows: int, deepest: int) -> FloatArray:

@@ -64,7 +64,8 @@ class SpeculationStats:
     `drafted` counts the tokens of each round's longest path, so that acceptance is that of depths, whatever else was
     tried beside them; `nodes` counts all tokens that were submitted for verification. Entry j of
     `accepted_per_position` counts the rounds whose draft was accepted at position j (0-based); `rounds` counts the
-    rounds that emitted; `draft_rounds` those of them that drafted.
+    rounds that emitted; `draft_rounds` those of them that drafted. `decided_by` counts them by the policy that the
+    `when:` of `policy` chose, most rounds first; it is empty without a `when:`.
     """
 
     policy: str = ""
@@ -78,6 +79,7 @@ class SpeculationStats:
     task_detected: bool = False  # read off the prompt, not named by the request
     lossy: bool = False  # the policy's verification may have kept what the target alone would not have written
     nodes: int = 0
+    decided_by: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def acceptance_rate(self) -> float:
@@ -236,6 +238,7 @@ class RoundRecord:
     # [B] the controller's numbers of each row's task and policy, as its decision told them; empty in journals.
     tasks: IntArray = field(default_factory=nobody)
     policies: IntArray = field(default_factory=nobody)
+    decided_by: tuple[str, ...] = ()  # [B] the policy that `when:` chose for each row; () where no policy has a `when:`
     stands_for: int = 1  # rounds: itself, and those without drafts since the last that was learned from; no journal's
 
     @property
@@ -308,6 +311,8 @@ class RoundRecord:
         for name in ("tasks", "policies"):
             if len(value := getattr(self, name)):
                 taken[name] = value[index]
+        if self.decided_by:
+            taken["decided_by"] = tuple(self.decided_by[i] for i in index.tolist())
         for name in ("provenance", "expected", "branches"):
             if (value := getattr(self, name)) is not None:
                 taken[name] = value.take(index)

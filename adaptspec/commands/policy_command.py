@@ -207,7 +207,8 @@ def _validate(arguments: argparse.Namespace) -> int:
     status = 0
     for name in arguments.policies:
         try:
-            _check(find_policy(name))
+            for note in _check(find_policy(name)).notes():
+                print(f"note: {note}", file=sys.stderr)
             print(f"{name}: ok")
         except PolicyError as error:
             print(error, file=sys.stderr)
@@ -215,7 +216,7 @@ def _validate(arguments: argparse.Namespace) -> int:
     return status
 
 
-def _check(path: Path) -> None:
+def _check(path: Path) -> PolicySpec:
     """Read it and build it once, as a server would."""
     from adaptspec.control.cost import CostProfile, CostTable
     from adaptspec.control.language.build import build_policy, load_policy_spec
@@ -227,6 +228,7 @@ def _check(path: Path) -> None:
         build_policy(spec, CostTable(CostProfile((1,), (1,), ((1.0,),))), 1, labels)
     except ConfigError as error:
         raise PolicyError(f"{path}:1:1: {error}") from error
+    return spec
 
 
 def _schema(_: argparse.Namespace) -> int:

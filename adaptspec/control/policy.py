@@ -108,7 +108,8 @@ class Decision:
     policies that explore, `expected` by those that estimate. `temperature` None: tokens are drawn from the draft's
     distribution as it is. `tree` None: drafts are chains. The rest is the controller's: `watched` are the drafters to
     score where they do not draft, if that is free (see `RoundRecord.shadow`), in the engine's numbers; `number`, and
-    the `tasks` and `policies` of the rows [B], which the round's record bears, however late.
+    the `tasks` and `policies` of the rows [B], which the round's record bears, however late. `decided_by` names for
+    each row the policy that `when:` chose; it is empty where no policy has a `when:`.
     """
 
     depths: IntArray
@@ -124,6 +125,7 @@ class Decision:
     policies: IntArray = field(default_factory=nobody)
     tree: TreeTable | None = None
     union: Union | None = None
+    decided_by: tuple[str, ...] = ()
 
 
 class Pending(Generic[T]):

@@ -160,10 +160,13 @@ class ConditionalPolicy(Policy):
     having chosen it.
     """
 
-    def __init__(self, usual: Policy, cases: Sequence[Case]) -> None:
+    def __init__(self, usual: Policy, cases: Sequence[Case], name: str, names: Sequence[str]) -> None:
+        """`name` is the policy's own, `names` are those of the policies of the `cases`."""
         self._cases = tuple(cases)
         self._policies = list(dict.fromkeys([usual, *(one.policy for one in cases)]))
         self._turn = [self._policies.index(one.policy) for one in cases]
+        by_policy = {id(one.policy): used for one, used in zip(cases, names, strict=True)}
+        self._names = [by_policy.get(id(policy), name) for policy in self._policies]
         self.drafters = tuple(dict.fromkeys(n for p in self._policies for n in p.wanted)) or usual.drafters
         self.max_depth = max(policy.max_depth for policy in self._policies)
         self._numbers = [DrafterNumbers(policy.wanted, self.drafters) for policy in self._policies]
@@ -186,7 +189,11 @@ class ConditionalPolicy(Policy):
         for turn, one in zip(reversed(self._turn), reversed(self._cases), strict=True):
             who[one.holds(signals)] = turn
         self._pending.put(signals.number, (signals.rows, who))
-        return decide_by_group(who, lambda turn, own: self._numbers[turn].decided(self._policies[turn], own), signals)
+        decision = decide_by_group(
+            who, lambda turn, own: self._numbers[turn].decided(self._policies[turn], own), signals
+        )
+        decision.decided_by = tuple(self._names[turn] for turn in who.tolist())
+        return decision
 
     def learn(self, record: RoundRecord) -> None:
         rows, who = self._pending.take(record.decision) or (nobody(), nobody())

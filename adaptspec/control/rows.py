@@ -163,7 +163,19 @@ def _joined(parts: Sequence[tuple[IntArray, Decision]], rows: int) -> Decision:
         _filled(lambda: Expected(np.nan, np.full(rows, np.nan)), [(mine, part.expected) for mine, part in parts]),
         tree=TreeTable.stacked([(mine, part.tree) for mine, part in parts], rows),
         union=Union.stacked([(mine, part.union) for mine, part in parts], rows),
+        decided_by=_names(parts, rows),
     )
+
+
+def _names(parts: Sequence[tuple[IntArray, Decision]], rows: int) -> tuple[str, ...]:
+    """`Decision.decided_by` of all rows; "" for rows of policies without a `when:`."""
+    if not any(part.decided_by for _, part in parts):
+        return ()
+    names = [""] * rows
+    for mine, part in parts:
+        for row, name in zip(mine.tolist(), part.decided_by, strict=False):
+            names[row] = name
+    return tuple(names)
 
 
 def _no_provenance(rows: int) -> Provenance:

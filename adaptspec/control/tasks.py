@@ -1,7 +1,8 @@
 """The tasks that acceptance is learned apart for, telling them from the text of a prompt, and numbers for their names.
 
-A request names its task as a hint, else `TaskDetector` reads it off the prompt, from hashed character n-grams: these
-are the same on every machine, since they are of UTF-8 bytes, with arithmetic of our own. A task is a line in tables of
+A request names its task as a hint, else `TaskDetector` reads it off the prompt: by a few rules where the prompt states
+its task outright, else from hashed character n-grams. These are the same on every machine, since they are of UTF-8
+bytes, with arithmetic of our own. A task is a line in tables of
 counts, so there is room for so many; what finds none counts as `OTHER`. API keys that policies name are numbered alike.
 """
 
@@ -40,6 +41,46 @@ _FOLD = bytes.maketrans(bytes(range(65, 91)) + b"123456789\t\r", bytes(range(97,
 # Chat templates leave these behind when their special tokens are dropped.
 _ROLE_LINE = re.compile(r"^ *(?:system|user|assistant|model|developer) *$", re.MULTILINE)
 
+# System messages that chat templates add by themselves say nothing of the task.
+_DEFAULT_SYSTEM = re.compile(
+    r"^ *(?:you are [\w-]+, (?:created|made|trained) by [\w ]+\. *)?"
+    r"you are an? (?:(?:helpful|friendly|ai),? )*assistant(?: named \w+)?"
+    r"(?:,? (?:created|made|trained) by [\w ]+)?\.? *$",
+    re.MULTILINE | re.IGNORECASE,
+)
+_LABEL = r"^\W{0,8}(?:text|context|passage|paragraph|document|article|source|excerpt)s?(?: ?\d+)? *:"
+_QUESTION = r"(?:question|q) *:"
+_START = r"(?:^|[.!?:;,]\s{1,4}|\band\s+)\W{0,8}(?:please\s+|only\s+)?"  # where an instruction may begin
+_CODE_LANGUAGE = r"(?:python|java|javascript|typescript|rust|go|ruby|bash|sql|c|c\+\+|c#)"
+_RULES: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
+    (task, re.compile("|".join(patterns), re.MULTILINE | re.IGNORECASE))
+    for task, patterns in (
+        (
+            "code",
+            (
+                r"^ {0,40}(?:```|def \w+\(|class \w+[:({]|import \w+$|from [\w.]+ import |#include )",
+                r"^\W{0,8}(?:please\s+)?(?:write|implement|create|define)\s+(?:\S+\s+){0,3}?(?:function|unit tests?)\b",
+                rf"\b{_CODE_LANGUAGE} (?:function|script|program|class|method|code)\b",
+            ),
+        ),
+        (
+            "json",
+            (
+                rf"{_START}(?:reply|respond|answer|output|return)\b[^.?!\n]{{0,60}}\bjson\b",
+                rf"{_START}(?:give|provide|format|list|extract|describe|create|write|generate|produce)\b[^.?!\n]{{0,80}}"
+                r"\b(?:(?:as|in|valid)\s+(?:an?\s+)?json|json\s+(?:object|array|list|document))\b",
+                rf"{_START}(?:convert|turn)\b[^.?!\n]{{0,80}}\b(?:to|into)\s+json\b",
+                r"\b(?:must|should) be (?:\w+ ){0,2}json\b",
+            ),
+        ),
+        ("rag", (rf"{_LABEL}[\s\S]*(?:^|[.!?]\s{{1,4}}){_QUESTION}", rf"^\W{{0,8}}{_QUESTION}[\s\S]*{_LABEL}")),
+        (
+            "summarize",
+            (r"^\W{0,8}(?:please\s+|(?:can|could) you\s+)?(?:briefly\s+)?summari[sz]e\b", r"^\W{0,8}tl;?\s?dr\b"),
+        ),
+    )
+)
+
 _Hashes = npt.NDArray[np.uint32]
 
 
@@ -53,8 +94,9 @@ class Detection:
 
 @dataclass(frozen=True)
 class TaskDetector:
-    """A linear model over hashed n-grams: softmax(bias + scale * (sum of the rows of n present n-grams) / sqrt(n)).
+    """Rules for prompts that state their task outright, and for others a linear model over hashed n-grams.
 
+    The model is softmax(bias + scale * (sum of the rows of n present n-grams) / sqrt(n)).
     `weights` int8 [SIZE, T], `scale` and `bias` float32 [T]: one column for each name in `tasks`. The sum is one of
     integers, so that the same text is the same task everywhere.
     """
@@ -87,6 +129,10 @@ class TaskDetector:
 
     def detect(self, text: str) -> Detection:
         """The task of a prompt. Any text will do."""
+        text = _DEFAULT_SYSTEM.sub("", _ROLE_LINE.sub("", _excerpt(text)))
+        stated = next((task for task, rule in _RULES if task in self.tasks and rule.search(text)), None)
+        if stated is not None:
+            return Detection(stated, 1.0)
         chances = self.probabilities(text)
         best = int(chances.argmax())
         confidence = float(chances[best])
@@ -118,9 +164,7 @@ def ngrams(text: str) -> IntArray:
     Every n-gram counts once; those of the first and the last 48 bytes have one more index for being there. Lone
     surrogates count as question marks. An empty text has none.
     """
-    if len(text) > HEAD + TAIL:
-        text = f"{text[:HEAD]}\n{text[-TAIL:]}"
-    text = _ROLE_LINE.sub("", text).strip()
+    text = _ROLE_LINE.sub("", _excerpt(text)).strip()
     if not text:
         return np.zeros(0, dtype=np.int64)
     folded = np.frombuffer(b"\n" + text.encode("utf-8", "replace").translate(_FOLD) + b"\n", np.uint8)
@@ -129,6 +173,11 @@ def ngrams(text: str) -> IntArray:
         for index in _indices(part, place):
             present[index] = True
     return np.flatnonzero(present)
+
+
+def _excerpt(text: str) -> str:
+    """The head and the tail of a long text."""
+    return f"{text[:HEAD]}\n{text[-TAIL:]}" if len(text) > HEAD + TAIL else text
 
 
 def _indices(part: npt.NDArray[np.uint8], place: int) -> list[_Hashes]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -42,6 +43,8 @@ from adaptspec.models.model_files import resolve_model
 from adaptspec.models.runner import Listener, Runner
 from adaptspec.models.tokenization import check_tokenizer, fingerprint, load_tokenizer
 from adaptspec.types import Sink
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -259,6 +262,8 @@ def _specs(config: EngineConfig, labels: Labels) -> tuple[list[PolicySpec], dict
             )
         wanted[spec.name] = path
         specs.append(spec)
+        for note in spec.notes():
+            _log.warning("%s", note)
         build_policy(spec, _any_costs(), config.limits.max_rows, trial)
     Shares({spec.name: spec.rollout for spec in specs})  # refuses canaries that want more than there is
     for path in shipped_policies():

@@ -221,7 +221,8 @@ class EngineCore:
             if gained is not None and i < len(emitted):
                 emitted[i] = gained
                 accepted = min(int(landed.verdict.accepted[i]), gained)
-                sequence.count_round(int(drafted[i]), accepted, int(draft.counts[i]))
+                chosen = landed.flight.decision.decided_by
+                sequence.count_round(int(drafted[i]), accepted, int(draft.counts[i]), chosen[i] if chosen else "")
         return emitted
 
     def _read_text(self, sequence: Seq) -> int | None:
@@ -276,6 +277,7 @@ class EngineCore:
             decision=decision.number,
             tasks=decision.tasks,
             policies=decision.policies,
+            decided_by=decision.decided_by,
             provenance=decision.provenance,
             expected=decision.expected,
             shadow=shadow,

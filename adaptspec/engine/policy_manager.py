@@ -222,6 +222,8 @@ class PolicyManager:
             self._served = {**self._served, spec.name: new}
             now = self.reloads
             self.reloads = replace(now, applied=now.applied + 1, last_applied=time.time())
+        for note in spec.notes():
+            _log.warning("%s", note)
         for listener in self._listeners:
             listener(spec.name)
         return Applied(spec.name, before is not None, carried)

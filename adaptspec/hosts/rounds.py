@@ -77,6 +77,7 @@ def round_of(
     spent = times.draft_seconds(step.drafts, len(step.rows)) + times.prefill_seconds(prefill)
     verify = max(seconds - spent, _LEAST_SHARE * seconds)
     rows, depths, tasks, policies = of.rows, of.depths, decision.tasks, decision.policies
+    decided_by = decision.decided_by
     reasons, drafter, provenance, expected = (
         decision.reasons,
         decision.drafter,
@@ -94,6 +95,7 @@ def round_of(
         )
         provenance = None if provenance is None else provenance.take(own)
         expected = None if expected is None else expected.take(own)
+        decided_by = tuple(decided_by[i] for i in own.tolist()) if decided_by else ()
     size, deepest = len(rows), int(told.drafted.max())
     steps = max(of.plan.depth - 1, 0) if reads_along else of.plan.depth
     draft = times.draft_seconds(steps, len(of.rows))
@@ -124,5 +126,6 @@ def round_of(
         decision=decision.number,
         tasks=tasks,
         policies=policies,
+        decided_by=decided_by,
         stands_for=stands_for,
     )

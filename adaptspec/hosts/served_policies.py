@@ -128,7 +128,7 @@ class ServedPolicies:
 
     def _read(self, path: Path) -> tuple[PolicySpec, tuple[str, ...]]:
         spec, notes = narrow(load_policy_spec(path), self._host)
-        return spec, tuple(map(str, notes))
+        return spec, tuple(map(str, [*notes, *spec.notes()]))
 
     def _mark(self, path: Path, spec: PolicySpec) -> _Mark:
         """What changes when its file does, or one that it uses; None while one is not there."""

@@ -54,6 +54,7 @@ class RowRound(NamedTuple):
     expected: float  # tokens to be accepted
     arm: int
     propensity: float
+    decided_by: str  # see `RoundRecord.decided_by`
     number: int
     ended: float
     seconds: float
@@ -91,6 +92,7 @@ def rows_of(record: RoundRecord, ended: float) -> Iterator[Row]:
         unknown if expected is None else expected.accepted.tolist(),
         repeat(-1) if told is None else told.arms.tolist(),
         unknown if told is None else told.propensities.tolist(),
+        record.decided_by or repeat(""),
         *map(repeat, whole),
         strict=False,  # what is the same for all has no end
     )
@@ -260,6 +262,7 @@ class RequestRecord:
         times = {name: getattr(timings, name) for name in ("arrived", "admitted", "first_token", "finished")}
         return self.card() | {
             "policy": stats.policy,
+            "decided_by": dict(stats.decided_by),
             "finish": self.completion.finish.value,
             "tokens": len(self.completion.tokens),
             **{name: getattr(stats, name) for name in ("rounds", "draft_rounds", "drafted", "accepted", "nodes")},

@@ -53,6 +53,25 @@ def test_policy_validate_knows_the_tasks(tmp_path: Path, capsys: pytest.CaptureF
     assert "spec.tasks.storey: did you mean 'story'?" in capsys.readouterr().err
 
 
+def test_policy_validate_notes_tasks_that_no_prompt_is_detected_as(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    mine = tmp_path / "mine.yaml"
+    mine.write_text(
+        "apiVersion: adaptspec.dev/v1\nkind: SpeculationPolicy\nmetadata: {name: mine}\nspec:\n"
+        "  choose: {algorithm: goodput}\n"
+        "  tasks:\n    code: {max-depth: 2}\n    coding: {off: true}\n    other: {off: true}\n"
+    )
+    assert main(["policy", "validate", str(mine)]) == 0
+    told = capsys.readouterr()
+    assert told.out == f"{mine}: ok\n"
+    (note,) = told.err.splitlines()
+    assert note.startswith(
+        f"note: {mine}:8:5: spec.tasks.coding: no prompt is detected as 'coding' (detected are: chat,"
+    )
+    assert '{"adaptspec": {"task": "coding"}}' in note
+
+
 def test_policy_schema_is_the_committed_one(capsys: pytest.CaptureFixture[str]) -> None:
     """For editors that look elsewhere."""
     assert main(["policy", "schema"]) == 0

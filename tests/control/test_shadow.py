@@ -34,9 +34,13 @@ MACHINE = Machine(noise=0.0)
 def watch(acting: str, shadow: str, work: list[Text], batch: int = 1) -> tuple[ShadowEstimate, Controller, Tally]:
     """Serve `work` under `acting` with `shadow` beside it."""
     cost = CostTable(MACHINE.costs().profile())
-    built = {name: build_policy(parse_policy_spec(text), cost, batch) for name, text in (("a", acting), ("s", shadow))}
+    here = ("draft-model",)
+    built = {
+        name: build_policy(parse_policy_spec(text, here=here), cost, batch)
+        for name, text in (("a", acting), ("s", shadow))
+    }
     rollouts = {"s": ShadowSpec(mode="shadow")}
-    controller = Controller(built, "a", ("draft-model",), batch, cost=cost, rollouts=rollouts)
+    controller = Controller(built, "a", here, batch, cost=cost, rollouts=rollouts)
     settings = SimulatorSettings(("draft-model",), max_depth=7, catch_up_tokens=10**6)
     tally = run_world(Simulator(stream_of(work, batch), MACHINE.costs(), controller, settings))
     (estimate,) = controller.estimates()

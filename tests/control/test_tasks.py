@@ -87,6 +87,48 @@ SENTENCES = {
 }
 
 
+_MINUTES = (
+    "The committee met on Tuesday to discuss the new harbour. Three members wanted a longer pier, while the mayor "
+    "pointed to the cost of steel. They agreed to meet again in March."
+)
+_BRIDGE = "The bridge over the Lenne was opened in 1911. It is 84 metres long and was closed to cars in 1998."
+# Prompts that state their task outright.
+STATED = (
+    ("summarize", f"Summarize: {_MINUTES}"),
+    ("summarize", f"Summarise this: {_MINUTES}"),
+    ("summarize", f"Can you summarize this for me?\n\n{_MINUTES}"),
+    ("summarize", f"{_MINUTES}\n\nTL;DR:"),
+    ("rag", f"Text: {_BRIDGE} Question: When was it closed to cars?"),
+    ("rag", f"Passage: {_BRIDGE}\n\nQ: Which river does it cross?\nA:"),
+    ("rag", f"Question: How long is the bridge?\nContext: {_BRIDGE}\nAnswer:"),
+    ("rag", f"### Context\n{_BRIDGE}\n\n### Question\nWhen was it opened?"),
+    ("json", "Reply in JSON with fields city, country and population for Lisbon."),
+    ("json", f"List the dates in this text. Respond only with valid JSON.\n{_BRIDGE}"),
+    ("json", "What is the capital of Peru? Output JSON."),
+    ("json", "Classify this review: 'I loved it'. Answer with a JSON object and nothing else."),
+    ("json", 'Your answer must be valid JSON with the keys "title" and "tags". Describe a film about trains.'),
+    ("json", f"Text: {_BRIDGE}\nQuestion: How long is the bridge? Answer as JSON with the key length."),
+    ("json", "I need a JSON object with keys id, title and price for a garden chair."),
+    ("code", "Write a Python function that parses a JSON file and returns its keys."),
+    ("code", 'def load(path):\n    """Return the JSON document at path."""\n'),
+    ("code", "Why does my JSON decoder raise KeyError?\n```python\nd = json.loads(s)\n```"),
+    ("math", "Question: A train travels 60 miles in 1.5 hours. What is its speed?\nAnswer:"),
+    ("instruction", "Explain the difference between JSON and XML to a beginner."),
+    ("instruction", "What should I pay attention to when I write a summary of a novel?"),
+)
+SYSTEM_MESSAGES = (
+    "",
+    "system\nYou are a helpful AI assistant named SmolLM, trained by Hugging Face\n",
+    "system\nYou are Qwen, created by Alibaba Cloud. You are a helpful assistant.\n",
+)
+
+
+@pytest.mark.parametrize("system", SYSTEM_MESSAGES)
+@pytest.mark.parametrize(("task", "text"), STATED)
+def test_a_task_that_is_stated_is_recognised_whatever_the_template_adds(task: str, text: str, system: str) -> None:
+    assert DETECTOR.detect(f"{system}user\n{text}\nassistant\n" if system else text).task == task
+
+
 def test_everyday_wordings_of_every_task_are_recognised() -> None:
     """A floor: our own sentences, none of which it was trained on."""
     said = [(task, DETECTOR.detect(text).task) for task, texts in SENTENCES.items() for text in texts]

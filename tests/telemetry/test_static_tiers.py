@@ -28,7 +28,7 @@ MACHINE = Machine(noise=0.0)
 def played(spec: PolicySpec, work: Sequence[Text], batch: int = 1) -> tuple[Tally, CostTable]:
     """A policy's rounds on a machine whose costs it knows."""
     stream, cost = stream_of(work, batch), CostTable(MACHINE.profile())
-    policy = build_policy(spec, cost, stream.most_rows)
+    policy = build_policy(spec.with_drafters(("draft-model",)), cost, stream.most_rows)
     controller = Controller({spec.name: policy}, spec.name, ("draft-model",), stream.most_rows, cost=cost)
     world = Simulator(stream, MACHINE.costs(), controller, SimulatorSettings(("draft-model",), max_depth=7, noise=0.0))
     return run(world, keep=True), cost

@@ -130,7 +130,8 @@ def build_policy(spec: PolicySpec, cost: CostTable, max_rows: int, labels: Label
     if not body.when:
         return usual
     policies = {one.use: arm(one.use) for one in body.when}
-    return ConditionalPolicy(usual, [Case(one, policies[one.use], labels.keys) for one in body.when])
+    cases = [Case(one, policies[one.use], labels.keys) for one in body.when]
+    return ConditionalPolicy(usual, cases, spec.name, [spec.used[one.use].name for one in body.when])
 
 
 def _ceilings(spec: PolicySpec, overrides: Mapping[int, TaskSpec], tasks: int) -> Ceilings | None:

@@ -16,7 +16,7 @@ from adaptspec.control.draft_temperature import DraftTemperatureSpec
 from adaptspec.control.guard import GuardSpec
 from adaptspec.control.language.library import is_file_name
 from adaptspec.control.language.schema import EditorSchema, Part, Uses, suggestion
-from adaptspec.control.language.yaml_source import Source, shown
+from adaptspec.control.language.yaml_source import Problem, Source, shown
 from adaptspec.control.rollout import LIVE, Rollout, RolloutSpec, WhenSpec
 from adaptspec.control.stopping import NoStopSpec, StopSpec
 from adaptspec.control.tasks import MOST_OWN, OTHER, TASKS
@@ -384,6 +384,20 @@ class PolicySpec(Part):
         most = self.spec.max_depth
         tiers = self.spec.choose.default_tiers if most is None else range(1, most + 1)
         return tuple(tier for tier in tiers if tier)
+
+    def notes(self) -> list[Problem]:
+        """What is allowed and may not be meant: tasks that no prompt is ever detected as."""
+        detected = ", ".join(TASKS)
+        return [
+            self.source.problem(
+                ("spec", "tasks", name),
+                f"no prompt is detected as {name!r} (detected are: {detected}); this applies only to requests that "
+                f'name it: {{"adaptspec": {{"task": "{name}"}}}}',
+                at_key=True,
+            )
+            for name in self.spec.tasks
+            if name not in TASKS and name != OTHER
+        ]
 
     def uses(self) -> list[tuple[tuple[object, ...], str]]:
         """Where the file names other policies, and which."""

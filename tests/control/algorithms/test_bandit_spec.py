@@ -71,7 +71,11 @@ def test_tiers_and_max_depth_are_arms() -> None:
     [
         ("  choose: {algorithm: ucb, arms: [{depth: 3, policy: goodput}]}\n", "either a depth or a policy"),
         ("  choose: {algorithm: ucb, arms: [{policy: goodputt}]}\n", "did you mean goodput"),
-        ("  choose: {algorithm: ucb, arms: [{policy: ucb}, {depth: 1, drafter: ngram}]}\n", "add it to the policy's"),
+        (
+            "  drafters: [draft-model]\n"
+            "  choose: {algorithm: ucb, arms: [{policy: ucb}, {depth: 1, drafter: ngram}]}\n",
+            "add it to the policy's",
+        ),
         ("  choose: {algorithm: ucb, scope: everything}\n", "everything"),
         (
             "  drafters: [draft-model, ngram]\n  choose: {algorithm: static, depth: 3}\n",

@@ -94,6 +94,7 @@ def test_a_looser_promise_leaves_more_goodput() -> None:
 def test_a_promise_that_is_not_at_risk_costs_nothing() -> None:
     tape = alike(0.8, 0.0, 16)
     alone = HEADER + "  choose: {algorithm: goodput, prior: {acceptance: 0.6, weight: 20}}\n"  # as its own
+    alone += "  drafters: [draft-model]\n"
     assert serve(SLO % 50, tape, 8).goodput == serve(alone, tape, 8).goodput
 
 

@@ -1,0 +1,100 @@
+"""Which policy `when:` chose is in the answer, the journal, `policy explain` and the traces."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+from adaptspec.app import ServeConfig
+from adaptspec.cli import main
+from adaptspec.engine.core import EngineLimits
+from adaptspec.engine.engine_config import EngineConfig
+from adaptspec.journal import RequestFinished, read_entries, read_journal
+from adaptspec.telemetry.otlp_export import TraceLevel, TraceSettings
+from tests.running import HEAD, Running, get
+from tests.telemetry.otlp import collecting
+
+OUTER = HEAD % "outer" + (
+    "  choose: {algorithm: static, depth: 2}\n  when:\n    - {prompt-tokens: {at-least: 20}, use: promise.yaml}\n"
+)
+PROMISE = HEAD % "promise" + "  choose: {algorithm: static, depth: 1}\n"
+SHORT, LONG = [5, 6, 7], [5, 6, 7] * 10
+TOKENS = 12
+
+
+async def ask(session: aiohttp.ClientSession, url: str, prompt: list[int], **wishes: Any) -> dict[str, Any]:
+    body = {"prompt": prompt, "max_tokens": TOKENS, "ignore_eos": True, "temperature": 0, "adaptspec": wishes}
+    async with session.post(f"{url}/v1/completions", json=body) as response:
+        answer: dict[str, Any] = await response.json()
+        assert response.status == 200, answer
+    return answer
+
+
+async def test_the_policy_that_when_chose_is_reported_everywhere(
+    target_path: Path, draft_path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "outer.yaml").write_text(OUTER)
+    (tmp_path / "promise.yaml").write_text(PROMISE)
+    journal = tmp_path / "journal.jsonl"
+    with collecting() as collector:
+        engine = EngineConfig(
+            str(target_path), str(draft_path), (str(tmp_path / "outer.yaml"),), limits=EngineLimits(max_rows=4)
+        )
+        traces = TraceSettings(endpoint=collector.url, level=TraceLevel.ROUND, round_share=1.0)
+        server = Running(
+            ServeConfig(engine, port=0, served_model_name="tiny", journal=journal, traces=traces, admin_key="key")
+        )
+        try:
+            url = await server.url()
+            async with aiohttp.ClientSession() as session:
+                answers = await asyncio.gather(
+                    ask(session, url, SHORT), ask(session, url, LONG), ask(session, url, LONG, policy="off")
+                )
+                live = await get(session, f"{url}/admin/requests", headers={"Authorization": "Bearer key"})
+        finally:
+            await server.stop()
+    said = [answer["metrics"]["speculative_decoding"]["adaptspec"] for answer in answers]
+    assert [one["policy"] for one in said] == ["outer", "outer", "off"]
+    chosen = [list(one["decided_by"]) for one in said]
+    assert chosen == [["outer"], ["promise"], []]
+    assert [sum(one["decided_by"].values()) for one in said[:2]] == [one["rounds"] for one in said[:2]]
+    assert live is not None
+
+    finished = {entry.id: entry for entry in read_entries(journal) if isinstance(entry, RequestFinished)}
+    entries = [finished[answer["id"]] for answer in answers]
+    assert [(entry.policy, list(entry.decided_by)) for entry in entries] == [
+        ("outer", ["outer"]),
+        ("outer", ["promise"]),
+        ("off", []),
+    ]
+    by_request: dict[str, set[str]] = {}
+    for record in read_journal(journal):
+        for name, policy in zip(record.request_ids, record.decided_by or [""] * len(record.rows), strict=True):
+            by_request.setdefault(name, set()).add(policy)
+    assert [by_request[answer["id"]] for answer in answers] == [{"outer"}, {"promise"}, {""}]
+
+    spans = {span.attributes["gen_ai.response.id"]: span.attributes for span in collector.named("text_completion tiny")}
+    assert [
+        (spans[answer["id"]]["adaptspec.policy"], spans[answer["id"]].get("adaptspec.decided_by")) for answer in answers
+    ] == [("outer", ["outer"]), ("outer", ["promise"]), ("off", None)]
+    decodes = [span.attributes.get("adaptspec.decided_by") for span in collector.named("decode")]
+    assert sorted(decodes, key=str) == sorted([None, ["outer"], ["promise"]], key=str)
+
+    capsys.readouterr()
+    explained = ["policy", "explain", "--journal", str(journal)]
+    assert main([*explained, "--request", answers[1]["id"], "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["policy"] == "outer"
+    assert list(told["decided_by"]) == ["promise"]
+    assert {row["decided_by"] for row in told["row_rounds"]} == {"promise"}
+    assert main([*explained, "promise", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["requests"] == 1
+    assert main(explained) == 0
+    shown = capsys.readouterr().out
+    assert "by the policy that `when` chose" in shown
+    assert "promise" in shown
