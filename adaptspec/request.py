@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from adaptspec.errors import RequestError
 
@@ -14,11 +14,15 @@ MAX_LOGPROBS = 20  # alternatives told per token, as at OpenAI
 
 @dataclass(frozen=True)
 class Grammar:
-    """What an output must be: a JSON schema, or a grammar in llguidance's Lark dialect. `param` names it in errors."""
+    """What an output must be: a JSON schema, or a grammar in llguidance's Lark dialect. `param` names it in errors.
+
+    `compiled` is the compiled form once there is one (see `Grammars.compile`), so that a request keeps it alive.
+    """
 
     text: str
     syntax: Literal["json-schema", "lark"] = "json-schema"
     param: str = "response_format"
+    compiled: Any = field(default=None, compare=False, repr=False)
 
 
 @dataclass(frozen=True)

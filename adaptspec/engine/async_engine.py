@@ -133,9 +133,9 @@ class AsyncEngine:
         """Refuse what can never be served, without queueing anything. Raises RequestError."""
         self._core.check(request)
 
-    def check_grammar(self, grammar: Grammar) -> None:
-        """Compile it, from any thread. Raises RequestError if it cannot be used."""
-        self._core.inputs.check_grammar(grammar)
+    def compile_grammar(self, grammar: Grammar) -> Grammar:
+        """The same grammar with its compiled form, from any thread. Raises RequestError if it cannot be used."""
+        return self._core.inputs.compile_grammar(grammar)
 
     @property
     def alive(self) -> bool:

@@ -55,11 +55,11 @@ class InputProcessor:
         check_tokens("prompt", prompt, info.vocab_size)
         check_vocabulary(request.sampling, info.vocab_size)
         if request.sampling.grammar is not None:
-            self.check_grammar(request.sampling.grammar)
+            self.compile_grammar(request.sampling.grammar)
 
-    def check_grammar(self, grammar: Grammar) -> None:
-        """Compile it, unless that was done a while ago. Raises RequestError if it cannot be used."""
-        self._grammars.check(grammar)
+    def compile_grammar(self, grammar: Grammar) -> Grammar:
+        """The same grammar with its compiled form. Raises RequestError if it cannot be used."""
+        return self._grammars.compile(grammar)
 
     def with_task(self, request: Request) -> Request:
         """The request with its task read off the prompt, unless it names one or has been read before."""

@@ -42,6 +42,10 @@ class ServerLimits:
     policies: int = 64  # served at once, where some are sent to the admin's routes
     template_seconds: float = 2.0  # for the model's chat template
     grammar_seconds: float = 10.0  # for a schema or tools to be compiled
+    # Bytes of each constant, enum value or name in a schema, and of each text that a pattern spells out.
+    schema_literal_bytes: int = 4096
+    schema_multiples: int = 10_000  # all multipleOf in a schema; those that hold for one number are multiplied
+    schema_min_length: int = 1024  # minLength next to a pattern or format
     hang_seconds: float = 4.0  # without progress of a busy engine, at least, before its requests end with an error
 
     def __post_init__(self) -> None:

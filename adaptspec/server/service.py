@@ -139,10 +139,8 @@ class Service:
         """What the answer must be. One is compiled at a time, in a thread of its own: nobody can bound a compiler."""
 
         def compiled() -> Grammar | None:
-            grammar = body.grammar()
-            if grammar is not None:
-                self.engine.check_grammar(grammar)
-            return grammar
+            grammar = body.grammar(self.limits)
+            return None if grammar is None else self.engine.compile_grammar(grammar)
 
         async with self._compiling:
             try:

@@ -219,7 +219,7 @@ def test_the_command_writes_a_tape_and_its_costs(
     built: Built, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """`bench record --json`: one object on standard output, a tape and a cost table that can be loaded."""
-    monkeypatch.setattr("adaptspec.engine.assembly.build", lambda config: built)
+    monkeypatch.setattr("adaptspec.engine.assembly.build", lambda config, **_: built)
     out, costs = tmp_path / "tape.npz", tmp_path / "costs.json"
     line = f"--out {out} --costs-out {costs} --prompts 1 --tokens 8 --temperatures 0 --json"
     assert main(["bench", "record", *line.split()]) == 0
@@ -236,7 +236,7 @@ def test_costs_alone_need_no_tape(
     built: Built, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The file says on what, and when; asked for nothing, the command says what to ask for."""
-    monkeypatch.setattr("adaptspec.engine.assembly.build", lambda config: built)
+    monkeypatch.setattr("adaptspec.engine.assembly.build", lambda config, **_: built)
     monkeypatch.setattr("adaptspec.bench.record_tape._COST_SECONDS", 0.0)
     costs = tmp_path / "costs.json"
     assert main(["bench", "record", "--costs-out", str(costs)]) == 0
@@ -254,7 +254,7 @@ def test_settings_that_cannot_be_recorded_are_refused(
     line: str, built: Built, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With a message, before anything is written."""
-    monkeypatch.setattr("adaptspec.engine.assembly.build", lambda config: built)
+    monkeypatch.setattr("adaptspec.engine.assembly.build", lambda config, **_: built)
     out = tmp_path / "tape.npz"
     assert main(["bench", "record", *f"--out {out}".split(), *line.split()]) == 2
     assert not out.exists()

@@ -1,12 +1,19 @@
-"""A grammar at work: masks see the output and the draft before them, whatever was looked at in between."""
+"""A grammar at work: masks see the output and the draft before them, whatever was looked at in between.
+
+Compiled grammars are cached, up to a number of bytes.
+"""
 
 from __future__ import annotations
+
+import json
 
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
+from transformers import PreTrainedTokenizerFast
 
-from adaptspec.models.grammars import Constraint
+from adaptspec.models.grammars import Constraint, Grammars
+from adaptspec.request import Grammar
 from tests.models.matchers import VOCAB, Climb, allowed_after
 
 END = 0
@@ -80,3 +87,40 @@ def test_a_parser_that_raises_ends_its_request_alone() -> None:
         constraint = Constraint(Broken(), VOCAB, (END,))
         look(constraint)
         assert constraint.error == "ValueError: lexer"
+
+
+def _large(number: int) -> Grammar:
+    names = [f"{number}_{i}" for i in range(400)]
+    return Grammar(json.dumps({"type": "object", "properties": {name: {"type": "integer"} for name in names}}))
+
+
+def test_the_cache_keeps_below_its_bound(tokenizer: PreTrainedTokenizerFast) -> None:
+    """Forty large schemas took 260 MB, whatever had become of their requests. The latest used stay."""
+    grammars = Grammars(tokenizer, len(tokenizer), (1,), cache_bytes=20 * 2**20)
+    first = grammars.compile(_large(0))
+    held = grammars.cached_bytes
+    assert len(_large(0).text) < held < 20 * 2**20 / 2
+    assert grammars.compile(_large(0)).compiled is first.compiled
+    for number in range(1, 40):
+        grammars.compile(_large(number))
+        assert grammars.compile(_large(0)).compiled is first.compiled  # used all the time
+        assert held * 2 <= grammars.cached_bytes <= 20 * 2**20
+    assert grammars.compile(_large(39)).compiled is grammars.compile(_large(39)).compiled
+    dropped = grammars.compile(_large(1))
+    assert grammars.compile(_large(1)).compiled is dropped.compiled
+
+
+def test_a_grammar_that_has_left_the_cache_lives_on_in_its_requests(tokenizer: PreTrainedTokenizerFast) -> None:
+    """It is not compiled again where the engine starts them."""
+    grammars = Grammars(tokenizer, len(tokenizer), (1,), cache_bytes=1)
+    compiled = grammars.compile(_large(0))
+    assert grammars.cached_bytes == 0, "larger than the cache"
+    assert grammars.compile(compiled).compiled is compiled.compiled
+    constraints = [grammars.start(compiled), grammars.start(_large(0))]
+    (brace,) = tokenizer.encode("{", add_special_tokens=False)
+    for constraint in constraints:
+        assert constraint.mask([])[brace]
+        constraint.commit([brace])
+        assert constraint.error is None
+    assert np.array_equal(constraints[0].mask([]), constraints[1].mask([]))
+    assert compiled == _large(0), "the compiled form makes no difference"

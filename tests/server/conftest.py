@@ -54,8 +54,9 @@ class FakeEngine:
         if request.speculation.policy not in (None, *self.policies):
             raise UnknownModelError("no such policy; ask for goodput or static", "adaptspec.policy")
 
-    def check_grammar(self, grammar: Grammar) -> None:
+    def compile_grammar(self, grammar: Grammar) -> Grammar:
         self.grammars.append(grammar)
+        return grammar
 
     async def stream(self, request: Request) -> AsyncIterator[Delta]:
         self.seen.append(request)

@@ -236,3 +236,27 @@ async def test_a_prediction_is_counted_and_changes_nothing(live: Client) -> None
     assert "completion_tokens_details" not in plain["usage"]
     chunks = await ask(live, CHAT, **body, stream=True, stream_options={"include_usage": True})
     assert chunks[-1]["usage"] == answer["usage"]
+
+
+async def test_a_schema_that_spells_out_too_much_is_refused_and_others_are_answered(live: Client) -> None:
+    """A constant of 90 kB took a second of every client for a few tokens; now the limit is named."""
+
+    def wanted(text: str) -> dict[str, Any]:
+        schema = {"type": "object", "properties": {"a": {"const": text}}}
+        return {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+
+    body = {"messages": ASKED, "max_tokens": 3, "temperature": 0}
+    for length, status in ((4096, 200), (4097, 400), (90_000, 400)):
+        async with live.post(CHAT, json={**body, "response_format": wanted("x" * length)}) as response:
+            assert response.status == status
+            if status == 400:
+                error = (await response.json())["error"]
+                assert error["param"] == "response_format"
+                assert "at most 4096 in one: shorten it" in error["message"]
+    function = {"name": "f", "parameters": {"properties": {"a": {"pattern": "^(ab){45000}$"}}}}
+    async with live.post(CHAT, json={**body, "tools": [{"type": "function", "function": function}]}) as response:
+        assert (response.status, (await response.json())["error"]["param"]) == (400, "tools")
+    text = {"format": {"type": "json_schema", "name": "x", "schema": {"enum": ["x" * 90_000]}}}
+    async with live.post("/v1/responses", json={"input": "x", "text": text}) as response:
+        error = (await response.json())["error"]
+        assert (response.status, "at most 4096" in error["message"]) == (400, True)

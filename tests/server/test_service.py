@@ -122,9 +122,9 @@ async def test_a_grammar_is_written_and_compiled_off_the_event_loop(
     threads: list[threading.Thread] = []
     written = ChatBody.grammar
 
-    def noting(body: ChatBody) -> Any:
+    def noting(body: ChatBody, limits: ServerLimits) -> Any:
         threads.append(threading.current_thread())
-        return written(body)
+        return written(body, limits)
 
     monkeypatch.setattr(ChatBody, "grammar", noting)
     talk: dict[str, Any] = {"messages": [{"role": "user", "content": "x"}]}
@@ -151,12 +151,12 @@ async def test_a_grammar_that_takes_too_long_is_refused_and_holds_nobody_up(
     body = ChatBody.model_validate(
         {"messages": [{"role": "user", "content": "x"}], "response_format": {"type": "json_object"}}
     )
-    compiled = engine.check_grammar
+    compiled = engine.compile_grammar
     try:
-        monkeypatch.setattr(engine, "check_grammar", lambda grammar: forever.wait())
+        monkeypatch.setattr(engine, "compile_grammar", lambda grammar: forever.wait())
         with pytest.raises(RequestError, match="seconds to compile"):
             await service.chat_requests("id", body)
-        monkeypatch.setattr(engine, "check_grammar", compiled)
+        monkeypatch.setattr(engine, "compile_grammar", compiled)
         service.limits = replace(service.limits, grammar_seconds=60.0)
         await service.chat_requests("id", body)
         assert len(engine.grammars) == 1

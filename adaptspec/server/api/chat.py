@@ -34,6 +34,7 @@ from adaptspec.server.api.tools import (
     tool_grammar,
 )
 from adaptspec.server.api.wire import WireModel
+from adaptspec.server.limits import ServerLimits
 from adaptspec.types import Completion, Delta, FinishReason, TokenLogprob
 
 
@@ -110,10 +111,11 @@ class ChatBody(GenerationBody, Hints):
         """Whether there may be a grammar, which takes its time to write."""
         return bool(self.tools) or self._formatted
 
-    def grammar(self) -> Grammar | None:
+    def grammar(self, limits: ServerLimits = ServerLimits()) -> Grammar | None:
         """What the answer must be; None where any text will do. Raises RequestError for too much of a schema."""
         parallel = self.parallel_tool_calls is not False
-        return tool_grammar(self.tools or (), self.tool_choice, parallel=parallel) or grammar_of(self.response_format)
+        called = tool_grammar(self.tools or (), self.tool_choice, parallel=parallel, limits=limits)
+        return called or grammar_of(self.response_format, limits)
 
     @model_validator(mode="after")
     def _check_chat(self) -> ChatBody:

@@ -15,9 +15,10 @@ from pydantic import Field
 
 from adaptspec.errors import RequestError
 from adaptspec.request import Grammar
+from adaptspec.server.api.json_schema import check_schema
 from adaptspec.server.api.messages import FunctionName
-from adaptspec.server.api.response_format import check_schema
 from adaptspec.server.api.wire import WireModel, shown
+from adaptspec.server.limits import ServerLimits
 
 MAX_TOOLS = 128
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
@@ -75,7 +76,9 @@ def check_tools(tools: Sequence[Tool], choice: ToolChoice | None) -> None:
         raise RequestError(f"tool_choice names {shown(choice.function.name)}, which is not in tools", "tool_choice")
 
 
-def tool_grammar(tools: Sequence[Tool], choice: ToolChoice | None, *, parallel: bool) -> Grammar | None:
+def tool_grammar(
+    tools: Sequence[Tool], choice: ToolChoice | None, *, parallel: bool, limits: ServerLimits = ServerLimits()
+) -> Grammar | None:
     """What may be written; None where nothing can be called. `parallel`: several calls in one answer.
 
     Raises RequestError for too much of a schema.
@@ -94,7 +97,7 @@ def tool_grammar(tools: Sequence[Tool], choice: ToolChoice | None, *, parallel: 
         lines.append(f"head: {json.dumps(OPEN)}")
     lines.append(f"call: head {json.dumps(HEAD.removeprefix(OPEN))} ({' | '.join(names)}) {json.dumps(TAIL)}")
     for name, tool in zip(names, tools, strict=True):
-        check_schema(tool.function.parameters or {}, "tools")
+        check_schema(tool.function.parameters or {}, "tools", limits)
         schema = {**(tool.function.parameters or {"type": "object", "properties": {}}), "x-guidance": _STYLE}
         lines.append(f"{name}: {json.dumps(tool.function.name + MIDDLE)} %json {json.dumps(schema)}")
     return Grammar("\n".join(lines), "lark", "tools")

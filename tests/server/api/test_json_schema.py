@@ -1,0 +1,166 @@
+"""Schemas that would take the compiler for ever, or the process down, are refused; those of real clients are not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from pydantic import BaseModel, Field
+
+from adaptspec.errors import RequestError
+from adaptspec.server.api.chat import ChatBody
+from adaptspec.server.api.json_schema import DEEPEST, MOST_PATTERNS, check_schema, spelled_out
+from adaptspec.server.limits import ServerLimits
+
+Json = dict[str, Any]
+LONG = "ab" * 2500  # 5,000 bytes: more than a schema may spell out at once
+
+
+def matching(i: int) -> Json:
+    return {"type": "string", "pattern": f".*{i}.*"}
+
+
+def merged(count: int) -> Json:
+    return {"allOf": [matching(i) for i in range(count)]}
+
+
+def chain(length: int) -> Json:
+    """Every part refers to the next."""
+    parts = {f"d{i}": {"$ref": f"#/$defs/d{i + 1}"} for i in range(length)}
+    return {"$defs": {**parts, f"d{length}": {"type": "string"}}, "$ref": "#/$defs/d0"}
+
+
+MANY = 20
+HIDDEN = {f"d{i}": {"allOf": [{"$ref": f"#/$defs/d{i + 1}"}, matching(i)]} for i in range(MANY)}
+TOO_MUCH: dict[str, Json] = {
+    "patterns of one text": merged(MANY),
+    "patterns beside references": {"$defs": {**HIDDEN, f"d{MANY}": {"type": "string"}}, "$ref": "#/$defs/d0"},
+    "patterns of one field": {"allOf": [{"type": "object", "properties": {"x": matching(i)}} for i in range(MANY)]},
+    "below a field of a keyword's name": {"type": "object", "properties": {"$defs": merged(MANY), "allOf": {}}},
+    "an item of a list": {"$defs": {"a": {"anyOf": [merged(MANY)]}}, "$ref": "#/$defs/a/anyOf/0"},
+    "references": chain(3000),
+    "references of fields": {
+        "$defs": {f"d{i}": {"properties": {"a": {"$ref": f"#/$defs/d{i + 1}"}}} for i in range(DEEPEST)}
+        | {f"d{DEEPEST}": {}},
+        "$ref": "#/$defs/d0",
+    },
+    "a constant": {"const": LONG},
+    "a constant of escapes": {"const": "\x01" * 1000},
+    "a constant of long characters": {"const": "\N{GRINNING FACE}" * 2000},
+    "a text within a constant": {"const": {"a": [LONG]}},
+    "a choice": {"enum": ["a", LONG]},
+    "a number": {"enum": [10**4999]},
+    "a name": {"type": "object", "properties": {LONG: {}}},
+    "a required name": {"type": "object", "required": [LONG]},
+    "below a name of an annotation": {"properties": {"description": {"const": LONG}, "default": {"enum": [LONG]}}},
+    "a pattern": {"pattern": f"^{LONG}$"},
+    "a pattern of names": {"type": "object", "patternProperties": {"^(ab){2500}$": {}}},
+    "a counted repetition": {"pattern": "^(ab){2500}$"},
+    "repetitions of repetitions": {"pattern": "^((a{1,9}){1000}){1000}$"},
+    "an option of the compiler": {"type": "array", "x-guidance": {"item_separator": "a{5000}"}},
+    "a long text of a pattern": {"allOf": [{"pattern": "^a+$"}, {"minLength": 5000}]},
+    "a large multiple": {"type": "integer", "multipleOf": 999983},
+    "multiples that meet": {"allOf": [{"type": "integer", "multipleOf": 9973}, {"multipleOf": 9967}]},
+    "a large decimal multiple": {"type": "number", "multipleOf": 0.999983},
+    "many multiples": {"prefixItems": [{"type": "integer", "multipleOf": 900 + i} for i in range(20)]},
+    "many multiples by reference": {
+        "$defs": {"a": {"type": "integer", "multipleOf": 900}},
+        "prefixItems": [{"allOf": [{"$ref": "#/$defs/a"}, {"minimum": i}]} for i in range(20)],
+    },
+    "what is not there": {"$ref": "#/$defs/d0"},
+    "another's": {"$ref": "https://example.org/schema.json"},
+}
+
+
+@pytest.mark.parametrize("name", TOO_MUCH)
+def test_what_cannot_be_compiled_in_any_time_is_refused(name: str) -> None:
+    """Less than a kilobyte of patterns filled the memory; 3,000 references ended the process."""
+    with pytest.raises(RequestError, match="has a schema that") as refused:
+        check_schema(TOO_MUCH[name], "response_format")
+    assert refused.value.param == "response_format"
+
+
+class Leaf(BaseModel):
+    code: str = Field(pattern="^[A-Z]{3}$", description="three letters")
+    children: list[Leaf] = []
+
+
+class Order(BaseModel):
+    first: Leaf
+    second: Leaf | None
+    by_name: dict[str, Leaf]
+    email: str = Field(json_schema_extra={"format": "email"})
+
+
+def test_what_clients_send_is_taken() -> None:
+    """Models of pydantic that refer to themselves, many patterns in fields of their own, a few that meet."""
+    check_schema(Order.model_json_schema(), "tools")
+    check_schema({"type": "object", "properties": {f"p{i}": matching(i) for i in range(500)}}, "tools")
+    check_schema(merged(MOST_PATTERNS), "tools")
+    check_schema(chain(DEEPEST // 2), "tools")
+    check_schema({"type": "object", "properties": {"$ref": {"type": "string"}, "allOf": {"enum": ["$ref"]}}}, "tools")
+    check_schema({"description": LONG, "default": LONG, "examples": [LONG], "type": "string"}, "tools")
+    check_schema({"enum": [f"{i:04}" * 10 for i in range(2000)]}, "tools")
+    check_schema({"type": "string", "pattern": "^(.{1,20000}|[a-z]{100}|(https?://)?x{3})$", "minLength": 100}, "tools")
+    check_schema({"type": "string", "minLength": 100_000, "maxLength": 1_000_000}, "tools")
+    check_schema({"type": "array", "minItems": 100_000, "items": {"type": "number", "multipleOf": 0.01}}, "tools")
+    check_schema({"properties": {f"p{i}": {"type": "integer", "multipleOf": 100} for i in range(50)}}, "tools")
+
+
+def test_the_limits_may_be_set() -> None:
+    """Both ways: larger, and smaller."""
+    schema = {
+        "properties": {"a": {"const": LONG}, "b": {"multipleOf": 20_000}, "c": {"pattern": "a", "minLength": 5000}}
+    }
+    check_schema(
+        schema,
+        "tools",
+        ServerLimits().changed(["schema_literal_bytes=5000", "schema_multiples=20000", "schema_min_length=5000"]),
+    )
+    for limits, words in (
+        (ServerLimits(schema_literal_bytes=12), "13 bytes, `abcdefghijklm`; this server takes at most 12"),
+        (ServerLimits(schema_multiples=6), "more than 6"),
+        (ServerLimits(schema_min_length=7), "minLength above 7"),
+    ):
+        with pytest.raises(RequestError, match=words):
+            check_schema(
+                {"enum": ["abcdefghijklm"]} | {"multipleOf": 7} | {"pattern": "a", "minLength": 8}, "tools", limits
+            )
+
+
+@pytest.mark.parametrize(
+    ("pattern", "size"),
+    [
+        ("^abc$", 5),
+        ("(ab){100}", 200),
+        ("((a{10}){10}){10}", 1000),
+        (r"(?P<name>ab){9}(?:c|de){2,}", 22),
+        ("(a{9})?b", 9),
+        (r"(?i)\x61{100}", 104),
+        (r"\p{Greek}{2}[]a]{7}[[:alpha:]]{7}", 34),
+        ("x{2}?y{2}+z*", 4),
+        (".{0,20000}|.*", 1),
+        ("é", 2),
+        ("((a{9}", 9),
+        ("a" * 9 + "|b", 9),
+    ],
+)
+def test_a_pattern_spells_out_what_it_repeats(pattern: str, size: int) -> None:
+    assert spelled_out(pattern) == size
+
+
+@pytest.mark.parametrize("piece", ["(", ")", "[", "(?P<", r"\p{", "(?a", "{1", "|", "\\", "a{9}", "(a|"])
+def test_any_text_may_be_sent_as_a_pattern(piece: str) -> None:
+    assert spelled_out(piece * 1000) >= 0
+
+
+@pytest.mark.parametrize("name", TOO_MUCH)
+def test_formats_and_tools_are_held_to_it(name: str) -> None:
+    """Before a grammar is made of them."""
+    schema, messages = TOO_MUCH[name], [{"role": "user", "content": "x"}]
+    wanted = {"type": "json_schema", "json_schema": {"name": "a", "schema": schema}}
+    tools = [{"type": "function", "function": {"name": "f", "parameters": schema}}]
+    for field, value in (("response_format", wanted), ("tools", tools)):
+        body = ChatBody.model_validate({"messages": messages, field: value})
+        with pytest.raises(RequestError, match=f"{field} has a schema that"):
+            body.grammar()
