@@ -183,7 +183,7 @@ export class Speed {
     const waits = feed.recent.filter((one) => one.finished > since).filter((one) => one.first_token !== null).map((one) => one.first_token - one.arrived).sort((a, b) => a - b);
     const [, took, plain, against, best] = sum.compared ?? [0, 0, 0, 0, 0];
     const sure = feed.earnings?.speedup;
-    const spread = sure ? `over plain decoding; since the start ${times(sure.low)} to ${times(sure.high)}` : "too few rounds without drafts to compare with";
+    const spread = sure ? `over plain rounds; since the start ${times(sure.low)} to ${times(sure.high)}` : "too few plain rounds to compare with";
     const wide = sum.nodes > sum.drafted ? `; ${count(sum.nodes)} nodes` : "";
     const name = feed.earnings?.best_static;
     const fixedName = !name ? "" : name.drafter === null ? "off" : `${name.drafter} at ${name.depth}`;
