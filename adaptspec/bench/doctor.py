@@ -39,8 +39,11 @@ _TURNS = 3
 _WORTH = 1.03
 _LOOKUP = "ngram"
 _ALL = "all"
-# How wide drafts are that branch, and what they must earn beyond chains: one turn of both is noisy.
-_WIDTH, _WIDER = 8, 1.05
+# How wide drafts are that branch.
+_WIDTH = 8
+# A heavier choice (more memory, a draft model's passes, branches) must earn this many times as much as a lighter one:
+# forecasts of one draft differ by up to that between runs.
+_MARGIN = 1.1
 # The draft model that is imagined: so much smaller than the target, and right so often.
 _SMALLER, _RIGHT = 10, 0.7
 
@@ -95,7 +98,7 @@ def run_doctor(
     # Without a draft, what is wrong with the model itself comes to light.
     tried = tried or [try_draft(config, None, workloads, tokens, partial(tick, "try lookup"), progress=progress)]
     rows = [(row, one) for one in tried for row in _rows(one, partial(tick, "replay"), free=one is tried[0])]
-    best, chosen = max(rows, key=lambda pair: float(pair[0]["mean"]) / (_WIDER if pair[0]["width"] > 1 else 1.0))
+    best, chosen = recommended(rows)
     worth = bool(best["mean"] >= _WORTH)
     return {
         "machine": {"processor": processor(), "threads": torch.get_num_threads()},
@@ -109,6 +112,24 @@ def run_doctor(
         "would_help": _helps(chosen, best["drafters"], partial(tick, "imagine")),
         "policy": policy_text(best["drafters"] if worth else (), best["width"]),
     }
+
+
+def recommended(rows: Sequence[tuple[dict[str, Any], Tried]]) -> tuple[dict[str, Any], Tried]:
+    """The lightest row that no other one beats by more than the error of such forecasts.
+
+    Rows are compared from the lightest (memory, then whether a draft model runs, then width) to the heaviest. A heavier
+    row is taken only if its mean is more than `_MARGIN` times that of the best row so far.
+    """
+    best, *heavier = sorted(rows, key=lambda pair: _weight(pair[0]))
+    for pair in heavier:
+        margin = 1.0 if _weight(pair[0]) == _weight(best[0]) else _MARGIN
+        if pair[0]["mean"] > best[0]["mean"] * margin:
+            best = pair
+    return best
+
+
+def _weight(row: Mapping[str, Any]) -> tuple[int, bool, int]:
+    return row["memory"], DRAFTER in row["drafters"], row["width"]
 
 
 def policy_text(drafters: Sequence[str], width: int = 1, name: str = "doctor") -> str:
@@ -171,6 +192,7 @@ def _row(
         "draft": tried.draft if DRAFTER in drafters else None,
         "drafters": list(drafters),
         "width": width,
+        "memory": tried.memory if DRAFTER in drafters else 0,
         "mean": statistics.fmean(ratios.values()),
         "tasks": {task: {"over_plain": ratios[task], "best_fixed": str(best[task])} for task in ratios},
     }
@@ -214,23 +236,32 @@ def doctor_report(result: Mapping[str, Any], serve: str) -> list[Table | str]:
     """The result for people; `serve` is the command that serves what was found best."""
     plain, best, rows = result["plain_tokens_per_second"], result["best"], result["drafters"]
     title = "times as fast as plain decoding (the best fixed depth of a single drafter in brackets; -: none)"
-    table = Table("drafters", "draft", *plain, "mean", title=title, keys=2)
-    table.add_row("plain, tokens per second", "", *(f"{speed:.0f}" for speed in plain.values()), "")
+    table = Table("drafters", "draft", "memory", *plain, "mean", title=title, keys=3)
+    table.add_row("plain, tokens per second", "", "", *(f"{speed:.0f}" for speed in plain.values()), "")
     for row in rows:
         cells = (_cell(row["tasks"][task], alone=len(row["drafters"]) == 1) for task in plain)
-        table.add_row(_drafters(row), row["draft"] or "", *cells, f"{row['mean']:.2f}")
-    ratio = result["four_tokens_over_one"]
-    bound = "reading weights: checking drafts costs little" if ratio < 2.0 else "computing: only sure drafts pay"
+        memory = f"{row['memory'] / 1e6:.0f} MB" if row["memory"] else ""
+        table.add_row(_drafters(row), row["draft"] or "", memory, *cells, f"{row['mean']:.2f}")
     helps = "; ".join(f"{what}: {mean:.2f} x" for what, mean in result["would_help"].items())
     return [
         _verdict(result),
         table,
         *(f"left out: {name}: {reason}" for name, reason in result["unusable"].items()),
-        f"A pass of 4 tokens takes {ratio:.2f} x as long as one of a single token, so decoding is bound by {bound}.",
+        _cost_of_checking(result["four_tokens_over_one"]),
         *(_lookup(row) for row in rows if row["drafters"] == [_LOOKUP]),
         f"What would help most, replayed (now {best['mean']:.2f} x): {helps}.",
         f"To serve it: {serve}",
     ]
+
+
+def _cost_of_checking(ratio: float) -> str:
+    """What three drafted tokens add to a pass, and how often they must be accepted for that."""
+    share = max(0.0, ratio - 1.0) / 3
+    pays = f"drafts pay where more than {share:.0%} of them are accepted" if share < 1.0 else "no draft pays here"
+    return (
+        f"A pass of 4 tokens takes {ratio:.2f} x as long as one of a single token: each drafted token adds {share:.0%} "
+        f"of a pass, so {pays} (not counting the time to draft them)."
+    )
 
 
 def _drafters(row: Mapping[str, Any]) -> str:

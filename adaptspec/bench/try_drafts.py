@@ -26,6 +26,8 @@ from adaptspec.engine.engine_config import EngineConfig
 from adaptspec.engine.profiler import Progress, no_progress
 from adaptspec.errors import ConfigError
 from adaptspec.journal import RequestStarted
+from adaptspec.models.own_drafts import FIRST_LAYERS, QUANTIZED
+from adaptspec.models.runner import Runner
 from adaptspec.request import SamplingParams
 from adaptspec.simulation.cost_profiles import Curve, DraftCosts, MachineCosts, packed
 from adaptspec.simulation.replay import static_spec
@@ -44,7 +46,8 @@ _OFTEN, _LEAST_STEP = 8, 0.05
 class Tried:
     """A draft that was tried (None: none), what it met, and what rounds take with it; `deciding` is what those of
     adaptive policies take beyond that, by their drafters. `parameters` are those of the target. `branching` says how
-    many times as fast drafts that branch were as chains, in the one turn that both had (None: none can).
+    many times as fast drafts that branch were as chains, in the one turn that both had (None: none can). `memory` is
+    an estimate, from its parameters, of the bytes that the draft's weights take in addition to the target's.
     """
 
     draft: str | None
@@ -53,6 +56,7 @@ class Tried:
     deciding: Mapping[tuple[str, ...], float]
     parameters: int
     branching: float | None = None
+    memory: int = 0
 
 
 @dataclass
@@ -141,7 +145,18 @@ def try_draft(
     if draft is not None:
         tape = replace(tape, views={**tape_of_rounds(requests, {}).views, **tape.views})
     branching = by_name[_CHAINS].seconds / by_name[_TREES].seconds if _TREES in by_name else None
-    return Tried(draft, tape, costs, deciding, built.target.info.parameters, branching)
+    memory = sum(_memory(draft, one.runner) for one in built.drafters if isinstance(one, ModelDrafter))
+    return Tried(draft, tape, costs, deciding, built.target.info.parameters, branching, memory)
+
+
+def _memory(draft: str | None, runner: Runner) -> int:
+    """Bytes of a draft's weights; layers that it shares with the target take none."""
+    if draft is not None and draft.startswith(FIRST_LAYERS):
+        return 0
+    bits = torch.finfo(getattr(torch, runner.info.dtype)).bits
+    if draft is not None and draft.startswith(QUANTIZED):
+        bits = int(draft.removeprefix(f"{QUANTIZED}int"))
+    return runner.info.parameters * bits // 8
 
 
 def _engines(built: Built, config: EngineConfig, notes: Records, timer: Callable[[], float]) -> Iterator[OwnEngine]:

@@ -7,9 +7,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from adaptspec.bench import doctor
-from adaptspec.bench.doctor import doctor_drafts, doctor_report, doctor_steps, policy_text, run_doctor
+from adaptspec.bench.doctor import doctor_drafts, doctor_report, doctor_steps, policy_text, recommended, run_doctor
 from adaptspec.bench.try_drafts import Tried
 from adaptspec.bench.workloads import read_workloads
 from adaptspec.control.language.build import parse_policy_spec
@@ -81,7 +83,27 @@ def test_the_honest_answer_may_be_no(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not parse_policy_spec(str(result["policy"]), "policy").drafts
     first, *rest = doctor_report(result, "adaptspec serve")
     assert str(first).startswith("No: ")
-    assert any("bound by computing" in str(part) for part in rest)
+    assert any("no draft pays here" in str(part) for part in rest)
+
+
+@pytest.mark.parametrize(
+    ("further", "share", "pays"),
+    [
+        (0.0, "0%", "drafts pay where more than 0%"),
+        (0.28, "28%", "drafts pay where more than 28%"),
+        (0.9, "90%", "drafts pay where more than 90%"),
+        (1.2, "120%", "no draft pays here"),
+    ],
+)
+def test_the_cost_of_checking_a_draft_is_stated_as_the_acceptance_that_pays_for_it(
+    monkeypatch: pytest.MonkeyPatch, further: float, share: str, pays: str
+) -> None:
+    """A pass of 1.84 x with the words "checking drafts costs little" contradicted itself."""
+    result = forecast(monkeypatch, [Tried("a", agreeing({"code": 0.3}), machine(0.1, further), {}, 1000)])
+    (sentence,) = (str(part) for part in doctor_report(result, "adaptspec serve") if "A pass of 4 tokens" in str(part))
+    assert f"takes {1 + 3 * further:.2f} x as long" in sentence
+    assert f"each drafted token adds {share} of a pass" in sentence
+    assert pays in sentence
 
 
 def test_what_would_help_is_what_the_machine_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -159,6 +181,38 @@ def test_drafts_branch_where_that_earns_more_than_noise(
     assert parse_policy_spec(str(result["policy"]), "policy").spec.max_width == width
     (table,) = (part for part in doctor_report(result, "adaptspec serve") if isinstance(part, Table))
     assert "draft-model + ngram, branching" in [row[0] for row in table.rows]
+
+
+@pytest.mark.parametrize(("agrees", "draft"), [(0.05, None), (0.9, "quantized:int8")])
+def test_a_draft_is_recommended_only_if_it_earns_clearly_more_than_lookup(
+    monkeypatch: pytest.MonkeyPatch, agrees: float, draft: str | None
+) -> None:
+    """A draft that earned one percent more than lookup was recommended, for all the memory it takes."""
+    tried = Tried("quantized:int8", agreeing({"code": agrees, "json": agrees}), machine(0.001), {}, 1000)
+    result = forecast(monkeypatch, [tried])
+    means = {tuple(row["drafters"]): row["mean"] for row in result["drafters"]}  # type: ignore[attr-defined]
+    assert means["draft-model", "ngram"] > means["ngram",]  # so the largest figure alone does not decide
+    assert result["best"]["draft"] == draft  # type: ignore[index]
+
+
+@given(
+    st.floats(1.0, 3.0),
+    st.lists(st.tuples(st.floats(0.5, 1.09), st.integers(1, 10**9), st.sampled_from([1, 8])), max_size=6),
+)
+def test_heavier_drafts_within_the_error_of_forecasts_never_replace_a_lighter_one(
+    mean: float, heavier: list[tuple[float, int, int]]
+) -> None:
+    """In whatever order they were tried; one that earns twice as much always does."""
+    tried = Tried(None, agreeing({"code": 0.0}), machine(1.0), {}, 10)
+    light = {"drafters": ["ngram"], "memory": 0, "width": 1, "mean": mean}
+    rows = [
+        {"drafters": ["draft-model", "ngram"], "memory": memory, "width": width, "mean": mean * times}
+        for times, memory, width in heavier
+    ]
+    for order in ([light, *rows], [*rows, light]):
+        assert recommended([(row, tried) for row in order])[0] is light
+        twice = {"drafters": ["draft-model"], "memory": 10**9, "width": 1, "mean": 2.2 * mean}
+        assert recommended([(row, tried) for row in [*order, twice]])[0] is twice
 
 
 def test_by_default_the_bundled_draft_and_the_model_itself_are_tried() -> None:

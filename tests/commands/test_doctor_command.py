@@ -44,6 +44,8 @@ def test_what_it_writes_is_checked_and_served(
     told = json.loads(capsys.readouterr().out)
     assert set(told["plain_tokens_per_second"]) == {"chat", "code"}
     assert {row["draft"] for row in told["drafters"]} == {str(draft_path), "quantized:int8", None}
+    memory = {row["draft"]: row["memory"] for row in told["drafters"]}
+    assert memory[None] == 0 < memory["quantized:int8"]
     assert set(told["unusable"]) == {str(missing)}
     assert str(policy) in told["serve"]
     assert main(["policy", "validate", str(policy)]) == 0
@@ -70,6 +72,7 @@ def found(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
         "draft": "head",
         "drafters": ["ngram"],
         "width": 1,
+        "memory": 0,
         "mean": 1.5,
         "tasks": {"a": {"over_plain": 1.5, "best_fixed": "off"}},
     }
