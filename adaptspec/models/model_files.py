@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,24 @@ HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 PATTERNS = ["*.safetensors", "*.json", "tokenizer*", "*.model", "*.jinja", "merges.txt", "vocab.txt"]
 PICKLES = (".bin", ".pt", ".pth")
 TRAINING = ("optimizer", "scheduler", "training_args", "rng_state", "scaler")  # pickles that are left of it
+_WANTED = "give the Hugging Face directory or id of the model with safetensors weights"
+# Formats of weights that are not read, by how the names of their files end, and what to do with them.
+OTHER_FORMATS: Mapping[tuple[str, ...], str] = {
+    (".gguf", ".ggml"): (
+        f"GGUF files are not read yet: {_WANTED}, or convert it with transformers: "
+        "AutoModelForCausalLM.from_pretrained(DIR, gguf_file=FILE).save_pretrained(OUT), and AutoTokenizer in the same "
+        "way"
+    ),
+    (".onnx",): f"ONNX files are not read: {_WANTED}",
+    (".h5", ".msgpack"): f"weights of TensorFlow and Flax are not read: {_WANTED}",
+    (*PICKLES, ".ckpt"): (
+        "its weights are a pickle, which can run code: convert it to safetensors (load it in transformers where you "
+        "trust it, then save_pretrained); of a head that drafts, give its directory and --allow-pickle, which reads "
+        "plain tensors out of it"
+    ),
+}
+# Ids of the hub, and of other programs that name a file after a colon, whose ending says which format is in there.
+_FORMAT_IN_ID = re.compile(r"[-_.](gguf|onnx)(?::[\w.-]+)?$", re.IGNORECASE)
 MASK_EMBEDDING = "mask_embedding.pt"  # no weights: what stands for tokens to come, of some DFlash heads
 CONFIG = "config.json"
 WEIGHTS = "model.safetensors"
@@ -41,8 +59,11 @@ def resolve_model(path_or_hub_id: str, *, pickles: bool = False) -> Path:
     if path_or_hub_id and folder.is_dir():
         _check_files(folder)
         return folder
+    if found := _FORMAT_IN_ID.search(path_or_hub_id):
+        _refuse_other_formats(path_or_hub_id, [Path(f"weights.{found[1]}")])
     if path_or_hub_id and folder.exists():
-        raise ModelError(f"{path_or_hub_id} is a file; name the directory that holds config.json")
+        _refuse_other_formats(path_or_hub_id, [folder])
+        raise ModelError(f"{path_or_hub_id} is a file; name the directory that holds it and config.json")
     if not HUB_ID.fullmatch(path_or_hub_id):
         raise ModelError(f"there is no directory {path_or_hub_id!r}; name a model directory or a hub id like org/name")
     try:
@@ -57,15 +78,35 @@ def resolve_model(path_or_hub_id: str, *, pickles: bool = False) -> Path:
 
 
 def _check_files(folder: Path) -> None:
-    """Libraries open these by name, and would wait for ever for what a pipe may bring. Raises ModelError."""
+    """Libraries open these by name, and would wait for ever for what a pipe may bring. Raises ModelError.
+
+    A directory that has weights in another format and no config.json is refused here, before config.json is missed.
+    """
     try:
-        for path in (path for pattern in ("*", "*/*") for path in folder.glob(pattern)):
+        files = _files(folder)
+        for path in files:
             if any(fnmatch(path.name, pattern) for pattern in PATTERNS) and not path.is_dir():
                 check_regular(path)
+        if not (folder / CONFIG).is_file() and not any(folder.glob("*.safetensors")):
+            _refuse_other_formats(str(folder), files)
     except FileError as error:
         raise ModelError(str(error)) from error
     except OSError as error:
         raise ModelError(f"{folder}: cannot be read ({error.strerror}); check the path and its permissions") from error
+
+
+def _refuse_other_formats(name: str, files: Iterable[Path]) -> None:
+    """Raise ModelError, with what to do, if one of a model's `files` has weights in a format that is not read."""
+    others = (*TRAINING, MASK_EMBEDDING)
+    endings = {path.suffix.lower() for path in files if not path.name.startswith(others)}
+    for suffixes, advice in OTHER_FORMATS.items():
+        if endings.intersection(suffixes):
+            raise ModelError(f"{name}: {advice}")
+
+
+def _files(folder: Path) -> list[Path]:
+    """Those of a model's directory, and of the directories in it."""
+    return sorted(path for pattern in ("*", "*/*") for path in folder.glob(pattern))
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -105,12 +146,7 @@ def weight_files(folder: Path, *, pickles: bool = False) -> list[Path]:
     pickled = sorted(one for one in folder.glob("*") if one.suffix in PICKLES and not one.name.startswith(others))
     if pickled and pickles:
         return pickled
-    if pickled:
-        raise ModelError(
-            f"{folder} holds its weights as a pickle, which can run code: convert it to safetensors (load it in "
-            "transformers where you trust it, then save_pretrained); for a head that drafts --allow-pickle reads plain "
-            "tensors out of it"
-        )
+    _refuse_other_formats(str(folder), _files(folder))
     raise ModelError(f"{folder} holds no {WEIGHTS} and no {INDEX}; is the download complete?")
 
 

@@ -87,11 +87,69 @@ def test_other_names_are_refused(name: str, tmp_path: Path, monkeypatch: pytest.
         model_files.resolve_model(name)
 
 
-def test_a_file_is_refused(tmp_path: Path) -> None:
-    file = tmp_path / "model.safetensors"
+@pytest.mark.parametrize("name", ["model.safetensors", "config.json"])
+def test_a_single_file_of_a_model_is_refused(tmp_path: Path, name: str) -> None:
+    file = tmp_path / name
     file.touch()
-    with pytest.raises(ModelError, match="is a file"):
+    with pytest.raises(ModelError, match="is a file; name the directory that holds it"):
         model_files.resolve_model(str(file))
+
+
+OTHER_FORMATS = [
+    ("model-Q4_K_M.gguf", r"GGUF files are not read yet: give .* safetensors weights, or convert it .*gguf_file="),
+    ("MODEL.GGUF", "GGUF files are not read yet"),
+    ("model.onnx", "ONNX files are not read: give .* safetensors weights"),
+    ("tf_model.h5", "weights of TensorFlow and Flax are not read: give .* safetensors weights"),
+    ("flax_model.msgpack", "weights of TensorFlow and Flax are not read: give .* safetensors weights"),
+    ("pytorch_model.bin", "a pickle, which can run code: convert it to safetensors"),
+    ("consolidated.00.pth", "a pickle, which can run code: convert it to safetensors"),
+]
+
+
+@pytest.mark.parametrize(("name", "message"), OTHER_FORMATS)
+def test_weights_in_other_formats_are_refused_with_what_to_do(tmp_path: Path, name: str, message: str) -> None:
+    """As a file, as a directory of such files alone, and next to a config.json; the message is one line."""
+    folder = tmp_path / "model"
+    for inner in (folder, folder / "weights"):
+        inner.mkdir()
+        (inner / name).touch()
+        for given in (inner / name, folder):
+            with pytest.raises(ModelError, match=f"^{given}: .*{message}[^\\n]*$"):
+                model_files.resolve_model(str(given))
+        (folder / "config.json").write_text("{}")
+        with pytest.raises(ModelError, match=message):
+            weight_files(model_files.resolve_model(str(folder)))
+        (folder / "config.json").unlink()
+        (inner / name).unlink()
+
+
+def test_weights_in_other_formats_next_to_safetensors_are_no_fault(tmp_path: Path) -> None:
+    for name in ("model.gguf", "model.onnx", "pytorch_model.bin", "model.safetensors"):
+        (tmp_path / name).touch()
+    assert weight_files(model_files.resolve_model(str(tmp_path))) == [tmp_path / "model.safetensors"]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "bartowski/SmolLM2-GGUF",
+        "bartowski/SmolLM2-gguf:Q4_K_M",
+        "org/model.gguf",
+        "no-such.gguf",
+        "org/model-GGUF/model-Q8_0.gguf",
+    ],
+)
+def test_names_of_gguf_files_are_refused_without_asking_the_hub(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A directory of this name is looked into: it may hold safetensors."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(model_files, "snapshot_download", None)
+    with pytest.raises(ModelError, match=f"^{name}: GGUF files are not read yet"):
+        model_files.resolve_model(name)
+    (tmp_path / name).mkdir(parents=True)
+    (tmp_path / name / "model.safetensors").touch()
+    assert model_files.resolve_model(name) == Path(name)
 
 
 def test_a_hub_id_is_fetched_without_anything_that_can_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
