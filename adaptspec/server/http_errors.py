@@ -20,6 +20,36 @@ from adaptspec.errors import (
 )
 from adaptspec.server.api.answers import Answer, Json
 
+_CHAT, _COMPLETIONS, _MODELS = "POST /v1/chat/completions", "POST /v1/completions", "GET /v1/models"
+# Routes of other APIs, and of OpenAI's that are not here, by what to do instead. The longest that a path begins with
+# holds; one that ends in a slash is of what lies below it alone.
+_OTHER_ROUTES: Mapping[str, str] = {
+    "let the base URL of the client end in /v1, once": "/chat/completions /completions /responses /models /v1/v1",
+    f"it has OpenAI's API and not Ollama's, so use {_CHAT}": "/api",
+    f"it has OpenAI's API and not Ollama's, so use {_COMPLETIONS}": "/api/generate",
+    f"it has OpenAI's API and not Ollama's, so use {_MODELS}": "/api/tags /api/show /api/ps",
+    "it has OpenAI's API and not Ollama's, so use GET /version": "/api/version",
+    f"it has OpenAI's API and not Anthropic's, so use {_CHAT}": "/v1/messages /v1/complete",
+    f"it has OpenAI's API and not Gemini's, so use {_CHAT}": "/v1beta",
+    f"it has OpenAI's API and not llama.cpp's, so use {_COMPLETIONS}": "/completion /infill",
+    f"it has OpenAI's API and not llama.cpp's, so use {_MODELS}": "/props",
+    "it has OpenAI's API and not llama.cpp's, so use GET /metrics": "/slots",
+    f"it has OpenAI's API and not TGI's or SGLang's, so use {_COMPLETIONS}": "/generate /generate_stream",
+    "it generates text and computes no embeddings, so use another server for them": (
+        "/v1/embeddings /embeddings /embedding /api/embed /api/embeddings"
+    ),
+    "it generates text and neither ranks nor classifies it, so use another server for that": (
+        "/v1/moderations /v1/rerank /v2/rerank /rerank /v1/score /score /classify"
+    ),
+    f"it reads and writes text only, so send the text to {_CHAT}": "/v1/audio /v1/images /v1/videos /v1/realtime",
+    "it keeps no responses or conversations, so send the whole conversation with POST /v1/responses": (
+        "/v1/responses/ /v1/conversations /v1/chat/completions/"
+    ),
+    f"it has no files, batches, training, assistants or threads, so send each conversation to {_CHAT}": (
+        "/v1/files /v1/uploads /v1/batches /v1/fine_tuning /v1/assistants /v1/threads"
+    ),
+}
+
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 _logger = logging.getLogger(__name__)
 
@@ -117,7 +147,8 @@ def _of_aiohttp(error: web.HTTPException, http: web.Request) -> HttpError:
         message = f"{place} is not possible; use {allowed}"
         return HttpError(405, message, code="method_not_allowed", headers={"Allow": allowed})
     if isinstance(error, web.HTTPNotFound):
-        return HttpError(404, f"{place} does not exist; see /v1/models for what is served", code="not_found")
+        # Not 501 for other APIs' routes: clients send a request again after a status from 500 on.
+        return HttpError(404, f"{place} does not exist{_instead(http.path)}", code="not_found")
     if isinstance(error, web.HTTPRequestEntityTooLarge):
         message = f"the body is larger than {http.client_max_size} bytes; send a shorter prompt"
         return HttpError(413, message, code="request_too_large")
@@ -125,6 +156,18 @@ def _of_aiohttp(error: web.HTTPException, http: web.Request) -> HttpError:
         return HttpError(417, "this server cannot meet the Expect header; leave it out", code="expectation_failed")
     kind = "server_error" if error.status >= 500 else "invalid_request_error"
     return HttpError(error.status, error.reason or "the request failed", kind)
+
+
+def _instead(path: str) -> str:
+    """What to do in place of calling a route that is not there."""
+    path = path.rstrip("/")
+    fitting = [
+        (len(route), advice)
+        for advice, routes in _OTHER_ROUTES.items()
+        for route in routes.split()
+        if path == route or path.startswith(f"{route.rstrip('/')}/")
+    ]
+    return f" on this server: {max(fitting)[1]}" if fitting else "; see /openapi.json for the routes of this server"
 
 
 async def shape_refusal(http: web.Request, response: web.StreamResponse) -> None:

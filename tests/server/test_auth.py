@@ -25,6 +25,7 @@ TARGETS = [
     "/v1/models/tiny", "/v1/models;/health", "/health/../v1/models", "/health%2f..%2fv1/models", "/./v1/models",
     "/v1/completions", "/v1/chat/completions", "/metrics", "/version", "/tokenize", "/detokenize", "/v1/policies",
     "/admin/policies", "/nowhere", "/HEALTH", "/health/", "/health//", "/health%00", "/health/x", "/", "*",
+    "/api/chat", "/api/tags", "/v1/messages", "/v1/embeddings", "/slots", "/generate",
     "http://localhost/v1/models", "http://health/v1/models", "/v1/models#/health", "/%2e%2e/v1/models",
 ]  # fmt: skip
 
@@ -111,7 +112,9 @@ async def test_a_page_that_was_pointed_here_is_refused(engine: Any, tokenizer: A
     app = make_app(engine, tokenizer, Metrics(), hosts=Hosts(["Fox.LAN"]))
     async with TestClient(TestServer(app)) as client:
         status = await raw(client, "GET /v1/models HTTP/1.1\r\n", host=f"Host: {host}\r\n")
+        other = await raw(client, "GET /api/tags HTTP/1.1\r\n", host=f"Host: {host}\r\n")
     assert status == (200 if allowed else 403)
+    assert other == (404 if allowed else 403)
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.8.8.8", "::1", "localhost"])

@@ -69,6 +69,61 @@ async def test_unknown_paths_and_methods(client: Any) -> None:
         assert (await response.json())["error"]["code"] == "method_not_allowed"
 
 
+OTHER_ROUTES = {
+    "POST /api/chat": "Ollama's, so use POST /v1/chat/completions",
+    "POST /api/generate": "Ollama's, so use POST /v1/completions",
+    "GET /api/tags": "Ollama's, so use GET /v1/models",
+    "POST /api/show": "Ollama's, so use GET /v1/models",
+    "GET /api/version": "Ollama's, so use GET /version",
+    "DELETE /api/delete": "Ollama's, so use POST /v1/chat/completions",
+    "POST /api/embeddings": "computes no embeddings",
+    "POST /api/embed": "computes no embeddings",
+    "POST /v1/embeddings": "computes no embeddings",
+    "POST /v1/messages": "Anthropic's, so use POST /v1/chat/completions",
+    "POST /v1/messages/count_tokens": "Anthropic's, so use POST /v1/chat/completions",
+    "POST /v1/audio/transcriptions": "text only",
+    "POST /v1/images/generations": "text only",
+    "POST /v1/moderations": "neither ranks nor classifies",
+    "POST /v1/rerank": "neither ranks nor classifies",
+    "POST /completion": "llama.cpp's, so use POST /v1/completions",
+    "GET /props": "llama.cpp's, so use GET /v1/models",
+    "GET /slots": "llama.cpp's, so use GET /metrics",
+    "POST /generate": "SGLang's, so use POST /v1/completions",
+    "POST /chat/completions": "base URL of the client end in /v1",
+    "POST /v1/v1/chat/completions": "base URL of the client end in /v1, once",
+    "GET /models": "base URL of the client end in /v1",
+    "GET /v1/responses/resp_1": "keeps no responses",
+    "POST /v1/files/": "no files",
+}
+
+
+@pytest.mark.parametrize(("route", "advice"), OTHER_ROUTES.items())
+async def test_routes_of_other_apis_say_what_to_use_instead(client: Any, engine: Any, route: str, advice: str) -> None:
+    """One sentence with what this server has, and 404, after which clients do not send the request again."""
+    method, path = route.split()
+    async with client.request(method, path, json={"messages": HELLO}) as response:
+        error = (await response.json())["error"]
+    assert (response.status, error["code"], error["type"]) == (404, "not_found", "invalid_request_error")
+    assert error["message"].startswith(f"{route} does not exist on this server: ")
+    assert advice in error["message"]
+    assert "\n" not in error["message"]
+    assert not engine.seen
+
+
+@pytest.mark.parametrize("path", ["/v2/nothing", "/apis", "/v1/chat/completions/", "/completionists", "/admin/x"])
+async def test_other_unknown_routes_say_where_to_look(client: Any, path: str) -> None:
+    async with client.post(path) as response:
+        assert response.status == 404
+        assert "see /openapi.json" in (await response.json())["error"]["message"]
+
+
+@pytest.mark.parametrize("path", [COMPLETIONS, CHAT, "/v1/responses", "/tokenize"])
+async def test_a_wrong_method_on_a_known_route_names_the_right_one(client: Any, path: str) -> None:
+    async with client.get(path) as response:
+        assert (response.status, response.headers["Allow"]) == (405, "POST")
+        assert (await response.json())["error"]["message"] == f"GET {path} is not possible; use POST"
+
+
 @pytest.mark.parametrize("path", [CHAT, "/v2/nothing"])
 async def test_an_expectation_that_nobody_can_meet(client: Any, engine: Any, path: str) -> None:
     """aiohttp refuses it before any handler or middleware runs; the client gets our shape all the same."""
