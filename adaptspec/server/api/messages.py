@@ -6,11 +6,11 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, PlainValidator, WithJsonSchema
+from pydantic import AfterValidator, BeforeValidator, Field, PlainValidator, ValidationError, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
 from adaptspec.errors import RequestError
-from adaptspec.server.api.wire import WireModel, without_no_ops
+from adaptspec.server.api.wire import NOT_TEXT, WireModel, without_no_ops
 
 MAX_CALLS = 128  # in one message, as many as there may be tools
 _TEXT_PART = {
@@ -54,8 +54,26 @@ _CALLED: dict[str, Any] = {
 }
 
 
+# Parts of a message that OpenAI's and others' clients send, and that are no text.
+_MEDIA = frozenset(
+    {"image_url", "image", "input_image", "input_audio", "audio_url", "audio", "video_url", "video", "input_video"}
+    | {"file", "input_file", "document"}
+)
+
+
+def refuse_media(content: object) -> object:
+    """The same content; a validation error at the first part of it that is an image, a sound or a file."""
+    for index, part in enumerate(content if isinstance(content, list) else ()):
+        kind = part.get("type") if isinstance(part, dict) else None
+        if isinstance(kind, str) and kind in _MEDIA:
+            error = PydanticCustomError(NOT_TEXT, "is of the type {kind}", {"kind": kind})
+            raise ValidationError.from_exception_data("content", [{"type": error, "loc": (index,), "input": kind}])
+    return content
+
+
 def _text(value: object) -> str:
     """Content as one string: text parts are joined by line ends, as chat templates expect."""
+    refuse_media(value)
     if isinstance(value, str):
         return value
     if isinstance(value, list) and value and all(_is_text_part(part) for part in value):

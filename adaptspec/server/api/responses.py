@@ -23,7 +23,7 @@ from adaptspec.server.api.generation_body import (
     Temperature,
     TopP,
 )
-from adaptspec.server.api.messages import FunctionName
+from adaptspec.server.api.messages import FunctionName, refuse_media
 from adaptspec.server.api.response_format import JsonObjectFormat, NamedSchema, TextFormat
 from adaptspec.server.api.tools import MAX_TOOLS, Function, NamedFunction
 from adaptspec.server.api.wire import Name, WireModel, without_no_ops
@@ -57,7 +57,9 @@ class InputMessage(_Item):
 
     type: Literal["message"] = "message"
     role: Literal["user", "assistant", "system", "developer"]
-    content: str | Annotated[list[TextPart], Field(min_length=1, fail_fast=True)]
+    content: Annotated[
+        str | Annotated[list[TextPart], Field(min_length=1, fail_fast=True)], BeforeValidator(refuse_media)
+    ]
 
     # Clients send items back as they parsed them, with every field that they know of.
     no_ops: ClassVar[Mapping[str, tuple[object, ...]]] = {"agent": (None,), "phase": (None,), "created_by": (None,)}
@@ -90,7 +92,7 @@ class FunctionCallOutput(_Item):
 
     type: Literal["function_call_output"]
     call_id: Name
-    output: str
+    output: Annotated[str, BeforeValidator(refuse_media)]
 
 
 def _kind(item: object) -> str | None:

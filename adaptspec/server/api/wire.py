@@ -52,6 +52,7 @@ _SIZES = {
     "logit_bias": "logit_bias",
 }
 METADATA = 16  # entries, as at OpenAI
+NOT_TEXT = "not_text"  # the type of a validation error: a part of a message is an image, a sound or a file
 
 
 class WireModel(BaseModel):
@@ -229,6 +230,9 @@ def _refusal(model: type[WireModel], detail: ErrorDetails, place: tuple[int | st
         return RequestError(f"{shown(path)} is not a field this server supports; leave it out{hint}", path[:_SHOWN])
     if detail["type"] == "missing":
         return RequestError(f"{path} is missing; add it", path)
+    if detail["type"] == NOT_TEXT:
+        remedy = "leave it out, or write its content as text"
+        return RequestError(f"this server reads text only; {shown(path)} {detail['msg']}: {remedy}", path[:_SHOWN])
     return RequestError(f"{shown(path)} {_reason(detail)}", path[:_SHOWN])
 
 

@@ -47,7 +47,8 @@ def test_calls_belong_to_the_message_before_them() -> None:
         ({"frobnicate": 1}, "frobnicate"),
         ({"input": [{"type": "reasoning"}]}, "input[0]"),
         ({"input": [{"role": "robot", "content": "x"}]}, "input[0].role"),
-        ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input[0].content[0].type"),
+        ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input[0].content[0]"),
+        ({"input": [{"role": "user", "content": [{"type": "input_txt"}]}]}, "input[0].content[0].type"),
         ({"temperature": 1e9}, "temperature"),
     ],
 )
