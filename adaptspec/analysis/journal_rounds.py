@@ -14,7 +14,7 @@ from adaptspec.control.cost import CostTable
 from adaptspec.control.language.build import load_policy_spec
 from adaptspec.control.language.library import find_policy, shipped_policies
 from adaptspec.control.language.spec import PolicySpec
-from adaptspec.errors import JournalError
+from adaptspec.errors import JournalError, quantity
 from adaptspec.journal import JournalHeader, LinesDropped, RequestFinished, RequestStarted, read_entries
 from adaptspec.types import RoundRecord
 
@@ -101,7 +101,7 @@ class JournalLog:
 
     def nothing_of(self, policy: str) -> JournalError:
         """The error for a journal without rounds of a policy: says whose it has."""
-        found = ", ".join(f"{name} ({count} requests)" for name, count in self.policies.most_common())
+        found = ", ".join(f"{name} ({quantity(count, 'request')})" for name, count in self.policies.most_common())
         return JournalError(
             f"{self.path}: no round was decided by policy {policy!r}; it has rounds of: {found or 'none'}"
         )

@@ -20,7 +20,7 @@ from adaptspec.control.language.spec import PolicySpec
 from adaptspec.control.policy import BatchSignals
 from adaptspec.control.tasks import Labels, Names
 from adaptspec.drafters import DRAFTERS, Kind, kind_of
-from adaptspec.errors import ConfigError, JournalError
+from adaptspec.errors import ConfigError, JournalError, quantity
 from adaptspec.request import Request, SpeculationParams
 from adaptspec.types import BoolArray, IntArray, Reason, RoundRecord
 
@@ -115,7 +115,7 @@ def estimate(
         numbers = decisions.astype(np.int64)
         result = weighted_goodput(tokens, seconds, propensity, alike > 0.0, numbers, clip=clip, level=level)
     except ValueError as error:
-        raise _no_overlap(where, spec, f"they agree in {int(alike.sum())} of {rounds} rounds") from error
+        raise _no_overlap(where, spec, f"they agree in {int(alike.sum())} of {quantity(rounds, 'round')}") from error
     found = OffPolicyEstimate(
         spec.name, logged, rounds, result, seen.left_out, spec.spec.choose.algorithm not in ("static", "batch-table")
     )

@@ -6,6 +6,7 @@ import argparse
 import sys
 
 from adaptspec.commands.arguments import add_models, engine_config, positive
+from adaptspec.errors import quantity
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -44,7 +45,7 @@ def _generate(arguments: argparse.Namespace) -> int:
             seconds = timings.finished - timings.arrived
             nodes = f" (of {stats.nodes} nodes)" if stats.nodes > stats.drafted else ""
             print(
-                f"\n\n[{len(delta.completion.tokens)} tokens in {seconds:.2f} s, policy {stats.policy}: "
+                f"\n\n[{quantity(len(delta.completion.tokens), 'token')} in {seconds:.2f} s, policy {stats.policy}: "
                 f"{stats.accepted} of {stats.drafted} drafted tokens{nodes} accepted, "
                 f"{stats.mean_acceptance_length:.2f} tokens per drafting round]",
                 file=sys.stderr,

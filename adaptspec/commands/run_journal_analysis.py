@@ -14,7 +14,7 @@ from adaptspec.commands.arguments import tell
 from adaptspec.control.language.build import load_policy_spec
 from adaptspec.control.language.library import find_policy
 from adaptspec.control.language.spec import PolicySpec
-from adaptspec.errors import ConfigError, JournalError
+from adaptspec.errors import ConfigError, JournalError, quantity
 from adaptspec.tables import Table
 from adaptspec.types import REASON_WORDS
 
@@ -35,7 +35,7 @@ def run_explain(arguments: argparse.Namespace) -> int:
     log = JournalLog(arguments.journal)
     found = explain(log, name, request=arguments.request, rounds=rounds)
     said: list[Table | str] = [*_sentences(found, spec)]
-    others = [f"{other} ({count} requests)" for other, count in log.policies.most_common() if other != name]
+    others = [f"{other} ({quantity(count, 'request')})" for other, count in log.policies.most_common() if other != name]
     if arguments.policy is None and others:
         said.append(f"The journal has rounds of other policies, too: {', '.join(others)}; name one to explain it.")
     if found.total.rows:
@@ -50,9 +50,10 @@ def run_explain(arguments: argparse.Namespace) -> int:
 def _sentences(found: Explanation, spec: PolicySpec | None) -> Iterator[str]:
     """The gist: what it did, what that earned, how well it knew, what overruled it."""
     total = found.total
+    requests, rounds = quantity(len(found.requests), "request"), quantity(found.rounds, "round", form=",")
     yield (
-        f"{found.policy}: {len(found.requests)} requests, {found.rounds:,} rounds. Rounds that also read a prompt are "
-        "left out below; where requests share a round, so they do its time."
+        f"{found.policy}: {requests}, {rounds}. Rounds that also read a prompt are left out below; where requests "
+        "share a round, so they do its time."
     )
     if not total.rows:
         yield "There is no round without a prompt being read: nothing to say of its choices."

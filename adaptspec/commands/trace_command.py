@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from adaptspec.commands.arguments import seconds
-from adaptspec.errors import JournalError
+from adaptspec.errors import JournalError, quantity
 from adaptspec.journal import Entry, read_entries
 from adaptspec.telemetry.timeline import Timeline, latest
 from adaptspec.telemetry.trace_events import write_trace, write_trace_file
@@ -42,7 +42,8 @@ def _export(arguments: argparse.Namespace) -> int:
         write_trace(events, sys.stdout)
     else:
         write_trace_file(events, arguments.output)
-        said = f"{timeline.rounds:,} rounds, {timeline.tracks:,} requests; open it with https://ui.perfetto.dev"
+        rounds, requests = quantity(timeline.rounds, "round", form=","), quantity(timeline.tracks, "request", form=",")
+        said = f"{rounds}, {requests}; open it with https://ui.perfetto.dev"
         sys.stderr.write(f"{arguments.output}: {said}\n")
     if wanted and not timeline.tracks:
         raise JournalError(f"{arguments.journal}: no such request; ids are those of the responses, without choice")

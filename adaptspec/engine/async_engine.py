@@ -19,7 +19,7 @@ from queue import Empty, SimpleQueue
 from typing import Any, TypeAlias, TypeVar, cast
 
 from adaptspec.engine.core import EngineCore
-from adaptspec.errors import EngineError, OverloadedError
+from adaptspec.errors import EngineError, OverloadedError, quantity
 from adaptspec.models.runner import ModelInfo
 from adaptspec.progress import report_progress, set_progress_callback
 from adaptspec.request import Grammar, Request
@@ -268,7 +268,8 @@ class AsyncEngine:
         if self._draining:
             raise OverloadedError("the server is shutting down; send the request again later")
         if len(self._streams) + len(requests) > self.capacity:
-            raise OverloadedError(f"{len(self._streams)} requests are in flight; send the request again later")
+            given = quantity(len(self._streams), "request")
+            raise OverloadedError(f"the engine has {given} in flight; send the request again later")
         for request in requests:
             if request.id in self._streams:
                 raise EngineError(f"request id {request.id} is still in use; give every request an id of its own")

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from adaptspec.control.cost import MOST_BYTES, CostTable
-from adaptspec.errors import ConfigError
+from adaptspec.errors import ConfigError, quantity
 from adaptspec.files import read_text, write_file
 
 _AGES = ((86_400.0, "days"), (3_600.0, "hours"), (60.0, "minutes"), (1.0, "seconds"))
@@ -44,8 +44,8 @@ class CostFile:
             return f"{words}; the file does not say on what machine"
         place = about["processor"] if about["device"] == "cpu" else f"{about['device']} beside {about['processor']}"
         return (
-            f"{words}, on {place} with {about['threads']} threads and torch {about['torch']}; models: "
-            f"{' + '.join(map(str, about['models']))}, up to {about['max_rows']} rows"
+            f"{words}, on {place} with {quantity(about['threads'], 'thread')} and torch {about['torch']}; models: "
+            f"{' + '.join(map(str, about['models']))}, up to {quantity(about['max_rows'], 'row')}"
         )
 
 

@@ -21,7 +21,7 @@ from adaptspec.control.state import PolicyState, signature
 from adaptspec.engine.async_engine import AsyncEngine
 from adaptspec.engine.core import EngineCore
 from adaptspec.engine.task_methods import TaskMethods
-from adaptspec.errors import ConfigError, StateError, UnknownModelError
+from adaptspec.errors import ConfigError, StateError, UnknownModelError, quantity
 from adaptspec.types import FloatArray
 
 _log = logging.getLogger(__name__)
@@ -237,8 +237,8 @@ class PolicyManager:
     def _check_room(self, name: str) -> None:
         if name not in self._served and len(self._served) >= self._most:
             raise ConfigError(
-                f"{len(self._served)} policies are served, and no more than {self._most} may be; delete one, replace "
-                "one, or start the server with a higher --limit policies=N"
+                f"the server has {quantity(len(self._served), 'policy', 'policies')}, and no more than {self._most} "
+                "may be; delete one, replace one, or start the server with a higher --limit policies=N"
             )
 
     @contextmanager

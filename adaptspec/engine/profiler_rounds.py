@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from adaptspec.drafting.drafter import DraftJob, ModelDrafter
-from adaptspec.errors import ConfigError
+from adaptspec.errors import ConfigError, quantity
 from adaptspec.models.processors import SamplingRow
 from adaptspec.models.runner import Packed, Runner
 from adaptspec.models.sampling import SamplingBatch
@@ -141,7 +141,8 @@ def fill(runner: Runner, rows: int, context: int, width: int) -> None:
     """
     for row in range(rows):
         if not runner.reserve(row, context + width):
-            raise ConfigError(f"the cache has no room for {rows} rows of {context + width} tokens; use fewer rows")
+            wanted = f"{quantity(rows, 'row')} of {quantity(context + width, 'token')}"
+            raise ConfigError(f"the cache has no room for {wanted}; use fewer rows")
     runner.forward(packed_rows(runner, rows, context, wanted=1))
 
 

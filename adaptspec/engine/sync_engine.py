@@ -12,7 +12,7 @@ from adaptspec.engine.assembly import build
 from adaptspec.engine.core import EngineCore, EngineLimits
 from adaptspec.engine.engine_config import AUTO, BUNDLED, EngineConfig
 from adaptspec.engine.profiler import Progress, no_progress
-from adaptspec.errors import ConfigError, RequestError
+from adaptspec.errors import ConfigError, RequestError, quantity
 from adaptspec.request import Request, SamplingParams, SpeculationParams
 from adaptspec.types import Completion, Delta
 
@@ -77,7 +77,8 @@ class Engine:
         each = [sampling] * len(prompts) if isinstance(sampling, SamplingParams) else list(sampling)
         if len(each) != len(prompts):
             raise RequestError(
-                f"{len(each)} sampling parameters for {len(prompts)} prompts; give one for all, or one each"
+                f"sampling has {quantity(len(each), 'entry', 'entries')} for {quantity(len(prompts), 'prompt')}; give "
+                "one for all, or one each"
             )
         requests = [self._request(prompt, params, speculation) for prompt, params in zip(prompts, each, strict=True)]
         for request in requests:

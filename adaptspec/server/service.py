@@ -10,7 +10,7 @@ from dataclasses import replace
 from aiohttp import web
 
 from adaptspec.engine.async_engine import AsyncEngine
-from adaptspec.errors import EngineError, OverloadedError, PromptTooLongError, RequestError, UnknownModelError
+from adaptspec.errors import EngineError, OverloadedError, PromptTooLongError, RequestError, UnknownModelError, quantity
 from adaptspec.request import Grammar, Request
 from adaptspec.server.api.chat import ChatBody
 from adaptspec.server.api.codec import Codec
@@ -65,7 +65,8 @@ class Service:
             raise EngineStoppedError("the engine has stopped; restart the server and see its log")
         if self.full:
             load = self.engine.stats()
-            raise OverloadedError(f"{load.running} requests run and {load.waiting} wait; send the request again later")
+            given = f"{load.waiting} waiting and {quantity(load.running, 'running request')}"
+            raise OverloadedError(f"the server has {given}; send the request again later")
 
     def check_model(self, name: str | None) -> None:
         """Raise UnknownModelError unless `name` is served; None means the served one."""
@@ -131,9 +132,9 @@ class Service:
         self.check_model(body.model)
         field, holds = body.prompt_field, f"this server holds {self.engine.capacity} at once"
         if prompts > self.engine.capacity:
-            raise RequestError(f"{field} has {prompts} prompts; {holds}: send fewer", field)
+            raise RequestError(f"{field} has {quantity(prompts, 'prompt')}; {holds}: send fewer", field)
         if prompts * body.choices > self.engine.capacity:
-            raise RequestError(f"n is {body.choices} for {prompts} prompts; {holds}: ask for fewer", "n")
+            raise RequestError(f"n is {body.choices} for {quantity(prompts, 'prompt')}; {holds}: ask for fewer", "n")
 
     async def _compiled(self, body: ChatBody) -> Grammar | None:
         """What the answer must be. One is compiled at a time, in a thread of its own: nobody can bound a compiler."""

@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from adaptspec.control.tasks import OTHER
+from adaptspec.errors import quantity
 from adaptspec.request import Request
 from adaptspec.telemetry.metrics import PROVIDER
 from adaptspec.telemetry.request_record import Forecast, RequestRecord, RoundHistory, RoundSums, RowRound, drafter_name
@@ -210,7 +211,7 @@ def summary(record: RequestRecord, drafters: Sequence[str]) -> str:
     rounds, drafting = sums.rounds, sums.draft_rounds
     if not rounds:
         return "no rounds: the answer had no token beyond the one that comes with the prompt"
-    words = f"{rounds} rounds" if rounds > 1 else "1 round"
+    words = quantity(rounds, "round")
     if not drafting:
         return f"{words}, none drafted: {_why_off(sums)}"
     words += ", all drafted" if drafting == rounds else f", {drafting} drafted"

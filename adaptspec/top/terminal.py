@@ -19,6 +19,7 @@ from rich.syntax import Syntax
 from rich.table import Table
 from rich.text import Text
 
+from adaptspec.errors import quantity
 from adaptspec.top.feed import Connection, Feed, Json, LiveState, Policy, SeenRequest
 from adaptspec.top.summary import SHARE_SECONDS, MostlyOff, Summary, latest, speedup, summary
 
@@ -123,7 +124,7 @@ def _headline(url: str, state: LiveState | None, connection: Connection) -> Rend
             line.append(f"  {status}", "bold red")
         line.append(f"  {state.load['running']} running, {state.load['waiting']} waiting")
         if state.missed:
-            line.append(f"  {state.missed:,} rounds missed", "yellow")
+            line.append(f"  {quantity(state.missed, 'round', form=',')} missed", "yellow")
     if connection.text:
         line.append(f"  {connection.text}", colour)
     return line

@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import save
 from transformers import LlamaConfig, PretrainedConfig, Qwen3Config
 
-from adaptspec.errors import ConfigError
+from adaptspec.errors import ConfigError, quantity
 from adaptspec.files import write_file
 from adaptspec.models.config import FAMILIES, is_lean
 from adaptspec.models.model_files import CONFIG, WEIGHTS
@@ -126,7 +126,8 @@ def _states(layers: int) -> tuple[int, ...]:
     usual = (2, layers // 2, layers - 3)
     found = usual if 2 < layers // 2 < layers - 3 else (layers // 3, 2 * layers // 3, layers - 1)
     if len(set(found)) < len(found):
-        raise ConfigError(f"the target has {layers} layers; a head that takes three of its states needs four at least")
+        has = quantity(layers, "layer")
+        raise ConfigError(f"the target has {has}; a head that takes three of its states needs four at least")
     return found
 
 

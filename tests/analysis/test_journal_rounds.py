@@ -37,7 +37,7 @@ def test_a_round_is_split_by_who_decided_its_rows(tmp_path: Path) -> None:
     assert (log.missing_lines, log.strays, dict(log.policies)) == (2, 0, {"a": 1, "b": 1})
     (whole,) = JournalLog(log.path).rounds(None)
     assert whole.own is whole.whole
-    assert "a (1 requests), b (1 requests)" in str(log.nothing_of("c"))
+    assert "a (1 request), b (1 request)" in str(log.nothing_of("c"))
 
 
 def test_requests_that_began_before_the_oldest_line_are_nobodys(tmp_path: Path) -> None:

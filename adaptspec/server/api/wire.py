@@ -22,7 +22,7 @@ from pydantic import (
 )
 from pydantic_core import CoreSchema, ErrorDetails, PydanticCustomError, from_json, to_json
 
-from adaptspec.errors import RequestError
+from adaptspec.errors import RequestError, quantity
 from adaptspec.server.limits import ServerLimits
 
 Name = Annotated[str, Field(min_length=1, max_length=256)]
@@ -212,13 +212,14 @@ def check_bounds(document: Mapping[str, Any], limits: ServerLimits) -> None:
     for name, most in sizes.items():
         value = document.get(name)
         if isinstance(value, (list, dict)) and len(value) > most:
-            raise RequestError(f"{name} has {len(value)} entries; send at most {most}", name)
+            raise RequestError(f"{name} has {quantity(len(value), 'entry', 'entries')}; send at most {most}", name)
     prompt, stop = document.get("prompt"), document.get("stop")
     if isinstance(prompt, list) and len(prompt) > limits.prompts and not isinstance(prompt[0], int):
-        raise RequestError(f"prompt has {len(prompt)} prompts; send at most {limits.prompts} in one request", "prompt")
+        given = quantity(len(prompt), "prompt")
+        raise RequestError(f"prompt has {given}; send at most {limits.prompts} in one request", "prompt")
     stops, most = stop if isinstance(stop, list) else [stop], limits.stop_characters
     if any(isinstance(text, str) and len(text) > most for text in stops):
-        raise RequestError(f"stop has a string of more than {most} characters; send a shorter one", "stop")
+        raise RequestError(f"stop has a string of more than {quantity(most, 'character')}; send a shorter one", "stop")
 
 
 def _refusal(model: type[WireModel], detail: ErrorDetails, place: tuple[int | str, ...]) -> RequestError:
@@ -250,11 +251,11 @@ def _place(document: dict[str, Any], detail: ErrorDetails) -> tuple[int | str, .
 
 
 def _reason(detail: ErrorDetails) -> str:
-    parts = "characters" if detail["type"].startswith("string") else "items"
+    part = "character" if detail["type"].startswith("string") else "item"
     if detail["type"] in ("too_short", "string_too_short"):
-        return f"is too short; send at least {detail['ctx']['min_length']} {parts}"
+        return f"is too short; send at least {quantity(detail['ctx']['min_length'], part)}"
     if detail["type"] in ("too_long", "string_too_long"):
-        return f"is too long; send at most {detail['ctx']['max_length']} {parts}"
+        return f"is too long; send at most {quantity(detail['ctx']['max_length'], part)}"
     return f"cannot be used: {detail['msg']}"
 
 

@@ -208,9 +208,11 @@ async def test_a_misspelt_field_gets_a_hint(post: Any) -> None:
 
 async def test_sizes_are_said_plainly(post: Any) -> None:
     _, body = await post(CHAT, messages=[])
-    assert body["error"]["message"] == "`messages` is too short; send at least 1 items"
+    assert body["error"]["message"] == "`messages` is too short; send at least 1 item"
     _, body = await post(COMPLETIONS, prompt="x", model="m" * 300)
     assert body["error"]["message"] == "`model` is too long; send at most 256 characters"
+    _, body = await post(COMPLETIONS, prompt="x", model="")
+    assert body["error"]["message"] == "`model` is too short; send at least 1 character"
 
 
 @pytest.mark.parametrize(
