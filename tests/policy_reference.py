@@ -16,11 +16,16 @@ from adaptspec.control.language.spec import schema
 MARK = "<!-- Below: python -m tests.policy_reference -->\n"
 README = Path(__file__).parents[1] / "policies" / "README.md"
 Schema = Mapping[str, Any]
+SHORT = (
+    "One word may stand for a mapping that needs no more: `choose: goodput` is `choose: {algorithm: goodput}`,\n"
+    "`stop: none` is `stop: {rule: none}`, `never-slower: true` is `never-slower: {}`, and `never-slower: false` is\n"
+    "no `never-slower`."
+)
 
 
 def reference(body: Schema) -> str:
     """Sections for the file and all that may stand in it, each part where it is first met."""
-    lines = ["## Fields", "", "Where no default stands, a field that is absent changes nothing."]
+    lines = ["## Fields", "", "Where no default stands, a field that is absent changes nothing.", "", SHORT]
     waiting: list[tuple[str, Schema]] = [("", body)]
     met = {id(body)}
     while waiting:
@@ -71,6 +76,8 @@ def _what(field: Schema) -> str:
     elif "discriminator" in field:
         words = field["discriminator"]["mapping"].items()
         said = "one of " + ", ".join(f"[{word}](#{_name({'$ref': ref})})" for word, ref in words)
+        short = sorted(word for option in field["oneOf"] for word in option.get("enum", ()))
+        said += f", or one word: {', '.join(f'`{word}`' for word in short)}"
     elif field["type"] == "array":
         said = f"list of: {_what(field['items'])}"
     elif field["type"] == "object":

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 import numpy as np
 from pydantic import Field, field_validator
 
-from adaptspec.control.language.schema import Part
+from adaptspec.control.language.schema import Part, Short
 from adaptspec.control.policy import Learner
 from adaptspec.decision_tables import CANDIDATES, ENTROPY_BINS, TemperatureTable, entropy_bins
 from adaptspec.types import FloatArray, RoundRecord
@@ -132,4 +132,6 @@ class DynamicTemperatureSpec(Part):
         return DynamicTemperature(self.score_every, least, most, self.gain)
 
 
-DraftTemperatureSpec = Annotated[FixedTemperatureSpec | DynamicTemperatureSpec, Field(discriminator="mode")]
+DraftTemperatureSpec = Annotated[
+    FixedTemperatureSpec | DynamicTemperatureSpec, Field(discriminator="mode"), Short("mode")
+]

@@ -6,14 +6,14 @@ import math
 from collections.abc import Collection
 from dataclasses import dataclass
 from enum import Enum
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import numpy as np
 from pydantic import Field
 
 from adaptspec.control.ceilings import Bounds
 from adaptspec.control.cost import CostTable, batch_bucket
-from adaptspec.control.language.schema import Part
+from adaptspec.control.language.schema import Part, Short
 from adaptspec.control.policy import BatchSignals, Pending
 from adaptspec.control.rows import total
 from adaptspec.types import Reason, RoundRecord
@@ -50,13 +50,15 @@ class ProbeSpec(Part):
 class GuardSpec(Bounds):
     """What keeps a policy from losing for long."""
 
-    never_slower: NeverSlowerSpec | None = Field(
+    never_slower: Annotated[NeverSlowerSpec | None, Short()] = Field(
         default=None, description="Measure what is delivered against plain decoding; off where it is less."
     )
     disable_below_acceptance: float | None = Field(
         default=None, ge=0.0, le=1.0, description="Off where fewer first drafted tokens than this share are accepted."
     )
-    probe: ProbeSpec = Field(default=ProbeSpec(), description="How speculation that was switched off comes back.")
+    probe: Annotated[ProbeSpec, Short()] = Field(
+        default=ProbeSpec(), description="How speculation that was switched off comes back."
+    )
     dwell_rounds: int = Field(
         default=0, ge=0, le=10_000, description="Rounds a request keeps a depth before the next change."
     )

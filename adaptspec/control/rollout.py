@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 import numpy as np
 from pydantic import Field, model_validator
 
-from adaptspec.control.language.schema import Part, PolicyName
+from adaptspec.control.language.schema import Part, PolicyName, Short
 from adaptspec.control.policy import BatchSignals, Decision, Pending, Policy, deepest_search
 from adaptspec.control.rows import DrafterNumbers, decide_by_group, learn_by_group, places_of
 from adaptspec.control.tasks import OTHER, Names
@@ -39,7 +39,7 @@ class CanarySpec(Part):
 
 
 Rollout = LiveSpec | ShadowSpec | CanarySpec
-RolloutSpec = Annotated[Rollout, Field(discriminator="mode")]
+RolloutSpec = Annotated[Rollout, Field(discriminator="mode"), Short("mode")]
 LIVE = LiveSpec(mode="live")
 
 

@@ -13,7 +13,7 @@ from pydantic import Field
 
 from adaptspec.control.algorithms.algorithm import Choice, ExpectedValue
 from adaptspec.control.algorithms.round_terms import ModelTerms
-from adaptspec.control.language.schema import Part
+from adaptspec.control.language.schema import Part, Short
 from adaptspec.control.policy import Learner
 from adaptspec.control.rows import total
 from adaptspec.decision_tables import StopTable
@@ -258,4 +258,5 @@ class MarginalGoodputStopSpec(Part):
 StopSpec = Annotated[
     NoStopSpec | ConfidenceStopSpec | EntropyStopSpec | AdaEdlStopSpec | SvipStopSpec | MarginalGoodputStopSpec,
     Field(discriminator="rule"),
+    Short("rule"),
 ]

@@ -22,6 +22,7 @@ from adaptspec.control.algorithms.bandit_algorithms import Exp3Spec, LinUcbSpec,
 from adaptspec.control.algorithms.depth_rules import BatchTableSpec, EmaTiersSpec, StaticSpec
 from adaptspec.control.algorithms.goodput import GoodputSpec
 from adaptspec.control.algorithms.slo import SloSpec
+from adaptspec.control.language.schema import Short
 
 Shipped = (
     StaticSpec
@@ -86,4 +87,4 @@ if TYPE_CHECKING:
 else:
     _Every = functools.reduce(operator.or_, INSTALLED.specs.values(), Shipped)
 
-ChooseSpec = Annotated[_Every, Field(discriminator="algorithm")]
+ChooseSpec = Annotated[_Every, Field(discriminator="algorithm"), Short("algorithm")]

@@ -5,10 +5,12 @@ from __future__ import annotations
 import difflib
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Annotated, Any
+from types import NoneType
+from typing import Annotated, Any, get_args
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationInfo
+from pydantic import AfterValidator, BaseModel, ConfigDict, GetCoreSchemaHandler, GetJsonSchemaHandler, ValidationInfo
 from pydantic.json_schema import GenerateJsonSchema
+from pydantic_core import CoreSchema, core_schema
 
 from adaptspec.control.language.yaml_source import Source
 from adaptspec.errors import PolicyError
@@ -30,6 +32,38 @@ class Part(BaseModel):
 
     # Strict: text is never read as a number, nor true as 1.
     model_config = ConfigDict(alias_generator=kebab, frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+
+@dataclass(frozen=True)
+class Short:
+    """Annotates a mapping of a policy file that one word may stand for, here and in the JSON Schema.
+
+    With a `key`, a word is that key's value: `choose: goodput` is `choose: {algorithm: goodput}`. Without, `true` is a
+    mapping that leaves everything at its default, and `false` is null, where the mapping may be null.
+    """
+
+    key: str | None = None
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        words: dict[object, object] = {True: {}} | ({False: None} if NoneType in get_args(source) else {})
+
+        def spelled_out(value: object) -> object:
+            if self.key is not None:
+                return {self.key: value} if isinstance(value, str) else value
+            return words.get(value, value) if isinstance(value, bool) else value
+
+        return core_schema.no_info_before_validator_function(spelled_out, handler(source))
+
+    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        written = handler(schema)
+        if self.key is not None:  # the words of variants that need no other key
+            variants = {word: {"$ref": ref} for word, ref in written["discriminator"]["mapping"].items()}
+            needed = {word: handler.resolve_ref_schema(ref).get("required", []) for word, ref in variants.items()}
+            words = [word for word, keys in needed.items() if {self.key}.issuperset(keys)]
+            return {**written, "oneOf": [*written["oneOf"], {"enum": words}]}
+        if "anyOf" in written:
+            return {**written, "anyOf": [*written["anyOf"], {"type": "boolean"}]}
+        return {"anyOf": [written, {"const": True}]}
 
 
 @dataclass(frozen=True)

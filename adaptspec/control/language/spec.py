@@ -15,7 +15,7 @@ from adaptspec.control.ceilings import DEEPEST, Bounds
 from adaptspec.control.draft_temperature import DraftTemperatureSpec
 from adaptspec.control.guard import GuardSpec
 from adaptspec.control.language.library import is_file_name
-from adaptspec.control.language.schema import EditorSchema, Part, Uses, suggestion
+from adaptspec.control.language.schema import EditorSchema, Part, Short, Uses, suggestion
 from adaptspec.control.language.yaml_source import Problem, Source, shown
 from adaptspec.control.rollout import LIVE, Rollout, RolloutSpec, WhenSpec
 from adaptspec.control.stopping import NoStopSpec, StopSpec
@@ -139,7 +139,9 @@ class TypicalSpec(_LossyMethod):
 
 
 VerificationSpec = Annotated[
-    CoupledSpec | RejectionSpec | BlockSpec | ThresholdSpec | TypicalSpec, Field(discriminator="method")
+    CoupledSpec | RejectionSpec | BlockSpec | ThresholdSpec | TypicalSpec,
+    Field(discriminator="method"),
+    Short("method"),
 ]
 
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import jsonschema
 import numpy as np
 import pytest
+import yaml
 
 from adaptspec.control.controller import Controller
 from adaptspec.control.language.build import build_policy, load_policy_spec, parse_policy_spec
@@ -55,6 +57,59 @@ def test_shipped_policies_run(path: Path) -> None:
 def test_all_first_version_policies_ship() -> None:
     names = {path.stem for path in SHIPPED}
     assert {"off", "static-3", "vllm-batch-table", "sglang-ema", "goodput", "goodput-ngram"} <= names
+
+
+SHORT_FORMS = [
+    ("choose: goodput", "choose: {algorithm: goodput}"),
+    ("choose: ucb", "choose: {algorithm: ucb}"),
+    ("choose: goodput, stop: none", "choose: {algorithm: goodput}, stop: {rule: none}"),
+    ("choose: goodput, stop: marginal-goodput", "choose: {algorithm: goodput}, stop: {rule: marginal-goodput}"),
+    ("choose: goodput, verification: block", "choose: {algorithm: goodput}, verification: {method: block}"),
+    ("choose: goodput, draft-temperature: dynamic", "choose: {algorithm: goodput}, draft-temperature: {mode: dynamic}"),
+    ("choose: goodput, rollout: shadow", "choose: {algorithm: goodput}, rollout: {mode: shadow}"),
+    ("choose: goodput, guard: {never-slower: true}", "choose: {algorithm: goodput}, guard: {never-slower: {}}"),
+    ("choose: goodput, guard: {never-slower: false}", "choose: {algorithm: goodput}"),
+    (
+        "choose: goodput, guard: {never-slower: true, probe: true}",
+        "choose: {algorithm: goodput}, guard: {never-slower: {}, probe: {}}",
+    ),
+    (
+        "choose: goodput, tasks: {code: {stop: svip, verification: rejection}}",
+        "choose: {algorithm: goodput}, tasks: {code: {stop: {rule: svip}, verification: {method: rejection}}}",
+    ),
+    (
+        "choose: {algorithm: ucb, arms: [{depth: 1}, {depth: 2, stop: svip}]}",
+        "choose: {algorithm: ucb, arms: [{depth: 1}, {depth: 2, stop: {rule: svip}}]}",
+    ),
+]
+
+
+@pytest.mark.parametrize(("short", "whole"), SHORT_FORMS)
+def test_one_word_stands_for_the_mapping_that_it_names(short: str, whole: str) -> None:
+    """And editors, which check files by the schema, accept it."""
+    text = f"{HEAD}spec: {{{short}}}\n"
+    assert parse_policy_spec(text).spec == parse_policy_spec(f"{HEAD}spec: {{{whole}}}\n").spec
+    jsonschema.validate(yaml.safe_load(text), schema())
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "choose: static",
+        "choose: godput",
+        "choose: goodput, stop: confidence",
+        "choose: goodput, rollout: canary",
+        "choose: goodput, verification: typical",
+        "choose: goodput, guard: {probe: false}",
+    ],
+)
+def test_words_that_leave_something_open_are_no_mappings(body: str) -> None:
+    """The parser and the schema agree on what one word cannot say."""
+    text = f"{HEAD}spec: {{{body}}}\n"
+    with pytest.raises(PolicyError):
+        parse_policy_spec(text)
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate(yaml.safe_load(text), schema())
 
 
 def test_what_a_spec_carries() -> None:
