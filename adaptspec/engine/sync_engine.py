@@ -13,6 +13,7 @@ from adaptspec.engine.core import EngineCore, EngineLimits
 from adaptspec.engine.engine_config import AUTO, BUNDLED, EngineConfig
 from adaptspec.engine.profiler import Progress, no_progress
 from adaptspec.errors import ConfigError, RequestError, quantity
+from adaptspec.models.tokenization import chat_text
 from adaptspec.request import Request, SamplingParams, SpeculationParams
 from adaptspec.types import Completion, Delta
 
@@ -103,9 +104,9 @@ class Engine:
 
     def chat(self, messages: Sequence[dict[str, str]]) -> list[int]:
         """The prompt of a conversation, in token ids, by the model's own template."""
-        text = self.tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True)
+        text = chat_text(self.tokenizer, messages, answer=True)
         # The template has written the special tokens itself.
-        ids: list[int] = self.tokenizer.encode(str(text), add_special_tokens=False)
+        ids: list[int] = self.tokenizer.encode(text, add_special_tokens=False)
         return ids
 
     def _run(self, ids: Sequence[str]) -> Iterator[Delta]:

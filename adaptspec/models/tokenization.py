@@ -5,9 +5,11 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
+from typing import Any
 
+from jinja2 import TemplateError
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 from transformers.tokenization_utils_base import VERY_LARGE_INTEGER
@@ -17,6 +19,9 @@ from adaptspec.models.model_files import read_json, resolve_model
 from adaptspec.models.runner import ModelInfo
 
 GENERIC_CLASSES = (None, "PreTrainedTokenizerFast", "TokenizersBackend")
+# What `chat_text` raises. A template is a program of the model's makers: what it does with odd messages is not only
+# what jinja raises itself.
+TEMPLATE_FAULTS = (TemplateError, ValueError, TypeError, LookupError, ArithmeticError, AttributeError)
 # How SentencePiece vocabularies write a byte and a space.
 _BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 _SPACE = "\u2581"
@@ -63,12 +68,29 @@ def fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
     return hashlib.blake2b(words.encode(), digest_size=8).hexdigest()
 
 
+def chat_text(
+    tokenizer: PreTrainedTokenizerFast,
+    messages: Sequence[Mapping[str, Any]],
+    *,
+    answer: bool,
+    tools: Sequence[Mapping[str, Any]] | None = None,
+) -> str:
+    """A conversation as the model's own template writes it, special tokens included.
+
+    `answer` adds the opening of the assistant's turn. `tools` are those that may be called, for templates that take
+    them. Raises `TEMPLATE_FAULTS`: the template does not take these messages, or the model has none.
+    """
+    options: dict[str, Any] = {} if tools is None else {"tools": tools}
+    return str(
+        tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=answer, **options)  # type: ignore[arg-type]
+    )
+
+
 def encode_turn(tokenizer: PreTrainedTokenizerFast, text: str) -> list[int]:
     """Token ids of a user's message, ready for the answer. A base model, which has no template, goes on from it."""
     base = tokenizer.chat_template is None
     if not base:  # the template writes the special tokens itself
-        messages = [{"role": "user", "content": text}]
-        text = str(tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
+        text = chat_text(tokenizer, [{"role": "user", "content": text}], answer=True)
     ids: list[int] = tokenizer.encode(text, add_special_tokens=base)
     return ids
 

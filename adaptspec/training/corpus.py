@@ -38,7 +38,7 @@ class Record:
 
     @property
     def text(self) -> str:
-        """The record as the model sees it, closed by the end token."""
+        """The record in the bundled pair's markup, closed by its end token."""
         if self.prompt is None:
             return f"{self.completion}{END}\n"
         return f"{USER}\n{self.prompt}{END}\n{ASSISTANT}\n{self.completion}{END}\n"

@@ -15,10 +15,11 @@ from transformers import PreTrainedTokenizerFast
 
 from adaptspec.drafting.corpus_counts import VERSION
 from adaptspec.drafting.token_counts import LONGEST, hashed
-from adaptspec.errors import CorpusError
+from adaptspec.errors import CorpusError, quantity
 from adaptspec.files import write_file
-from adaptspec.models.tokenization import fingerprint, load_tokenizer
-from adaptspec.training.corpus import read_corpus
+from adaptspec.models.config import shown
+from adaptspec.models.tokenization import TEMPLATE_FAULTS, chat_text, fingerprint, load_tokenizer
+from adaptspec.training.corpus import Record, read_corpus
 from adaptspec.types import FloatArray, IntArray
 
 LEAST = 4  # times that a context must have been met
@@ -51,14 +52,18 @@ class _Order:
 def count_corpus(corpus: Path, model: str, out: Path, console: Console, *, contexts: int, most_tokens: int) -> None:
     """Count the records to train on and write the `contexts` that say most to a file.
 
+    Prompts and completions are written as the model's own chat template writes them, or as plain text without one.
+
     Raises:
-        CorpusError: the corpus cannot be read, or is too short.
-        ModelError: the tokenizer cannot.
+        CorpusError: the corpus cannot be read, is too short, or has a conversation that the template does not take.
+        ModelError: the tokenizer cannot be read.
     """
     tokenizer = load_tokenizer(model)
-    texts = [record.text for record in read_corpus(corpus).train]
-    console.print(f"{len(texts):,} records; tokenizing")
-    tokens = np.fromiter(_tokens(tokenizer, texts, most_tokens), dtype=np.int64)
+    records = read_corpus(corpus).train
+    if tokenizer.chat_template is None:
+        console.print(f"warning: {model} has no chat template; prompts and completions are counted as plain text")
+    console.print(f"{quantity(len(records), 'record', form=',')}; tokenizing")
+    tokens = np.fromiter(_tokens(tokenizer, records, most_tokens), dtype=np.int64)
     arrays = counted(tokens, contexts)
     archive = io.BytesIO()
     about = {"version": np.array(VERSION), "tokenizer": np.array(fingerprint(tokenizer))}
@@ -68,16 +73,34 @@ def count_corpus(corpus: Path, model: str, out: Path, console: Console, *, conte
     console.print(f"{out}: {len(arrays['contexts']):,} contexts of {len(tokens):,} tokens, {size:.1f} MiB")
 
 
-def _tokens(tokenizer: PreTrainedTokenizerFast, texts: Sequence[str], most: int) -> Iterator[int]:
-    """Those of all texts, thinned evenly to about `most`."""
+def _tokens(tokenizer: PreTrainedTokenizerFast, records: Sequence[Record], most: int) -> Iterator[int]:
+    """Those of all records, thinned evenly to about `most`."""
     encode = tokenizer.backend_tokenizer.encode_batch
     given = 0
-    for start in range(0, len(texts), _BATCH):
-        if given * len(texts) > most * (start + 1):
+    for start in range(0, len(records), _BATCH):
+        if given * len(records) > most * (start + 1):
             continue
-        for encoded in encode(texts[start : start + _BATCH], add_special_tokens=False):
+        texts = [_written(tokenizer, record) for record in records[start : start + _BATCH]]
+        for encoded in encode(texts, add_special_tokens=False):
             given += len(encoded.ids)
             yield from encoded.ids
+
+
+def _written(tokenizer: PreTrainedTokenizerFast, record: Record) -> str:
+    """A record as the model sees it, special tokens included."""
+    plain = f"{record.completion}{tokenizer.eos_token or ''}\n"
+    if record.prompt is None:
+        return plain
+    if tokenizer.chat_template is None:
+        return f"{record.prompt}\n{plain}"
+    messages = [{"role": "user", "content": record.prompt}, {"role": "assistant", "content": record.completion}]
+    try:
+        return chat_text(tokenizer, messages, answer=False)
+    except TEMPLATE_FAULTS as error:
+        raise CorpusError(
+            f"the model's chat template does not take the prompt {shown(record.prompt)} with its completion ({error}); "
+            "delete the record, or give it as text"
+        ) from error
 
 
 def counted(tokens: IntArray, most: int) -> dict[str, npt.NDArray[Any]]:

@@ -12,8 +12,10 @@ from rich.console import Console
 
 from adaptspec.drafting.corpus_counts import CorpusCounts, read_corpus_counts
 from adaptspec.drafting.token_counts import advanced
+from adaptspec.engine.engine_config import model_place
 from adaptspec.errors import ConfigError, CorpusError
 from adaptspec.models.tokenization import fingerprint, load_tokenizer
+from adaptspec.training.corpus import Record, read_corpus
 from adaptspec.training.corpus_counting import count_corpus, counted
 
 PHRASE = [10, 11, 12, 13, 14, 15]
@@ -54,6 +56,79 @@ def test_what_shorter_contexts_say_as_well_is_left_out_first() -> None:
 def test_a_corpus_without_repetition_is_refused() -> None:
     with pytest.raises(CorpusError, match="too short"):
         counted(np.arange(50), 100)
+
+
+def _write_corpus(path: Path) -> list[Record]:
+    """A corpus of conversations and running text, and its records in the order they are counted."""
+    lines: list[dict[str, str]] = []
+    for i in range(40):
+        lines.append({"task": "chat", "src": "own", "prompt": f"Say hello {i % 5}", "completion": "hello hello world"})
+        lines.append({"task": "story", "src": "own", "text": f"Once there was a fox {i % 3}."})
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return read_corpus(path).train
+
+
+def _counted_file(corpus: Path, model: Path, out: Path) -> tuple[dict[str, np.ndarray], str]:
+    """The arrays that `train counts` writes, and what it prints."""
+    said = io.StringIO()
+    count_corpus(corpus, str(model), out, Console(file=said, width=500), contexts=500, most_tokens=10**6)
+    with np.load(out) as found:
+        return {name: found[name] for name in ("contexts", "following", "tokens", "shares")}, said.getvalue()
+
+
+def _counted_texts(model: Path, texts: list[str]) -> dict[str, np.ndarray]:
+    tokenizer = load_tokenizer(str(model))
+    ids = [token for text in texts for token in tokenizer.encode(text, add_special_tokens=False)]
+    return counted(np.array(ids), 500)
+
+
+def _changed_tokenizer(source: Path, folder: Path, template: str | None) -> Path:
+    """The files of a model's tokenizer, with another chat template or none."""
+    tokenizer = load_tokenizer(str(source))
+    tokenizer.chat_template = template
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def test_conversations_are_counted_as_the_models_own_template_writes_them(tmp_path: Path, target_path: Path) -> None:
+    """The contexts that a server looks up are in the markup of its model, not in that of the bundled pair."""
+    template = "{% for m in messages %}[{{ m['role'] }}] {{ m['content'] }} [/{{ m['role'] }}] {% endfor %}"
+    model = _changed_tokenizer(target_path, tmp_path / "model", template)
+    records = _write_corpus(tmp_path / "corpus.jsonl")
+    arrays, said = _counted_file(tmp_path / "corpus.jsonl", model, tmp_path / "counts.npz")
+    texts = [
+        f"{record.completion}<|end|>\n"
+        if record.prompt is None
+        else f"[user] {record.prompt} [/user] [assistant] {record.completion} [/assistant] "
+        for record in records
+    ]
+    np.testing.assert_equal(arrays, _counted_texts(model, texts))
+    assert "warning" not in said
+
+
+def test_counts_of_the_bundled_model_are_of_its_training_text(tmp_path: Path) -> None:
+    """Its template writes the markup that it was trained on, so its own counts stay what they were."""
+    records = _write_corpus(tmp_path / "corpus.jsonl")
+    bundled = Path(model_place("bundled", "target"))
+    arrays, _ = _counted_file(tmp_path / "corpus.jsonl", bundled, tmp_path / "counts.npz")
+    np.testing.assert_equal(arrays, _counted_texts(bundled, [record.text for record in records]))
+
+
+def test_a_model_without_a_template_is_counted_as_plain_text_with_a_warning(tmp_path: Path, target_path: Path) -> None:
+    model = _changed_tokenizer(target_path, tmp_path / "model", None)
+    records = _write_corpus(tmp_path / "corpus.jsonl")
+    arrays, said = _counted_file(tmp_path / "corpus.jsonl", model, tmp_path / "counts.npz")
+    texts = [(f"{record.prompt}\n" if record.prompt else "") + f"{record.completion}<|end|>\n" for record in records]
+    np.testing.assert_equal(arrays, _counted_texts(model, texts))
+    assert said.count("has no chat template") == 1
+
+
+def test_a_record_that_the_template_does_not_take_is_named(tmp_path: Path, target_path: Path) -> None:
+    template = "{% for m in messages %}{% if m['role'] == 'assistant' %}{{ raise_exception('no answers') }}{% endif %}"
+    model = _changed_tokenizer(target_path, tmp_path / "model", template + "{% endfor %}")
+    _write_corpus(tmp_path / "corpus.jsonl")
+    with pytest.raises(CorpusError, match=r"template does not take the prompt 'Say hello \d'.*no answers.*; delete"):
+        _counted_file(tmp_path / "corpus.jsonl", model, tmp_path / "counts.npz")
 
 
 def test_the_file_is_for_one_tokenizer(tmp_path: Path, target_path: Path) -> None:

@@ -7,18 +7,15 @@ from collections.abc import Callable, Sequence
 from functools import cached_property, partial
 from typing import NoReturn
 
-from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerFast
 
 from adaptspec.errors import PromptTooLongError, RequestError
-from adaptspec.models.tokenization import TokenBytes
+from adaptspec.models.tokenization import TEMPLATE_FAULTS, TokenBytes, chat_text
 from adaptspec.server.api.answers import Json
 from adaptspec.server.api.messages import Message
 from adaptspec.server.api.tools import Tool, written_out
 from adaptspec.server.threads import Lanes, within
 
-# A template is a program of the model's makers: what it does with odd messages is not only what jinja raises itself.
-_OF_TEMPLATES = (TemplateError, ValueError, TypeError, LookupError, ArithmeticError, AttributeError)
 SHORT_TEXT = 4_000  # characters; encoding more than this would be felt by the streams of other clients
 SHORT_IDS = 4_000  # token ids; so would decoding more than this
 _MESSAGE = 64  # characters that a message counts for beside its own: a template has words around each
@@ -101,16 +98,15 @@ class Codec:
 
     def _render(self, messages: Sequence[Message], tools: Sequence[Tool], answer: bool) -> str:
         plain = [message.plain() for message in messages]
-        options: Json = {}
+        given: list[Json] | None = None
         template = str(self._tokenizer.chat_template)
         if tools and "tools" in template:
-            options["tools"] = [tool.plain() for tool in tools]
+            given = [tool.plain() for tool in tools]
         elif tools or ("tool_calls" not in template and any(m.tool_calls or m.role == "tool" for m in messages)):
             plain = written_out(plain, tools)
-        options |= {"tokenize": False, "add_generation_prompt": answer}
         try:
-            return str(self._tokenizer.apply_chat_template(plain, **options))
-        except _OF_TEMPLATES as error:
+            return chat_text(self._tokenizer, plain, answer=answer, tools=given)
+        except TEMPLATE_FAULTS as error:
             told = f"the model's chat template does not take these messages ({error})"
             remedy = "change their roles or order, or send a plain prompt to /v1/completions"
             raise RequestError(f"{told}; {remedy}", "messages") from error
