@@ -113,6 +113,8 @@ def _build(config: EngineConfig, sinks: Sequence[Sink], costs: Costs, labels: La
     if config.draft_model is not None:
         places.append(places[0] if config.own_draft else model_place(config.draft_model, "draft"))
     progress(f"reading weights of {config.model}")
+    for place in places:
+        resolve_model(place)  # reading a target's weights may take minutes: a draft that is none is refused before
     target, *drafts = load_models(config, places, partial(_deepest, config, specs, labels))
     tokenizer = load_tokenizer(places[0])
     check_tokenizer(tokenizer, target.info)

@@ -131,6 +131,16 @@ def test_unknown_policies_and_models_are_named(target_path: Path, tmp_path: Path
         build(EngineConfig(str(tmp_path), limits=SMALL))
 
 
+def test_a_draft_that_is_no_model_is_refused_before_the_target_is_read(
+    target_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Reading a large target may take minutes."""
+    monkeypatch.setattr(assembly, "load_models", None)
+    (tmp_path / "draft.gguf").touch()
+    with pytest.raises(ModelError, match="GGUF files are not read yet"):
+        build(EngineConfig(str(target_path), str(tmp_path / "draft.gguf"), limits=SMALL))
+
+
 def test_a_deep_policy_drafts_as_deep_as_it_says(target_path: Path, tmp_path: Path) -> None:
     """The engine makes room for the deepest policy it serves; the target as its own draft gets all of it accepted."""
     file = policy_file(tmp_path / "deep.yaml", "deep", "{algorithm: static, depth: 12}")
