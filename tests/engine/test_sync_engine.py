@@ -52,6 +52,14 @@ def test_one_bad_prompt_refuses_the_call_and_leaves_nothing_behind(engine: Engin
     assert engine.core.idle
 
 
+def test_conversations_that_no_template_writes_are_refused_with_what_to_do(engine: Engine) -> None:
+    """A base model has no chat template: the library's own error ended `generate --chat` with a traceback."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(engine.tokenizer, "chat_template", None)
+        with pytest.raises(RequestError, match="give the prompt as plain text"):
+            engine.chat([{"role": "user", "content": "Hello"}])
+
+
 def test_streams_that_are_open_together_keep_their_own_pieces(engine: Engine) -> None:
     """Interleaved streams and calls: nobody gets another's tokens, leaving one leaves the others running."""
     alone = [engine.generate([p], GREEDY)[0].text for p in ("first", "second", "third")]
