@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import adaptspec
 from adaptspec.command_line import Parser
@@ -24,17 +25,24 @@ from adaptspec.control.language.build import load_policy_spec
 from adaptspec.control.language.library import find_policy
 from adaptspec.control.state import StateStore, read_state
 from adaptspec.control.tasks import TaskDetector
-from adaptspec.errors import AdaptSpecError, FileError, StateError
+from adaptspec.errors import AdaptSpecError, FileError, ModelError, StateError
 from adaptspec.files import check_regular, open_file, read_bytes, read_text, write_file
 from adaptspec.journal import read_entries
+from adaptspec.models.heads.formats import load_head
 from adaptspec.models.loading import load_model
+from adaptspec.models.model_files import resolve_model
 from adaptspec.models.tokenization import load_tokenizer
+from adaptspec.models.weights import read_pickle
 from adaptspec.simulation.cost_profiles import load_costs
 from adaptspec.simulation.tape_file import load_tape
 from adaptspec.telemetry.journal_writer import Journal
 from adaptspec.telemetry.request_store import RequestStore
 from adaptspec.telemetry.trace_events import write_trace_file
 from adaptspec.training.corpus import read_objects
+from adaptspec.training.loop import resume
+from adaptspec.training.optimizer import Optimizer
+from tests.conftest import MakeModel
+from tests.models.heads.golden import HEADS, golden_target
 
 KILLS = """
 import itertools, os, random, signal, sys, time
@@ -233,6 +241,7 @@ def _model(name: str) -> Callable[[Path], object]:
         folder = pipe.with_name("model")
         shutil.copytree(Path(adaptspec.__file__).parent / "models" / "bundled" / "target", folder)
         (folder / name).unlink(missing_ok=True)
+        (folder / name).parent.mkdir(exist_ok=True)
         os.mkfifo(folder / name)
         load_tokenizer(str(folder))
         return load_model(str(folder))
@@ -260,6 +269,33 @@ def _file_of_keys(pipe: Path) -> object:
     return arguments.run(arguments)
 
 
+# Names that the start may open in the folder of a target or a draft model, directly or by a library.
+MODEL_FILES = (
+    "config.json",
+    "generation_config.json",
+    "adapter_config.json",
+    "model.safetensors",
+    "model-00001-of-00002.safetensors",
+    "model.safetensors.index.json",
+    "pytorch_model.bin",
+    "pytorch_model.bin.index.json",
+    "tokenizer.json",
+    "tokenizer.model",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "vocab.txt",
+    "merges.txt",
+    "bpe.codes",
+    "spiece.model",
+    "source.spm",
+    "chat_template.json",
+    "chat_template.jinja",
+    "additional_chat_templates/tools.jinja",
+    "counts.npz",
+)
+
 READERS: dict[str, Callable[[Path], object]] = {
     "policy": lambda pipe: load_policy_spec(find_policy(str(pipe))),
     "import": import_vllm,
@@ -273,17 +309,27 @@ READERS: dict[str, Callable[[Path], object]] = {
     "trace": lambda pipe: write_trace_file([], pipe),
     "prompts": lambda pipe: list(read_objects(pipe)),
     "keys": _file_of_keys,
-    **{
-        f"model's {name}": _model(name)
-        for name in (
-            "config.json",
-            "generation_config.json",
-            "tokenizer.json",
-            "model.safetensors",
-            "chat_template.jinja",
-        )
-    },
+    "checkpoint": lambda pipe: resume(pipe, torch.nn.Linear(1, 1), Optimizer(torch.nn.Linear(1, 1), 0.1)),
+    **{f"model's {name}": _model(name) for name in MODEL_FILES},
 }
+
+
+def _error_at_once(read: Callable[[], object]) -> BaseException | None:
+    """The error that a call ends with; fails if it has not ended within a minute. It has a thread of its own."""
+    ended: list[BaseException | None] = []
+
+    def run() -> None:
+        try:
+            read()
+            ended.append(None)
+        except BaseException as error:  # noqa: BLE001 - the caller looks at it
+            ended.append(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(60.0)
+    assert ended, "it still waits"
+    return ended[0]
 
 
 @pytest.mark.parametrize("reader", READERS)
@@ -291,21 +337,54 @@ def test_a_pipe_in_place_of_a_file_is_an_error_at_once(tmp_path: Path, reader: s
     """Nothing a user can name keeps its reader waiting, nor therefore a server from ending."""
     pipe = tmp_path / "pipe.yaml"
     os.mkfifo(pipe)
-    ended: list[BaseException | None] = []
+    error = _error_at_once(lambda: READERS[reader](pipe))
+    assert isinstance(error, AdaptSpecError), error
+    assert "a pipe" in str(error)
 
-    def read() -> None:
-        try:
-            READERS[reader](pipe)
-            ended.append(None)
-        except BaseException as error:  # noqa: BLE001 - looked at below
-            ended.append(error)
 
-    thread = threading.Thread(target=read, daemon=True)
-    thread.start()
-    thread.join(60.0)
-    assert ended, "it still waits"
-    assert isinstance(ended[0], AdaptSpecError), ended[0]
-    assert "a pipe" in str(ended[0])
+@pytest.mark.parametrize("pickles", [True, False])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "config.json",
+        "model.safetensors",
+        "model.safetensors.index.json",
+        "pytorch_model.bin",
+        "pytorch_model.bin.index.json",
+        "head.pt",
+        "medusa_lm_head.pth",
+        "mask_embedding.pt",
+    ],
+)
+def test_a_pipe_in_place_of_a_heads_file_is_an_error_at_once(
+    make_model: MakeModel, tmp_path: Path, name: str, pickles: bool
+) -> None:
+    """With and without --allow-pickle: torch would open a pickle by its name, and wait for a writer of the pipe."""
+    target, folder = golden_target(make_model), tmp_path / "head"
+    shutil.copytree(HEADS / "dflash", folder)
+    if Path(name).suffix != ".json" and name != "mask_embedding.pt":
+        (folder / "model.safetensors").unlink()  # weights are looked for under other names only without these
+    (folder / name).unlink(missing_ok=True)
+    os.mkfifo(folder / name)
+    error = _error_at_once(lambda: load_head(str(folder), target, pickles=pickles))
+    assert isinstance(error, ModelError), error
+    assert f"{folder / name}: it is a pipe, not a regular file; give a regular file" in str(error)
+
+
+def test_a_pickle_that_becomes_a_pipe_is_an_error_at_once(tmp_path: Path) -> None:
+    """The check of the folder comes earlier; the read does not rely on it."""
+    os.mkfifo(tmp_path / "pytorch_model.bin")
+    error = _error_at_once(lambda: read_pickle(tmp_path / "pytorch_model.bin"))
+    assert isinstance(error, ModelError), error
+    assert "it is a pipe, not a regular file" in str(error)
+
+
+def test_hidden_files_of_a_model_folder_are_not_checked(tmp_path: Path) -> None:
+    """Git keeps sockets in `.git`, where no library looks for a model."""
+    (tmp_path / ".git").mkdir()
+    os.mkfifo(tmp_path / ".git" / "fsmonitor--daemon.ipc")
+    os.mkfifo(tmp_path / ".lock")
+    assert resolve_model(str(tmp_path)) == tmp_path
 
 
 def test_what_was_written_is_on_the_disk_before_it_takes_the_name(

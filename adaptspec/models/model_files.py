@@ -6,7 +6,6 @@ import hashlib
 import json
 import re
 from collections.abc import Iterable, Mapping
-from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
@@ -78,14 +77,16 @@ def resolve_model(path_or_hub_id: str, *, pickles: bool = False) -> Path:
 
 
 def _check_files(folder: Path) -> None:
-    """Libraries open these by name, and would wait for ever for what a pipe may bring. Raises ModelError.
+    """Raise ModelError if a file here, or one folder down, is a pipe, a socket or a device.
 
+    Libraries open model files by name, and an open pipe without a writer blocks them forever. All files are checked,
+    because only transformers knows which ones the tokenizer of a family reads. Hidden files (`.git`) are not a model's.
     A directory that has weights in another format and no config.json is refused here, before config.json is missed.
     """
     try:
         files = _files(folder)
         for path in files:
-            if any(fnmatch(path.name, pattern) for pattern in PATTERNS) and not path.is_dir():
+            if not path.is_dir():
                 check_regular(path)
         if not (folder / CONFIG).is_file() and not any(folder.glob("*.safetensors")):
             _refuse_other_formats(str(folder), files)
@@ -105,8 +106,9 @@ def _refuse_other_formats(name: str, files: Iterable[Path]) -> None:
 
 
 def _files(folder: Path) -> list[Path]:
-    """Those of a model's directory, and of the directories in it."""
-    return sorted(path for pattern in ("*", "*/*") for path in folder.glob(pattern))
+    """Files of a model's directory, and of the directories in it, without hidden ones."""
+    found = (path for pattern in ("*", "*/*") for path in folder.glob(pattern))
+    return sorted(one for one in found if not any(part.startswith(".") for part in one.relative_to(folder).parts))
 
 
 def read_json(path: Path) -> dict[str, Any]:

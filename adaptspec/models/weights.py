@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from safetensors import SafetensorError, safe_open
 
 from adaptspec.errors import ModelError
+from adaptspec.files import open_file
 from adaptspec.models.config import WHOLE, DecoderConfig, Part
 from adaptspec.models.layers import Linear, Norm, rms_norm, rms_norm_into
 from adaptspec.models.model_files import PICKLES, weight_files
@@ -119,9 +120,20 @@ class _Slice:
 
 
 def read_pickle(path: Path) -> dict[str, Any]:
-    """Plain values by their names, and a tensor alone as `embedding`. Raises ModelError for any other pickle."""
+    """Plain values by their names, and a tensor alone as `embedding`.
+
+    Raises:
+        ModelError: it cannot be opened, is no regular file, or is any other pickle.
+    """
     try:
-        held = torch.load(path, map_location="cpu", weights_only=True)
+        descriptor = open_file(path)
+    except OSError as error:
+        raise ModelError(
+            f"{path}: cannot be read ({error.strerror}); check its permissions, or download it again"
+        ) from error
+    try:
+        with open(descriptor, "rb") as file:
+            held = torch.load(file, map_location="cpu", weights_only=True)
         return {"embedding": held} if isinstance(held, torch.Tensor) else dict(held)
     except Exception as error:  # whatever damage leads to
         raise ModelError(

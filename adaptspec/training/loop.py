@@ -24,7 +24,7 @@ from rich.progress import Progress as ProgressBar
 from torch import nn
 
 from adaptspec.errors import ConfigError
-from adaptspec.files import write_file
+from adaptspec.files import open_file, write_file
 from adaptspec.training.optimizer import Loss, Optimizer
 from adaptspec.training.tokenizer_training import Windows
 
@@ -185,7 +185,8 @@ def resume(path: Path, model: nn.Module, optimizer: Optimizer, origin: str = "")
     if not path.exists():
         return Progress()
     try:
-        state = torch.load(path, map_location="cpu", weights_only=True)
+        with open(open_file(path), "rb") as file:
+            state = torch.load(file, map_location="cpu", weights_only=True)
         if state.get("origin", "") != origin:  # checkpoints of earlier versions do not say
             return Progress()
         model.load_state_dict(state["model"])

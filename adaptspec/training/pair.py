@@ -22,7 +22,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel, Pre
 from transformers.utils.logging import disable_progress_bar
 
 from adaptspec.errors import ConfigError, CorpusError
-from adaptspec.files import write_file
+from adaptspec.files import open_file, write_file
 from adaptspec.training.corpus import Corpus, choose_prompts, read_corpus
 from adaptspec.training.loop import LoopSettings, keep_freed_pages, train
 from adaptspec.training.optimizer import Loss, distillation_loss, next_token_loss
@@ -157,7 +157,8 @@ def _tokens(work: Path, corpus: Corpus, tokenizer: PreTrainedTokenizerFast, cons
         packed = io.BytesIO()
         np.save(packed, encode(tokenizer, [corpus.train[i].text for i in order]))
         write_file(path, packed.getbuffer())
-    return np.asarray(np.load(path), dtype=np.uint16)
+    with open(open_file(path), "rb") as file:
+        return np.asarray(np.load(file), dtype=np.uint16)
 
 
 def _build(shape: Shape, settings: PairSettings, tokenizer: PreTrainedTokenizerFast) -> PreTrainedModel:

@@ -16,7 +16,7 @@ from adaptspec.engine.core import EngineLimits
 from adaptspec.engine.engine_config import EngineConfig
 from adaptspec.engine.sync_engine import Engine
 from adaptspec.errors import ConfigError, CorpusError
-from adaptspec.files import DAMAGE, write_file
+from adaptspec.files import DAMAGE, open_file, write_file
 from adaptspec.models.tokenization import encode_turn
 from adaptspec.request import SamplingParams
 from adaptspec.training.corpus import Record, spread
@@ -74,7 +74,8 @@ def regenerate(
 
 def _read(path: Path) -> npt.NDArray[np.uint32]:
     try:
-        return np.asarray(np.load(io.BytesIO(path.read_bytes())), dtype=np.uint32)
+        with open(open_file(path), "rb") as file:
+            return np.asarray(np.load(io.BytesIO(file.read())), dtype=np.uint32)
     except DAMAGE as error:
         raise ConfigError(f"{path}: is damaged ({error}); delete it, and it is written again") from error
 
