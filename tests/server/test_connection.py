@@ -8,12 +8,15 @@ import json
 import logging
 import resource
 import socket
-from collections.abc import AsyncIterator, Collection
+import sys
+import types
+from collections.abc import AsyncIterator, Collection, Generator
 from contextlib import asynccontextmanager
+from itertools import pairwise
 from typing import Any
 
 import pytest
-from aiohttp import compression_utils
+from aiohttp import compression_utils, web
 
 from adaptspec.server import connection
 from adaptspec.server.application import make_app
@@ -125,6 +128,107 @@ async def test_a_full_server_says_so_before_it_reads_the_body(engine: Any, token
         writer.close()
     assert head.startswith(b"HTTP/1.1 429")
     assert b"Retry-After: 1\r\n" in head
+
+
+def eagerly(loop: asyncio.AbstractEventLoop, coro: Any, **_: Any) -> asyncio.Future[Any]:
+    """As `asyncio.eager_task_factory` of Python 3.12, by which aiohttp starts its handlers there."""
+    waits, done = None, loop.create_future()
+    try:
+        waits = coro.send(None)
+    except StopIteration as end:
+        done.set_result(end.value)
+        return done
+
+    @types.coroutine
+    def rest() -> Generator[Any, Any, Any]:
+        step, value = coro.send, (yield waits)
+        while True:
+            try:
+                waited = step(value)
+            except StopIteration as end:
+                return end.value
+            try:
+                step, value = coro.send, (yield waited)
+            except BaseException as error:  # noqa: BLE001 - it is the coroutine's own
+                step, value = coro.throw, error
+
+    async def later() -> Any:
+        return await rest()
+
+    return asyncio.Task(later(), loop=loop)
+
+
+PIPELINED = {
+    "a broken body": POST + b'Content-Length: 12\r\n\r\n{"prompt": 1',
+    "no JSON": b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1\r\n\r\nx",
+    "no such route": b"POST /nowhere HTTP/1.1\r\nHost: localhost\r\nContent-Length: 0\r\n\r\n",
+    "no key": b"GET /v1/models HTTP/1.1\r\nHost: localhost\r\n\r\n",
+    "a good request": b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n",
+    "a good list": b"GET /v1/models HTTP/1.1\r\nHost: localhost\r\n\r\n",
+}
+
+
+@pytest.mark.parametrize("kind", PIPELINED)
+async def test_between_two_pipelined_requests_all_else_has_a_turn(engine: Any, tokenizer: Any, kind: str) -> None:
+    """However fast they are answered: one packet holds thousands, and streams would stand still for seconds."""
+    app = make_app(engine, tokenizer, Metrics(), api_keys=["key"] if kind == "no key" else ())
+    order: list[str] = []
+
+    async def answered(http: web.Request, response: web.StreamResponse) -> None:
+        order.append("answer")
+
+    async def take_turns() -> None:
+        while True:
+            order.append("turn")
+            await asyncio.sleep(0)
+
+    app.on_response_prepare.append(answered)
+    url, task = await start(app)
+    turns, loop = asyncio.create_task(take_turns()), asyncio.get_running_loop()
+    if sys.version_info < (3, 12):
+        loop.set_task_factory(eagerly)  # later versions do so of their own
+    try:
+        reader, writer = await asyncio.open_connection("127.0.0.1", int(url.rsplit(":", 1)[1]))
+        writer.write(PIPELINED[kind] * 200)
+        text = b""
+        while text.count(b"HTTP/1.1 ") < 200:
+            text += await asyncio.wait_for(reader.read(2**16), 10.0)
+        writer.close()
+    finally:
+        loop.set_task_factory(None)
+        turns.cancel()
+        task.cancel()
+        await asyncio.gather(task, turns, return_exceptions=True)
+    answers = [place for place, what in enumerate(order) if what == "answer"]
+    assert len(answers) == 200
+    assert all("turn" in order[one:other] for one, other in pairwise(answers)), "two in one turn of the loop"
+
+
+async def test_a_client_that_sends_ahead_is_not_read_without_end(engine: Any, tokenizer: Any) -> None:
+    """Behind a request that runs, some wait; the rest stays with the client. What the system holds is a few MB."""
+    going_on, stream = asyncio.Event(), engine.stream
+
+    async def held(request: Any) -> AsyncIterator[Any]:
+        await going_on.wait()
+        async for delta in stream(request):
+            yield delta
+
+    engine.stream = held
+    body = json.dumps({"prompt": "x", "user": "x" * 250_000}).encode()
+    one = POST + f"Content-Length: {len(body)}\r\n\r\n".encode() + body
+    async with serving(engine, tokenizer) as port:
+        with socket.create_connection(("127.0.0.1", port)) as client:
+            client.setblocking(False)
+            sent, idle = 0, 0
+            while idle < 2000 and sent < 256 * len(one):
+                try:
+                    sent += client.send(one[sent % len(one) :])
+                    idle = 0
+                except BlockingIOError:
+                    idle += 1
+                await asyncio.sleep(0)
+        going_on.set()
+    assert sent < 128 * len(one), "32 MB"
 
 
 BOMB = gzip.compress(b"x" * 2**24)
