@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from adaptspec.errors import ConfigError
+from adaptspec.models.sampling import SamplingBatch
+from adaptspec.request import SamplingParams
+from adaptspec.types import FloatArray
 from adaptspec.verification import METHODS, make_method
 from adaptspec.verification.lossy import Threshold
 from adaptspec.verification.method import Windows, agreement
 
-from .tables import point_draft
+from .tables import CPU, VOCAB, make_rows, point_draft
 
 
 @given(st.lists(st.integers(0, 5), min_size=1, max_size=6))
@@ -38,6 +43,50 @@ def test_agreement_keeps_the_run_that_equals_the_target(seed: int, counts: list[
         while accepted < count and tokens[row, accepted] == own[accepted]:
             accepted += 1
         assert (result.accepted[row], result.following[row]) == (accepted, own[accepted])
+        start += count + 1
+
+
+def _drawn_from(method: str, p: FloatArray, q: FloatArray, tokens: list[int], accepted: int) -> FloatArray:
+    """Weights [V] that the token after `accepted` drafted ones is drawn with, by the definitions in `rejection.py`.
+
+    `p` [n + 1, V] and `q` [n, V] are the distributions that the `tokens` [n] were judged by.
+    """
+    if accepted == len(tokens) or method not in ("rejection", "block"):
+        return np.asarray(p[accepted])
+    weight = 1.0
+    if method == "block":
+        for n, token in enumerate(tokens[:accepted]):
+            weight = min(1.0, weight * p[n, token] / q[n, token])
+    return np.asarray(np.maximum(weight * p[accepted] - q[accepted], 0.0))
+
+
+@pytest.mark.parametrize("name", METHODS)
+@settings(max_examples=60)
+@given(seed=st.integers(0, 2**32), counts=st.lists(st.integers(0, 4), min_size=1, max_size=5), point=st.booleans())
+def test_the_token_after_a_draft_has_the_noise_of_its_position_alone(
+    name: str, seed: int, counts: list[int], point: bool
+) -> None:
+    """Correction or bonus: plain decoding that has come as far draws with the same noise, whatever was drafted."""
+    random, deepest = np.random.default_rng(seed), max(counts)
+    rows = make_rows(SamplingParams(), random.integers(0, 2**40, len(counts)).tolist())
+    for row in rows:
+        row.tokens.extend(random.integers(0, VOCAB, int(random.integers(0, 3))).tolist())
+    tokens = random.integers(0, VOCAB, (len(counts), deepest))
+    q = np.eye(VOCAB)[tokens] if point else random.dirichlet(np.ones(VOCAB), tokens.shape)
+    draft = point_draft(tokens, None if point else torch.from_numpy(q).float(), counts)
+    p = random.dirichlet(np.full(VOCAB, 2.0), sum(counts) + len(counts))
+    logits = torch.from_numpy(np.log(p)).float()
+    result = make_method(name).verify(logits, draft, SamplingBatch(rows, VOCAB, CPU))
+    start = 0
+    for i, (row, count) in enumerate(zip(rows, counts, strict=True)):
+        mine, accepted = tokens[i, :count].tolist(), int(result.accepted[i])
+        weights = _drawn_from(name, p[start : start + count + 1], q[i], mine, accepted)
+        alone = replace(row, tokens=[*row.tokens, *mine[:accepted]])
+        here = np.zeros(1, dtype=np.int64)
+        with np.errstate(divide="ignore"):
+            scores = torch.from_numpy(np.log(weights)).float()[None]
+        noisy = SamplingBatch([alone], VOCAB, CPU).perturbed(scores, here, here)[0]
+        assert noisy[int(result.following[i])] >= noisy.max() - 1e-3, (i, accepted, count)
         start += count + 1
 
 
