@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -109,6 +110,50 @@ def test_a_full_disk_is_a_line_in_the_log(tmp_path: Path, caplog: Any, monkeypat
     assert state is not None
     assert state.policies["p"].arrays["n"][0] == 2.0
     one.close()
+
+
+FAILURES: dict[str, Callable[[pytest.MonkeyPatch], object]] = {
+    "write": lambda patch: patch.setattr(os, "write", _full),
+    "fsync": lambda patch: patch.setattr(os, "fsync", _full),
+    "rename": lambda patch: patch.setattr(os, "replace", _full),
+}
+
+
+def _full(*_: Any) -> int:
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+@pytest.mark.parametrize("failing", FAILURES)
+def test_a_failed_save_is_made_up_for_though_nothing_is_new(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: str
+) -> None:
+    """An idle server saves the same again: only what is on the disk counts as written."""
+    one = store(tmp_path)
+    for value in (1.0, 2.0):
+        with monkeypatch.context() as patch:
+            FAILURES[failing](patch)
+            assert not one.save(states(value))
+            assert not one.save(states(value)), "it has not been written yet"
+        assert one.save(states(value))
+        assert read_state(tmp_path / FILE).policies["p"].arrays["n"].tolist() == [value, 2.0]
+    assert one.failed_saves == 4
+    one.close()
+
+
+async def test_an_idle_server_saves_again_what_could_not_be_saved(
+    tokenizer: PreTrainedTokenizerFast, tmp_path: Path
+) -> None:
+    """Something was in the way, and has gone when the next save comes; no request was served meanwhile."""
+    file = tmp_path / "state" / FILE
+    async with desk_of(tokenizer, tmp_path, [goodput("main")]) as one:
+        kept = await asyncio.to_thread(keeper, one, tmp_path / "state")
+        await one.served(asking(1))
+        file.mkdir()
+        assert not await asyncio.to_thread(kept.save)
+        file.rmdir()
+        assert await asyncio.to_thread(kept.save)
+        assert read_state(file).policies["main"].arrays["acceptance"].any()
+        await asyncio.to_thread(kept.close)
 
 
 def test_a_directory_that_cannot_be_used_is_said_at_the_start(tmp_path: Path) -> None:

@@ -52,6 +52,20 @@ def test_engines_add_what_they_learn(tmp_path: Path) -> None:
     again.close()
 
 
+def test_what_could_not_be_written_is_written_by_the_next_exchange(tmp_path: Path) -> None:
+    """Though this engine has learned nothing since: the others wait for it."""
+    one, two = engine(tmp_path), engine(tmp_path)
+    (one.place / FILE).mkdir()
+    known = one.exchange(states(3.0, 1.0), ())
+    (one.place / FILE).rmdir()
+    assert values(two.exchange(states(0.0, 0.0), ())) == [0.0, 0.0]
+    known = one.exchange(known, ())
+    assert read_state(one.place / FILE).policies["p"].arrays["n"].tolist() == [3.0, 1.0]
+    assert values(two.exchange(states(0.0, 0.0), ())) == [3.0, 1.0]
+    one.close()
+    two.close()
+
+
 @given(
     st.lists(st.floats(0.0, 100.0), min_size=3, max_size=3),
     st.lists(st.lists(st.tuples(st.floats(0.0, 1.0), st.floats(0.0, 10.0)), min_size=3, max_size=3), max_size=8),
