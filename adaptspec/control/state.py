@@ -240,6 +240,7 @@ class StateStore:
 
     def quarantine(self, reason: str) -> None:
         """Put the file aside, where nothing reads it and somebody can look at it."""
+        self._written = b""  # what was loaded from it is no longer on the disk
         self.quarantined += 1
         earlier = [path.name.rpartition("-")[2] for path in self._path.parent.glob(f"{FILE}.quarantined-*")]
         taken = [int(number) for number in earlier if number.isdecimal()]

@@ -140,6 +140,18 @@ def test_a_failed_save_is_made_up_for_though_nothing_is_new(
     one.close()
 
 
+def test_a_quarantined_state_can_be_saved_again(tmp_path: Path) -> None:
+    """The store read it, then the policies refused it: its file is gone, so the same state is new."""
+    one = store(tmp_path)
+    one.save(states())
+    one.load()
+    one.quarantine("no policy can have it")
+    assert not (tmp_path / FILE).exists()
+    assert one.save(states())
+    assert read_state(tmp_path / FILE).policies["p"].arrays["n"].tolist() == [1.0, 2.0]
+    one.close()
+
+
 async def test_an_idle_server_saves_again_what_could_not_be_saved(
     tokenizer: PreTrainedTokenizerFast, tmp_path: Path
 ) -> None:
