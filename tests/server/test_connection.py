@@ -236,14 +236,20 @@ BOMB = gzip.compress(b"x" * 2**24)
 
 @pytest.mark.parametrize("coding", ["Content-Encoding: gzip", "Content-Encoding: identity, deflate",
                                     "Content-Encoding: Br", "Content-Encoding: zstd", "content-encoding: x-own",
-                                    "Transfer-Encoding: gzip, chunked"])  # fmt: skip
+                                    "Transfer-Encoding: gzip, chunked",
+                                    "Content-Encoding: identity\r\nContent-Encoding: gzip",
+                                    "Content-Encoding: gzip\r\nContent-Encoding: identity",
+                                    "Content-Encoding: identity\r\nX: y\r\ncontent-encoding: identity, br",
+                                    "Content-Encoding:\r\nContent-Encoding:\r\nContent-Encoding: deflate",
+                                    "Content-Encoding: identity\r\nTransfer-Encoding: gzip, chunked",
+                                    "Transfer-Encoding: chunked\r\nContent-Encoding: gzip"])  # fmt: skip
 @pytest.mark.parametrize("place", ["POST /v1/completions", "GET /health", "POST /nowhere", "PUT /v1/models"])
 async def test_a_compressed_body_is_refused_before_it_has_come(
     engine: Any, tokenizer: Any, place: str, coding: str
 ) -> None:
     """415 on every route, with a key or without, as soon as the headers are there; the connection is then closed."""
     async with serving(engine, tokenizer, api_keys=["key"]) as port:
-        length = "" if coding.startswith("Transfer") else "Content-Length: 1000000\r\n"
+        length = "" if "Transfer-Encoding" in coding else "Content-Length: 1000000\r\n"
         head = f"{place} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n{length}{coding}\r\n\r\n"
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(head.encode())
@@ -256,7 +262,34 @@ async def test_a_compressed_body_is_refused_before_it_has_come(
     assert (error["type"], error["code"]) == ("invalid_request_error", "unsupported_content_encoding")
 
 
-@pytest.mark.parametrize("coding", ["identity", "", " Identity ,identity"])
+@pytest.mark.parametrize(
+    "twice",
+    [
+        "Host: localhost\r\nHost: example.org",
+        "Host: localhost\r\nContent-Type: application/json\r\nContent-Type: text/plain",
+        "Host: localhost\r\nContent-Length: 15\r\nContent-Length: 20",
+        "Host: localhost\r\nTransfer-Encoding: chunked\r\nTransfer-Encoding: chunked",
+        "Host: localhost\r\nTransfer-Encoding: chunked\r\nTransfer-Encoding: gzip",
+        "Host: localhost\r\nContent-Length: 15\r\nTransfer-Encoding: chunked",
+    ],
+)
+async def test_what_may_be_said_once_is_refused_where_it_is_said_twice(engine: Any, tokenizer: Any, twice: str) -> None:
+    """A proxy may go by the second header where the server goes by the first: which host, where the body ends."""
+    missing = "".join(
+        f"{header}\r\n"
+        for name, header in (("Content-Type", "Content-Type: application/json"), ("-", "Connection: close"))
+        if name not in twice
+    )
+    async with serving(engine, tokenizer) as port:
+        status, body = await talk(
+            port, f'POST /v1/completions HTTP/1.1\r\n{twice}\r\n{missing}\r\n{{"prompt": "x"}}'.encode()
+        )
+    assert status == 400
+    assert body["error"]["type"] == "invalid_request_error"
+    assert not engine.seen
+
+
+@pytest.mark.parametrize("coding", ["identity", "", " Identity ,identity", "identity\r\nContent-Encoding: identity"])
 async def test_a_body_as_it_is_may_say_so(engine: Any, tokenizer: Any, coding: str) -> None:
     async with serving(engine, tokenizer) as port:
         head = f"Content-Encoding: {coding}\r\nConnection: close\r\nContent-Length: 15\r\n\r\n".encode()
