@@ -97,6 +97,35 @@ async def test_a_reader_that_has_gone_ends_it() -> None:
     assert len(asyncio.all_tasks()) == before
 
 
+@pytest.mark.parametrize("padding", [None, SMALL, Padding(size=1, seconds=0.0)])
+async def test_a_slow_reader_makes_the_writer_wait(padding: Padding | None) -> None:
+    """Else the text of a client that does not read would fill the server's memory. All of it comes in the end."""
+    reads, piece = asyncio.Event(), b"data: " + b"x" * 56 + b"\n\n"
+    sent, written = bytearray(), 0
+
+    async def write(data: bytes) -> None:
+        await reads.wait()
+        sent.extend(data)
+
+    async def stream() -> None:
+        nonlocal written
+        async with sending(write, padding) as send:
+            for _ in range(200):
+                await send(piece)
+                written += 1
+
+    streaming = asyncio.create_task(stream())
+    for _ in range(5000):
+        await asyncio.sleep(0)
+    size = 1 if padding is None else padding.size
+    assert not sent
+    assert written * len(piece) <= 65 * size + 2 * len(piece), "more than 64 packets wait, and one is on its way"
+    reads.set()
+    await asyncio.wait_for(streaming, 60.0)
+    assert written == 200
+    assert sent.count(piece) == 200
+
+
 async def test_a_padded_stream_says_what_a_plain_one_says(engine: Any, tokenizer: Any) -> None:
     """Over HTTP: the same events, in a body that is a whole number of packets."""
     bodies = []
