@@ -80,8 +80,12 @@ def test_parts_are_the_whole(make_model: MakeModel, family: str) -> None:
     whole = load_weights(path, config, torch.bfloat16, CPU)
     parts = [load_weights(path, config, torch.bfloat16, CPU, Part(rank, 2)) for rank in range(2)]
     assert all(part.parameters == whole.parameters for part in parts)
+    heads = [part.head.weight for part in (whole, *parts)]
+    assert torch.equal(heads[0], torch.cat(heads[1:], 1))
     x = torch.randn(3, config.hidden).bfloat16()
-    assert torch.equal(torch.cat([part.head.logits(x) for part in parts], 1), whole.head.logits(x))
+    # Products of other widths may run on other instructions: on some processors their last bits differ.
+    joined = torch.cat([part.head.logits(x) for part in parts], 1)
+    torch.testing.assert_close(joined, whole.head.logits(x), atol=0.02, rtol=0.016)
     widths = {
         "qkv": [config.heads * config.head_dim] + 2 * [config.kv_heads * config.head_dim],
         "gate_up": 2 * [config.mlp],
