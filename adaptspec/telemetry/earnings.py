@@ -1,4 +1,4 @@
-"""What speculation earned, as far as can be told: against plain decoding, and against every fixed depth."""
+"""Estimates what speculation earned: against plain decoding, and against every fixed depth."""
 
 from __future__ import annotations
 

@@ -202,7 +202,7 @@ def _tier_families(seen: EarningsSnapshot) -> Iterator[Metric]:
     labels = ["drafter", "depth"]
     for name, help_text, field in (
         ("static_tier_seconds", "Estimated time of the same tokens at a fixed depth", "seconds"),
-        ("compared_seconds", "Time of rounds that are compared with a fixed depth", "against"),
+        ("compared_seconds", "Estimated time of rounds that are compared with a fixed depth", "against"),
         ("compared_tokens", "Tokens of rounds that are compared with a fixed depth", "tokens"),
     ):
         known = (getattr(one, field) if one.known else 0.0 for one in seen.tiers)

@@ -43,9 +43,9 @@ class RoundSeconds:
     What drafts add is piecewise linear in the tokens that each drafter drafts per row; steps beyond those of an even
     batch, tokens read to catch up, tokens of side branches and more rows than the fewest have prices of their own.
 
-    The machine's speed is followed by comparing each round with earlier rounds of the same kind (the same number of
-    drafted tokens per row). It is divided out before the fit, so a clock that changes does not make drafts look cheap
-    or dear when only one kind of round ran before the change.
+    The machine's speed is followed by comparing each round with earlier rounds of the same kind (about as many rows,
+    and the same number of tokens per row from each drafter). It is divided out before the fit, so a clock that changes
+    does not make drafts look cheaper or more expensive than they are when only one kind ran before the change.
     """
 
     def __init__(self, drafters: int) -> None:
@@ -62,8 +62,12 @@ class RoundSeconds:
         self._weights: FloatArray = np.zeros(self.width)
         self._covariance: FloatArray = np.zeros((self.width, self.width))
         self._speed = 0.0  # logarithm of the seconds that work takes now, over those in the first rounds
-        self._kinds: dict[int, _Kind] = {}
+        self._kinds: dict[tuple[int, ...], _Kind] = {}
         self._last_usual = False
+
+    def seconds(self, work: FloatArray) -> float:
+        """Predicted seconds of `work`, a sum of `features` [F], at the machine's present speed."""
+        return self._unit * math.exp(self._speed) * float(work @ self._weights)
 
     def ratio(self, work: FloatArray, ran: FloatArray) -> tuple[float, float]:
         """Predicted seconds of `work` over those of `ran`, both sums of `features` [F]; and twice its standard error.
@@ -96,25 +100,26 @@ class RoundSeconds:
         self._solve()
 
     def _at_one_speed(self, work: FloatArray, seconds: FloatArray) -> tuple[FloatArray, BoolArray]:
-        """Rounds [R] as the machine's first speed would have had them, in units; and which are usual of their kind."""
+        """Seconds of rounds [R] at the machine's first speed, in units; and which are close to their kind's mean."""
         blocks = work[:, _BEGUN:].reshape(len(work), -1, len(KNOTS) + 2)
-        tokens = np.ceil((blocks[:, :, : len(KNOTS)] @ np.array(KNOTS)).sum(axis=1)).astype(np.int64)
+        tokens = np.ceil(blocks[:, :, : len(KNOTS)] @ np.array(KNOTS))
+        kinds = np.column_stack([np.rint(4 * work[:, 1]), np.ceil(work[:, 2]), tokens]).astype(np.int64)
         catching_up = np.count_nonzero(blocks[:, :, -1], axis=1)
         took: FloatArray = np.empty(len(work))
         usual = np.ones(len(work), dtype=np.bool_)
-        for i, (kind, one) in enumerate(zip(tokens.tolist(), seconds.tolist(), strict=True)):
+        for i, (kind, one) in enumerate(zip(kinds.tolist(), seconds.tolist(), strict=True)):
             log = math.log(max(one, _LEAST_SECONDS) / self._unit)
             if not catching_up[i]:
-                usual[i] = self._follow(kind, log)
+                usual[i] = self._follow(tuple(kind), log)
             took[i] = math.exp(log - self._speed)
         return took, usual
 
-    def _follow(self, tokens: int, log: float) -> bool:
+    def _follow(self, work: tuple[int, ...], log: float) -> bool:
         """Split a round's deviation between the machine's speed and what its kind takes; False: too large a deviation.
 
         Then the machine paused, or its speed is changing, and the round shows nothing of what drafts cost.
         """
-        kind = self._kinds.setdefault(tokens, _Kind(log - self._speed))
+        kind = self._kinds.setdefault(work, _Kind(log - self._speed))
         deviation = log - kind.mean - self._speed
         usual = abs(deviation) < _DEVIATION
         # A change of the machine's speed shows in all kinds of rounds.

@@ -44,10 +44,10 @@ class StaticTier:
 
 @dataclass(frozen=True)
 class TierEarnings:
-    """A fixed depth: `seconds` that it would have taken for `tokens` that rounds of `against` seconds emitted.
+    """A fixed depth: `seconds` that it would take for `tokens` that rounds of `against` seconds emitted.
 
-    `against` is measured; `seconds` is `against` times the ratio of two predictions of one model: of the tier's rounds
-    over the rounds that ran. So a machine that becomes faster or slower changes both, and where nothing was drafted the
+    Both are predictions of one model: of the tier's rounds, and of the rounds that ran. So a machine that becomes
+    faster or slower changes both, a pause of the machine in a round changes neither, and where nothing was drafted the
     two are equal. `error` is twice the standard error of the seconds, and the time of the `guessed` share of the
     tokens, for which there is no observation. Only rounds of batch sizes at which the ratio is known are among them.
     """
@@ -137,7 +137,7 @@ class StaticTiers:
             compared = ~declined[alike]
             if compared.any():
                 part = part.take(np.flatnonzero(np.repeat(compared, size)))
-                self._compare(bucket, part, ran[compared], measured[compared], more)
+                self._compare(bucket, part, ran[compared], more)
         self._learn(whole)
 
     def _bucket(self, size: int) -> tuple[_Bucket, float]:
@@ -146,11 +146,11 @@ class StaticTiers:
         bucket = self._buckets.setdefault(which, _Bucket(len(self._tiers), len(self._drafters)))
         return bucket, size / (1 + 2 ** (which - 1) if which else 1) - 1.0
 
-    def _compare(self, bucket: _Bucket, rows: RoundRecord, ran: FloatArray, measured: FloatArray, more: float) -> None:
-        """Rounds of one size, one after the other in `rows`: their features `ran` [R, F], `measured` seconds [R]."""
-        size = len(rows.rows) // len(measured)
+    def _compare(self, bucket: _Bucket, rows: RoundRecord, ran: FloatArray, more: float) -> None:
+        """Rounds of one size, one after the other in `rows`, and their features `ran` [R, F]."""
+        size = len(rows.rows) // len(ran)
         bucket.ran += ran.sum(axis=0)
-        bucket.waiting += [measured.sum(), rows.emitted.sum(), 0.0]
+        bucket.waiting += [rows.emitted.sum(), 0.0]
         nothing = np.zeros(len(self._drafters))
         plain = features(more, nothing, nothing, nothing)
         # A round that drafted nothing is a plain round, whatever it emitted.
@@ -226,7 +226,7 @@ class _Bucket:
         self.fit = RoundSeconds(drafters)
         self.work: FloatArray = np.zeros((tiers, self.fit.width))
         self.ran: FloatArray = np.zeros((tiers, self.fit.width))  # the rounds that ran
-        self.waiting: FloatArray = np.zeros((tiers, len(_SUMS) - 1))  # all but the tier's own seconds
+        self.waiting: FloatArray = np.zeros((tiers, 2))  # tokens, and those guessed
 
     def settle(self, known: FloatArray, error: FloatArray) -> None:
         """Add what can be priced by now to `known` [tiers, sums] and `error` [tiers]."""
@@ -234,8 +234,9 @@ class _Bucket:
             return
         for tier, (work, ran) in enumerate(zip(self.work, self.ran, strict=True)):
             ratio, unsure = self.fit.ratio(work, ran)
-            against, tokens, guessed = self.waiting[tier].tolist()
-            if unsure <= _KNOWN_WITHIN * ratio and against:
+            tokens, guessed = self.waiting[tier].tolist()
+            if unsure <= _KNOWN_WITHIN * ratio and ran.any():
+                against = self.fit.seconds(ran)
                 known[tier] += [against * ratio, against, tokens, guessed]
                 error[tier] += against * (unsure + ratio * guessed / max(tokens, 1.0))
                 self.work[tier] = self.ran[tier] = self.waiting[tier] = 0.0
@@ -264,6 +265,7 @@ def together(records: Sequence[RoundRecord], rows: IntArray) -> RoundRecord:
         entropy=np.concatenate([_first_token(record.entropy) for record in records]),
         tasks=np.concatenate([r.tasks if len(r.tasks) else np.zeros_like(r.rows) for r in records]),
         policies=rows[:0],
+        decided_by=(),
         provenance=None,
         expected=None,
         shadow=_scores("shadow", records),

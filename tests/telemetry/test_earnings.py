@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -35,13 +36,15 @@ def begun(costs: CostTable | None = None, *, tasks: int = 1) -> tuple[RequestSto
     return store, earnings
 
 
-def served(requests: int, rounds: int, one: RoundRecord, *, read_every: int = 10**9) -> EarningsSnapshot:
-    """Requests one after the other, all in row 0; the first round of each is plain, in the next the draft reads it."""
+def served(
+    requests: int, rounds: int, one: RoundRecord, *, read_every: int = 10**9, plain: Sequence[RoundRecord] = ()
+) -> EarningsSnapshot:
+    """Requests one after the other, all in row 0; the first rounds of each are `plain`, then the draft reads it."""
     store, earnings = begun(tasks=2)
     for number in range(requests):
         request = Request(f"r{number}", (1, 2, 3))
         store.started(request)
-        for own in (record([0], [0]), replace(one, caught_up=3), *[one] * (rounds - 1)):
+        for own in (*(plain or (record([0], [0]),)), replace(one, caught_up=3), *[one] * (rounds - 1)):
             store.emit(replace(own, request_ids=(request.id,)))
         store.finished(request, ending(request.id))
         if number % read_every == 0:
@@ -62,6 +65,35 @@ def test_every_round_is_counted_once_however_often_it_is_read() -> None:
     assert rarely.off.against == pytest.approx(often.off.against)
     assert rarely.off.seconds == pytest.approx(often.off.seconds, rel=0.01)
     assert rarely.dropped == often.dropped == 0
+
+
+def test_rounds_of_conditional_policies_are_compared_as_all_others() -> None:
+    """Each of their rounds names the policies that decided; a batch of two such rounds ended the estimate for good."""
+    plain, one = (replace(record([n], [n - n // 3]), decided_by=("when-short",)) for n in (0, 3))
+    named, unnamed = served(40, 8, one, plain=[plain]), served(40, 8, record([3], [2]))
+    assert named.dropped == 0
+    assert named.speedup == unnamed.speedup is not None
+
+
+def test_a_pause_of_the_machine_in_a_round_does_not_count_as_gain() -> None:
+    """The estimate was the measured time times the gain: a pause in a round that accepted much counted many times."""
+    plain, one = [record([0], [0])] * 20, record([3], [3])
+    usual = served(40, 2, one, plain=plain)
+    store, earnings = begun(tasks=2)
+    for number in range(40):
+        request = Request(f"r{number}", (1, 2, 3))
+        store.started(request)
+        for i, own in enumerate((*plain, replace(one, caught_up=3), one)):
+            pause = 20 if (number, i) == (30, 21) else 1
+            store.emit(replace(own, request_ids=(request.id,), total_seconds=pause * own.total_seconds))
+            if number >= 30:  # each round by itself
+                store.settle()
+        store.finished(request, ending(request.id))
+    store.settle()
+    paused = earnings.snapshot().speedup
+    assert usual.speedup is not None
+    assert paused is not None
+    assert paused.value == pytest.approx(usual.speedup.value, rel=0.01)
 
 
 def test_what_a_tier_earned_is_said_against_off_and_the_best() -> None:

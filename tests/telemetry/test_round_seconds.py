@@ -45,6 +45,28 @@ def test_the_ratio_to_a_plain_round_is_known_within_the_error_it_states(depth: i
     assert error < 0.25 * ratio
 
 
+@pytest.mark.parametrize("share", [0.5, 0.1])
+def test_drafters_of_different_costs_keep_their_own_prices(share: float) -> None:
+    """N-gram rounds are cheap and rounds of a draft model are not, at the same depth: both enter the fit."""
+    rng, fit = np.random.default_rng(0), RoundSeconds(2)
+
+    def rounds(depth: FloatArray, drafter: FloatArray) -> FloatArray:
+        drafted = depth[:, None] * np.eye(2)[drafter.astype(np.int64)]
+        return features(0.0, drafted, drafted, 0.0 * drafted)
+
+    cost = {0: 0.02, 1: 0.20}  # of each drafted token, in plain rounds
+    for _ in range(20):
+        depth, drafter = rng.choice([0.0, 3.0, 7.0], 40), (rng.random(40) < share).astype(np.float64)
+        price = np.where(drafter == 1, cost[1], cost[0])
+        fit.add(rounds(depth, drafter), 0.01 * (1 + price * depth) * np.exp(rng.normal(0.0, 0.05, 40)))
+    for which, price in cost.items():
+        for depth in (3.0, 7.0):
+            some = rounds(np.array([depth]), np.array([float(which)]))[0]
+            ratio, error = fit.ratio(some, rounds(np.zeros(1), np.zeros(1))[0])
+            assert ratio == pytest.approx(1 + price * depth, rel=0.05)
+            assert error < 0.25 * ratio
+
+
 def test_the_ratio_of_equal_work_is_exactly_one() -> None:
     fit = fitted((0, 1, 3))
     for depths in ([0], [0, 0, 0], [1, 3]):

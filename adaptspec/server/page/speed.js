@@ -13,18 +13,20 @@ const SPEAK_MS = 15_000; // between two changes of what screen readers are told
 // Tokens per second of work over some seconds: measured, and estimated without speculation (null: not known yet).
 // Where nothing was drafted, both are the same.
 function rates(parts) {
-  let [emitted, busy, drafted, took, plain] = [0, 0, 0, 0, 0];
+  let [emitted, busy, drafted, tokens, took, plain] = [0, 0, 0, 0, 0, 0];
   for (const one of parts) {
     emitted += one.emitted;
     busy += one.busy;
     drafted += one.drafted;
+    tokens += one.compared?.[0] ?? 0;
     took += one.compared?.[1] ?? 0;
     plain += one.compared?.[2] ?? 0;
   }
-  if (!busy || !emitted) return { now: null, off: null, drafted };
+  if (!busy || !emitted) return { now: null, off: null, gain: null, drafted };
   const now = emitted / busy;
-  if (!drafted) return { now, off: now, drafted };
-  return { now, off: took && plain ? (now * took) / plain : null, drafted };
+  if (!drafted) return { now, off: now, gain: 1, drafted };
+  // Of rounds that are compared alone: `now` has those of requests that declined speculation, too.
+  return took && plain ? { now, off: tokens / plain, gain: plain / took, drafted } : { now, off: null, gain: null, drafted };
 }
 
 function series(all, now) {
@@ -69,7 +71,7 @@ export class Speed {
     else if (!recent.drafted) say(ratio, "tokens per second, nothing drafted");
     else if (recent.off === null) say(ratio, "tokens per second");
     else {
-      const gain = recent.now / recent.off;
+      const { gain } = recent;
       ratio.replaceChildren(
         el("b", { cls: gain > 1.005 ? "faster" : gain < 0.995 ? "slower" : "" }, times(gain)),
         ` the ${count(recent.off)} of plain decoding`,
