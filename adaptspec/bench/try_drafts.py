@@ -47,7 +47,7 @@ class Tried:
     """A draft that was tried (None: none), what it met, and what rounds take with it; `deciding` is what those of
     adaptive policies take beyond that, by their drafters. `parameters` are those of the target. `branching` says how
     many times as fast drafts that branch were as chains, in the one turn that both had (None: none can). `memory` is
-    an estimate, from its parameters, of the bytes that the draft's weights take in addition to the target's.
+    an estimate of the bytes that the draft's weights take in addition to the target's.
     """
 
     draft: str | None
@@ -150,7 +150,7 @@ def try_draft(
 
 
 def _memory(draft: str | None, runner: Runner) -> int:
-    """Bytes of a draft's weights; layers that it shares with the target take none."""
+    """Bytes of a draft's weights, estimated from above: embeddings that a quantized draft shares are counted, too."""
     if draft is not None and draft.startswith(FIRST_LAYERS):
         return 0
     bits = torch.finfo(getattr(torch, runner.info.dtype)).bits
