@@ -19,6 +19,7 @@ from functools import cache
 import numpy as np
 import torch
 
+from adaptspec.errors import ModelError
 from adaptspec.models.runner import Packed, Runner
 
 _log = logging.getLogger(__name__)
@@ -123,7 +124,7 @@ class ComputeThreads:
         self._choose({count: statistics.median(times) for count, times in seconds.items()})
 
     def _timed(self, count: int) -> float:
-        """Seconds of a pass with this number of threads; the present number is set again behind it."""
+        """Seconds of a pass with this number of threads; afterwards the present number is set again."""
         self._set_threads(count)
         try:
             began = self._timer()
@@ -147,15 +148,19 @@ class ComputeThreads:
 
 
 def one_token_pass(target: Runner) -> Callable[[], None]:
-    """A pass of the target over one token of a row that must be free, and is free again behind it."""
+    """Runs the target over one token of row 0, which must be free, and frees the row afterwards.
+
+    Raises ModelError: the cache has no room for it.
+    """
     row, one, token = np.zeros(1, dtype=np.int64), np.ones(1, dtype=np.int64), np.zeros(1, dtype=np.int64)
 
     def run() -> None:
-        if target.reserve(0, 1):
-            try:
-                target.forward(Packed(row, one, token, one))
-            finally:
-                target.free(0)
+        if not target.reserve(0, 1):
+            raise ModelError("the cache has no room for one token; give it more memory")
+        try:
+            target.forward(Packed(row, one, token, one))
+        finally:
+            target.free(0)
 
     return run
 

@@ -7,7 +7,9 @@ from collections.abc import Mapping
 import pytest
 import torch
 
+from adaptspec.errors import ModelError
 from adaptspec.models.compute_threads import AFTER_ALL, AFTER_DOUBTS, FASTER, ComputeThreads, one_token_pass
+from adaptspec.models.runner import Packed
 from tests.fakes import TableRunner
 
 
@@ -135,13 +137,25 @@ def test_a_pass_that_fails_ends_comparisons_and_nothing_else(caplog: pytest.LogC
     assert "could not be compared" in caplog.text
 
 
-def test_the_pass_that_is_timed_leaves_its_row_free() -> None:
-    """Also where it fails, or where the cache has no room."""
+def test_the_pass_that_is_timed_leaves_its_row_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where it fails. Without room there is nothing to time, and no choice is made from it."""
     target = TableRunner(context=64)
     one_token_pass(target)()
     assert target.length(0) == 0
+
+    def fail(packed: Packed) -> None:
+        raise ModelError("broken")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(target, "forward", fail)
+        with pytest.raises(ModelError, match="broken"):
+            one_token_pass(target)()
+    assert target.length(0) == 0
     assert target.reserve(0, 64)
     target.free(0)
+    monkeypatch.setattr(target, "reserve", lambda row, tokens: False)
+    with pytest.raises(ModelError, match="no room"):
+        one_token_pass(target)()
 
 
 def test_torch_uses_it_on_the_calling_thread() -> None:
