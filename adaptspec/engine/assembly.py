@@ -39,7 +39,7 @@ from adaptspec.errors import ConfigError
 from adaptspec.gpu.device_decoder import DeviceDecoder
 from adaptspec.models.compute_threads import ComputeThreads, all_threads, one_token_pass
 from adaptspec.models.decoder import Decoder
-from adaptspec.models.model_files import resolve_model
+from adaptspec.models.model_files import resolve_model, weight_files
 from adaptspec.models.runner import Listener, Runner
 from adaptspec.models.tokenization import check_tokenizer, fingerprint, load_tokenizer
 from adaptspec.types import Sink
@@ -113,8 +113,8 @@ def _build(config: EngineConfig, sinks: Sequence[Sink], costs: Costs, labels: La
     if config.draft_model is not None:
         places.append(places[0] if config.own_draft else model_place(config.draft_model, "draft"))
     progress(f"reading weights of {config.model}")
-    for place in places:
-        resolve_model(place)  # reading a target's weights may take minutes: a draft that is none is refused before
+    for place in places[1:]:  # a draft without weights is refused before the target is read, which may take minutes
+        weight_files(resolve_model(place, pickles=config.allow_pickle), pickles=config.allow_pickle)
     target, *drafts = load_models(config, places, partial(_deepest, config, specs, labels))
     tokenizer = load_tokenizer(places[0])
     check_tokenizer(tokenizer, target.info)

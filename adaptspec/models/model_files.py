@@ -23,21 +23,22 @@ PICKLES = (".bin", ".pt", ".pth")
 TRAINING = ("optimizer", "scheduler", "training_args", "rng_state", "scaler")  # pickles that are left of it
 _WANTED = "give the Hugging Face directory or id of the model with safetensors weights"
 # Formats of weights that are not read, by how the names of their files end, and what to do with them.
+# Pickles come first: a directory that has several formats can be converted from them.
 OTHER_FORMATS: Mapping[tuple[str, ...], str] = {
+    (*PICKLES, ".ckpt"): (
+        "its weights are a pickle, which can run code: convert it to safetensors (load it in transformers where you "
+        "trust it, then save_pretrained); of a head that drafts, give a directory with config.json and "
+        "--allow-pickle, which reads plain tensors out of it"
+    ),
     (".gguf", ".ggml"): (
         f"GGUF files are not read yet: {_WANTED}, or convert it with transformers: "
-        "AutoModelForCausalLM.from_pretrained(DIR, gguf_file=FILE).save_pretrained(OUT), and AutoTokenizer in the same "
-        "way"
+        "AutoModelForCausalLM.from_pretrained(DIR, gguf_file=FILE, quantization_config=GgufConfig(dequantize=True))"
+        ".save_pretrained(OUT), and AutoTokenizer.from_pretrained(DIR, gguf_file=FILE).save_pretrained(OUT)"
     ),
     (".onnx",): f"ONNX files are not read: {_WANTED}",
     (".h5", ".msgpack"): f"weights of TensorFlow and Flax are not read: {_WANTED}",
-    (*PICKLES, ".ckpt"): (
-        "its weights are a pickle, which can run code: convert it to safetensors (load it in transformers where you "
-        "trust it, then save_pretrained); of a head that drafts, give its directory and --allow-pickle, which reads "
-        "plain tensors out of it"
-    ),
 }
-# Ids of the hub, and of other programs that name a file after a colon, whose ending says which format is in there.
+# Hub ids, also with a file after a colon, whose ending names the format.
 _FORMAT_IN_ID = re.compile(r"[-_.](gguf|onnx)(?::[\w.-]+)?$", re.IGNORECASE)
 MASK_EMBEDDING = "mask_embedding.pt"  # no weights: what stands for tokens to come, of some DFlash heads
 CONFIG = "config.json"
@@ -58,7 +59,8 @@ def resolve_model(path_or_hub_id: str, *, pickles: bool = False) -> Path:
     if path_or_hub_id and folder.is_dir():
         _check_files(folder)
         return folder
-    if found := _FORMAT_IN_ID.search(path_or_hub_id):
+    local = path_or_hub_id.startswith((".", "/", "~")) and not path_or_hub_id.lower().endswith((".gguf", ".onnx"))
+    if not local and (found := _FORMAT_IN_ID.search(path_or_hub_id)):
         _refuse_other_formats(path_or_hub_id, [Path(f"weights.{found[1]}")])
     if path_or_hub_id and folder.exists():
         _refuse_other_formats(path_or_hub_id, [folder])
@@ -88,7 +90,7 @@ def _check_files(folder: Path) -> None:
         for path in files:
             if not path.is_dir():
                 check_regular(path)
-        if not (folder / CONFIG).is_file() and not any(folder.glob("*.safetensors")):
+        if not (folder / CONFIG).is_file() and not any(path.suffix == ".safetensors" for path in files):
             _refuse_other_formats(str(folder), files)
     except FileError as error:
         raise ModelError(str(error)) from error
