@@ -21,11 +21,12 @@ from adaptspec.errors import (
 from adaptspec.server.api.answers import Answer, Json
 
 _CHAT, _COMPLETIONS, _MODELS = "POST /v1/chat/completions", "POST /v1/completions", "GET /v1/models"
-# Routes of other APIs, and of OpenAI's that are not here, by what to do instead. The longest that a path begins with
-# holds; one that ends in a slash is of what lies below it alone.
+# What to use instead of routes of other APIs, and of OpenAI's that are not here. The longest matching prefix wins. A
+# route that ends in a slash matches only paths below it.
 _OTHER_ROUTES: Mapping[str, str] = {
     "let the base URL of the client end in /v1, once": "/chat/completions /completions /responses /models /v1/v1",
-    f"it has OpenAI's API and not Ollama's, so use {_CHAT}": "/api",
+    f"it has OpenAI's API and not Ollama's, so use {_CHAT}": "/api/chat",
+    "it has OpenAI's API and not Ollama's; see /openapi.json for its routes": "/api",
     f"it has OpenAI's API and not Ollama's, so use {_COMPLETIONS}": "/api/generate",
     f"it has OpenAI's API and not Ollama's, so use {_MODELS}": "/api/tags /api/show /api/ps",
     "it has OpenAI's API and not Ollama's, so use GET /version": "/api/version",

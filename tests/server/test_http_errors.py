@@ -75,7 +75,7 @@ OTHER_ROUTES = {
     "GET /api/tags": "Ollama's, so use GET /v1/models",
     "POST /api/show": "Ollama's, so use GET /v1/models",
     "GET /api/version": "Ollama's, so use GET /version",
-    "DELETE /api/delete": "Ollama's, so use POST /v1/chat/completions",
+    "DELETE /api/delete": "Ollama's; see /openapi.json",
     "POST /api/embeddings": "computes no embeddings",
     "POST /api/embed": "computes no embeddings",
     "POST /v1/embeddings": "computes no embeddings",
