@@ -17,9 +17,9 @@ MARK = "<!-- Below: python -m tests.policy_reference -->\n"
 README = Path(__file__).parents[1] / "policies" / "README.md"
 Schema = Mapping[str, Any]
 SHORT = (
-    "One word may stand for a mapping that needs no more: `choose: goodput` is `choose: {algorithm: goodput}`,\n"
-    "`stop: none` is `stop: {rule: none}`, `never-slower: true` is `never-slower: {}`, and `never-slower: false` is\n"
-    "no `never-slower`."
+    "If all other keys have defaults, write the name instead of the mapping: `choose: goodput` is\n"
+    "`choose: {algorithm: goodput}`, `stop: none` is `stop: {rule: none}`, and `never-slower: true` is\n"
+    "`never-slower: {}`. `never-slower: false` leaves that guard off."
 )
 
 

@@ -52,7 +52,7 @@ def test_one_bad_prompt_refuses_the_call_and_leaves_nothing_behind(engine: Engin
     assert engine.core.idle
 
 
-def test_conversations_that_no_template_writes_are_refused_with_what_to_do(engine: Engine) -> None:
+def test_chat_without_a_template_is_refused_with_what_to_do(engine: Engine) -> None:
     """A base model has no chat template: the library's own error ended `generate --chat` with a traceback."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(engine.tokenizer, "chat_template", None)

@@ -169,7 +169,7 @@ PIPELINED = {
 
 
 @pytest.mark.parametrize("kind", PIPELINED)
-async def test_between_two_pipelined_requests_all_else_has_a_turn(engine: Any, tokenizer: Any, kind: str) -> None:
+async def test_other_tasks_run_between_pipelined_requests(engine: Any, tokenizer: Any, kind: str) -> None:
     """However fast they are answered: one packet holds thousands, and streams would stand still for seconds."""
     app = make_app(engine, tokenizer, Metrics(), api_keys=["key"] if kind == "no key" else ())
     order: list[str] = []
@@ -273,7 +273,7 @@ async def test_a_compressed_body_is_refused_before_it_has_come(
         "Host: localhost\r\nContent-Length: 15\r\nTransfer-Encoding: chunked",
     ],
 )
-async def test_what_may_be_said_once_is_refused_where_it_is_said_twice(engine: Any, tokenizer: Any, twice: str) -> None:
+async def test_repeated_single_value_headers_are_refused(engine: Any, tokenizer: Any, twice: str) -> None:
     """A proxy may go by the second header where the server goes by the first: which host, where the body ends."""
     missing = "".join(
         f"{header}\r\n"

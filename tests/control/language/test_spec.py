@@ -103,7 +103,7 @@ def test_one_word_stands_for_the_mapping_that_it_names(short: str, whole: str) -
         "choose: goodput, guard: {probe: false}",
     ],
 )
-def test_words_that_leave_something_open_are_no_mappings(body: str) -> None:
+def test_short_forms_without_required_keys_are_refused(body: str) -> None:
     """The parser and the schema agree on what one word cannot say."""
     text = f"{HEAD}spec: {{{body}}}\n"
     with pytest.raises(PolicyError):
