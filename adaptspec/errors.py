@@ -5,11 +5,6 @@ from __future__ import annotations
 import errno
 
 
-def quantity(number: int, noun: str, many: str | None = None, *, form: str = "") -> str:
-    """A number of things for a message: `1 item`, `2 items`; `many` is the noun of several, `form` the number's."""
-    return f"{number:{form}} {noun if number == 1 else many or f'{noun}s'}"
-
-
 class AdaptSpecError(Exception):
     """Root of the tree: catch this to catch everything AdaptSpec raises on purpose."""
 

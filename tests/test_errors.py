@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from adaptspec.errors import quantity
+from adaptspec.quantity import quantity
 
 
 @pytest.mark.parametrize(

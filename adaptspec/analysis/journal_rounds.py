@@ -14,8 +14,9 @@ from adaptspec.control.cost import CostTable
 from adaptspec.control.language.build import load_policy_spec
 from adaptspec.control.language.library import find_policy, shipped_policies
 from adaptspec.control.language.spec import PolicySpec
-from adaptspec.errors import JournalError, quantity
+from adaptspec.errors import JournalError
 from adaptspec.journal import JournalHeader, LinesDropped, RequestFinished, RequestStarted, read_entries
+from adaptspec.quantity import quantity
 from adaptspec.types import RoundRecord
 
 

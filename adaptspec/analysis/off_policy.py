@@ -20,7 +20,8 @@ from adaptspec.control.language.spec import PolicySpec
 from adaptspec.control.policy import BatchSignals
 from adaptspec.control.tasks import Labels, Names
 from adaptspec.drafters import DRAFTERS, Kind, kind_of
-from adaptspec.errors import ConfigError, JournalError, quantity
+from adaptspec.errors import ConfigError, JournalError
+from adaptspec.quantity import quantity
 from adaptspec.request import Request, SpeculationParams
 from adaptspec.types import BoolArray, IntArray, Reason, RoundRecord
 

@@ -6,7 +6,7 @@ import argparse
 import sys
 
 from adaptspec.commands.arguments import add_models, engine_config, positive
-from adaptspec.errors import quantity
+from adaptspec.quantity import quantity
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

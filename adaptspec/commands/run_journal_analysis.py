@@ -14,7 +14,8 @@ from adaptspec.commands.arguments import tell
 from adaptspec.control.language.build import load_policy_spec
 from adaptspec.control.language.library import find_policy
 from adaptspec.control.language.spec import PolicySpec
-from adaptspec.errors import ConfigError, JournalError, quantity
+from adaptspec.errors import ConfigError, JournalError
+from adaptspec.quantity import quantity
 from adaptspec.tables import Table
 from adaptspec.types import REASON_WORDS
 

@@ -8,8 +8,9 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from adaptspec.commands.arguments import seconds
-from adaptspec.errors import JournalError, quantity
+from adaptspec.errors import JournalError
 from adaptspec.journal import Entry, read_entries
+from adaptspec.quantity import quantity
 from adaptspec.telemetry.timeline import Timeline, latest
 from adaptspec.telemetry.trace_events import write_trace, write_trace_file
 

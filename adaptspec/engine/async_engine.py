@@ -19,9 +19,10 @@ from queue import Empty, SimpleQueue
 from typing import Any, TypeAlias, TypeVar, cast
 
 from adaptspec.engine.core import EngineCore
-from adaptspec.errors import EngineError, OverloadedError, quantity
+from adaptspec.errors import EngineError, OverloadedError
 from adaptspec.models.runner import ModelInfo
 from adaptspec.progress import report_progress, set_progress_callback
+from adaptspec.quantity import quantity
 from adaptspec.request import Grammar, Request
 from adaptspec.types import Completion, Delta, FinishReason
 

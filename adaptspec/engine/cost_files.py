@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from adaptspec.control.cost import MOST_BYTES, CostTable
-from adaptspec.errors import ConfigError, quantity
+from adaptspec.errors import ConfigError
 from adaptspec.files import read_text, write_file
+from adaptspec.quantity import quantity
 
 _AGES = ((86_400.0, "days"), (3_600.0, "hours"), (60.0, "minutes"), (1.0, "seconds"))
 

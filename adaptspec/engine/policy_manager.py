@@ -21,7 +21,8 @@ from adaptspec.control.state import PolicyState, signature
 from adaptspec.engine.async_engine import AsyncEngine
 from adaptspec.engine.core import EngineCore
 from adaptspec.engine.task_methods import TaskMethods
-from adaptspec.errors import ConfigError, StateError, UnknownModelError, quantity
+from adaptspec.errors import ConfigError, StateError, UnknownModelError
+from adaptspec.quantity import quantity
 from adaptspec.types import FloatArray
 
 _log = logging.getLogger(__name__)

@@ -12,10 +12,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from adaptspec.drafting.drafter import DraftJob, ModelDrafter
-from adaptspec.errors import ConfigError, quantity
+from adaptspec.errors import ConfigError
 from adaptspec.models.processors import SamplingRow
 from adaptspec.models.runner import Packed, Runner
 from adaptspec.models.sampling import SamplingBatch
+from adaptspec.quantity import quantity
 from adaptspec.request import SamplingParams
 from adaptspec.types import IntArray
 

@@ -12,8 +12,9 @@ from adaptspec.engine.assembly import build
 from adaptspec.engine.core import EngineCore, EngineLimits
 from adaptspec.engine.engine_config import AUTO, BUNDLED, EngineConfig
 from adaptspec.engine.profiler import Progress, no_progress
-from adaptspec.errors import ConfigError, RequestError, quantity
+from adaptspec.errors import ConfigError, RequestError
 from adaptspec.models.tokenization import TEMPLATE_FAULTS, chat_text
+from adaptspec.quantity import quantity
 from adaptspec.request import Request, SamplingParams, SpeculationParams
 from adaptspec.types import Completion, Delta
 

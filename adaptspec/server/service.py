@@ -10,7 +10,8 @@ from dataclasses import replace
 from aiohttp import web
 
 from adaptspec.engine.async_engine import AsyncEngine
-from adaptspec.errors import EngineError, OverloadedError, PromptTooLongError, RequestError, UnknownModelError, quantity
+from adaptspec.errors import EngineError, OverloadedError, PromptTooLongError, RequestError, UnknownModelError
+from adaptspec.quantity import quantity
 from adaptspec.request import Grammar, Request
 from adaptspec.server.api.chat import ChatBody
 from adaptspec.server.api.codec import Codec

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from adaptspec.control.tasks import OTHER
-from adaptspec.errors import quantity
+from adaptspec.quantity import quantity
 from adaptspec.request import Request
 from adaptspec.telemetry.metrics import PROVIDER
 from adaptspec.telemetry.request_record import Forecast, RequestRecord, RoundHistory, RoundSums, RowRound, drafter_name

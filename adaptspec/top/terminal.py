@@ -19,7 +19,7 @@ from rich.syntax import Syntax
 from rich.table import Table
 from rich.text import Text
 
-from adaptspec.errors import quantity
+from adaptspec.quantity import quantity
 from adaptspec.top.feed import Connection, Feed, Json, LiveState, Policy, SeenRequest
 from adaptspec.top.summary import SHARE_SECONDS, MostlyOff, Summary, latest, speedup, summary
 

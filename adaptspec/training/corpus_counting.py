@@ -15,10 +15,11 @@ from transformers import PreTrainedTokenizerFast
 
 from adaptspec.drafting.corpus_counts import VERSION
 from adaptspec.drafting.token_counts import LONGEST, hashed
-from adaptspec.errors import CorpusError, quantity
+from adaptspec.errors import CorpusError
 from adaptspec.files import write_file
 from adaptspec.models.config import shown
 from adaptspec.models.tokenization import TEMPLATE_FAULTS, chat_text, fingerprint, load_tokenizer
+from adaptspec.quantity import quantity
 from adaptspec.training.corpus import Record, read_corpus
 from adaptspec.types import FloatArray, IntArray
 

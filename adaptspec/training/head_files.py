@@ -10,10 +10,11 @@ import torch
 from safetensors.torch import save
 from transformers import LlamaConfig, PretrainedConfig, Qwen3Config
 
-from adaptspec.errors import ConfigError, quantity
+from adaptspec.errors import ConfigError
 from adaptspec.files import write_file
 from adaptspec.models.config import FAMILIES, is_lean
 from adaptspec.models.model_files import CONFIG, WEIGHTS
+from adaptspec.quantity import quantity
 from adaptspec.training.head_modules import DFlash, Eagle, FrozenParts, Medusa, TrainedHead
 
 # What a head's layers have of the target's.

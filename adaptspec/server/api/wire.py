@@ -22,7 +22,8 @@ from pydantic import (
 )
 from pydantic_core import CoreSchema, ErrorDetails, PydanticCustomError, from_json, to_json
 
-from adaptspec.errors import RequestError, quantity
+from adaptspec.errors import RequestError
+from adaptspec.quantity import quantity
 from adaptspec.server.limits import ServerLimits
 
 Name = Annotated[str, Field(min_length=1, max_length=256)]
