@@ -1,4 +1,4 @@
-"""What a start does, while it does it: a status line on a terminal, plain lines anywhere else."""
+"""Shows the phases of a start: a status line on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 

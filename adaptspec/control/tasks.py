@@ -1,9 +1,9 @@
 """The tasks that acceptance is learned apart for, telling them from the text of a prompt, and numbers for their names.
 
 A request names its task as a hint, else `TaskDetector` reads it off the prompt: by a few rules where the prompt states
-its task outright, else from hashed character n-grams. These are the same on every machine, since they are of UTF-8
-bytes, with arithmetic of our own. A task is a line in tables of
-counts, so there is room for so many; what finds none counts as `OTHER`. API keys that policies name are numbered alike.
+its task outright, else from hashed character n-grams. Both give the same result on every machine: rules match text, and
+n-grams are hashed from UTF-8 bytes in integer arithmetic. A task is a line in tables of counts, so there is room for so
+many; what finds none counts as `OTHER`. API keys that policies name are numbered alike.
 """
 
 from __future__ import annotations

@@ -252,7 +252,7 @@ class AsyncEngine:
     def close(self) -> None:
         """Stop the engine thread; requests still in flight are aborted.
 
-        A round that takes longer than ten seconds is left to itself: nothing that it computes is wanted any more.
+        Waits at most ten seconds for a running round; its result is discarded.
         """
         self._draining = self._closed = True
         if self._thread.is_alive():

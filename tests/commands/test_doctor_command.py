@@ -36,20 +36,20 @@ def prompts(tmp_path: Path) -> Path:
 def test_what_it_writes_is_checked_and_served(
     target_path: Path, draft_path: Path, prompts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """All drafts in one run; what is not there is left out and told; the policy is one of the language."""
+    """All drafts in one run; what is not there is left out and reported; the policy is one of the language."""
     policy, missing = tmp_path / "policy.yaml", tmp_path / "nothing"
     line = ["doctor", "--model", str(target_path), "--prompts", str(prompts), "--tokens", "12"]
     drafts = [part for draft in (draft_path, "quantized:int8", missing) for part in ("--draft", str(draft))]
     assert main([*line, *drafts, "--write", str(policy), "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert set(told["plain_tokens_per_second"]) == {"chat", "code"}
-    assert {row["draft"] for row in told["drafters"]} == {str(draft_path), "quantized:int8", None}
-    memory = {row["draft"]: row["memory"] for row in told["drafters"]}
+    result = json.loads(capsys.readouterr().out)
+    assert set(result["plain_tokens_per_second"]) == {"chat", "code"}
+    assert {row["draft"] for row in result["drafters"]} == {str(draft_path), "quantized:int8", None}
+    memory = {row["draft"]: row["memory"] for row in result["drafters"]}
     assert memory[None] == 0 < memory["quantized:int8"]
-    assert set(told["unusable"]) == {str(missing)}
-    assert str(policy) in told["serve"]
+    assert set(result["unusable"]) == {str(missing)}
+    assert str(policy) in result["serve"]
     assert main(["policy", "validate", str(policy)]) == 0
-    draft = told["best"]["draft"] if told["worth"] else None
+    draft = result["best"]["draft"] if result["worth"] else None
     built = build(EngineConfig(str(target_path), draft, policies=(str(policy),)))
     assert built.core.controller.default == "doctor"
 
@@ -93,9 +93,9 @@ def test_what_was_found_is_told_even_if_the_policy_cannot_be_written(
 
     monkeypatch.setattr(Path, "write_text", full)
     assert main(["doctor", "--write", "policy.yaml"]) == 2
-    told = capsys.readouterr()
-    assert told.out.startswith("Yes: ")
-    assert "choose another file" in told.err
+    shown = capsys.readouterr()
+    assert shown.out.startswith("Yes: ")
+    assert "choose another file" in shown.err
 
 
 @pytest.mark.parametrize("worth", [True, False])

@@ -37,9 +37,9 @@ def test_policy_validate_tells_every_fault_of_every_file(tmp_path: Path, capsys:
     assert main(["policy", "validate", "goodput", "off"]) == 0
     assert capsys.readouterr().out == "goodput: ok\noff: ok\n"
     assert main(["policy", "validate", str(broken), "goodput", str(tmp_path / "none.yaml")]) == 2
-    told = capsys.readouterr()
-    assert told.out == "goodput: ok\n"
-    faults = told.err.splitlines()
+    shown = capsys.readouterr()
+    assert shown.out == "goodput: ok\n"
+    faults = shown.err.splitlines()
     assert all(line.startswith(str(tmp_path)) for line in faults)
     assert "(did you mean 'margin'?)" in faults[0]
     assert "no such file" in faults[-1]
@@ -63,9 +63,9 @@ def test_policy_validate_notes_tasks_that_no_prompt_is_detected_as(
         "  tasks:\n    code: {max-depth: 2}\n    coding: {off: true}\n    other: {off: true}\n"
     )
     assert main(["policy", "validate", str(mine)]) == 0
-    told = capsys.readouterr()
-    assert told.out == f"{mine}: ok\n"
-    (note,) = told.err.splitlines()
+    shown = capsys.readouterr()
+    assert shown.out == f"{mine}: ok\n"
+    (note,) = shown.err.splitlines()
     assert note.startswith(
         f"note: {mine}:8:5: spec.tasks.coding: no prompt is detected as 'coding' (detected are: chat,"
     )
@@ -98,9 +98,9 @@ def test_policy_import_writes_a_policy_that_is_valid(tmp_path: Path, capsys: pyt
     assert main(["policy", "validate", str(policy)]) == 0
     assert main(["policy", "import", "sglang", str(config)]) == 2
     assert main(["policy", "import", "vllm", str(config), "-o", str(policy)]) == 2
-    told = capsys.readouterr().err.splitlines()
-    assert "num_speculative_tokens: unknown key" in told[0]
-    assert "cannot be written" in told[-1]
+    shown = capsys.readouterr().err.splitlines()
+    assert "num_speculative_tokens: unknown key" in shown[0]
+    assert "cannot be written" in shown[-1]
 
 
 HEAD = "apiVersion: adaptspec.dev/v1\nkind: SpeculationPolicy\nmetadata: {name: mine}\n"
