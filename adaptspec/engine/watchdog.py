@@ -92,7 +92,12 @@ class Watchdog:
     def bound(self) -> float:
         """Seconds of silence, in which the engine could run, that are a hang at the moment."""
         recent = self._ended[0][1] if self._ended else 0.0
-        return max(self._seconds, MULTIPLE * max(self._expected, recent))
+        return max(self._first_bound, MULTIPLE * recent)
+
+    @property
+    def _first_bound(self) -> float:
+        """The bound, in seconds, before any silence was seen."""
+        return max(self._seconds, MULTIPLE * self._expected)
 
     async def run(self, every: float = 0.25) -> None:
         """Look again and again until cancelled."""
@@ -123,8 +128,11 @@ class Watchdog:
 
     def _end_silence(self) -> None:
         """Remember how long the silence was: the next one may be as long, on this machine as it is now."""
-        # One that was taken for a hang counts up to the bound, so that a single one does not make the watchdog blind.
-        seconds, self._silence = min(self._silence.seconds, self.bound), _Silence()
+        # The length of a hang says nothing of how long a pass takes, so a hang counts up to the first bound only. The
+        # bound thus grows by one `MULTIPLE` after the first hang, in case it was a slow pass, and not again after the
+        # next ones: at the bound of the moment, each hang would be noticed ten times later than the one before.
+        seconds = min(self._silence.seconds, self._first_bound) if self._hangs else self._silence.seconds
+        self._silence = _Silence()
         while self._ended and self._ended[-1][1] <= seconds:
             self._ended.pop()  # the new one is longer and will be remembered for longer
         self._ended.append((self._worked, seconds))

@@ -136,6 +136,20 @@ def test_a_hang_that_ends_does_not_make_the_watchdog_blind(world: World) -> None
     assert world.silence() <= MULTIPLE * PATIENCE + 2 * EVERY
 
 
+@pytest.mark.parametrize("expected", [0.0, 2.0])
+def test_hangs_that_follow_on_each_other_are_noticed_as_soon_as_the_second(expected: float) -> None:
+    """The bound grows after the first hang, which may have been a slow pass, and never again by a hang."""
+    world = World(expected)
+    world.progress()
+    bounds = []
+    for _ in range(4):
+        bounds.append(world.watchdog.bound)
+        assert bounds[-1] < world.silence() <= bounds[-1] + 2 * EVERY
+        world.progress()
+        world.work(10.0)
+    assert bounds == [bounds[0]] + [MULTIPLE * bounds[0]] * 3
+
+
 def test_an_engine_that_is_not_let_run_does_not_hang(world: World) -> None:
     """Thirteen others on two processors: a pass of some seconds takes many times as long."""
     assert world.silence(5 * PATIENCE, starved=11 / 13) == 5 * PATIENCE
