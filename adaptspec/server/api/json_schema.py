@@ -9,6 +9,7 @@ literal. `multipleOf` of m becomes an automaton of m states, and several that me
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -27,6 +28,10 @@ _ANNOTATIONS = frozenset(
     {"title", "description", "$comment", "default", "examples"}
 )  # never written, so never compiled
 _EXTENSION = "x-guidance"  # the compiler's own options; their strings are patterns
+_DEFINITIONS = ("$defs", "definitions")
+_VALUES = ("const", "enum")  # below them everything is data: no name is a keyword, and every string is written
+_NAMED = ("properties", "patternProperties", *_DEFINITIONS, "dependentSchemas")  # their names are no keywords
+_MERGED = ("$ref", "allOf", "anyOf", "oneOf")  # with the keywords next to them
 _ENOUGH = 10**9  # numbers are cut here, so that they stay small integers
 
 
@@ -50,25 +55,67 @@ def _check_literals(schema: Mapping[str, Any], param: str, limits: ServerLimits)
                 param,
             )
 
-    parts: list[tuple[str, object]] = [("", dict(schema))]
+    for kind, leaf in _leaves(dict(schema)):
+        if isinstance(leaf, str):
+            if kind == "pattern":
+                check("pattern that spells out a text", spelled_out(leaf), leaf)
+            else:
+                check(kind, _written_bytes(leaf), leaf)
+        elif isinstance(leaf, int):  # the compiler takes a finite float of any size, and it is short
+            check("number", leaf.bit_length() // 3, hex(leaf))
+        elif isinstance(leaf, float) and not math.isfinite(leaf):
+            raise RequestError(
+                f"{param} has a schema that holds the number {leaf}, or one so large that it is read as it; use a "
+                "smaller one, or leave it out",
+                param,
+            )
+
+
+def _leaves(schema: dict[str, Any]) -> Iterator[tuple[str, object]]:
+    """All that a schema may write: each name, pattern and other value, with its kind `name`, `pattern` or `string`."""
+    parts: list[tuple[str, object]] = [("", schema)]  # each with the keyword that it stands below
+    seen: set[tuple[str, int]] = set()
     while parts:
         keyword, part = parts.pop()
-        if isinstance(part, dict):
-            for name, value in part.items():
-                check("name", _written_bytes(name), name)
-                if keyword == "patternProperties":
-                    check("pattern that spells out a text", spelled_out(name), name)
-                if name not in _ANNOTATIONS or not isinstance(value, (str, list)):
-                    parts.append((keyword if keyword == _EXTENSION else name, value))
-        elif isinstance(part, list):
+        if not isinstance(part, (dict, list)):
+            yield "pattern" if keyword in ("pattern", _EXTENSION) else "string", part
+            continue
+        if (keyword, id(part)) in seen:
+            continue
+        seen.add((keyword, id(part)))
+        if isinstance(part, list):
             parts.extend((keyword, value) for value in part)
-        elif isinstance(part, str):
-            if keyword in ("pattern", _EXTENSION):
-                check("pattern that spells out a text", spelled_out(part), part)
-            else:
-                check("string", _written_bytes(part), part)
-        elif isinstance(part, int):  # the compiler takes a float of any size, and it is short
-            check("number", part.bit_length() // 3, hex(part))
+            continue
+        for name in part:
+            yield "name", name
+            if keyword == "patternProperties":
+                yield "pattern", name
+        parts.extend(_members(keyword, part))
+        if keyword not in _VALUES and isinstance(part.get("$ref"), str):
+            parts.append(("", _target(schema, part["$ref"])))  # a schema, even if it lies among examples
+
+
+def _members(keyword: str, part: dict[str, Any]) -> Iterator[tuple[str, object]]:
+    """The values of an object below a keyword that may be written, each with the keyword that it stands below."""
+    for name, value in part.items():
+        if keyword in (*_VALUES, _EXTENSION):
+            yield keyword, value
+        elif keyword in _NAMED:
+            yield "", value
+        elif name not in _ANNOTATIONS or not isinstance(value, (str, list)):
+            yield name, value
+
+
+def _target(schema: Mapping[str, Any], reference: str) -> object:
+    """The part of a schema that a `$ref` refers to; None if it is not in it."""
+    at: Any = schema
+    for step in reference.removeprefix("#").split("/")[1:]:
+        name = step.replace("~1", "/").replace("~0", "~")
+        if isinstance(at, list):
+            at = at[int(name)] if name.isdecimal() and len(name) < 6 and int(name) < len(at) else None
+        else:
+            at = at.get(name) if isinstance(at, dict) else None
+    return at if reference.startswith("#") and reference[1:2] in ("", "/") else None
 
 
 def _written_bytes(text: str) -> int:
@@ -240,7 +287,7 @@ class _Measure:
         return _Size(patterns, levels, product, min_length, multiples)
 
     def _together(self, part: object) -> Iterator[object]:
-        """What holds beside all that a part says itself."""
+        """Schemas that must hold in addition to the part's own keywords: `allOf` and the target of `$ref`."""
         if isinstance(part, dict):
             every, target = part.get("allOf"), part.get("$ref")
             yield from every if isinstance(every, list) else ()
@@ -248,16 +295,10 @@ class _Measure:
                 yield self._referred(target)
 
     def _referred(self, reference: str) -> object:
-        at: Any = self._schema
-        for step in reference.removeprefix("#").split("/")[1:]:
-            name = step.replace("~1", "/").replace("~0", "~")
-            if isinstance(at, list):
-                at = at[int(name)] if name.isdecimal() and len(name) < 6 and int(name) < len(at) else None
-            else:
-                at = at.get(name) if isinstance(at, dict) else None
-        if at is None or not reference.startswith("#") or reference[1:2] not in ("", "/"):
+        target = _target(self._schema, reference)
+        if target is None:
             self._refuse(f"refers to {shown(reference)}, which is not in it", "refer to its parts as in #/$defs/NAME")
-        return at
+        return target
 
     def _refuse(self, what: str, remedy: str) -> NoReturn:
         raise RequestError(f"{self._param} has a schema that {what}; {remedy}", self._param)
@@ -266,14 +307,17 @@ class _Measure:
 def _own(part: dict[str, Any]) -> tuple[int, int, int]:
     """What a part says itself: how many patterns and formats, the digits of its `multipleOf`, and its `minLength`."""
     patterns = sum(isinstance(part.get(name), str) for name in _REGULAR)
-    multiple, min_length = part.get("multipleOf"), part.get("minLength")
-    digits = 1
-    if isinstance(multiple, int) or (isinstance(multiple, float) and multiple.is_integer()):
-        digits = abs(int(multiple))
-    elif isinstance(multiple, float):
+    multiple, min_length = _finite(part.get("multipleOf")), _finite(part.get("minLength"))
+    if isinstance(multiple, float) and not multiple.is_integer():
         digits = int("".join(map(str, Decimal(str(multiple)).as_tuple().digits)))
-    length = int(min_length) if isinstance(min_length, (int, float)) else 0
-    return patterns, max(1, min(digits, _ENOUGH)), min(length, _ENOUGH)
+    else:
+        digits = abs(int(multiple))
+    return patterns, max(1, min(digits, _ENOUGH)), min(int(min_length), _ENOUGH)
+
+
+def _finite(value: object) -> int | float:
+    """A number of a schema; 0 for what is none, among them the `inf` that 1e999 is read as."""
+    return value if isinstance(value, int) or (isinstance(value, float) and math.isfinite(value)) else 0
 
 
 def _alternatives(part: dict[str, Any] | list[Any]) -> Iterator[object]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from pydantic import BaseModel, Field
 from adaptspec.errors import RequestError
 from adaptspec.server.api.chat import ChatBody
 from adaptspec.server.api.json_schema import DEEPEST, MOST_PATTERNS, check_schema, spelled_out
+from adaptspec.server.api.wire import parse
 from adaptspec.server.limits import ServerLimits
 
 Json = dict[str, Any]
@@ -34,7 +36,7 @@ MANY = 20
 HIDDEN = {f"d{i}": {"allOf": [{"$ref": f"#/$defs/d{i + 1}"}, matching(i)]} for i in range(MANY)}
 TOO_MUCH: dict[str, Json] = {
     "patterns of one text": merged(MANY),
-    "patterns beside references": {"$defs": {**HIDDEN, f"d{MANY}": {"type": "string"}}, "$ref": "#/$defs/d0"},
+    "patterns next to references": {"$defs": {**HIDDEN, f"d{MANY}": {"type": "string"}}, "$ref": "#/$defs/d0"},
     "patterns of one field": {"allOf": [{"type": "object", "properties": {"x": matching(i)}} for i in range(MANY)]},
     "below a field of a keyword's name": {"type": "object", "properties": {"$defs": merged(MANY), "allOf": {}}},
     "an item of a list": {"$defs": {"a": {"anyOf": [merged(MANY)]}}, "$ref": "#/$defs/a/anyOf/0"},
@@ -49,6 +51,12 @@ TOO_MUCH: dict[str, Json] = {
     "a constant of long characters": {"const": "\N{GRINNING FACE}" * 2000},
     "a text within a constant": {"const": {"a": [LONG]}},
     "a choice": {"enum": ["a", LONG]},
+    "a title within a constant": {"const": {"title": "x" * 90_000}},
+    "a default within a choice": {"enum": [{"default": ["x" * 90_000]}]},
+    "a pattern within a constant": {"const": {"pattern": "[" + "x" * 90_000 + "]"}},
+    "an option within a constant": {"properties": {"enum": {"const": {"a": [{"x-guidance": f"[{LONG}]"}]}}}},
+    "a field of a keyword's name, by reference": {"properties": {"const": {"title": [LONG]}}, "$ref": "#/properties"},
+    "an example that is referred to": {"examples": [{"const": LONG}], "$ref": "#/examples/0"},
     "a number": {"enum": [10**4999]},
     "a name": {"type": "object", "properties": {LONG: {}}},
     "a required name": {"type": "object", "required": [LONG]},
@@ -101,6 +109,9 @@ def test_what_clients_send_is_taken() -> None:
     check_schema({"type": "object", "properties": {"$ref": {"type": "string"}, "allOf": {"enum": ["$ref"]}}}, "tools")
     check_schema({"description": LONG, "default": LONG, "examples": [LONG], "type": "string"}, "tools")
     check_schema({"enum": [f"{i:04}" * 10 for i in range(2000)]}, "tools")
+    annotated = {"title": LONG, "default": [LONG], "pattern": f"[{LONG}]"}
+    for keyword in ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas"):
+        check_schema({keyword: {"const": annotated, "enum": annotated, "pattern": annotated}}, "tools")
     check_schema({"type": "string", "pattern": "^(.{1,20000}|[a-z]{100}|(https?://)?x{3})$", "minLength": 100}, "tools")
     check_schema({"type": "string", "minLength": 100_000, "maxLength": 1_000_000}, "tools")
     check_schema({"type": "array", "minItems": 100_000, "items": {"type": "number", "multipleOf": 0.01}}, "tools")
@@ -152,6 +163,27 @@ def test_a_pattern_spells_out_what_it_repeats(pattern: str, size: int) -> None:
 @pytest.mark.parametrize("piece", ["(", ")", "[", "(?P<", r"\p{", "(?a", "{1", "|", "\\", "a{9}", "(a|"])
 def test_any_text_may_be_sent_as_a_pattern(piece: str) -> None:
     assert spelled_out(piece * 1000) >= 0
+
+
+@pytest.mark.parametrize("number", [math.inf, -math.inf, math.nan])
+@pytest.mark.parametrize("keyword", ["minLength", "maxLength", "minItems", "maxItems", "multipleOf", "maximum"])
+def test_a_number_that_is_not_finite_is_refused(keyword: str, number: float) -> None:
+    """1e999 is read as inf, which is no int: the server answered with its own fault, 500."""
+    schemas: list[Json] = [{keyword: number}, {"items": {keyword: number, "pattern": "a"}}, {keyword: [number]}]
+    for schema in schemas:
+        with pytest.raises(RequestError, match=r"holds the number -?(inf|nan)"):
+            check_schema(schema, "tools")
+    check_schema({"title": [{keyword: number, "pattern": "a"}]}, "tools")  # never compiled
+
+
+@pytest.mark.parametrize("number", ["1e999", "-1e999", "1e400"])
+def test_a_body_with_such_a_number_is_refused(number: str) -> None:
+    """A JSON text may hold it, though no number of the machine is as large."""
+    schema = f'{{"type": "string", "minLength": {number}}}'
+    raw = f"""{{"messages": [{{"role": "user", "content": "x"}}], "response_format":
+        {{"type": "json_schema", "json_schema": {{"name": "a", "schema": {schema}}}}}}}"""
+    with pytest.raises(RequestError):
+        parse(ChatBody, raw.encode()).grammar()
 
 
 @pytest.mark.parametrize("name", TOO_MUCH)
