@@ -223,7 +223,9 @@ class _Size:
 
     `patterns`, `product` and `min_length` are those of one text or number: the patterns and formats that it must match,
     the product of every `multipleOf` and the largest `minLength`. Parts that hold together are combined; of parts that
-    hold for different texts the largest counts. `levels` is the depth. `multiples` is the sum of all such products.
+    hold for different texts the largest counts. `levels` is the depth. `multiples` is the sum of all such products. The
+    compiler compiles the target of a reference once, where it is written, but copies it into a part that it merges with
+    others, and so on below it: `copied` is the sum with the targets of all references added where they are referred to.
     """
 
     patterns: int = 0
@@ -231,6 +233,7 @@ class _Size:
     product: int = 1
     min_length: int = 0
     multiples: int = 0
+    copied: int = 0
 
 
 class _Measure:
@@ -264,8 +267,11 @@ class _Measure:
     def _measured(self, part: dict[str, Any] | list[Any], level: int) -> _Size:
         if level > DEEPEST:
             return _Size(levels=1)  # refused by `of`, before anything goes deeper
-        inner = [self.of(one, level + 1) for one in _alternatives(part)]
         merged = [self.of(one, level + 1) for one in self._together(part)]
+        # Next to `allOf` or a `$ref` these are definitions and no fields: they say nothing of the text of this part.
+        apart = _DEFINITIONS if merged else ()
+        inner = [self.of(one, level + 1) for one in _alternatives(part, apart)]
+        defined = [self.of(part[name], level + 1) for name in apart if isinstance(part, dict) and name in part]
         patterns, multiple, min_length = _own(part) if isinstance(part, dict) else (0, 1, 0)
         patterns += sum(one.patterns for one in merged) + max((one.patterns for one in inner), default=0)
         if patterns > MOST_PATTERNS and merged:
@@ -281,10 +287,14 @@ class _Measure:
                 f"asks for a minLength above {self._limits.schema_min_length} next to a pattern or format",
                 "lower it, or say the length in the pattern",
             )
-        own = product if multiple > 1 or merged else 0
-        multiples = min(own + sum(one.multiples for one in (*inner, *merged)), _ENOUGH)
-        levels = 1 + max((one.levels for one in (*inner, *merged)), default=0)
-        return _Size(patterns, levels, product, min_length, multiples)
+        own = product if multiple > 1 or any(one.product > 1 for one in merged) else 0
+        copied = own + sum(one.copied for one in (*inner, *merged, *defined))
+        multiples = copied
+        if not _is_merged(part):
+            written = [] if _refers(part) else merged
+            multiples = (product if multiple > 1 else 0) + sum(one.multiples for one in (*inner, *written, *defined))
+        levels = 1 + max((one.levels for one in (*inner, *merged, *defined)), default=0)
+        return _Size(patterns, levels, product, min_length, min(multiples, _ENOUGH), min(copied, _ENOUGH))
 
     def _together(self, part: object) -> Iterator[object]:
         """Schemas that must hold in addition to the part's own keywords: `allOf` and the target of `$ref`."""
@@ -304,6 +314,20 @@ class _Measure:
         raise RequestError(f"{self._param} has a schema that {what}; {remedy}", self._param)
 
 
+def _refers(part: object) -> bool:
+    return isinstance(part, dict) and isinstance(part.get("$ref"), str)
+
+
+def _is_merged(part: object) -> bool:
+    """Whether the compiler merges schemas to compile a part: those of its fields, or all of it with those it names."""
+    if not isinstance(part, dict):
+        return False
+    keywords = part.keys() - _ANNOTATIONS.union(_DEFINITIONS)
+    every = part.get("allOf")
+    several = isinstance(every, list) and len(every) > 1
+    return several or "patternProperties" in part or (len(keywords) > 1 and not keywords.isdisjoint(_MERGED))
+
+
 def _own(part: dict[str, Any]) -> tuple[int, int, int]:
     """What a part says itself: how many patterns and formats, the digits of its `multipleOf`, and its `minLength`."""
     patterns = sum(isinstance(part.get(name), str) for name in _REGULAR)
@@ -320,11 +344,14 @@ def _finite(value: object) -> int | float:
     return value if isinstance(value, int) or (isinstance(value, float) and math.isfinite(value)) else 0
 
 
-def _alternatives(part: dict[str, Any] | list[Any]) -> Iterator[object]:
-    """Schemas of other texts, or of which one is chosen. Fields may have any name, so what is an object may be one."""
+def _alternatives(part: dict[str, Any] | list[Any], apart: tuple[str, ...]) -> Iterator[object]:
+    """Schemas of other texts, or of which one is chosen, less those of the names `apart`.
+
+    Fields may have any name, so what is an object may be one.
+    """
     if isinstance(part, list):
         yield from part
         return
     for name, value in part.items():
-        if isinstance(value, dict) or name not in _NOT_CHOSEN:
+        if name not in apart and (isinstance(value, dict) or name not in _NOT_CHOSEN):
             yield value

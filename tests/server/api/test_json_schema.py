@@ -34,6 +34,30 @@ def chain(length: int) -> Json:
 
 MANY = 20
 HIDDEN = {f"d{i}": {"allOf": [{"$ref": f"#/$defs/d{i + 1}"}, matching(i)]} for i in range(MANY)}
+
+
+def fivefold(leaf: Json, **more: Any) -> Json:
+    """Every part refers to the next one five times, with `more` next to each reference."""
+    parts = {
+        f"d{i}": {"type": "object", "properties": {name: {"$ref": f"#/$defs/d{i + 1}", **more} for name in "abcde"}}
+        for i in range(6)
+    }
+    return {"$defs": {**parts, "d6": leaf}, "$ref": "#/$defs/d0"}
+
+
+def copies(item: Json) -> Json:
+    """A list of fifty items, and an object with fifty fields that are multiples of 9."""
+    row = {"type": "object", "properties": {f"p{i}": {"type": "integer", "multipleOf": 9} for i in range(50)}}
+    return {"$defs": {"row": row}, "prefixItems": [item for _ in range(50)]}
+
+
+def table(cell: Json) -> Json:
+    """Of 101 rows, which are one definition, of 100 cells, which are another."""
+    row = {"type": "object", "properties": {f"c{i}": {"$ref": "#/$defs/cell"} for i in range(100)}}
+    rows = {f"r{i}": {"$ref": "#/$defs/row"} for i in range(101)}
+    return {"type": "object", "properties": rows, "$defs": {"row": row, "cell": cell}}
+
+
 TOO_MUCH: dict[str, Json] = {
     "patterns of one text": merged(MANY),
     "patterns next to references": {"$defs": {**HIDDEN, f"d{MANY}": {"type": "string"}}, "$ref": "#/$defs/d0"},
@@ -75,6 +99,16 @@ TOO_MUCH: dict[str, Json] = {
         "$defs": {"a": {"type": "integer", "multipleOf": 900}},
         "prefixItems": [{"allOf": [{"$ref": "#/$defs/a"}, {"minimum": i}]} for i in range(20)],
     },
+    "multiples next to a reference": copies({"$ref": "#/$defs/row", "required": []}),
+    "multiples of all of some": copies({"allOf": [{"$ref": "#/$defs/row"}, {"required": []}]}),
+    "multiples of one of some": copies({"type": "object", "anyOf": [{"$ref": "#/$defs/row"}, {"required": ["a"]}]}),
+    "multiples of a field of all": copies(
+        {"allOf": [{"properties": {"a": {"$ref": "#/$defs/row"}}}, {"properties": {"a": {"required": []}}}]}
+    ),
+    "multiples of a field and a pattern": copies(
+        {"properties": {"a": {"$ref": "#/$defs/row"}}, "patternProperties": {"a": {"required": []}}}
+    ),
+    "references that multiply multiples": fivefold({"type": "integer", "multipleOf": 9}, required=[]),
     "what is not there": {"$ref": "#/$defs/d0"},
     "another's": {"$ref": "https://example.org/schema.json"},
 }
@@ -116,6 +150,17 @@ def test_what_clients_send_is_taken() -> None:
     check_schema({"type": "string", "minLength": 100_000, "maxLength": 1_000_000}, "tools")
     check_schema({"type": "array", "minItems": 100_000, "items": {"type": "number", "multipleOf": 0.01}}, "tools")
     check_schema({"properties": {f"p{i}": {"type": "integer", "multipleOf": 100} for i in range(50)}}, "tools")
+    for leaf in ({"type": "string"}, {"type": "integer", "multipleOf": 9000}):
+        check_schema(table(leaf), "tools")  # what many refer to is compiled once
+        check_schema(fivefold(leaf), "tools")
+        check_schema(fivefold(leaf, description="one of five"), "tools")
+    check_schema(fivefold({"type": "string"}, required=[]), "tools")
+    of_one_kind = {"$defs": {"a": merged(5), "b": {"multipleOf": 200}}}  # which do not meet
+    check_schema({**of_one_kind, "$ref": "#/$defs/a"}, "tools")
+    check_schema({**of_one_kind, "allOf": [{"$ref": "#/$defs/b"}]}, "tools")
+    check_schema(copies({"$ref": "#/$defs/row", "title": "a row"}), "tools")
+    check_schema(copies({"allOf": [{"$ref": "#/$defs/row"}], "default": {}}), "tools")
+    check_schema(copies({"anyOf": [{"$ref": "#/$defs/row"}, {"type": "null"}], "default": None}), "tools")
 
 
 def test_the_limits_may_be_set() -> None:
