@@ -13,7 +13,7 @@ from adaptspec.engine.core import EngineCore, EngineLimits
 from adaptspec.engine.engine_config import AUTO, BUNDLED, EngineConfig
 from adaptspec.engine.profiler import Progress, no_progress
 from adaptspec.errors import ConfigError, RequestError
-from adaptspec.models.tokenization import TEMPLATE_FAULTS, chat_text
+from adaptspec.models.tokenization import chat_text
 from adaptspec.quantity import quantity
 from adaptspec.request import Request, SamplingParams, SpeculationParams
 from adaptspec.types import Completion, Delta
@@ -108,16 +108,10 @@ class Engine:
 
         Raises RequestError: the template does not take these messages, or the model has none.
         """
-        try:
-            text = chat_text(self.tokenizer, messages, answer=True)
-        except TEMPLATE_FAULTS as error:
-            raise RequestError(
-                f"the model's chat template does not take these messages ({error}); change their roles or order, or "
-                "give the prompt as plain text",
-                "messages",
-            ) from error
-        # The template has written the special tokens itself.
-        ids: list[int] = self.tokenizer.encode(text, add_special_tokens=False)
+        # The template writes the special tokens itself.
+        ids: list[int] = self.tokenizer.encode(
+            chat_text(self.tokenizer, messages, answer=True), add_special_tokens=False
+        )
         return ids
 
     def _run(self, ids: Sequence[str]) -> Iterator[Delta]:

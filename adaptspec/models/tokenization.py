@@ -14,14 +14,13 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedToken
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 from transformers.tokenization_utils_base import VERY_LARGE_INTEGER
 
-from adaptspec.errors import ModelError, PairError
+from adaptspec.errors import ModelError, PairError, RequestError
 from adaptspec.models.model_files import read_json, resolve_model
 from adaptspec.models.runner import ModelInfo
 
 GENERIC_CLASSES = (None, "PreTrainedTokenizerFast", "TokenizersBackend")
-# What `chat_text` raises. A template is a program of the model's makers: what it does with odd messages is not only
-# what jinja raises itself.
-TEMPLATE_FAULTS = (TemplateError, ValueError, TypeError, LookupError, ArithmeticError, AttributeError)
+# A template is a program of the model's makers: what it does with odd messages is not only what jinja raises itself.
+_TEMPLATE_FAULTS = (TemplateError, ValueError, TypeError, LookupError, ArithmeticError, AttributeError)
 # How SentencePiece vocabularies write a byte and a space.
 _BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 _SPACE = "\u2581"
@@ -78,16 +77,31 @@ def chat_text(
     """A conversation as the model's own template writes it, special tokens included.
 
     `answer` adds the opening of the assistant's turn. `tools` are those that may be called, for templates that take
-    them. Raises `TEMPLATE_FAULTS`: the template does not take these messages, or the model has none.
+    them.
+
+    Raises RequestError: the model has no template, or it does not take these messages, for the reason in `__cause__`.
     """
+    remedy = "give the prompt as plain text, which a server takes at /v1/completions"
+    if tokenizer.chat_template is None:
+        raise RequestError(f"the model has no chat template; {remedy}", "messages")
     options: dict[str, Any] = {} if tools is None else {"tools": tools}
-    return str(
-        tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=answer, **options)  # type: ignore[arg-type]
-    )
+    try:
+        return str(
+            tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=answer, **options)  # type: ignore[arg-type]
+        )
+    except _TEMPLATE_FAULTS as error:
+        raise RequestError(
+            f"the model's chat template does not take these messages ({error}); change their roles or order, or "
+            f"{remedy}",
+            "messages",
+        ) from error
 
 
 def encode_turn(tokenizer: PreTrainedTokenizerFast, text: str) -> list[int]:
-    """Token ids of a user's message, ready for the answer. A base model, which has no template, goes on from it."""
+    """Token ids of a user's message, ready for the answer. A base model, which has no template, goes on from it.
+
+    Raises RequestError: the template does not take the message.
+    """
     base = tokenizer.chat_template is None
     if not base:  # the template writes the special tokens itself
         text = chat_text(tokenizer, [{"role": "user", "content": text}], answer=True)

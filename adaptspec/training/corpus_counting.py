@@ -15,10 +15,10 @@ from transformers import PreTrainedTokenizerFast
 
 from adaptspec.drafting.corpus_counts import VERSION
 from adaptspec.drafting.token_counts import LONGEST, hashed
-from adaptspec.errors import CorpusError
+from adaptspec.errors import CorpusError, RequestError
 from adaptspec.files import write_file
 from adaptspec.models.config import shown
-from adaptspec.models.tokenization import TEMPLATE_FAULTS, chat_text, fingerprint, load_tokenizer
+from adaptspec.models.tokenization import chat_text, fingerprint, load_tokenizer
 from adaptspec.quantity import quantity
 from adaptspec.training.corpus import Record, read_corpus
 from adaptspec.types import FloatArray, IntArray
@@ -97,10 +97,10 @@ def _written(tokenizer: PreTrainedTokenizerFast, record: Record) -> str:
     messages = [{"role": "user", "content": record.prompt}, {"role": "assistant", "content": record.completion}]
     try:
         return chat_text(tokenizer, messages, answer=False)
-    except TEMPLATE_FAULTS as error:
+    except RequestError as error:
         raise CorpusError(
-            f"the model's chat template does not take the prompt {shown(record.prompt)} with its completion ({error}); "
-            "delete the record, or give it as text"
+            f"the model's chat template does not take the prompt {shown(record.prompt)} with its completion "
+            f"({error.__cause__}); delete the record, or give it as text"
         ) from error
 
 

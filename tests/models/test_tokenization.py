@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from adaptspec.errors import ModelError
+from adaptspec.errors import ModelError, RequestError
 from adaptspec.models.runner import ModelInfo
-from adaptspec.models.tokenization import Spelling, TokenBytes, check_tokenizer, load_tokenizer
+from adaptspec.models.tokenization import Spelling, TokenBytes, chat_text, check_tokenizer, encode_turn, load_tokenizer
 from tests.conftest import TINY_VOCAB, MakeModel, tiny_tokenizer
 from tests.drafting.spellings import gpt2_like, metaspace
 
@@ -54,6 +54,29 @@ def test_a_tokenizer_larger_than_the_model_is_refused() -> None:
     check_tokenizer(tiny_tokenizer(), INFO)
     with pytest.raises(ModelError, match="token id 259, the model only 200"):
         check_tokenizer(tiny_tokenizer(), dataclasses.replace(INFO, vocab_size=200))
+
+
+FAULTS = ("{{ 'x' + 1 }}", "{{ 1 / 0 }}", "{{ {}['x']['y'] }}", "{{ raise_exception('no') }}", "{% if")
+
+
+@pytest.mark.parametrize("template", FAULTS)
+def test_a_template_that_fails_is_a_refusal_that_says_what_to_do(template: str) -> None:
+    """A benchmark or a training run ended with the template's own error, which may be of any kind."""
+    tokenizer = tiny_tokenizer()
+    tokenizer.chat_template = template
+    with pytest.raises(RequestError, match=r"does not take these messages .*; change their roles or order") as refused:
+        encode_turn(tokenizer, "x")
+    assert refused.value.param == "messages"
+    assert str(refused.value.__cause__) in str(refused.value)
+
+
+def test_a_conversation_needs_a_template() -> None:
+    """One message does not: a base model goes on from its text."""
+    tokenizer = tiny_tokenizer()
+    tokenizer.chat_template = None
+    with pytest.raises(RequestError, match="has no chat template; give the prompt as plain text"):
+        chat_text(tokenizer, [{"role": "user", "content": "x"}], answer=True)
+    assert tokenizer.decode(encode_turn(tokenizer, "x")) == tokenizer.decode(tokenizer.encode("x"))
 
 
 def test_a_long_text_is_no_cause_for_a_warning(

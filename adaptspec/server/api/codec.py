@@ -10,7 +10,7 @@ from typing import NoReturn
 from transformers import PreTrainedTokenizerFast
 
 from adaptspec.errors import PromptTooLongError, RequestError
-from adaptspec.models.tokenization import TEMPLATE_FAULTS, TokenBytes, chat_text
+from adaptspec.models.tokenization import TokenBytes, chat_text
 from adaptspec.server.api.answers import Json
 from adaptspec.server.api.messages import Message
 from adaptspec.server.api.tools import Tool, written_out
@@ -104,12 +104,7 @@ class Codec:
             given = [tool.plain() for tool in tools]
         elif tools or ("tool_calls" not in template and any(m.tool_calls or m.role == "tool" for m in messages)):
             plain = written_out(plain, tools)
-        try:
-            return chat_text(self._tokenizer, plain, answer=answer, tools=given)
-        except TEMPLATE_FAULTS as error:
-            told = f"the model's chat template does not take these messages ({error})"
-            remedy = "change their roles or order, or send a plain prompt to /v1/completions"
-            raise RequestError(f"{told}; {remedy}", "messages") from error
+        return chat_text(self._tokenizer, plain, answer=answer, tools=given)
 
     def _refuse_length(self, param: str) -> NoReturn:
         raise PromptTooLongError(
