@@ -347,6 +347,7 @@ class EngineCore:
 
     def _on_leave(self, row: int) -> None:
         self.executor.leave(row)
+        self._deciding.forget(row)
         try:
             self.controller.finish(row)
         except Exception:  # noqa: BLE001 - the row is free, whatever its policy makes of that

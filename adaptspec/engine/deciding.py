@@ -72,6 +72,11 @@ class Deciding:
         self._left = self._own.steps - 1 if lasts else 0
         return made
 
+    def forget(self, row: int) -> None:
+        """The request in a row has ended. An idle engine would keep its prompt and grammar until the next round."""
+        if self._last is not None and row in self._last.of.signals.rows:
+            self._last = self._last._replace(decoding=())
+
     def learn(self, record: RoundRecord, kept: bool) -> None:
         """A round has ended; see `Decided.kept`."""
         self._own.note("step", record.total_seconds)

@@ -69,6 +69,7 @@ class ModelExecutor:
             drafter.begin(held_row(sequence), start)
 
     def leave(self, row: int) -> None:
+        self._sampling = None  # of the round before, which holds the grammar of the request that has ended
         for drafter in self._drafters:
             drafter.free(row)
         if self.witness is not None:
