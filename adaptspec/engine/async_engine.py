@@ -134,9 +134,14 @@ class AsyncEngine:
         """Refuse what can never be served, without queueing anything. Raises RequestError."""
         self._core.check(request)
 
-    def compile_grammar(self, grammar: Grammar) -> Grammar:
-        """The same grammar with its compiled form, from any thread. Raises RequestError if it cannot be used."""
-        return self._core.inputs.compile_grammar(grammar)
+    def compile_grammar(self, grammar: Grammar, most_bytes: int | None = None) -> Grammar:
+        """The same grammar with its compiled form, from any thread.
+
+        Raises:
+            RequestError: it cannot be used.
+            OverloadedError: the grammars of all requests would take more than `most_bytes` (None: no bound).
+        """
+        return self._core.inputs.compile_grammar(grammar, most_bytes)
 
     @property
     def alive(self) -> bool:

@@ -57,9 +57,9 @@ class InputProcessor:
         if request.sampling.grammar is not None:
             self.compile_grammar(request.sampling.grammar)
 
-    def compile_grammar(self, grammar: Grammar) -> Grammar:
-        """The same grammar with its compiled form. Raises RequestError if it cannot be used."""
-        return self._grammars.compile(grammar)
+    def compile_grammar(self, grammar: Grammar, most_bytes: int | None = None) -> Grammar:
+        """The same grammar with its compiled form; see `Grammars.compile`."""
+        return self._grammars.compile(grammar, most_bytes)
 
     def with_task(self, request: Request) -> Request:
         """The request with its task read off the prompt, unless it names one or has been read before."""

@@ -8,11 +8,12 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from threading import Lock
 from typing import Any
+from weakref import WeakValueDictionary
 
 import numpy as np
 from transformers import PreTrainedTokenizerFast
 
-from adaptspec.errors import RequestError
+from adaptspec.errors import OverloadedError, RequestError
 from adaptspec.request import Grammar
 from adaptspec.types import BoolArray
 
@@ -26,7 +27,7 @@ _MAX_STATES = 50_000  # of the lexer of one request, at 1 to 2 kB; schemas of re
 _JSON_STYLE = {"whitespace_pattern": r"[\x20\x0A\x0D\x09]{1,16}"}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class CompiledGrammar:
     """llguidance's matcher at the beginning of a text, and how many bytes it may take."""
 
@@ -37,7 +38,7 @@ class CompiledGrammar:
 class Grammars:
     """The grammars of a server, with a cache of those that were used last. May be used from any thread.
 
-    A grammar that leaves the cache lives on in the requests that hold it.
+    A grammar that leaves the cache lives on in the requests that hold it, and counts until the last of them has ended.
     """
 
     def __init__(
@@ -53,6 +54,7 @@ class Grammars:
         self._ends = ends
         self._vocabulary: Any = None
         self._cache_bytes = cache_bytes
+        self._living: WeakValueDictionary[Grammar, CompiledGrammar] = WeakValueDictionary()
         self._cache: OrderedDict[Grammar, CompiledGrammar] = OrderedDict()  # the latest used is the last
         self._num_bytes = 0
         # Not held while compiling: a large schema takes half a second, and rounds start other requests meanwhile.
@@ -63,21 +65,32 @@ class Grammars:
         """Bytes that all grammars in the cache may take, by estimate from the lengths of their texts."""
         return self._num_bytes
 
-    def compile(self, grammar: Grammar) -> Grammar:
-        """The same grammar with its compiled form; RequestError if it cannot be used, or llguidance is missing.
+    @property
+    def living_bytes(self) -> int:
+        """Bytes that all grammars in the cache and in requests may take, by the same estimate."""
+        # A list of references, unlike an iterator, stands while other threads add grammars.
+        return sum(one.num_bytes for reference in self._living.valuerefs() if (one := reference()) is not None)
+
+    def compile(self, grammar: Grammar, most_bytes: int | None = None) -> Grammar:
+        """The same grammar with its compiled form.
 
         Its first mask, which is often the slowest one, is computed here as well: requests start from a copy of it.
+
+        Raises:
+            RequestError: it cannot be used, or llguidance is missing.
+            OverloadedError: with it, living grammars would take more than `most_bytes` (None: no bound).
         """
         if grammar.compiled is not None:
             return grammar
         with self._lock:
-            found = self._cache.get(grammar)
-            if found is not None:
-                self._cache.move_to_end(grammar)
+            found = self._living.get(grammar)
+            if found is None and most_bytes is not None:
+                self._make_room(_estimated_bytes(grammar), most_bytes)
         if found is None:
             found = self._compile(grammar)
-            with self._lock:
-                self._keep(grammar, found)
+        with self._lock:
+            found = self._living.setdefault(grammar, found)  # another thread may have compiled it meanwhile
+            self._keep(grammar, found)
         return replace(grammar, compiled=found)
 
     def start(self, grammar: Grammar) -> Constraint:
@@ -87,13 +100,29 @@ class Grammars:
             return Constraint(compiled.matcher.deep_copy(), self._vocab_size, self._ends)
 
     def _keep(self, grammar: Grammar, compiled: CompiledGrammar) -> None:
-        if grammar in self._cache or compiled.num_bytes > self._cache_bytes:
+        if compiled.num_bytes > self._cache_bytes:
             return
+        if grammar not in self._cache:
+            self._num_bytes += compiled.num_bytes
         self._cache[grammar] = compiled
-        self._num_bytes += compiled.num_bytes
+        self._cache.move_to_end(grammar)
         while self._num_bytes > self._cache_bytes:
-            _, oldest = self._cache.popitem(last=False)
-            self._num_bytes -= oldest.num_bytes
+            self._drop_oldest()
+
+    def _drop_oldest(self) -> None:
+        _, oldest = self._cache.popitem(last=False)
+        self._num_bytes -= oldest.num_bytes
+
+    def _make_room(self, num_bytes: int, most_bytes: int) -> None:
+        """Empty the cache as far as needed; OverloadedError if requests hold too much."""
+        while self.living_bytes + num_bytes > most_bytes:
+            if not self._cache:
+                raise OverloadedError(
+                    f"requests in flight hold {self.living_bytes / 2**20:.0f} MiB of compiled schemas and tools; this "
+                    f"server takes at most {most_bytes / 2**20:.0f} MiB: send the request again later, or a smaller "
+                    "schema"
+                )
+            self._drop_oldest()
 
     def _compile(self, grammar: Grammar) -> CompiledGrammar:
         if len(grammar.text) > MAX_CHARACTERS:
@@ -121,7 +150,11 @@ class Grammars:
             raise _unusable(grammar, str(error)) from error
         if matcher.is_error():
             raise _unusable(grammar, matcher.get_error())
-        return CompiledGrammar(matcher, _BYTES_EACH + _BYTES_PER_CHARACTER * len(grammar.text))
+        return CompiledGrammar(matcher, _estimated_bytes(grammar))
+
+
+def _estimated_bytes(grammar: Grammar) -> int:
+    return _BYTES_EACH + _BYTES_PER_CHARACTER * len(grammar.text)
 
 
 def _unusable(grammar: Grammar, reason: str) -> RequestError:

@@ -42,6 +42,7 @@ class ServerLimits:
     policies: int = 64  # served at once, where some are sent to the admin's routes
     template_seconds: float = 2.0  # for the model's chat template
     grammar_seconds: float = 10.0  # for a schema or tools to be compiled
+    grammar_bytes: int = 2**30  # of compiled schemas and tools that requests hold, waiting and running; more get 429
     # Bytes of each constant, enum value or name in a schema, and of each text that a pattern spells out.
     schema_literal_bytes: int = 4096
     schema_multiples: int = 10_000  # all multipleOf in a schema; those that hold for one number are multiplied

@@ -142,7 +142,7 @@ class Service:
 
         def compiled() -> Grammar | None:
             grammar = body.grammar(self.limits)
-            return None if grammar is None else self.engine.compile_grammar(grammar)
+            return None if grammar is None else self.engine.compile_grammar(grammar, self.limits.grammar_bytes)
 
         async with self._compiling:
             try:

@@ -16,7 +16,7 @@ from transformers import PreTrainedTokenizerFast
 from adaptspec.drafting.draft_model import DraftModelDrafter
 from adaptspec.drafting.ngram import NgramDrafter
 from adaptspec.engine.core import EngineCore, EngineLimits
-from adaptspec.errors import RequestError
+from adaptspec.errors import OverloadedError, RequestError
 from adaptspec.request import Grammar, Request, SamplingParams
 from adaptspec.types import Completion, FinishReason
 from tests.engine.conftest import Dictated, make_core, run
@@ -119,6 +119,26 @@ def test_lookup_drafts_are_cut_before_they_are_verified(cores: Cores) -> None:
     assert done.text == "abababababababab!"
     assert done.stats.accepted == done.stats.drafted > 0, "only one text fits, so what is left of a draft is right"
     assert core.idle
+
+
+def test_grammars_of_requests_in_flight_have_a_bound(cores: Cores) -> None:
+    """Running and waiting requests hold what was compiled for them; room comes back when they end."""
+    core = cores.core()
+
+    def schema(number: int) -> Grammar:
+        return Grammar(json.dumps({"const": f"{number:03}"}))
+
+    most = 6 * core.inputs.compile_grammar(schema(0)).compiled.num_bytes
+    for number in range(6):  # of which four run and two wait
+        params = SamplingParams(max_tokens=40, grammar=core.inputs.compile_grammar(schema(number), most))
+        core.add(Request(f"r{number}", (5,), params))
+        del params
+    core.step()
+    with pytest.raises(OverloadedError, match="send the request again later"):
+        core.inputs.compile_grammar(schema(6), most)
+    while not core.idle:
+        core.step()
+    core.inputs.compile_grammar(schema(6), most // 6)
 
 
 @pytest.mark.parametrize(

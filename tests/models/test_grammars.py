@@ -8,10 +8,12 @@ from __future__ import annotations
 import json
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast
 
+from adaptspec.errors import OverloadedError
 from adaptspec.models.grammars import Constraint, Grammars
 from adaptspec.request import Grammar
 from tests.models.matchers import VOCAB, Climb, allowed_after
@@ -124,3 +126,29 @@ def test_a_grammar_that_has_left_the_cache_lives_on_in_its_requests(tokenizer: P
         assert constraint.error is None
     assert np.array_equal(constraints[0].mask([]), constraints[1].mask([]))
     assert compiled == _large(0), "the compiled form makes no difference"
+
+
+def _small(number: int) -> Grammar:
+    return Grammar(json.dumps({"const": f"{number:03}"}))
+
+
+def test_living_grammars_have_a_bound(tokenizer: PreTrainedTokenizerFast) -> None:
+    """A thousand waiting requests with a schema each held gigabytes. What only the cache holds makes room."""
+    grammars = Grammars(tokenizer, len(tokenizer), (1,))
+    each = grammars.compile(_small(0)).compiled.num_bytes
+    for number in range(1, 9):
+        grammars.compile(_small(number), 3 * each)
+        assert grammars.living_bytes <= 3 * each
+    held = [grammars.compile(_small(number), 3 * each) for number in range(3)]
+    for _ in range(2):
+        with pytest.raises(OverloadedError, match="send the request again later"):
+            grammars.compile(_small(3), 3 * each)
+        assert grammars.living_bytes == 3 * each
+        again = grammars.compile(_small(2), 3 * each)  # one that another request holds takes no room
+        assert again.compiled is held[2].compiled
+        del again
+    held.pop()
+    held.append(grammars.compile(_small(3), 3 * each))
+    held.clear()
+    assert grammars.compile(_small(4), each).compiled is not None
+    assert grammars.living_bytes == each

@@ -54,7 +54,7 @@ class FakeEngine:
         if request.speculation.policy not in (None, *self.policies):
             raise UnknownModelError("no such policy; ask for goodput or static", "adaptspec.policy")
 
-    def compile_grammar(self, grammar: Grammar) -> Grammar:
+    def compile_grammar(self, grammar: Grammar, most_bytes: int | None = None) -> Grammar:
         self.grammars.append(grammar)
         return grammar
 

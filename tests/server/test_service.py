@@ -17,6 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from adaptspec.errors import EngineError, OverloadedError, PromptTooLongError, RequestError, UnknownModelError
+from adaptspec.models.grammars import Grammars
 from adaptspec.request import MAX_SEED, Request, SamplingParams
 from adaptspec.server.api.chat import ChatBody
 from adaptspec.server.api.codec import Codec
@@ -153,7 +154,7 @@ async def test_a_grammar_that_takes_too_long_is_refused_and_holds_nobody_up(
     )
     compiled = engine.compile_grammar
     try:
-        monkeypatch.setattr(engine, "compile_grammar", lambda grammar: forever.wait())
+        monkeypatch.setattr(engine, "compile_grammar", lambda *of: forever.wait())
         with pytest.raises(RequestError, match="seconds to compile"):
             await service.chat_requests("id", body)
         monkeypatch.setattr(engine, "compile_grammar", compiled)
@@ -162,6 +163,31 @@ async def test_a_grammar_that_takes_too_long_is_refused_and_holds_nobody_up(
         assert len(engine.grammars) == 1
     finally:
         forever.set()
+
+
+async def test_requests_beyond_what_grammars_may_take_are_refused_until_others_end(engine: Any, tokenizer: Any) -> None:
+    """Each has a schema of its own, and keeps it compiled while it waits."""
+
+    def body(number: int) -> ChatBody:
+        wanted = {"type": "json_schema", "json_schema": {"name": "n", "schema": {"const": f"{number:03}"}}}
+        return ChatBody.model_validate({"messages": [{"role": "user", "content": "x"}], "response_format": wanted})
+
+    engine.compile_grammar = Grammars(tokenizer, 260, (1,)).compile
+    service = Service(engine, Codec(tokenizer))
+    (first,) = await service.chat_requests("id", body(0))
+    assert first.sampling.grammar is not None
+    most = 5 * first.sampling.grammar.compiled.num_bytes
+    del first
+    service.limits = ServerLimits().changed([f"grammar_bytes={most}"])
+    waiting = [await service.chat_requests("id", body(number)) for number in range(5)]
+    for number in range(5, 50):
+        with pytest.raises(OverloadedError, match="compiled schemas and tools"):
+            await service.chat_requests("id", body(number))
+    await service.chat_requests("id", body(3))  # what another has compiled takes no room
+    waiting.pop(0)
+    waiting.append(await service.chat_requests("id", body(5)))
+    with pytest.raises(OverloadedError):
+        await service.chat_requests("id", body(6))
 
 
 @given(seed=st.integers(-MAX_SEED, MAX_SEED))
