@@ -88,10 +88,10 @@ async def test_the_policy_that_when_chose_is_reported_everywhere(
     capsys.readouterr()
     explained = ["policy", "explain", "--journal", str(journal)]
     assert main([*explained, "--request", answers[1]["id"], "--json"]) == 0
-    explained = json.loads(capsys.readouterr().out)
-    assert explained["policy"] == "outer"
-    assert list(explained["decided_by"]) == ["promise"]
-    assert {row["decided_by"] for row in explained["row_rounds"]} == {"promise"}
+    shown = json.loads(capsys.readouterr().out)
+    assert shown["policy"] == "outer"
+    assert list(shown["decided_by"]) == ["promise"]
+    assert {row["decided_by"] for row in shown["row_rounds"]} == {"promise"}
     assert main([*explained, "promise", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["requests"] == 1
     assert main(explained) == 0
