@@ -7,6 +7,7 @@ import { sums } from "./feed.js";
 const SPAN = 120; // seconds shown
 const SMOOTH = 3; // seconds that each point is the mean of
 const NOW = 5; // seconds that the large figure is the mean of
+const LEAST_TOP = 10; // tokens per second that the chart reaches up to at least
 const NARROWEST = 14; // pixels that a stretch of work takes at least
 const SPEAK_MS = 15_000; // between two changes of what screen readers are told
 
@@ -86,8 +87,9 @@ export class Speed {
     const { context: c, width, height } = prepare(canvas);
     const shown = this.#points.flatMap((one) => [one.now, one.off]).filter((value) => value !== null);
     $("speed-empty").hidden = shown.length > 0 || !this.#feed.ready;
-    const unit = spacing(Math.max(...shown, 93) * 1.08);
-    const top = unit * Math.ceil((Math.max(...shown, 93) * 1.08) / unit);
+    const most = Math.max(...shown, LEAST_TOP) * 1.08;
+    const unit = spacing(most);
+    const top = unit * Math.ceil(most / unit);
     const [left, bottom, roof] = [44, height - 20, 6];
     const x = (i) => left + ((width - left - 4) * i) / SPAN;
     const y = (value) => bottom - ((bottom - roof) * value) / top;
