@@ -21,34 +21,64 @@ from adaptspec.errors import (
 from adaptspec.server.api.answers import Answer, Json
 
 _CHAT, _COMPLETIONS, _MODELS = "POST /v1/chat/completions", "POST /v1/completions", "GET /v1/models"
+_BASE_URL = "let the base URL of the client end in /v1, once"
+_OLLAMA, _LLAMA_CPP = "it has OpenAI's API and not Ollama's", "it has OpenAI's API and not llama.cpp's"
+_ANTHROPIC = f"it has OpenAI's API and not Anthropic's, so use {_CHAT}"
+_TGI = f"it has OpenAI's API and not TGI's or SGLang's, so use {_COMPLETIONS}"
+_NO_EMBEDDINGS = "it generates text and computes no embeddings, so use another server for them"
+_NO_SCORES = "it generates text and neither ranks nor classifies it, so use another server for that"
+_TEXT_ONLY = f"it reads and writes text only, so send the text to {_CHAT}"
+_NOT_STORED = "it keeps no responses or conversations, so send the whole conversation with POST /v1/responses"
+_NO_FILES = f"it has no files, batches, training, assistants or threads, so send each conversation to {_CHAT}"
 # What to use instead of routes of other APIs, and of OpenAI's that are not here. The longest matching prefix wins. A
 # route that ends in a slash matches only paths below it.
 _OTHER_ROUTES: Mapping[str, str] = {
-    "let the base URL of the client end in /v1, once": "/chat/completions /completions /responses /models /v1/v1",
-    f"it has OpenAI's API and not Ollama's, so use {_CHAT}": "/api/chat",
-    "it has OpenAI's API and not Ollama's; see /openapi.json for its routes": "/api",
-    f"it has OpenAI's API and not Ollama's, so use {_COMPLETIONS}": "/api/generate",
-    f"it has OpenAI's API and not Ollama's, so use {_MODELS}": "/api/tags /api/show /api/ps",
-    "it has OpenAI's API and not Ollama's, so use GET /version": "/api/version",
-    f"it has OpenAI's API and not Anthropic's, so use {_CHAT}": "/v1/messages /v1/complete",
-    f"it has OpenAI's API and not Gemini's, so use {_CHAT}": "/v1beta",
-    f"it has OpenAI's API and not llama.cpp's, so use {_COMPLETIONS}": "/completion /infill",
-    f"it has OpenAI's API and not llama.cpp's, so use {_MODELS}": "/props",
-    "it has OpenAI's API and not llama.cpp's, so use GET /metrics": "/slots",
-    f"it has OpenAI's API and not TGI's or SGLang's, so use {_COMPLETIONS}": "/generate /generate_stream",
-    "it generates text and computes no embeddings, so use another server for them": (
-        "/v1/embeddings /embeddings /embedding /api/embed /api/embeddings"
-    ),
-    "it generates text and neither ranks nor classifies it, so use another server for that": (
-        "/v1/moderations /v1/rerank /v2/rerank /rerank /v1/score /score /classify"
-    ),
-    f"it reads and writes text only, so send the text to {_CHAT}": "/v1/audio /v1/images /v1/videos /v1/realtime",
-    "it keeps no responses or conversations, so send the whole conversation with POST /v1/responses": (
-        "/v1/responses/ /v1/conversations /v1/chat/completions/"
-    ),
-    f"it has no files, batches, training, assistants or threads, so send each conversation to {_CHAT}": (
-        "/v1/files /v1/uploads /v1/batches /v1/fine_tuning /v1/assistants /v1/threads"
-    ),
+    "/chat/completions": _BASE_URL,
+    "/completions": _BASE_URL,
+    "/responses": _BASE_URL,
+    "/models": _BASE_URL,
+    "/v1/v1": _BASE_URL,
+    "/api/chat": f"{_OLLAMA}, so use {_CHAT}",
+    "/api": f"{_OLLAMA}; see /openapi.json for its routes",
+    "/api/generate": f"{_OLLAMA}, so use {_COMPLETIONS}",
+    "/api/tags": f"{_OLLAMA}, so use {_MODELS}",
+    "/api/show": f"{_OLLAMA}, so use {_MODELS}",
+    "/api/ps": f"{_OLLAMA}, so use {_MODELS}",
+    "/api/version": f"{_OLLAMA}, so use GET /version",
+    "/v1/messages": _ANTHROPIC,
+    "/v1/complete": _ANTHROPIC,
+    "/v1beta": f"it has OpenAI's API and not Gemini's, so use {_CHAT}",
+    "/completion": f"{_LLAMA_CPP}, so use {_COMPLETIONS}",
+    "/infill": f"{_LLAMA_CPP}, so use {_COMPLETIONS}",
+    "/props": f"{_LLAMA_CPP}, so use {_MODELS}",
+    "/slots": f"{_LLAMA_CPP}, so use GET /metrics",
+    "/generate": _TGI,
+    "/generate_stream": _TGI,
+    "/v1/embeddings": _NO_EMBEDDINGS,
+    "/embeddings": _NO_EMBEDDINGS,
+    "/embedding": _NO_EMBEDDINGS,
+    "/api/embed": _NO_EMBEDDINGS,
+    "/api/embeddings": _NO_EMBEDDINGS,
+    "/v1/moderations": _NO_SCORES,
+    "/v1/rerank": _NO_SCORES,
+    "/v2/rerank": _NO_SCORES,
+    "/rerank": _NO_SCORES,
+    "/v1/score": _NO_SCORES,
+    "/score": _NO_SCORES,
+    "/classify": _NO_SCORES,
+    "/v1/audio": _TEXT_ONLY,
+    "/v1/images": _TEXT_ONLY,
+    "/v1/videos": _TEXT_ONLY,
+    "/v1/realtime": _TEXT_ONLY,
+    "/v1/responses/": _NOT_STORED,
+    "/v1/conversations": _NOT_STORED,
+    "/v1/chat/completions/": _NOT_STORED,
+    "/v1/files": _NO_FILES,
+    "/v1/uploads": _NO_FILES,
+    "/v1/batches": _NO_FILES,
+    "/v1/fine_tuning": _NO_FILES,
+    "/v1/assistants": _NO_FILES,
+    "/v1/threads": _NO_FILES,
 }
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -162,13 +192,10 @@ def _of_aiohttp(error: web.HTTPException, http: web.Request) -> HttpError:
 def _instead(path: str) -> str:
     """What to do in place of calling a route that is not there."""
     path = path.rstrip("/")
-    fitting = [
-        (len(route), advice)
-        for advice, routes in _OTHER_ROUTES.items()
-        for route in routes.split()
-        if path == route or path.startswith(f"{route.rstrip('/')}/")
-    ]
-    return f" on this server: {max(fitting)[1]}" if fitting else "; see /openapi.json for the routes of this server"
+    fitting = [route for route in _OTHER_ROUTES if path == route or path.startswith(f"{route.rstrip('/')}/")]
+    if not fitting:
+        return "; see /openapi.json for the routes of this server"
+    return f" on this server: {_OTHER_ROUTES[max(fitting, key=len)]}"
 
 
 async def shape_refusal(http: web.Request, response: web.StreamResponse) -> None:
