@@ -103,23 +103,23 @@ class RoundSeconds:
         """Seconds of rounds [R] at the machine's first speed, in units; and which are close to their kind's mean."""
         blocks = work[:, _BEGUN:].reshape(len(work), -1, len(KNOTS) + 2)
         tokens = np.ceil(blocks[:, :, : len(KNOTS)] @ np.array(KNOTS))
-        kinds = np.column_stack([np.rint(4 * work[:, 1]), np.ceil(work[:, 2]), tokens]).astype(np.int64)
+        keys = np.column_stack([np.rint(4 * work[:, 1]), np.ceil(work[:, 2]), tokens]).astype(np.int64)
         catching_up = np.count_nonzero(blocks[:, :, -1], axis=1)
         took: FloatArray = np.empty(len(work))
         usual = np.ones(len(work), dtype=np.bool_)
-        for i, (kind, one) in enumerate(zip(kinds.tolist(), seconds.tolist(), strict=True)):
+        for i, (key, one) in enumerate(zip(keys.tolist(), seconds.tolist(), strict=True)):
             log = math.log(max(one, _LEAST_SECONDS) / self._unit)
             if not catching_up[i]:
-                usual[i] = self._follow(tuple(kind), log)
+                usual[i] = self._follow(tuple(key), log)
             took[i] = math.exp(log - self._speed)
         return took, usual
 
-    def _follow(self, work: tuple[int, ...], log: float) -> bool:
+    def _follow(self, key: tuple[int, ...], log: float) -> bool:
         """Split a round's deviation between the machine's speed and what its kind takes; False: too large a deviation.
 
         Then the machine paused, or its speed is changing, and the round shows nothing of what drafts cost.
         """
-        kind = self._kinds.setdefault(work, _Kind(log - self._speed))
+        kind = self._kinds.setdefault(key, _Kind(log - self._speed))
         deviation = log - kind.mean - self._speed
         usual = abs(deviation) < _DEVIATION
         # A change of the machine's speed shows in all kinds of rounds.
