@@ -38,7 +38,8 @@ class Captured:
                 function(size, other)
             torch.cuda.current_stream().wait_stream(stream)
             before()
-            with torch.cuda.graph(graph, pool=self._pool):
+            # Without a stream of its own, torch captures on one of whichever device captured first.
+            with torch.cuda.graph(graph, pool=self._pool, stream=stream):
                 function(size, other)
         self._pool = self._pool or graph.pool()
         self._graphs[key] = graph
