@@ -64,6 +64,17 @@ def device_decoder(
         return DeviceDecoder(info, config, weights, cache)
 
 
+def whole_sums(device: torch.device) -> None:
+    """Have products on a CUDA device add in 32 bits: by default parts of a split sum may be rounded to 16 bits, and
+    containers may switch float32 products to TF32. For the whole process, as torch has these settings.
+    """
+    if device.type == "cuda":
+        products = torch.backends.cuda.matmul
+        products.allow_bf16_reduced_precision_reduction = False
+        products.allow_fp16_reduced_precision_reduction = False
+        products.allow_tf32 = False
+
+
 def padded(tokens: int, tile: int) -> int:
     """Tokens of a pass of so many, at least one."""
     return -(-max(tokens, 1) // tile) * tile
@@ -101,6 +112,7 @@ class DeviceDecoder(CachedRows):
         self.info = info
         self.group = cache.group
         self.device = weights.embedding.device
+        whole_sums(self.device)
         self.cache = cache
         self.heads = Heads(config.heads, config.kv_heads, config.head_dim)
         self._config, self._weights = config, weights

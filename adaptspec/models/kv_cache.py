@@ -295,5 +295,6 @@ def plan_cache(
 def bytes_for_cache(device: torch.device) -> int:
     """How many bytes the caches of all models together may take, once all weights are loaded."""
     if device.type == "cuda":
+        torch.cuda.empty_cache()  # what loading took and left: torch keeps it, and the device counts it as used
         return int(torch.cuda.mem_get_info(device)[0] * CUDA_SHARE)
     return int(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") * CPU_SHARE)
