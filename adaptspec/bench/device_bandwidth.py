@@ -180,7 +180,7 @@ def products(shape: Mapping[str, Any], bench: Bench, limit: Limit) -> list[dict[
     }
     found = []
     for name, (wide, out) in matrices.items():
-        for tokens in (16, 64, 256):
+        for tokens in (16, 64, 128, 192, 256):
             if not bench.has(f"product {name} of {tokens}"):
                 continue
             x = torch.randn(tokens, wide, device=device).bfloat16()

@@ -1,4 +1,4 @@
-"""What to run when a GPU is at hand: four parts, each within minutes, without a file but the code.
+"""What to run when a GPU is at hand: five parts, each within minutes, without a file but the code.
 
 Every piece of a part is written down as soon as it is there, and one that fails costs no other. What there was no time
 for is named. The engine's pieces need pydantic beside torch, Triton, numpy and transformers; grammars need llguidance.
@@ -24,6 +24,7 @@ import torch
 from adaptspec.bench.random_models import FULL, TINY, Sizes
 
 PARTS: Mapping[str, str] = {
+    "bits": "adaptspec.bench.device_bits",
     "kernels": "adaptspec.bench.kernel_accuracy",
     "bandwidth": "adaptspec.bench.device_bandwidth",
     "goodput": "adaptspec.bench.device_goodput",

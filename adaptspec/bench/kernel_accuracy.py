@@ -144,7 +144,12 @@ def windows(shape: Mapping[str, Any], device: torch.device) -> dict[str, Any]:
     same = torch.equal(one_by_one, at_once) and torch.equal(one_by_one, beside)
     changed = float((wider != one_by_one).float().mean())
     tokens = int((wider.argmax(1) != one_by_one.argmax(1)).sum())
-    return {"same_bits": same, "changed_in_another_bucket": changed, "tokens_changed_there": tokens, "good": same}
+    return {
+        "same_bits": same,
+        "changed_in_another_bucket": changed,
+        "tokens_changed_there": tokens,
+        "good": same and not changed,
+    }
 
 
 def _begin(model: DeviceDecoder, prompt: tuple[int, ...]) -> None:

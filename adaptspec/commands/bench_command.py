@@ -91,11 +91,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     for command, run in runs.items():
         add_table_forms(command, json=True)
         command.set_defaults(run=run)
-    gpu = commands.add_parser("gpu", help="what a GPU makes of it: four parts of minutes each, with random models")
+    gpu = commands.add_parser("gpu", help="what a GPU makes of it: five parts of minutes each, with random models")
     gpu.add_argument(
         "--part",
         action="append",
-        choices=("kernels", "bandwidth", "goodput", "soak"),
+        choices=("bits", "kernels", "bandwidth", "goodput", "soak"),
         help="may be repeated (default: all in turn)",
     )
     results = Path(__file__).parents[1] / "bench" / "results"

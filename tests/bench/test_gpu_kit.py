@@ -34,7 +34,7 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> Iterator[PretendCuda]:
 
 @pytest.mark.parametrize(
     ("part", "device"),
-    [("kernels", "cpu"), ("bandwidth", "cpu"), ("goodput", "cpu"), ("soak", "cuda")],
+    [("bits", "cpu"), ("kernels", "cpu"), ("bandwidth", "cpu"), ("goodput", "cpu"), ("soak", "cuda")],
 )
 def test_every_part_runs(
     cuda: PretendCuda, tmp_path: Path, part: str, device: str, monkeypatch: pytest.MonkeyPatch
