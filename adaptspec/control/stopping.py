@@ -223,7 +223,8 @@ def _table(value: ExpectedValue, model: ModelTerms) -> StopTable:
         calibration=model.calibration,
         unstated=acceptance,
         worth=np.concatenate((brings[:, 1:], brings[:, -1:]), axis=1),
-        step=np.full((len(acceptance), 1), value.goodput * model.per_step),
+        # Steps that run in any case cost nothing more.
+        step=np.full((len(acceptance), 1), 0.0 if model.together else value.goodput * model.per_step),
     )
 
 

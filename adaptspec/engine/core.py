@@ -182,7 +182,7 @@ class EngineCore:
         """End it: append what was accepted and roll the caches back to it. The next may begin then."""
         batch, decision = flight.batch, flight.decision
         gone = [sequence.finish is not None for sequence in batch.emitting]  # while the round ran
-        draft, verdict, seconds = self.executor.finish(flight.pending)
+        draft, verdict, seconds, verified = self.executor.finish(flight.pending)
         flight.clock.lap("verify")
         now, size = self._clock(), len(batch.decoding)
         taken: list[int] = []
@@ -208,7 +208,16 @@ class EngineCore:
         # Before another round begins: drafters would then know what they are asked about.
         shadows = self.executor.shadows(batch, decision, flight.signals.context)
         seconds = seconds or (flight.clock.seconds("draft"), flight.clock.seconds("verify"))
-        return Landed(flight, draft, verdict, taken, there, shadows, seconds)
+        return Landed(
+            flight,
+            draft,
+            verdict,
+            taken,
+            there,
+            shadows,
+            seconds,
+            total(draft.counts) if verified is None else verified,
+        )
 
     def _read(self, landed: Landed) -> IntArray:
         """Make text of what the round brought. Tokens emitted [B] by the decoding rows."""
@@ -247,7 +256,7 @@ class EngineCore:
         return [names[which] for which in draft.tree.drafters[row, places].tolist()]
 
     def _record(self, landed: Landed, emitted: IntArray) -> RoundRecord:
-        (batch, signals, decision, _, _, clock), draft, verdict, _, there, shadows, seconds = landed
+        (batch, signals, decision, _, _, clock), draft, verdict, _, there, shadows, seconds, verified = landed
         self._number += 1
         size, prefill, scores = len(emitted), batch.prefill_tokens, verdict.temperature_scores
         deepest = draft.tokens.shape[1] if draft.tree is None else int(draft.chain.max(initial=0))
@@ -269,7 +278,7 @@ class EngineCore:
             prefill_tokens=prefill,
             draft_steps=draft.steps,
             caught_up=draft.caught_up,
-            verify_tokens=total(draft.counts) + size + prefill,
+            verify_tokens=verified + size + prefill,
             draft_seconds=seconds[0],
             verify_seconds=seconds[1],
             total_seconds=clock.total,

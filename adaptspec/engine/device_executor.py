@@ -223,7 +223,9 @@ class DeviceExecutor(ModelExecutor):
         if broken.any():
             self._drafters[self._which].broke(held_row(s) for s in batch.decoding if s.row is not None)
         self._observe(batch, draft, verdict)
-        return Outcome(draft, replace(verdict, accepted=np.where(found.bad, 0, verdict.accepted)), found.seconds)
+        laid = int(np.maximum(plan.nodes, plan.counts).sum())
+        accepted = np.where(found.bad, 0, verdict.accepted)
+        return Outcome(draft, replace(verdict, accepted=accepted), found.seconds, laid)
 
 
 def _logprobs(told: FloatArray, tokens: Sequence[int], places: Sequence[int], most: int) -> list[TokenLogprob]:

@@ -50,12 +50,14 @@ class Pending:
 class Outcome(NamedTuple):
     """What a round has come to: the drafts of its E rows, how they were judged, and the seconds of both.
 
-    Without `seconds` they are what `launch` and `finish` took.
+    Without `seconds` they are what `launch` and `finish` took. `verified`: tokens that the target computed for drafts,
+    where the pass was laid out before drafting had stopped; None: those that were drafted.
     """
 
     draft: Draft
     verdict: VerifyResult
     seconds: tuple[float, float] | None = None
+    verified: int | None = None
 
 
 class Witness(Protocol):
@@ -137,7 +139,8 @@ class Landed(NamedTuple):
     """A round whose tokens are there, but not its text.
 
     `taken`: those of the emitting whose tokens were appended; `there`: the decoding rows whose request was still there
-    at its end (None: all); `shadows`: see `Executor.shadows`; `seconds` of drafting and verifying.
+    at its end (None: all); `shadows`: see `Executor.shadows`; `seconds` of drafting and verifying; `verified`: see
+    `Outcome`.
     """
 
     flight: Flight
@@ -147,6 +150,7 @@ class Landed(NamedTuple):
     there: IntArray | None
     shadows: tuple[IntArray, IntArray] | None
     seconds: tuple[float, float]
+    verified: int
 
 
 class Clock:

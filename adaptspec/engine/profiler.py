@@ -244,7 +244,7 @@ def measure(
         rows=extent.rows,
         tokens=extent.widths,
         verify=verify,
-        drafters={m.name: _drafter_cost(m.runner, extent, room[m.name], laps[m.name], stopwatch) for m in models},
+        drafters={m.name: _drafter_cost(m.runner, extent, room[m.name], laps[m.name], clocks) for m in models},
         per_cached_token=_per_cached_token(target, extent, clock),
         overhead=0.1 * verify[0][0],
     )
@@ -263,7 +263,7 @@ def middle(profiles: Sequence[CostProfile]) -> CostProfile:
     def drafter(name: str, known: DrafterCost) -> DrafterCost:
         steps = of(lambda profile: profile.drafters[name].step_seconds)
         rest = of(lambda profile: (profile.drafters[name].catch_up_per_token, profile.drafters[name].start_seconds))
-        return DrafterCost(known.rows, steps, rest[0], rest[1])
+        return replace(known, step_seconds=steps, catch_up_per_token=rest[0], start_seconds=rest[1])
 
     return CostProfile(
         first.rows,
@@ -369,10 +369,11 @@ def _per_cached_token(runner: Runner, extent: Extent, clock: Stopwatch | DeviceL
     return max(0.0, seconds[1] - seconds[0]) / (extent.long_context - extent.context)
 
 
-def _drafter_cost(
-    runner: Runner, extent: Extent, own: Extent, laps: Sequence[_Laps], stopwatch: Stopwatch
-) -> DrafterCost:
-    """A step is what a token beyond the first takes; what the first takes beyond that begins the round."""
+def _drafter_cost(runner: Runner, extent: Extent, own: Extent, laps: Sequence[_Laps], clocks: _Clocks) -> DrafterCost:
+    """A step is what a token beyond the first takes; what the first takes beyond that begins the round.
+
+    A device runs the steps that were planned for the deepest row over all rows: stopping early saves none of them.
+    """
     deepest = max(own.widths) - 1
     depths = [min(width - 1, deepest) for width in extent.widths]
     if not max(depths):
@@ -385,9 +386,10 @@ def _drafter_cost(
         runner.free(0)
         fill(runner, 1, own.catch_up, 0)
 
-    per_token = max(0.0, stopwatch.seconds(catch_up) - steps[0]) / own.catch_up
+    per_token = max(0.0, clocks[1].seconds(catch_up) - steps[0]) / own.catch_up
     runner.free(0)
-    return DrafterCost(rows, tuple(steps), per_token, max(0.0, first - steps[0]))
+    together = isinstance(clocks[0], DeviceLaps)
+    return DrafterCost(rows, tuple(steps), per_token, max(0.0, first - steps[0]), together=together)
 
 
 def _step(depths: Sequence[int], seconds: Sequence[float]) -> float:

@@ -255,7 +255,7 @@ class DeviceRounds:
         names = ("drafted", "counts", "picks", "confidence", "entropy", "first", "bad")
         drafted, counts, picks, confidence, entropy, first, bad = (host[name][:count].copy() for name in names)
         told = self._read_told(plan, owners, offsets)
-        steps = int(np.where(plan.depths > 0, counts, 0).max(initial=0))
+        steps = int(plan.depths.max(initial=0))  # all of them ran, also those of rows that had stopped
         sure, spread = confidence.astype(np.float64), entropy.astype(np.float64)
         seconds = None
         if self.target.device.type == "cuda":

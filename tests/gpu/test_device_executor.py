@@ -27,6 +27,8 @@ from adaptspec.engine.core import EngineCore, EngineLimits
 from adaptspec.engine.device_executor import DeviceExecutor
 from adaptspec.engine.engine_config import EngineConfig
 from adaptspec.gpu import ops
+from adaptspec.gpu.round import DeviceRounds
+from adaptspec.gpu.round_plan import RoundPlan
 from adaptspec.request import Grammar, Request, SamplingParams, SpeculationParams
 from adaptspec.types import Completion, FinishReason, TokenLogprob
 from adaptspec.verification import METHODS
@@ -285,6 +287,42 @@ def test_rounds_replayed_from_graphs(pair: tuple[Built, Built], cuda: PretendCud
         cuda.clear()
         same(run(core, asked), plain)
         assert cuda.replays.total() > 20
+
+
+def test_rounds_report_the_work_that_ran(pair: tuple[Built, Built], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps and tokens that were planned ran, also where a stop rule ended drafts before: costs are learned by them."""
+    planned: list[tuple[int, int]] = []
+    launch = DeviceRounds.launch
+
+    def launched(self: DeviceRounds, plan: RoundPlan, **how: bool) -> None:
+        drafts = np.maximum(plan.nodes, plan.counts)
+        planned.append((int(plan.depths.max(initial=0)), int(drafts.sum()) + plan.decoding))
+        launch(self, plan, **how)
+
+    monkeypatch.setattr(DeviceRounds, "launch", launched)
+    asked = requests(pair[1], GREEDY, DRAWN, GREEDY, policies=("entropy-gate", "static-3"))
+    _, notes = served(pair[1], ["entropy-gate", "static-3"], asked)
+    ran = [(one.draft_steps, one.verify_tokens - one.prefill_tokens) for one in notes.records]
+    assert ran == planned
+    stopped = [one for one in notes.records if one.drafted.max(initial=0) < one.draft_steps]
+    assert stopped
+
+
+def test_graphs_are_captured_on_a_stream_of_their_device(
+    pair: tuple[Built, Built], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without one, torch takes a stream of whichever device captured first: another's draft is not captured."""
+    streams: list[Any] = []
+    graph = torch.cuda.graph
+
+    def captured(*given: Any, **more: Any) -> Any:
+        streams.append(more.get("stream"))
+        return graph(*given, **more)
+
+    monkeypatch.setattr(torch.cuda, "graph", captured)
+    dictated(pair[1], eager=False)
+    assert streams
+    assert all(stream is not None for stream in streams)
 
 
 def test_rules_are_for_tokens_that_are_there(pair: tuple[Built, Built], monkeypatch: pytest.MonkeyPatch) -> None:

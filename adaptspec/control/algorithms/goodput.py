@@ -396,5 +396,7 @@ class Goodput(Algorithm):
 
     @property
     def _capped(self) -> bool:
+        """Whether rows are asked for the deepest draft, which stopping early ends: only where that saves its steps."""
         calibration = self.calibration
-        return self._settings.stops and calibration is not None and calibration.informed
+        informed = self._settings.stops and calibration is not None and calibration.informed
+        return informed and not any(self._cost.drafts_together(name) for name in self._settings.drafters)

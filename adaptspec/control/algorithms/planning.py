@@ -148,7 +148,7 @@ def drafting_goodput(terms: RoundTerms) -> float:
     for model in terms.models:
         rows = terms.fits.sum(axis=0)
         kept = np.where(terms.fits, model.gains, 0.0).sum(axis=0)
-        spent = terms.beside + model.start + (model.per_step + model.per_row * rows) * model.sizes
+        spent = terms.beside + model.start + model.per_step * model.steps + model.per_row * rows * model.sizes
         spent += (terms.fits * model.entry[:, None]).sum(axis=0)
         spent += np.interp(rows * model.nodes, np.arange(len(terms.verify)), terms.verify)
         whole = (terms.size + kept) / (terms.plain + spent)
@@ -218,7 +218,7 @@ def _solved(terms: RoundTerms, models: Sequence[ModelTerms], goodput: float, oth
         known = np.zeros(rows)
         for model in models:
             upto = np.maximum.accumulate(nets[model.which], axis=1)
-            fixed = goodput * (model.per_step * model.sizes + (n > 0) * (model.start + terms.beside))
+            fixed = goodput * (model.per_step * model.steps + (n > 0) * (model.start + terms.beside))
             most = int((np.maximum(upto, known[:, None]).sum(axis=0) - fixed).argmax())
             if most:
                 deepest[model.which] = most
@@ -229,7 +229,7 @@ def _solved(terms: RoundTerms, models: Sequence[ModelTerms], goodput: float, oth
         if abs(now - others) < 1.0:
             break
         others = now
-    steps = {m.which: m.start + m.per_step * float(m.sizes[deepest[m.which]]) for m in models if m.which in deepest}
+    steps = {m.which: m.start + m.per_step * float(m.steps[deepest[m.which]]) for m in models if m.which in deepest}
     share = {i: each / max(1, int(np.count_nonzero((who == i) & (depth > 0)))) for i, each in steps.items()}
     spent = float(seconds.sum()) + sum(steps.values()) + terms.beside * bool(steps)
     spent += float(np.interp(number, np.arange(len(terms.verify)), terms.verify))

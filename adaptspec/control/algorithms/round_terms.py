@@ -31,6 +31,12 @@ class ModelTerms:
     chances: FloatArray  # [ranks] of side nodes: P(kept) in what they state, from rank 1 on
     side_gain: float = 0.0  # tokens that side nodes bring where a token of the chain is not kept
     side_nodes: float = 0.0  # that are submitted beside each token of the chain
+    together: bool = False  # all planned steps run, also those of rows that a stop rule has stopped
+
+    @property
+    def steps(self) -> FloatArray:
+        """[D + 1] draft steps that a round of this depth is expected to run."""
+        return np.arange(len(self.sizes), dtype=np.float64) if self.together else self.sizes
 
     @property
     def brings(self) -> FloatArray:
@@ -78,6 +84,7 @@ class ModelTerms:
             np.ones(1) if known.sides is None else known.sides.chances,
             gain,
             side,
+            cost.drafts_together(name),
         )
 
 

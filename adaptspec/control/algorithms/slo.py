@@ -138,8 +138,9 @@ def seconds_of(terms: RoundTerms, depths: IntArray) -> FloatArray:
     """T of N batches of depths [N, B], in seconds, all drafts by the first model."""
     model = terms.models[0]
     drafted, tokens = model.sizes[depths].sum(axis=1), model.nodes[depths].sum(axis=1)
-    # A step is paid while any row is still drafting.
-    steps = np.cumsum(np.concatenate(([0.0], 1.0 - (1.0 - model.drafted) ** depths.shape[1])))
+    # A step is paid while any row is still drafting; on a device, in any case.
+    going_on = np.cumsum(np.concatenate(([0.0], 1.0 - (1.0 - model.drafted) ** depths.shape[1])))
+    steps = model.steps if model.together else going_on
     drafting = terms.beside + model.start + model.per_step * steps[depths.max(axis=1)] + model.per_row * drafted
     drafting += np.where(depths > 0, model.entry, 0.0).sum(axis=1)
     drafting += np.interp(tokens, np.arange(len(terms.verify)), terms.verify)

@@ -40,6 +40,25 @@ def test_goes_deep_when_all_is_accepted_without_a_stop_rule() -> None:
     assert live(algorithm(stops=False), 60, accepts=7)[-1] == [7]
 
 
+def test_only_where_stopping_saves_steps_is_the_deepest_draft_asked_for() -> None:
+    """A device runs all planned steps: there depth is what pays, whatever a stop rule would cut."""
+    deepest = {}
+    for together in (False, True):
+        known = table()
+        drafters = {name: replace(one, together=together) for name, one in known.profile.drafters.items()}
+        made = Goodput(CostTable(replace(known.profile, drafters=drafters)), 1, 1, GoodputSettings())
+        made.start(0)
+        for _ in range(400):
+            depths = made.choose(signals([7])).depths.tolist()
+            drafted = [min(depth, 3) for depth in depths] if not together else depths
+            sure = [[0.9, 0.9, 0.1, 0.1, 0.1, 0.1, 0.1][:7]]
+            told = record(drafted, [min(one, 2) for one in drafted], confidence=0.9)
+            made.learn(replace(told, depths=np.array(depths), confidence=np.array(sure)[:, : max(drafted)]))
+        deepest[together] = depths[0]
+    assert deepest[False] == 7
+    assert 0 < deepest[True] <= 3
+
+
 def test_goes_off_when_nothing_is_accepted_and_says_why() -> None:
     made = algorithm()
     assert live(made, 60, accepts=0)[-1] == [0]
