@@ -7,6 +7,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from functools import cached_property
+from types import MappingProxyType
 from typing import Any
 
 from jinja2 import TemplateError
@@ -20,7 +21,10 @@ from adaptspec.models.runner import ModelInfo
 
 GENERIC_CLASSES = (None, "PreTrainedTokenizerFast", "TokenizersBackend")
 # A template is a program of the model's makers: what it does with odd messages is not only what jinja raises itself.
-_TEMPLATE_FAULTS = (TemplateError, ValueError, TypeError, LookupError, ArithmeticError, AttributeError)
+_TEMPLATE_FAULTS = (
+    *(TemplateError, ValueError, TypeError, LookupError, ArithmeticError, AttributeError),
+    *(RecursionError, MemoryError),
+)
 # How SentencePiece vocabularies write a byte and a space.
 _BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 _SPACE = "\u2581"
@@ -73,18 +77,19 @@ def chat_text(
     *,
     answer: bool,
     tools: Sequence[Mapping[str, Any]] | None = None,
+    values: Mapping[str, Any] = MappingProxyType({}),
 ) -> str:
     """A conversation as the model's own template writes it, special tokens included.
 
     `answer` adds the opening of the assistant's turn. `tools` are those that may be called, for templates that take
-    them.
+    them. `values` are variables of the template.
 
     Raises RequestError: the model has no template, or it does not take these messages, for the reason in `__cause__`.
     """
     remedy = "give the prompt as plain text, which a server takes at /v1/completions"
     if tokenizer.chat_template is None:
         raise RequestError(f"the model has no chat template; {remedy}", "messages")
-    options: dict[str, Any] = {} if tools is None else {"tools": tools}
+    options: dict[str, Any] = dict(values) if tools is None else {**values, "tools": tools}
     try:
         return str(
             tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=answer, **options)  # type: ignore[arg-type]
@@ -104,9 +109,19 @@ def encode_turn(tokenizer: PreTrainedTokenizerFast, text: str) -> list[int]:
     """
     base = tokenizer.chat_template is None
     if not base:  # the template writes the special tokens itself
-        text = chat_text(tokenizer, [{"role": "user", "content": text}], answer=True)
+        text = _turn_text(tokenizer, text)
     ids: list[int] = tokenizer.encode(text, add_special_tokens=base)
     return ids
+
+
+def _turn_text(tokenizer: PreTrainedTokenizerFast, text: str) -> str:
+    """A user's message by the template: as a string, or as parts where only these come out."""
+    written = chat_text(tokenizer, [{"role": "user", "content": text}], answer=True)
+    if text.strip() in written:
+        return written
+    parts = [{"type": "text", "text": text}]
+    in_parts = chat_text(tokenizer, [{"role": "user", "content": parts}], answer=True)
+    return in_parts if text.strip() in in_parts else written
 
 
 def check_tokenizer(tokenizer: PreTrainedTokenizerBase, info: ModelInfo) -> None:
