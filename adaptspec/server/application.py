@@ -17,6 +17,7 @@ from adaptspec.server import admin, status, trials
 from adaptspec.server import operations as operating
 from adaptspec.server.api import handlers, tokenize
 from adaptspec.server.api.codec import Codec
+from adaptspec.server.api.warnings import WarningLog
 from adaptspec.server.auth import Hosts, Keys, auth, named_key
 from adaptspec.server.http_errors import answer_errors, shape_refusal
 from adaptspec.server.limits import ServerLimits
@@ -67,7 +68,7 @@ def make_app(
         middlewares.insert(0, tracing(traces))
     app = web.Application(middlewares=middlewares, client_max_size=limits.body_bytes)
     codec = Codec(tokenizer, limits.template_seconds, limits.text_bytes(engine.target.context))
-    app[SERVICE] = Service(engine, codec, limits, padding)
+    app[SERVICE] = Service(engine, codec, limits, padding, WarningLog(exposition.warned))
     app[status.EXPOSITION] = exposition
     app[status.STARTED] = int(time.time())
     app[KEYED] = bool(api_keys)

@@ -17,6 +17,7 @@ from adaptspec.server.api.chat import ChatBody
 from adaptspec.server.api.codec import Codec
 from adaptspec.server.api.completions import CompletionBody
 from adaptspec.server.api.generation_body import GenerationBody
+from adaptspec.server.api.warnings import WarningLog
 from adaptspec.server.api.wire import Body, parse, renamed, shown
 from adaptspec.server.http_errors import DrainingError, EngineStoppedError, RefusedError
 from adaptspec.server.limits import ServerLimits
@@ -33,10 +34,16 @@ class Service:
     """One engine behind one app."""
 
     def __init__(
-        self, engine: AsyncEngine, codec: Codec, limits: ServerLimits = ServerLimits(), padding: Padding | None = None
+        self,
+        engine: AsyncEngine,
+        codec: Codec,
+        limits: ServerLimits = ServerLimits(),
+        padding: Padding | None = None,
+        warning_log: WarningLog | None = None,
     ) -> None:
         self.engine = engine
         self.codec = codec
+        self.warning_log = warning_log or WarningLog()
         self.limits = limits
         self.padding = padding
         self.reading = Lanes(SMALL_BODY)

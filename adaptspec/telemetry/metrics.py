@@ -54,6 +54,9 @@ class Metrics:
         self.watch(lambda: round_families(self._store.totals, vllm_labels))
         count, time = partial(Counter, registry=self.registry), partial(Histogram, registry=self.registry)
         self._responses = count("adaptspec_http_responses", "HTTP answers, by route and status", ("route", "status"))
+        self._warnings = count(
+            "adaptspec_request_warnings", "What was dropped from requests or had no effect, by kind", ("kind",)
+        )
         self._requests = count("adaptspec_requests", "Requests that ended, by finish reason", ("finish_reason",))
         for reason in FinishReason:
             self._requests.labels(reason.value)  # from the start at 0, so that rates see the first one
@@ -130,6 +133,10 @@ class Metrics:
     def responded(self, route: str, status: int) -> None:
         """One HTTP answer was made. `route` becomes a label: it must be one of few."""
         self._responses.labels(route, str(status)).inc()
+
+    def warned(self, kind: str, number: int) -> None:
+        """So many warnings of requests. `kind` becomes a label: it must be one of few."""
+        self._warnings.labels(kind).inc(number)
 
     def families(self) -> list[Metric]:
         self._store.settle()

@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict
 
 from adaptspec.request import Request
 from adaptspec.server.api.generation_body import StreamOptions
+from adaptspec.server.api.warnings import Warnings
 from adaptspec.types import Completion, Delta, SpeculationStats
 
 Json = dict[str, Any]
@@ -178,16 +179,17 @@ class Reply(ABC):
     whole_object: ClassVar[str]  # the `object` of a whole answer
     chunk_object: ClassVar[str]  # that of a piece
 
-    def __init__(self, model: str, choices: int) -> None:
-        """`choices` answers go to each prompt, in a row."""
+    def __init__(self, model: str, choices: int, warnings: Warnings) -> None:
+        """`choices` answers go to each prompt, in a row. The answer, or its last chunk, lists the `warnings`."""
         self.id = f"{self.prefix}-{uuid.uuid4().hex}"  # also names its requests in the engine
         self.created = int(time.time())
         self.model = model
         self.choices = choices
+        self.warnings = warnings
 
     def whole(self, completions: Sequence[Completion]) -> Json:
         choices = [self.choice(index, completion) for index, completion in enumerate(completions)]
-        told = {"usage": usage(completions, self.choices), "metrics": metrics(completions)}
+        told = {"usage": usage(completions, self.choices), "metrics": metrics(completions)} | self.warnings.written()
         return self.whole_model.model_validate(self._envelope(self.whole_object, choices) | told).written()
 
     @abstractmethod
@@ -203,7 +205,7 @@ class Reply(ABC):
     ) -> AsyncGenerator[Json, None]:
         """The answer in pieces. `deltas` belong to the `requests`; nothing comes before the first delta.
 
-        The metrics travel with the usage if that was asked for, else with the last ending.
+        The metrics and warnings travel with the usage if that was asked for, else with the last ending.
         """
         opened: set[int] = set()
         ended: dict[int, Completion] = {}
@@ -220,11 +222,12 @@ class Reply(ABC):
                     beside = {"usage": usage_of(prompt, output).written()}
                 for place, choice in enumerate(written, start=1):
                     if place == len(written) and len(ended) == len(requests) and not options.include_usage:
-                        beside["metrics"] = metrics(ended.values()).written()
+                        beside |= {"metrics": metrics(ended.values()).written()} | self.warnings.written()
                     yield self._envelope(self.chunk_object, [choice]) | beside | _provenance(delta, choice)
         if options.include_usage:
             counted, made = usage(ended.values(), self.choices), metrics(ended.values())
-            yield self._envelope(self.chunk_object, []) | {"usage": counted.written(), "metrics": made.written()}
+            last = {"usage": counted.written(), "metrics": made.written()} | self.warnings.written()
+            yield self._envelope(self.chunk_object, []) | last
 
     def _envelope(self, kind: str, choices: Sequence[object]) -> Json:
         return {"id": self.id, "object": kind, "created": self.created, "model": self.model, "choices": choices}

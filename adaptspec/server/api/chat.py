@@ -202,6 +202,7 @@ class ChatCompletion(Answer):
     choices: list[ChatChoice]
     usage: Usage
     metrics: Metrics
+    warnings: list[str] | None = None
 
 
 class ChatReply(Reply):
@@ -213,7 +214,7 @@ class ChatReply(Reply):
     chunk_object = "chat.completion.chunk"
 
     def __init__(self, model: str, body: ChatBody, bytes_of: Bytes) -> None:
-        super().__init__(model, body.choices)
+        super().__init__(model, body.choices, body.warnings)
         self._bytes_of = bytes_of
         self._logprobs = bool(body.logprobs)
         self._calls = body.calls

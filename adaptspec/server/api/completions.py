@@ -106,6 +106,7 @@ class Completion(Answer):
     choices: list[CompletionChoice]
     usage: Usage
     metrics: Metrics
+    warnings: list[str] | None = None
 
 
 class CompletionReply(Reply):
@@ -117,7 +118,7 @@ class CompletionReply(Reply):
     chunk_object = "text_completion"
 
     def __init__(self, model: str, body: CompletionBody, bytes_of: Bytes) -> None:
-        super().__init__(model, body.choices)
+        super().__init__(model, body.choices, body.warnings)
         self._bytes_of = bytes_of
         self._logprobs = body.logprobs is not None
         self._echoes: list[tuple[str, int]] = []

@@ -10,7 +10,7 @@ from pydantic import AfterValidator, Field, PlainValidator, WithJsonSchema, mode
 
 from adaptspec.errors import RequestError
 from adaptspec.request import MAX_LOGPROBS, Grammar, SamplingParams, SpeculationParams
-from adaptspec.server.api.wire import Name, TokenId, WireModel, shown
+from adaptspec.server.api.wire import Name, RequestBody, TokenId, WireModel, shown
 from adaptspec.server.limits import ServerLimits
 
 PROVENANCE = "adaptspec.provenance"
@@ -94,7 +94,7 @@ class StreamOptions(WireModel):
     include_obfuscation: Annotated[bool, Idle] = False
 
 
-class GenerationBody(WireModel):
+class GenerationBody(RequestBody):
     """What completions and chat completions have in common. null means the default, as at OpenAI.
 
     `max_tokens` above what the context has room for is refused; left out, the answer may end where the context does,
@@ -200,7 +200,7 @@ class CacheOptions(WireModel):
     ttl: str | None = None
 
 
-class Hints(WireModel):
+class Hints(RequestBody):
     """What chats and responses have in common. `store`: nothing is stored, whatever it says."""
 
     metadata: Annotated[Metadata | None, Idle] = None

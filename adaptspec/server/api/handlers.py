@@ -58,6 +58,7 @@ async def responses(http: web.Request) -> web.StreamResponse:
         requests = await service.chat_requests(reply.id, chat, http.get(KEY_NAME))
     except RequestError as error:
         raise renamed(error, OWN_NAMES) from error
+    service.warning_log.report(body.warnings)
     headers = _headers(http, chat, reply.id, requests)
     if chat.stream:
         events = reply.events(service.stream(requests))
@@ -70,6 +71,7 @@ async def _answer(
     http: web.Request, body: GenerationBody, reply: Reply, requests: Sequence[Request]
 ) -> web.StreamResponse:
     service, headers = http.app[SERVICE], _headers(http, body, reply.id, requests)
+    service.warning_log.report(body.warnings)
     if body.stream:
         events = reply.events(service.stream(requests), requests, body.stream_options or StreamOptions())
         return await sse.respond(http, events, headers, service.padding)

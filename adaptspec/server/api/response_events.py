@@ -28,6 +28,7 @@ class Response(BaseModel):
     output: list[dict[str, Any]]
     usage: dict[str, Any]
     metrics: Metrics
+    warnings: list[str] | None = None
 
 
 class ResponseReply:
@@ -38,6 +39,7 @@ class ResponseReply:
         self._created = int(time.time())
         self._model = model
         self._asked = body.model_dump(by_alias=True, exclude={"input"})
+        self._warnings = body.warnings
         self._reader = CallReader(calls)
         self._items: OutputItems | None = None  # from the first piece on
 
@@ -81,7 +83,7 @@ class ResponseReply:
             "output_tokens_details": {"reasoning_tokens": 0},
             "total_tokens": completion.prompt_tokens + output,
         }
-        return response | {"metrics": metrics([completion]).written()}
+        return response | {"metrics": metrics([completion]).written()} | self._warnings.written()
 
     def _object(self, status: str, items: OutputItems) -> Json:
         asked = self._asked

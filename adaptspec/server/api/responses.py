@@ -211,7 +211,7 @@ class ResponsesBody(Hints):
             "adaptspec": self.adaptspec,
         }
         try:
-            return ChatBody.model_validate(document)
+            return ChatBody.model_validate(document, context=self.warnings)
         except ValidationError as error:
             said = error.errors()[0]["msg"]
             raise RequestError(f"input cannot be read as a conversation: {said}", "input") from error

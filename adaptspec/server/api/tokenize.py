@@ -13,14 +13,14 @@ from adaptspec.errors import RequestError
 from adaptspec.models.sampling import check_tokens
 from adaptspec.server.api.answers import Answer
 from adaptspec.server.api.messages import Messages
-from adaptspec.server.api.wire import Name, TokenId, WireModel
+from adaptspec.server.api.wire import Name, RequestBody, TokenId
 from adaptspec.server.routes import Operation
 from adaptspec.server.service import SERVICE, read_body
 
 _TOKEN = 8  # bytes of an answer
 
 
-class TokenizeBody(WireModel):
+class TokenizeBody(RequestBody):
     """A text or a conversation to count or look at; exactly one of the two."""
 
     model: Name | None = None
@@ -48,7 +48,7 @@ class TokenizeBody(WireModel):
         return self
 
 
-class DetokenizeBody(WireModel):
+class DetokenizeBody(RequestBody):
     """Token ids to read."""
 
     model: Name | None = None
@@ -61,6 +61,7 @@ class Tokens(Answer):
     count: int
     max_model_len: int
     tokens: list[int]
+    warnings: list[str] | None = None
 
 
 class Text(Answer):
@@ -80,11 +81,15 @@ async def tokenize(http: web.Request) -> web.Response:
     else:
         tokens = await service.codec.encode_chat(body.messages, answer=body.add_generation_prompt)
     context = service.engine.target.context
+    service.warning_log.report(body.warnings)
+
+    def written() -> bytes:
+        answer = Tokens(count=len(tokens), max_model_len=context, tokens=list(tokens), **body.warnings.written())
+        return to_json(answer.written())
+
     # The answer may hold millions of numbers: it is made where it is written.
-    written = await service.reading.run(
-        _TOKEN * len(tokens), lambda: to_json(Tokens(count=len(tokens), max_model_len=context, tokens=list(tokens)))
-    )
-    return web.json_response(body=written)
+    written_body = await service.reading.run(_TOKEN * len(tokens), written)
+    return web.json_response(body=written_body)
 
 
 @Operation("post", "/detokenize", DetokenizeBody, Text)

@@ -16,6 +16,7 @@ from pydantic import (
     ConfigDict,
     Field,
     GetJsonSchemaHandler,
+    PrivateAttr,
     ValidationError,
     WithJsonSchema,
     model_validator,
@@ -24,6 +25,7 @@ from pydantic_core import CoreSchema, ErrorDetails, PydanticCustomError, from_js
 
 from adaptspec.errors import RequestError
 from adaptspec.quantity import quantity
+from adaptspec.server.api.warnings import Warnings
 from adaptspec.server.limits import ServerLimits
 
 Name = Annotated[str, Field(min_length=1, max_length=256)]
@@ -88,7 +90,22 @@ class WireModel(BaseModel):
         return written
 
 
-Body = TypeVar("Body", bound=WireModel)
+class RequestBody(WireModel):
+    """The whole body of a request. Validators add to `warnings`, which they get as the validation context."""
+
+    _warnings: Warnings = PrivateAttr(default_factory=Warnings)
+
+    @property
+    def warnings(self) -> Warnings:
+        """What was dropped from this body; code that drops more of it adds to them."""
+        return self._warnings
+
+    def model_post_init(self, context: Any, /) -> None:
+        if isinstance(context, Warnings):
+            self._warnings = context
+
+
+Body = TypeVar("Body", bound=RequestBody)
 
 
 def parse(model: type[Body], raw: bytes, limits: ServerLimits = ServerLimits()) -> Body:
@@ -104,7 +121,7 @@ def parse(model: type[Body], raw: bytes, limits: ServerLimits = ServerLimits()) 
     check_bounds(document, limits)
     document = _without_no_ops(model, document)
     try:
-        return model.model_validate(document)
+        return model.model_validate(document, context=Warnings())
     except ValidationError as error:
         details = error.errors(include_url=False, include_input=False)
         # Where several kinds are possible, the one that fits furthest is what was meant.
