@@ -34,6 +34,7 @@ from adaptspec.errors import ConfigError
 from adaptspec.journal import JournalHeader
 from adaptspec.models.heads.hearing import HeadRunner
 from adaptspec.models.tokenization import fingerprint
+from adaptspec.server.api.tools import OPEN
 from adaptspec.server.application import make_app
 from adaptspec.server.auth import Hosts, check_exposure, is_loopback, named_key
 from adaptspec.server.limits import ServerLimits
@@ -172,6 +173,7 @@ async def serve(config: ServeConfig, console: Console, status: StartStatus | Non
                 live=live,
                 facts=_facts(built, config),
                 journal=config.journal,
+                template=built.template,
                 api_keys=config.api_keys,
                 # With keys, or open to the network on purpose, any name will do.
                 hosts=None if config.api_keys or not is_loopback(config.host) else Hosts(config.allowed_hosts),
@@ -314,15 +316,37 @@ def _facts(built: Built, config: ServeConfig) -> dict[str, Any]:
     }
 
 
+def _ends(built: Built) -> str:
+    """The tokens that end a text, with their ids."""
+    ids = built.target.info.eos_token_ids
+    named = [f"{built.tokenizer.convert_ids_to_tokens(token)} ({token})" for token in ids]
+    return ", ".join(named) or "none: answers end at max_tokens or with the context"
+
+
+def _template(built: Built) -> str:
+    """How conversations are written."""
+    template, traits = built.template, built.template.traits
+    if template.source is None:
+        return "none: /v1/completions only"
+    systems = "" if traits.system else "; system text goes before the user's"
+    parts = "; content as parts" if traits.parts else ""
+    own = template.renders_tools and template.writes(OPEN)
+    return f"{'tools in its own form' if own else 'tools by written instructions'}{systems}{parts}"
+
+
 def _announce(console: Console, url: str, engine: AsyncEngine, built: Built, status: StartStatus) -> None:
     info, resident = engine.target, resident_bytes()
     status.close()
     console.print(f"[bold]AdaptSpec listens on {url}[/bold]")
     console.print(f"  target   {info.name} ({info.parameters / 1e6:.1f} M parameters, context {info.context})")
+    console.print(f"  ends     {_ends(built)}", soft_wrap=True, markup=False, highlight=False)
+    console.print(f"  template {_template(built)}", soft_wrap=True, markup=False, highlight=False)
     console.print(f"  drafters {', '.join(drafter.name for drafter in built.drafters)}")
     for drafter in built.drafters:
         if isinstance(drafter, ModelDrafter):
-            console.print(f"  draft    {drafter.runner.info.name} drafts {drafter.way}", soft_wrap=True)
+            draft = drafter.runner.info
+            short = f", up to its own context of {draft.context} tokens" if draft.context < info.context else ""
+            console.print(f"  draft    {draft.name} drafts {drafter.way}{short}", soft_wrap=True)
     console.print(f"  threads  {built.threads}")
     if resident is not None:
         console.print(f"  memory   {resident / 1e9:.2f} GB resident")

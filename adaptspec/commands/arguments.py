@@ -36,6 +36,9 @@ _AS_GIVEN = (
     "allow_pickle",
     "learn_draft",
     "threads",
+    "chat_template",
+    "chat_template_kwargs",
+    "sanitize_control_tokens",
 )
 
 
@@ -98,6 +101,7 @@ def add_models(parser: argparse.ArgumentParser) -> None:
         help="tokens per request (default: the model's own limit)",
     )
     add_threads(group)
+    _add_templates(group)
     add(
         "--no-task-detection", action="store_true", help="take a request's task from its hint only, not from its prompt"
     )
@@ -108,6 +112,29 @@ def add_models(parser: argparse.ArgumentParser) -> None:
         default=16,
         metavar="N",
         help="requests that run at once (default: %(default)s)",
+    )
+
+
+def _add_templates(parser: argparse._ActionsContainer) -> None:
+    """How conversations become prompts."""
+    add = parser.add_argument
+    add(
+        "--chat-template",
+        metavar="FILE",
+        help="a Jinja template in place of the model's own, or 'none' (default: the model's)",
+    )
+    add(
+        "--chat-template-kwargs",
+        "--default-chat-template-kwargs",
+        type=template_values,
+        metavar="JSON",
+        help="variables of the chat template where a request does not set them, such as "
+        "'{\"enable_thinking\": false}' (default: none)",
+    )
+    add(
+        "--sanitize-control-tokens",
+        action="store_true",
+        help="in messages, read <|im_end|> and the like as plain text, so clients cannot write control tokens",
     )
 
 
@@ -221,6 +248,16 @@ def device(text: str) -> str:
     if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", text):
         raise argparse.ArgumentTypeError(f"must be auto, cpu, cuda or cuda:N, not {text!r}")
     return text
+
+
+def template_values(text: str) -> dict[str, Any]:
+    """Variables of a chat template, as a JSON object."""
+    from adaptspec.models.chat.template_values import check_values
+
+    try:
+        return check_values(json.loads(text))
+    except (ValueError, RecursionError) as error:
+        raise argparse.ArgumentTypeError(f"must be a JSON object of template variables: {error}") from error
 
 
 def seconds(text: str) -> float:

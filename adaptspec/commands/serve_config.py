@@ -17,8 +17,11 @@ from adaptspec.commands.arguments import engine_config
 from adaptspec.control.language.library import is_file_name
 from adaptspec.control.language.spec_errors import problems_of
 from adaptspec.control.language.yaml_source import Source, policy_error, read_yaml
+from adaptspec.engine.engine_config import EngineConfig
 from adaptspec.errors import ConfigError
 from adaptspec.files import read_text
+from adaptspec.models.chat.chat_template import NONE
+from adaptspec.models.chat.template_values import check_values
 from adaptspec.telemetry.otlp_export import PushSettings, TraceLevel, TraceSettings
 
 ADMIN_KEY = "ADAPTSPEC_ADMIN_KEY"
@@ -109,10 +112,20 @@ def read_config(path: Path) -> ConfigFile:
     try:
         config = _settings(ServeConfig, read, secrets)
         policies = tuple(str(path.parent / name) if is_file_name(name) else name for name in config.engine.policies)
-        config = replace(config, engine=replace(config.engine, policies=policies))
-        return ConfigFile(source, config, secrets)
+        engine = replace(config.engine, policies=policies, chat_template=_found(path.parent, config.engine))
+        return ConfigFile(source, replace(config, engine=engine), secrets)
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from error
+
+
+def _found(folder: Path, engine: EngineConfig) -> str | None:
+    """The file of the chat template, from the folder of a configuration. Raises ConfigError for its variables."""
+    try:
+        check_values(engine.chat_template_kwargs)
+    except ValueError as error:
+        raise ConfigError(f"engine.chat_template_kwargs: {error}") from error
+    name = engine.chat_template
+    return name if name in (None, NONE) else str(folder / name)
 
 
 def shown_config(config: ServeConfig) -> dict[str, Any]:
@@ -123,6 +136,8 @@ def shown_config(config: ServeConfig) -> dict[str, Any]:
     values["engine"]["policies"] = [
         str(Path(name).absolute()) if is_file_name(name) else name for name in config.engine.policy_names
     ]
+    if config.engine.chat_template not in (None, NONE):
+        values["engine"]["chat_template"] = str(Path(config.engine.chat_template).absolute())
     values["traces"]["level"] = config.traces.level.value
     for part in ("traces", "push"):
         values[part]["endpoint"] = _without_login(values[part]["endpoint"])

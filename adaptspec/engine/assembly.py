@@ -37,10 +37,11 @@ from adaptspec.engine.profiler import Progress, no_progress, profiled_costs, war
 from adaptspec.engine.task_methods import TaskMethods
 from adaptspec.errors import ConfigError
 from adaptspec.gpu.device_decoder import DeviceDecoder
+from adaptspec.models.chat.chat_template import ChatTemplate, use_template
 from adaptspec.models.compute_threads import ComputeThreads, all_threads, one_token_pass
 from adaptspec.models.decoder import Decoder
 from adaptspec.models.model_files import resolve_model, weight_files
-from adaptspec.models.runner import Listener, Runner
+from adaptspec.models.runner import Listener, ModelInfo, Runner
 from adaptspec.models.tokenization import check_tokenizer, fingerprint, load_tokenizer
 from adaptspec.types import Sink
 
@@ -49,10 +50,10 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Built:
-    """An engine ready to run, with the tokenizer that speaks for it."""
+    """An engine ready to run, with the chat template and the tokenizer that speak for it."""
 
     core: EngineCore
-    tokenizer: PreTrainedTokenizerFast
+    template: ChatTemplate
     target: Runner
     drafters: tuple[Drafter, ...]
     specs: tuple[PolicySpec, ...]
@@ -61,6 +62,10 @@ class Built:
     loaded: Loaded  # what further drafters may be made from
     threads: ComputeThreads
     learner: DraftLearner | None = None
+
+    @property
+    def tokenizer(self) -> PreTrainedTokenizerFast:
+        return self.template.tokenizer
 
     @property
     def spare(self) -> Callable[[], bool]:
@@ -115,8 +120,9 @@ def _build(config: EngineConfig, sinks: Sequence[Sink], costs: Costs, labels: La
     progress(f"reading weights of {config.model}")
     for place in places[1:]:  # a draft without weights is refused before the target is read, which may take minutes
         weight_files(resolve_model(place, pickles=config.allow_pickle), pickles=config.allow_pickle)
-    target, *drafts = load_models(config, places, partial(_deepest, config, specs, labels))
-    tokenizer = load_tokenizer(places[0])
+    template = _template(config, places[0])
+    tokenizer, described = template.tokenizer, partial(_with_tokens, template)
+    target, *drafts = load_models(config, places, partial(_deepest, config, specs, labels), described)
     check_tokenizer(tokenizer, target.info)
     tokenizers = None
     for place, draft in zip(places[1:], drafts, strict=True):
@@ -148,7 +154,25 @@ def _build(config: EngineConfig, sinks: Sequence[Sink], costs: Costs, labels: La
         labels=labels,
     )
     learner = _learner(config, core, drafters, places[-1]) if config.learn_draft else None
-    return Built(core, tokenizer, target, tuple(drafters), tuple(specs), table, files, loaded, threads, learner)
+    return Built(core, template, target, tuple(drafters), tuple(specs), table, files, loaded, threads, learner)
+
+
+def _template(config: EngineConfig, place: str) -> ChatTemplate:
+    """The chat template to use, with the tokenizer in `place`. Raises ModelError or ConfigError: it cannot be used."""
+    tokenizer = load_tokenizer(place)
+    use_template(tokenizer, config.chat_template)
+    template = ChatTemplate(tokenizer, config.chat_template_kwargs, sanitize=config.sanitize_control_tokens)
+    template.check()
+    return template
+
+
+def _with_tokens(template: ChatTemplate, info: ModelInfo) -> ModelInfo:
+    """What a tokenizer and its chat template say of a model: more tokens that end a text, and which ids are padding."""
+    ids = template.tokenizer.get_vocab()
+    more = (template.tokenizer.eos_token_id, ids.get(template.traits.end_of_turn or ""))
+    ends = dict.fromkeys([*info.eos_token_ids, *(one for one in more if one is not None and one < info.vocab_size)])
+    known = min(max(ids.values(), default=-1) + 1, info.vocab_size)
+    return replace(info, eos_token_ids=tuple(ends), known_tokens=known)
 
 
 def _learner(config: EngineConfig, core: EngineCore, drafters: Sequence[Drafter], place: str) -> DraftLearner:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from adaptspec.engine.core import EngineLimits
 from adaptspec.models.own_drafts import is_own
@@ -28,6 +28,9 @@ class EngineConfig:
     the same whatever is drafted beside up to 64 rows, "strict" beside more. `allow_pickle`: heads that draft may have
     their tensors in pickles. `learn_draft`: a server trains the draft model on what it serves. `threads`: CPU threads
     of a forward pass, for all of this process; None: the faster of one and all of them, see `ComputeThreads`.
+    `chat_template` is a file with the template in place of the model's own, "none" is no template;
+    `chat_template_kwargs` are its variables where a request does not set them. `sanitize_control_tokens`: text of
+    messages that reads like a control token stays text.
     """
 
     model: str = BUNDLED
@@ -47,6 +50,9 @@ class EngineConfig:
     allow_pickle: bool = False
     learn_draft: bool = False
     threads: int | None = None
+    chat_template: str | None = None
+    chat_template_kwargs: dict[str, Any] = field(default_factory=dict)
+    sanitize_control_tokens: bool = False
 
     @property
     def draft_model(self) -> str | None:

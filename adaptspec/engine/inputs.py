@@ -52,8 +52,8 @@ class InputProcessor:
                 "answer: send less",
                 "prompt",
             )
-        check_tokens("prompt", prompt, info.vocab_size)
-        check_vocabulary(request.sampling, info.vocab_size)
+        check_tokens("prompt", prompt, info.drawn_tokens)
+        check_vocabulary(request.sampling, info.drawn_tokens)
         if request.sampling.grammar is not None:
             self.compile_grammar(request.sampling.grammar)
 

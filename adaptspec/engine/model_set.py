@@ -32,15 +32,21 @@ from adaptspec.models.weights import DecoderWeights
 READ = 512  # tokens that a head reads in one pass, at most
 
 
-def load_models(config: EngineConfig, places: Sequence[str], deepest: Callable[[], int]) -> list[Runner]:
+def load_models(
+    config: EngineConfig,
+    places: Sequence[str],
+    deepest: Callable[[], int],
+    described: Callable[[ModelInfo], ModelInfo] = lambda info: info,
+) -> list[Runner]:
     """The target and, if there is a second place, its draft. All weights are loaded before any cache is sized.
 
-    `deepest` is asked for the most tokens that may be drafted where memory is counted.
+    `deepest` is asked for the most tokens that may be drafted where memory is counted. `described` adds to the target's
+    info what its tokenizer says.
     """
     head = len(places) > 1 and (config.own_draft == MTP or (config.own_draft is None and is_head(places[1])))
     group = _ranks(config, places, head=head)
     try:
-        target, *drafts = _load(config, (places, head), group, deepest)
+        target, *drafts = _load(config, (places, head), group, (deepest, described))
     except BaseException:
         group.close()
         raise
@@ -71,9 +77,12 @@ def _ranks(config: EngineConfig, places: Sequence[str], *, head: bool) -> Group:
 
 
 def _load(
-    config: EngineConfig, what: tuple[Sequence[str], bool], group: Group, deepest: Callable[[], int]
+    config: EngineConfig,
+    what: tuple[Sequence[str], bool],
+    group: Group,
+    asked: tuple[Callable[[], int], Callable[[ModelInfo], ModelInfo]],
 ) -> list[Runner]:
-    places, head = what
+    (places, head), (deepest, described) = what, asked
     group.tell("load", places[0], config.dtype)
     makes: list[MakeDecoder] = (
         [decoder] * 2 if group is ALONE else [partial(device_decoder, group=group), device_decoder]
@@ -88,7 +97,7 @@ def _load(
         models.append(load_head(places[1], models[0], pickles=config.allow_pickle))
     elif config.own_draft:
         models.append(_own_draft(models[0], config.own_draft))
-    info = replace(models[0].info, strict=config.exact == "strict", eager=config.eager)
+    info = replace(described(models[0].info), strict=config.exact == "strict", eager=config.eager)
     models[0] = replace(models[0], info=info)
     answers, tokens = group.answers(), {}
     for device in dict.fromkeys(model.device for model in models):

@@ -13,7 +13,7 @@ from adaptspec.engine.core import EngineCore, EngineLimits
 from adaptspec.engine.engine_config import AUTO, BUNDLED, EngineConfig
 from adaptspec.engine.profiler import Progress, no_progress
 from adaptspec.errors import ConfigError, RequestError
-from adaptspec.models.tokenization import chat_text
+from adaptspec.models.chat.chat_template import ChatTemplate
 from adaptspec.quantity import quantity
 from adaptspec.request import Request, SamplingParams, SpeculationParams
 from adaptspec.types import Completion, Delta
@@ -26,9 +26,13 @@ class Engine:
     >>> engine.generate(["Once upon a time"], SamplingParams(max_tokens=32))[0].text
     """
 
-    def __init__(self, core: EngineCore, tokenizer: PreTrainedTokenizerFast) -> None:
+    def __init__(
+        self, core: EngineCore, tokenizer: PreTrainedTokenizerFast, template: ChatTemplate | None = None
+    ) -> None:
+        """`template` None: the tokenizer's own."""
         self.core = core
         self.tokenizer = tokenizer
+        self.template = template or ChatTemplate(tokenizer)
         self._ids = itertools.count()
         self._pieces: dict[str, deque[Delta]] = {}
 
@@ -61,7 +65,7 @@ class Engine:
         if config.learn_draft:
             raise ConfigError("learn_draft trains between the requests of a server; leave it out here")
         built = build(config, progress=progress)
-        return cls(built.core, built.tokenizer)
+        return cls(built.core, built.tokenizer, built.template)
 
     def generate(
         self,
@@ -108,11 +112,7 @@ class Engine:
 
         Raises RequestError: the template does not take these messages, or the model has none.
         """
-        # The template writes the special tokens itself.
-        ids: list[int] = self.tokenizer.encode(
-            chat_text(self.tokenizer, messages, answer=True), add_special_tokens=False
-        )
-        return ids
+        return self.template.encode(self.template.render(self.template.marked(list(messages))))
 
     def _run(self, ids: Sequence[str]) -> Iterator[Delta]:
         """Run rounds until these requests have ended; other streams that are open meanwhile keep their pieces."""

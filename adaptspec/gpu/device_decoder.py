@@ -25,7 +25,7 @@ from adaptspec.models.attention import Heads, Span, last_places, new_spans, posi
 from adaptspec.models.config import DecoderConfig
 from adaptspec.models.kv_cache import CachedRows, CachePlan
 from adaptspec.models.layers import LengthNorm, Linear, Norm, RmsNorm, rotations
-from adaptspec.models.runner import ModelInfo, Packed
+from adaptspec.models.runner import ModelInfo, Packed, without_padding
 from adaptspec.models.weights import DecoderWeights
 from adaptspec.progress import report_progress
 from adaptspec.types import IntArray
@@ -118,6 +118,7 @@ class DeviceDecoder(CachedRows):
         self._config, self._weights = config, weights
         mine = self.group.part.vocabulary(config.vocab_size)
         self.tokens = mine.stop - mine.start  # that this rank's head is for
+        self._known = max(0, info.drawn_tokens - mine.start)  # of these, how many are no padding
         table = rotations(config.rope, config.head_dim, info.context).to(self.device)
         self._cos, self._sin = table.real.contiguous(), table.imag.contiguous()
         shared = shared_tokens(self.heads, info.context)
@@ -163,7 +164,7 @@ class DeviceDecoder(CachedRows):
 
     def logits(self, states: torch.Tensor) -> torch.Tensor:
         """[N, this rank's tokens] in float32, of states [N, hidden], as one product."""
-        return self._weights.head.logits(states)
+        return without_padding(self._weights.head.logits(states), self._known)
 
     def bucket(self, tokens: int) -> int:
         """Tokens of a pass of so many in one product: at least the 16 that tensor cores take."""

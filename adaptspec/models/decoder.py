@@ -22,7 +22,7 @@ from adaptspec.models.config import DecoderConfig
 from adaptspec.models.in_place_attention import InPlaceAttention, group_rows
 from adaptspec.models.kv_cache import CachedRows, KVCache
 from adaptspec.models.layers import Norm, rotations
-from adaptspec.models.runner import ModelInfo, Packed
+from adaptspec.models.runner import ModelInfo, Packed, without_padding
 from adaptspec.models.small_pass import Computed, SmallPass
 from adaptspec.models.weights import DecoderWeights
 from adaptspec.progress import report_progress
@@ -72,7 +72,7 @@ class Decoder(CachedRows):
             self._cache.set_length(span.row, span.end)
         if self._listener is not None:
             self._listener.heard(packed, [span.start for span in spans], states)
-        return logits
+        return without_padding(logits, self.info.drawn_tokens)
 
     def _run(self, packed: Packed, spans: list[Span], groups: list[list[int]] | None) -> Computed:
         asked = self.asked if self._listener is not None and self._listener.listens else ()

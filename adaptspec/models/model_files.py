@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ from adaptspec.errors import FileError, ModelError
 from adaptspec.files import check_regular, open_file, read_text
 from adaptspec.models.config import shown
 
+_log = logging.getLogger(__name__)
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 # Weights as safetensors, settings, tokenizer: nothing that can run code is even downloaded.
 PATTERNS = ["*.safetensors", "*.json", "tokenizer*", "*.model", "*.jinja", "merges.txt", "vocab.txt"]
@@ -155,21 +158,82 @@ def weight_files(folder: Path, *, pickles: bool = False) -> list[Path]:
 
 
 def eos_token_ids(folder: Path, config: Mapping[str, Any], vocab_size: int) -> tuple[int, ...]:
-    """Token ids that end a text: generation_config.json's, else config.json's; ModelError if they are none of these."""
-    path = folder / "generation_config.json"
-    ids = read_json(path).get("eos_token_id") if path.is_file() else None
-    if ids is None:
-        ids = config.get("eos_token_id")
-    listed = [] if ids is None else ids if isinstance(ids, list) else [ids]
-    if not all(isinstance(token, int) and not isinstance(token, bool) for token in listed):
-        raise ModelError(f"{folder}: eos_token_id is {shown(ids)}; it must be a token id or a list of them")
-    strange = [token for token in listed if not 0 <= token < vocab_size]
-    if strange:
+    """Token ids that end a text: all that generation_config.json, config.json and the tokenizer's files name.
+
+    Fine-tunes often change one of these files alone. Entries that are no token of the model are dropped with a warning.
+    Raises ModelError if there are entries and none is a token.
+    """
+    settings, ids = _tokenizer_settings(folder), _TokenIds(folder)
+    sources = (_json_of(folder / "generation_config.json"), config, config.get("text_config"), *settings)
+    found, strange = dict[int, None](), list[object]()
+    for named in (named for source in sources if isinstance(source, Mapping) for named in _end_entries(source)):
+        token = ids.of(named, settings)
+        if token is not None and 0 <= token < vocab_size:
+            found[token] = None
+        elif named not in strange and not (isinstance(named, str) and ids.unlisted):
+            strange.append(named)
+    if strange and not found:
         raise ModelError(
             f"{folder}: eos_token_id {shown(strange[0])} is none of the {vocab_size} token ids; no text would end with "
             "it: set eos_token_id in generation_config.json or config.json to the token that ends a text"
         )
-    return tuple(listed)
+    for named in strange:
+        _log.warning("%s: eos_token_id %s is no token of this model, and ends no text", folder.name, shown(named))
+    return tuple(found)
+
+
+def _end_entries(source: Mapping[str, Any]) -> list[object]:
+    """What a file names as end tokens, by their ids or their texts."""
+    listed: list[object] = []
+    for value in (source.get("eos_token_id"), source.get("eos_token")):
+        listed += [] if value is None else value if isinstance(value, list) else [value]
+    return [one.get("content") if isinstance(one, Mapping) else one for one in listed]
+
+
+def _tokenizer_settings(folder: Path) -> tuple[Mapping[str, Any], ...]:
+    return tuple(_json_of(folder / name) for name in ("tokenizer_config.json", "special_tokens_map.json"))
+
+
+def _json_of(path: Path) -> Mapping[str, Any]:
+    return read_json(path) if path.is_file() else {}
+
+
+class _TokenIds:
+    """Ids of added tokens by their texts; tokenizer.json, which may be large, is read only if it must be."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def of(self, named: object, settings: Sequence[Mapping[str, Any]]) -> int | None:
+        """The id of a token that is named by its id or its text; None: there is no such token."""
+        if isinstance(named, int) and not isinstance(named, bool):
+            return named
+        if not isinstance(named, str):
+            return None
+        for one in settings:
+            added = one.get("added_tokens_decoder")
+            for key, token in added.items() if isinstance(added, Mapping) else ():
+                if isinstance(token, Mapping) and token.get("content") == named and key.isdecimal():
+                    return int(key)
+        return self._listed.get(named)
+
+    @property
+    def unlisted(self) -> bool:
+        """Whether there is no list of all texts, as of tokenizers that transformers converts."""
+        return not (self._folder / "tokenizer.json").is_file()
+
+    @cached_property
+    def _listed(self) -> Mapping[str, int]:
+        described = _json_of(self._folder / "tokenizer.json")
+        model, added = described.get("model"), described.get("added_tokens")
+        words = model.get("vocab") if isinstance(model, Mapping) else None
+        ids = dict(words) if isinstance(words, Mapping) else {}
+        ids |= {
+            one["content"]: one["id"]
+            for one in (added if isinstance(added, list) else ())
+            if isinstance(one, Mapping) and isinstance(one.get("content"), str) and isinstance(one.get("id"), int)
+        }
+        return {text: number for text, number in ids.items() if isinstance(number, int)}
 
 
 def fingerprint(folder: Path, *, pickles: bool = False) -> str:

@@ -21,7 +21,8 @@ class ModelInfo:
     `context` is the most tokens a row can hold; `fingerprint` tells weights apart; `dtype` is what they are computed
     in, in torch's words (float32). A model that does not take trees takes no `Packed.seen`: drafts for it are chains.
     `strict`: its logits are to be the same bits whatever else is in a pass. `eager`: its rounds are no CUDA graphs.
-    `deepest`: the most tokens that it drafts.
+    `deepest`: the most tokens that it drafts. `known_tokens`: ids from there on are padding, which no token has, and
+    their logits are -inf; None: all ids are tokens.
     """
 
     name: str
@@ -36,6 +37,19 @@ class ModelInfo:
     strict: bool = False
     eager: bool = False
     deepest: int | None = None
+    known_tokens: int | None = None
+
+    @property
+    def drawn_tokens(self) -> int:
+        """How many ids, from 0 on, can be in a text."""
+        return self.vocab_size if self.known_tokens is None else self.known_tokens
+
+
+def without_padding(logits: torch.Tensor, known: int) -> torch.Tensor:
+    """Logits [N, V], changed in place: those of the ids from `known` on are -inf."""
+    if known < logits.shape[1]:
+        logits[:, known:] = -torch.inf
+    return logits
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from adaptspec.errors import ModelError
 from adaptspec.models.attention import Span, additive
 from adaptspec.models.kv_cache import BlockAllocator
 from adaptspec.models.layers import Float32Head
-from adaptspec.models.runner import Listener, ModelInfo, Packed
+from adaptspec.models.runner import Listener, ModelInfo, Packed, without_padding
 from adaptspec.progress import report_progress
 from adaptspec.types import BoolArray
 
@@ -98,7 +98,7 @@ class TransformersRunner:
         told = [self._run(*row, asked) for row in rows]
         if self._listener is not None:
             self._listener.heard(packed, starts, torch.cat([states for _, states in told]))
-        return torch.cat([logits for logits, _ in told])
+        return without_padding(torch.cat([logits for logits, _ in told]), self.info.drawn_tokens)
 
     def _run(
         self, row: int, tokens: torch.Tensor, wanted: int, seen: BoolArray | None, asked: Sequence[int]

@@ -13,6 +13,7 @@ from transformers import PreTrainedTokenizerFast
 
 from adaptspec.engine.async_engine import AsyncEngine
 from adaptspec.engine.policy_manager import PolicyManager
+from adaptspec.models.chat.chat_template import ChatTemplate
 from adaptspec.server import admin, status, trials
 from adaptspec.server import operations as operating
 from adaptspec.server.api import handlers, tokenize
@@ -50,6 +51,7 @@ def make_app(
     live: LiveFeed | None = None,
     facts: Mapping[str, Any] = MappingProxyType({}),
     journal: Path | None = None,
+    template: ChatTemplate | None = None,
 ) -> web.Application:
     """The app for an engine that runs. `exposition` is what `/metrics` shows, and counts answers.
 
@@ -57,7 +59,8 @@ def make_app(
     nothing is traced. With `api_keys`, only who has one of them is served. `hosts` are the names it may be called by,
     None for any. `padding` hides in streams what speculation did, and leaves out the live feed. `operations` adds the
     admin routes about the server as it runs, which need an `admin_key` and `policies` as well. `live` adds the live
-    feed and its page, with `facts` about the server. `journal` is what policies are tried on.
+    feed and its page, with `facts` about the server. `journal` is what policies are tried on. `template` None: chats are
+    written by the tokenizer's own.
 
     Serve it with `adaptspec.server.run.serve`, or with a runner that has `handler_cancellation=True`: that is what
     aborts a request whose client has gone.
@@ -67,7 +70,7 @@ def make_app(
     if traces is not None:
         middlewares.insert(0, tracing(traces))
     app = web.Application(middlewares=middlewares, client_max_size=limits.body_bytes)
-    codec = Codec(tokenizer, limits.template_seconds, limits.text_bytes(engine.target.context))
+    codec = Codec(tokenizer, limits.template_seconds, limits.text_bytes(engine.target.context), template)
     app[SERVICE] = Service(engine, codec, limits, padding, WarningLog(exposition.warned))
     app[status.EXPOSITION] = exposition
     app[status.STARTED] = int(time.time())

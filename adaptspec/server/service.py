@@ -105,7 +105,7 @@ class Service:
         """One engine request per choice. Raises RequestError if the engine can never serve them."""
         self._check(body, 1)
         grammar = await self._compiled(body) if body.constrained else None
-        prompt = await self.codec.encode_chat(body.messages, body.tools or ())
+        prompt = await self.codec.encode_chat(body.messages, body.tools or (), body.render_options)
         prediction: tuple[int, ...] = ()
         if body.prediction is not None:
             text = body.prediction.content

@@ -48,7 +48,7 @@ class ChatTemplate:
         """`values`: variables of the template where a request does not set them. `sanitize`: what clients write is
         never read as a control token.
         """
-        self._tokenizer = tokenizer
+        self.tokenizer = tokenizer
         self._values = values
         self._sanitize = sanitize
 
@@ -69,7 +69,7 @@ class ChatTemplate:
     @cached_property
     def traits(self) -> Traits:
         """What a probe finds, at the first time that it is asked for."""
-        return Traits("the model has none") if self.source is None else probe(self._tokenizer, self._values)
+        return Traits("the model has none") if self.source is None else probe(self.tokenizer, self._values)
 
     @property
     def renders_tools(self) -> bool:
@@ -102,7 +102,7 @@ class ChatTemplate:
         if self.source is not None:
             messages = fitted(_left_open(messages) if options.continued else messages, self.traits)
         values, answer = {**self._values, **options.values}, options.answer and not options.continued
-        text = chat_text(self._tokenizer, messages, answer=answer, tools=tools, values=values)
+        text = chat_text(self.tokenizer, messages, answer=answer, tools=tools, values=values)
         if not options.continued:
             return text
         before, found, _ = text.rpartition(_OPEN_END)
@@ -122,18 +122,18 @@ class ChatTemplate:
         """Token ids of a text that `render` has written."""
         if self._sanitize:
             return self._controls.encode(text)
-        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False)
+        ids: list[int] = self.tokenizer.encode(text, add_special_tokens=False)
         return ids
 
     def _source(self, *names: str) -> str | None:
-        source = self._tokenizer.chat_template
+        source = self.tokenizer.chat_template
         if isinstance(source, Mapping):
             source = next((source[name] for name in names if name in source), None)
         return None if source is None else str(source)
 
     @cached_property
     def _controls(self) -> ControlTokens:
-        return ControlTokens(self._tokenizer, f"{self.source} {self.tool_source}")
+        return ControlTokens(self.tokenizer, f"{self.source} {self.tool_source}")
 
 
 def use_template(tokenizer: PreTrainedTokenizerFast, file: str | None) -> None:

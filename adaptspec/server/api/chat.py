@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import uuid
+import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import model_validator
 
 from adaptspec.errors import RequestError
+from adaptspec.models.chat.template_traits import call_id
 from adaptspec.request import Grammar
 from adaptspec.server.api.answers import Answer, Bytes, Finish, Json, Metrics, Reply, Usage
 from adaptspec.server.api.generation_body import (
@@ -23,6 +24,7 @@ from adaptspec.server.api.generation_body import (
 )
 from adaptspec.server.api.messages import Messages, Text
 from adaptspec.server.api.response_format import ResponseFormat, grammar_of
+from adaptspec.server.api.template_fields import TemplateFields
 from adaptspec.server.api.tools import (
     CallReader,
     CallStart,
@@ -49,7 +51,7 @@ _TELLS_LOGPROBS = {"properties": {"logprobs": {"const": True}}, "required": ["lo
 _NO_TOOLS = {"anyOf": [{"type": "null"}, {"type": "array", "maxItems": 0}]}
 
 
-class ChatBody(GenerationBody, Hints):
+class ChatBody(GenerationBody, TemplateFields, Hints):
     """A request for the next message of a conversation."""
 
     messages: Messages
@@ -74,6 +76,7 @@ class ChatBody(GenerationBody, Hints):
     }
     together: ClassVar[Sequence[Mapping[str, Any]]] = (
         *GenerationBody.together,
+        *TemplateFields.together,
         {"anyOf": [_TELLS_LOGPROBS, {"properties": {"top_logprobs": {"type": "null"}}}]},
         {"anyOf": [{"properties": {name: {"type": "null"}}} for name in ("max_tokens", "max_completion_tokens")]},
         {
@@ -279,7 +282,8 @@ def gathered(parts: Sequence[Part]) -> tuple[str | None, list[Call]]:
 
 
 def _call(name: str) -> Call:
-    return Call(id=f"call_{uuid.uuid4().hex[:24]}", type="function", function=Called(name=name, arguments=""))
+    identity = call_id(secrets.token_bytes(16))
+    return Call(id=identity, type="function", function=Called(name=name, arguments=""))
 
 
 def _piece(part: Part) -> Json:

@@ -10,10 +10,11 @@ from typing import NoReturn
 from transformers import PreTrainedTokenizerFast
 
 from adaptspec.errors import PromptTooLongError, RequestError
-from adaptspec.models.tokenization import TokenBytes, chat_text
+from adaptspec.models.chat.chat_template import ChatTemplate, RenderOptions
+from adaptspec.models.tokenization import TokenBytes
 from adaptspec.server.api.answers import Json
 from adaptspec.server.api.messages import Message
-from adaptspec.server.api.tools import Tool, written_out
+from adaptspec.server.api.tools import OPEN, Tool, written_out
 from adaptspec.server.threads import Lanes, within
 
 SHORT_TEXT = 4_000  # characters; encoding more than this would be felt by the streams of other clients
@@ -25,9 +26,17 @@ class Codec:
     """A tokenizer, whose long work is done in threads: others' texts wait only for those of about their own length."""
 
     def __init__(
-        self, tokenizer: PreTrainedTokenizerFast, template_seconds: float = 2.0, most_bytes: int = 2**22
+        self,
+        tokenizer: PreTrainedTokenizerFast,
+        template_seconds: float = 2.0,
+        most_bytes: int = 2**22,
+        template: ChatTemplate | None = None,
     ) -> None:
-        """`template_seconds`: how long a chat template may take for one conversation; `most_bytes`: of a text."""
+        """`template_seconds`: how long a chat template may take for one conversation; `most_bytes`: of a text.
+
+        `template` None: the tokenizer's own.
+        """
+        self.template = template or ChatTemplate(tokenizer)
         self._tokenizer = tokenizer
         self._template_seconds = template_seconds
         self._most_bytes = most_bytes
@@ -57,8 +66,7 @@ class Codec:
         is encoded, if one is longer than any that fits.
         """
         for text in texts:
-            if len(text) > self._most_bytes or (not text.isascii() and len(text.encode()) > self._most_bytes):
-                self._refuse_length(param)
+            self._check_length(text, param)
         together, encoded = sum(map(len, texts)), []
         for text in texts:
             size = len(text) if together <= SHORT_TEXT else max(len(text), SHORT_TEXT + 1)
@@ -68,43 +76,47 @@ class Codec:
         return encoded
 
     async def encode_chat(
-        self, messages: Sequence[Message], tools: Sequence[Tool] = (), *, answer: bool = True
+        self, messages: Sequence[Message], tools: Sequence[Tool] = (), options: RenderOptions = RenderOptions()
     ) -> tuple[int, ...]:
-        """Token ids of a conversation; `answer` adds the opening of the assistant's turn.
+        """Token ids of a conversation.
 
         Raises RequestError if the model has no chat template, or it refuses the conversation or takes too long;
         PromptTooLongError.
         """
-        text = await self._rendered(messages, tools, answer)
-        # The template has written the special tokens itself.
-        return await self.encode(text, add_special_tokens=False, param="messages")
+        text = await self._rendered(messages, tools, options)
+        self._check_length(text, "messages")
+        return tuple(await self._encoding.run(len(text), lambda: self.template.encode(text)))
 
     async def decode(self, tokens: Sequence[int]) -> str:
         """Text of token ids, special tokens included."""
         work = partial(self._tokenizer.decode, list(tokens), skip_special_tokens=False)
         return str(await self._decoding.run(len(tokens), work))
 
-    async def _rendered(self, messages: Sequence[Message], tools: Sequence[Tool], answer: bool) -> str:
+    async def _rendered(self, messages: Sequence[Message], tools: Sequence[Tool], options: RenderOptions) -> str:
         """Templates come with the model, and may do anything with what clients send: compare all messages, say."""
         weight = sum(message.characters + _MESSAGE for message in messages)
         if weight > self._most_bytes:
             self._refuse_length("messages")
         async with self._rendering.lane(weight):
             try:
-                return await within(self._template_seconds, lambda: self._render(messages, tools, answer))
+                return await within(self._template_seconds, lambda: self._render(messages, tools, options))
             except asyncio.TimeoutError as error:
                 told = f"the model's chat template takes longer than {self._template_seconds:g} seconds"
                 raise RequestError(f"{told} for these messages; send fewer or shorter ones", "messages") from error
 
-    def _render(self, messages: Sequence[Message], tools: Sequence[Tool], answer: bool) -> str:
-        plain = [message.plain() for message in messages]
+    def _render(self, messages: Sequence[Message], tools: Sequence[Tool], options: RenderOptions) -> str:
+        template = self.template
+        plain = template.marked([message.plain() for message in messages])
         given: list[Json] | None = None
-        template = str(self._tokenizer.chat_template)
-        if tools and "tools" in template:
-            given = [tool.plain() for tool in tools]
-        elif tools or ("tool_calls" not in template and any(m.tool_calls or m.role == "tool" for m in messages)):
+        if tools and template.renders_tools and template.writes(OPEN):
+            given = template.marked([tool.plain() for tool in tools])
+        elif tools or (not template.renders_calls and any(m.tool_calls or m.role == "tool" for m in messages)):
             plain = written_out(plain, tools)
-        return chat_text(self._tokenizer, plain, answer=answer, tools=given)
+        return template.render(plain, given, options)
+
+    def _check_length(self, text: str, param: str) -> None:
+        if len(text) > self._most_bytes or (not text.isascii() and len(text.encode()) > self._most_bytes):
+            self._refuse_length(param)
 
     def _refuse_length(self, param: str) -> NoReturn:
         raise PromptTooLongError(

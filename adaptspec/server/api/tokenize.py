@@ -13,6 +13,7 @@ from adaptspec.errors import RequestError
 from adaptspec.models.sampling import check_tokens
 from adaptspec.server.api.answers import Answer
 from adaptspec.server.api.messages import Messages
+from adaptspec.server.api.template_fields import TemplateFields
 from adaptspec.server.api.wire import Name, RequestBody, TokenId
 from adaptspec.server.routes import Operation
 from adaptspec.server.service import SERVICE, read_body
@@ -20,16 +21,16 @@ from adaptspec.server.service import SERVICE, read_body
 _TOKEN = 8  # bytes of an answer
 
 
-class TokenizeBody(RequestBody):
+class TokenizeBody(TemplateFields, RequestBody):
     """A text or a conversation to count or look at; exactly one of the two."""
 
     model: Name | None = None
     prompt: str | None = None
     messages: Messages | None = None
     add_special_tokens: bool = True
-    add_generation_prompt: bool = True
 
     together: ClassVar[Sequence[Mapping[str, Any]]] = (
+        *TemplateFields.together,
         {
             "anyOf": [
                 {"properties": {one: {"not": {"type": "null"}}, other: {"type": "null"}}, "required": [one]}
@@ -79,7 +80,7 @@ async def tokenize(http: web.Request) -> web.Response:
     if body.messages is None:
         tokens = await service.codec.encode(body.prompt or "", add_special_tokens=body.add_special_tokens)
     else:
-        tokens = await service.codec.encode_chat(body.messages, answer=body.add_generation_prompt)
+        tokens = await service.codec.encode_chat(body.messages, options=body.render_options)
     context = service.engine.target.context
     service.warning_log.report(body.warnings)
 
