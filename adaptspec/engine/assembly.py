@@ -40,7 +40,7 @@ from adaptspec.gpu.device_decoder import DeviceDecoder
 from adaptspec.models.chat.chat_template import ChatTemplate, use_template
 from adaptspec.models.compute_threads import ComputeThreads, all_threads, one_token_pass
 from adaptspec.models.decoder import Decoder
-from adaptspec.models.model_files import resolve_model, weight_files
+from adaptspec.models.model_files import CONFIG, read_json, resolve_model, weight_files
 from adaptspec.models.runner import Listener, ModelInfo, Runner
 from adaptspec.models.tokenization import check_tokenizer, fingerprint, load_tokenizer
 from adaptspec.types import Sink
@@ -120,7 +120,7 @@ def _build(config: EngineConfig, sinks: Sequence[Sink], costs: Costs, labels: La
     progress(f"reading weights of {config.model}")
     for place in places[1:]:  # a draft without weights is refused before the target is read, which may take minutes
         weight_files(resolve_model(place, pickles=config.allow_pickle), pickles=config.allow_pickle)
-    template = _template(config, places[0])
+    template = _template(config, places[0])  # which is refused before the target is read, too
     tokenizer, described = template.tokenizer, partial(_with_tokens, template)
     target, *drafts = load_models(config, places, partial(_deepest, config, specs, labels), described)
     check_tokenizer(tokenizer, target.info)
@@ -159,7 +159,9 @@ def _build(config: EngineConfig, sinks: Sequence[Sink], costs: Costs, labels: La
 
 def _template(config: EngineConfig, place: str) -> ChatTemplate:
     """The chat template to use, with the tokenizer in `place`. Raises ModelError or ConfigError: it cannot be used."""
-    tokenizer = load_tokenizer(place)
+    folder = resolve_model(place)
+    read_json(folder / CONFIG)  # what is no model at all is refused as such
+    tokenizer = load_tokenizer(str(folder))
     use_template(tokenizer, config.chat_template)
     template = ChatTemplate(tokenizer, config.chat_template_kwargs, sanitize=config.sanitize_control_tokens)
     template.check()

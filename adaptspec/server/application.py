@@ -59,8 +59,8 @@ def make_app(
     nothing is traced. With `api_keys`, only who has one of them is served. `hosts` are the names it may be called by,
     None for any. `padding` hides in streams what speculation did, and leaves out the live feed. `operations` adds the
     admin routes about the server as it runs, which need an `admin_key` and `policies` as well. `live` adds the live
-    feed and its page, with `facts` about the server. `journal` is what policies are tried on. `template` None: chats are
-    written by the tokenizer's own.
+    feed and its page, with `facts` about the server. `journal` is what policies are tried on. `template` None: the
+    tokenizer's own writes chats.
 
     Serve it with `adaptspec.server.run.serve`, or with a runner that has `handler_cancellation=True`: that is what
     aborts a request whose client has gone.

@@ -282,6 +282,7 @@ def test_what_needs_a_device_or_another_model_is_refused(draft_path: Path, tmp_p
         build(EngineConfig(str(draft_path), None, device="cpu", exact="strict"))
     other = GPT2Config(n_embd=16, n_layer=1, n_head=2, vocab_size=60, eos_token_id=1)
     AutoModelForCausalLM.from_config(other).save_pretrained(tmp_path)
+    tiny_tokenizer().save_pretrained(tmp_path)
     with pytest.raises(ConfigError, match="only Llama-like models can draft for themselves; use a draft model"):
         build(EngineConfig(str(tmp_path), "quantized:int8", device="cpu"))
 

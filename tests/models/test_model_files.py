@@ -36,13 +36,42 @@ def test_broken_json_is_explained(tmp_path: Path, text: str, message: str) -> No
         read_json(tmp_path / "other.json")
 
 
-def test_end_tokens_come_from_the_generation_config_first(tmp_path: Path) -> None:
-    assert eos_token_ids(tmp_path, {"eos_token_id": 3}, 4) == (3,)
-    assert eos_token_ids(tmp_path, {}, 4) == ()
-    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": [1, 2]}))
-    assert eos_token_ids(tmp_path, {"eos_token_id": 3}, 4) == (1, 2)
-    with pytest.raises(ModelError, match="eos_token_id is 'x'"):
-        eos_token_ids(tmp_path / "elsewhere", {"eos_token_id": "x"}, 4)
+END_FILES = [
+    ({"generation_config.json": {"eos_token_id": 1}}, {"eos_token_id": 3}, (1, 3)),
+    ({"generation_config.json": {"eos_token_id": [1, 2]}}, {"eos_token_id": [2, 3]}, (1, 2, 3)),
+    ({"generation_config.json": {"eos_token_id": None}}, {"eos_token_id": 3}, (3,)),
+    ({}, {"eos_token_id": 1, "text_config": {"eos_token_id": [1, 2]}}, (1, 2)),
+    ({"tokenizer_config.json": {"eos_token": "<|end|>"}}, {"eos_token_id": 1}, (1, 2)),
+    ({"tokenizer_config.json": {"eos_token": {"content": "<|end|>"}}}, {}, (2,)),
+    ({"special_tokens_map.json": {"eos_token": "<|end|>"}}, {"eos_token_id": [0, 1]}, (0, 1, 2)),
+    ({"generation_config.json": {"eos_token_id": ["<|end|>", 1]}}, {"eos_token": "a"}, (2, 1, 0)),
+    (
+        {"tokenizer_config.json": {"eos_token": "</s>", "added_tokens_decoder": {"3": {"content": "</s>"}}}},
+        {"eos_token_id": 1},
+        (1, 3),
+    ),
+    ({}, {}, ()),
+]
+
+
+@pytest.mark.parametrize(("files", "config", "ends"), END_FILES)
+def test_end_tokens_are_those_of_all_files(
+    files: dict[str, Any], config: dict[str, Any], ends: tuple[int, ...], tmp_path: Path
+) -> None:
+    """Fine-tunes change one file alone: their texts ran on through the end token that the others did not name."""
+    words = {"model": {"vocab": {"a": 0}}, "added_tokens": [{"id": 2, "content": "<|end|>"}]}
+    for name, content in ({"tokenizer.json": words} | files).items():
+        (tmp_path / name).write_text(json.dumps(content))
+    assert eos_token_ids(tmp_path, config, 4) == ends
+
+
+def test_a_text_without_a_list_of_texts_is_left_to_the_tokenizer(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Where there is no tokenizer.json, transformers makes the tokenizer, which knows the token."""
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"eos_token": "</s>"}))
+    assert eos_token_ids(tmp_path, {"eos_token_id": 1}, 4) == (1,)
+    assert not caplog.records
 
 
 def test_fingerprints_tell_weights_apart(make_model: MakeModel, tmp_path: Path) -> None:
@@ -66,14 +95,27 @@ def test_json_that_nests_deep_is_refused(tmp_path: Path, depth: int) -> None:
         read_json(tmp_path / "config.json")
 
 
-@pytest.mark.parametrize("token", [-1, 4, 10**12])
-def test_end_tokens_that_no_text_can_have_are_refused(tmp_path: Path, token: int) -> None:
+NO_TOKENS = (-1, 4, 10**12, True, 1.5, "</s>", [])
+
+
+@pytest.mark.parametrize("token", NO_TOKENS)
+def test_end_tokens_that_no_text_can_have_are_refused_if_there_is_no_other(token: object, tmp_path: Path) -> None:
     """No text would ever end; the message says what to set."""
-    for ids in (token, [3, token]):
-        with pytest.raises(ModelError, match=f"eos_token_id {token} is none of the 4 token ids.*set eos_token_id"):
+    (tmp_path / "tokenizer.json").write_text("{}")
+    for ids in ([token], [token, -2]):
+        with pytest.raises(ModelError, match=r"eos_token_id .* is none of the 4 token ids.*set eos_token_id"):
             eos_token_ids(tmp_path, {"eos_token_id": ids}, 4)
-    with pytest.raises(ModelError, match="must be a token id"):
-        eos_token_ids(tmp_path, {"eos_token_id": True}, 4)
+
+
+@pytest.mark.parametrize("token", NO_TOKENS)
+def test_other_end_tokens_make_up_for_them(token: object, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A list with one entry too many is no reason to refuse a model; a line in the log says so."""
+    (tmp_path / "tokenizer.json").write_text("{}")
+    assert eos_token_ids(tmp_path, {"eos_token_id": [token, 3]}, 4) == (3,)
+    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": 1}))
+    assert eos_token_ids(tmp_path, {"eos_token_id": [token]}, 4) == (1,)
+    assert all("is no token of this model" in record.message for record in caplog.records)
+    assert len(caplog.records) == 2
 
 
 def test_a_directory_is_itself(tmp_path: Path) -> None:

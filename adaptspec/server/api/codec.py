@@ -76,14 +76,14 @@ class Codec:
         return encoded
 
     async def encode_chat(
-        self, messages: Sequence[Message], tools: Sequence[Tool] = (), options: RenderOptions = RenderOptions()
+        self, messages: Sequence[Message], tools: Sequence[Tool] = (), options: RenderOptions | None = None
     ) -> tuple[int, ...]:
         """Token ids of a conversation.
 
         Raises RequestError if the model has no chat template, or it refuses the conversation or takes too long;
         PromptTooLongError.
         """
-        text = await self._rendered(messages, tools, options)
+        text = await self._rendered(messages, tools, options or RenderOptions())
         self._check_length(text, "messages")
         return tuple(await self._encoding.run(len(text), lambda: self.template.encode(text)))
 
