@@ -25,6 +25,7 @@ _TEMPLATE_FAULTS = (
     *(TemplateError, ValueError, TypeError, LookupError, ArithmeticError, AttributeError),
     *(RecursionError, MemoryError),
 )
+_TOKENS = ("bos_token", "eos_token", "pad_token", "unk_token")
 # How SentencePiece vocabularies write a byte and a space.
 _BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 _SPACE = "\u2581"
@@ -89,7 +90,9 @@ def chat_text(
     remedy = "give the prompt as plain text, which a server takes at /v1/completions"
     if tokenizer.chat_template is None:
         raise RequestError(f"the model has no chat template; {remedy}", "messages")
-    options: dict[str, Any] = dict(values) if tools is None else {**values, "tools": tools}
+    # Templates add these to strings, also for tokenizers that have no such token.
+    options: dict[str, Any] = {name: "" for name in _TOKENS if getattr(tokenizer, name) is None}
+    options |= dict(values) if tools is None else {**values, "tools": tools}
     try:
         return str(
             tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=answer, **options)  # type: ignore[arg-type]

@@ -18,7 +18,8 @@ EVERYTHING = (
     "--drain-seconds 2.5 --state-dir s --keep-history --journal j --journal-megabytes 2 --journal-files 9 "
     "--no-watch-policies --metrics-compat vllm --otlp-endpoint http://c:4318 --trace-level round --trace-slow-seconds "
     "2 --trace-round-share 0.5 --trace-content --otlp-metrics --insecure --allow-host fox.local --pad-stream --limit "
-    "choices=3 --limit body-seconds=1.5 --exact strict --allow-pickle --learn-draft --threads 3"
+    "choices=3 --limit body-seconds=1.5 --exact strict --allow-pickle --learn-draft --threads 3 "
+    '--chat-template t.jinja --chat-template-kwargs {"enable_thinking":false} --sanitize-control-tokens'
 )
 
 
@@ -46,7 +47,7 @@ def test_everything_is_everything(capsys: pytest.CaptureFixture[str]) -> None:
     usual, changed = (set(shown(capsys, *arguments.split()).splitlines()) for arguments in ("", EVERYTHING))
     same = {line.split(":")[0].strip() for line in usual & changed} - {"-"}
     limits = {line.split(":")[0].strip() for line in shown(capsys).partition("\nlimits:\n")[2].splitlines()}
-    parts = {"engine", "policies", "limits", "traces", "push", "allowed_hosts"}
+    parts = {"engine", "policies", "limits", "traces", "push", "allowed_hosts", "chat_template_kwargs"}
     assert same - limits - parts == {"cache_tokens", "prefill_tokens", "max_depth", "admin_key", "api_keys"}
 
 
@@ -61,6 +62,7 @@ def test_everything_is_everything(capsys: pytest.CaptureFixture[str]) -> None:
         ("traces: {round_share: 2}\n", ":1:23: traces.round_share: "),
         ("traces: {level: much}\n", ":1:17: traces.level: "),
         ("engine: {context: 0}\n", ":1:19: engine.context: "),
+        ("engine: {chat_template_kwargs: {tools: 1}}\n", "engine.chat_template_kwargs: its key tools is set by"),
         ("limits: {choices: -1}\n", "the limit choices is -1; it must be above 0"),
         ("- 1\n", ":1:1: a mapping is needed here"),
         ("api_keys: 2\n", ":1:1: api_keys: keys are not kept in this file; give them by ADAPTSPEC_API_KEY"),

@@ -43,17 +43,23 @@ def probe(tokenizer: PreTrainedTokenizerFast, values: Mapping[str, Any]) -> Trai
     def render(messages: Sequence[Message], *, answer: bool = True, tools: Any = None) -> str:
         return chat_text(tokenizer, messages, answer=answer, tools=tools, values=values)
 
-    user = [_says("user", _USER)]
-    fault = None
-    for parts in (False, True):
-        try:
-            text = render(fitted(user, Traits(parts=parts)))
-        except RequestError as error:
-            fault = fault or str(error.__cause__ or error)
-            continue
-        if _USER in text:
-            return _Probe(render, Traits(parts=parts)).traits(tokenizer)
-    return Traits(fault or "it does not write the text of a user's message")
+    found = _with_content(render, Traits(), tokenizer)
+    if found.fault is not None or not found.system:  # what it loses may come out of parts
+        in_parts = _with_content(render, Traits(parts=True), tokenizer)
+        if in_parts.fault is None and (found.fault is not None or in_parts.system):
+            return in_parts
+    return found
+
+
+def _with_content(render: Render, form: Traits, tokenizer: PreTrainedTokenizerFast) -> Traits:
+    """What a template can write of content in this form."""
+    try:
+        text = render(fitted([_says("user", _USER)], form))
+    except RequestError as error:
+        return replace(form, fault=str(error.__cause__ or error))
+    if _USER not in text:
+        return replace(form, fault="it does not write the text of a user's message")
+    return _Probe(render, form).traits(tokenizer)
 
 
 class _Probe:
