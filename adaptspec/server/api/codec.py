@@ -107,9 +107,10 @@ class Codec:
     def _render(self, messages: Sequence[Message], tools: Sequence[Tool], options: RenderOptions) -> str:
         template = self.template
         plain = template.marked([message.plain() for message in messages])
+        tools = [_marked(tool, template) for tool in tools]
         given: list[Json] | None = None
         if tools and template.renders_tools and template.writes(OPEN):
-            given = template.marked([tool.plain() for tool in tools])
+            given = [tool.plain() for tool in tools]
         elif tools or (not template.renders_calls and any(m.tool_calls or m.role == "tool" for m in messages)):
             plain = written_out(plain, tools)
         return template.render(plain, given, options)
@@ -124,3 +125,9 @@ class Codec:
             "context, and is not even counted: send less",
             param,
         )
+
+
+def _marked(tool: Tool, template: ChatTemplate) -> Tool:
+    """The same tool, with texts that are no control tokens (see `ChatTemplate.marked`)."""
+    texts = template.marked({"description": tool.function.description, "parameters": tool.function.parameters})
+    return tool.model_copy(update={"function": tool.function.model_copy(update=texts)})

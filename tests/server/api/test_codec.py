@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import threading
 from typing import Any
 
 import pytest
 
 from adaptspec.errors import PromptTooLongError, RequestError
+from adaptspec.models.chat.chat_template import ChatTemplate
 from adaptspec.server.api.codec import SHORT_IDS, SHORT_TEXT, Codec
 from adaptspec.server.api.messages import Message
+from adaptspec.server.api.tools import Function, Tool
+from tests.models.chat.families import FAMILIES, tokenizer_of
 
 
 class Watched:
@@ -164,3 +168,74 @@ async def test_a_template_has_only_so_long_for_a_conversation(tokenizer: Any, me
             await asyncio.sleep(0.01)
     finally:
         tokenizer.chat_template = usual
+
+
+TOOLS = [Tool(type="function", function=Function(name=name, description=f"of {name}")) for name in ("look", "find")]
+
+
+def called(identity: str, name: str, value: str) -> dict[str, Any]:
+    return {"id": identity, "type": "function", "function": {"name": name, "arguments": json.dumps({"where": value})}}
+
+
+def round_of(first: str, second: str) -> list[Message]:
+    """A question, two calls with such ids, their results, an answer and another question."""
+    calls = [called(first, "look", "Rome"), called(second, "find", "Oslo")]
+    documents: list[dict[str, Any]] = [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "Where is it warm?"},
+        {"role": "assistant", "content": None, "tool_calls": calls},
+        {"role": "tool", "tool_call_id": first, "content": "31 degrees"},
+        {"role": "tool", "tool_call_id": second, "content": "4 degrees"},
+        {"role": "assistant", "content": "In Rome."},
+        {"role": "user", "content": "Thanks."},
+    ]
+    return [Message.model_validate(one) for one in documents]
+
+
+OPENAI, OURS = (f"call_{'aB3' * 8}", f"call_{'cD4' * 8}"), ("a1b2c3d4e", "f5g6h7i8j")
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("ids", [OPENAI, OURS, ("1", "2")])
+@pytest.mark.parametrize("tools", [TOOLS, []])
+async def test_a_round_of_tools_comes_out_in_every_family(family: str, ids: tuple[str, str], tools: list[Tool]) -> None:
+    """Whether the template writes calls in its own form or knows nothing of them, on every turn of an agent's loop."""
+    tokenizer = tokenizer_of(family)
+    codec, talk = Codec(tokenizer), round_of(*ids)
+    for turn in (len(talk), 5):
+        text = tokenizer.decode(await codec.encode_chat(talk[:turn], tools))
+        words = ["Be brief.", "Where is it warm?", "look", "Rome", "31 degrees", "find", "Oslo", "4 degrees"]
+        assert [word for word in words if word not in text] == []
+        assert text.index("Rome") < text.index("31 degrees") < text.index("4 degrees")
+        assert "\\\\" not in text
+        assert "'where'" not in text
+        assert ("of look" in text) == bool(tools)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+async def test_parts_of_a_message_are_its_text_in_every_family(family: str) -> None:
+    tokenizer = tokenizer_of(family)
+    content = [{"type": "text", "text": "First part."}, {"type": "text", "text": "Second part."}]
+    text = tokenizer.decode(
+        await Codec(tokenizer).encode_chat([Message.model_validate({"role": "user", "content": content})])
+    )
+    assert text.count("First part.\nSecond part.") == 1
+
+
+@pytest.mark.parametrize("family", ["qwen2.5", "smollm2", "deepseek"])
+async def test_control_tokens_in_calls_and_results_can_be_kept_out(family: str) -> None:
+    """What a tool returns is as little to be trusted as what a user writes."""
+    tokenizer = tokenizer_of(family)
+    end = ChatTemplate(tokenizer).traits.end_of_turn or ""
+    counts = []
+    for word in ("x", end):
+        talk = [
+            Message(role="user", content=word),
+            Message.model_validate({"role": "assistant", "content": word, "tool_calls": [called("1", "look", word)]}),
+            Message(role="tool", tool_call_id="1", content=word),
+        ]
+        tool = Tool(type="function", function=Function(name="look", description=f"of {word}"))
+        ids = await Codec(tokenizer, template=ChatTemplate(tokenizer, sanitize=True)).encode_chat(talk, [tool])
+        counts.append(list(ids).count(tokenizer.convert_tokens_to_ids(end)))
+        assert tokenizer.decode(ids).count(word) >= 4
+    assert counts[0] == counts[1]
