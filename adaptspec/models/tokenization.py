@@ -143,6 +143,8 @@ class TokenBytes:
     def __init__(self, tokenizer: PreTrainedTokenizerFast) -> None:
         self._backend = tokenizer.backend_tokenizer
         self._added = {number: str(token) for number, token in tokenizer.added_tokens_decoder.items()}
+        # Those that are left out where text is made of tokens.
+        self.hidden = frozenset(number for number, token in tokenizer.added_tokens_decoder.items() if token.special)
 
     def __call__(self, token: int) -> bytes:
         added = self._added.get(token)
@@ -155,6 +157,11 @@ class TokenBytes:
             return b"".join(self._alphabet.get(letter) or letter.encode() for letter in written)
         byte = _BYTE.fullmatch(written)
         return bytes([int(byte[1], 16)]) if byte else written.replace(_SPACE, " ").encode()
+
+    def leading(self, token: int) -> bytes:
+        """The bytes of a token that begins a text: some decoders leave out the space before it."""
+        raw = self(token)
+        return raw[1:] if raw[:1] == b" " and not self._backend.decode([token]).startswith(" ") else raw
 
     @cached_property
     def _alphabet(self) -> dict[str, bytes]:

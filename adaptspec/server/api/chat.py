@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import model_validator
@@ -12,6 +13,7 @@ from adaptspec.errors import RequestError
 from adaptspec.models.chat.template_traits import call_id
 from adaptspec.request import Grammar
 from adaptspec.server.api.answers import Answer, Bytes, Finish, Json, Metrics, Reply, Usage
+from adaptspec.server.api.content_logprobs import ContentLogprobs
 from adaptspec.server.api.generation_body import (
     NO_PROVENANCE,
     PROVENANCE,
@@ -216,9 +218,19 @@ class ChatReply(Reply):
     whole_object = "chat.completion"
     chunk_object = "chat.completion.chunk"
 
-    def __init__(self, model: str, body: ChatBody, bytes_of: Bytes) -> None:
+    def __init__(
+        self,
+        model: str,
+        body: ChatBody,
+        bytes_of: Bytes,
+        hidden: Collection[int] = (),
+        leading: Bytes | None = None,
+    ) -> None:
+        """`hidden` are the special tokens, which are in no text. `leading` are the bytes of a token that begins one."""
         super().__init__(model, body.choices, body.warnings)
         self._bytes_of = bytes_of
+        self._match = partial(ContentLogprobs, bytes_of, hidden, leading)
+        self._matched: dict[int, ContentLogprobs] = {}
         self._logprobs = bool(body.logprobs)
         self._calls = body.calls
         self._readers: dict[int, CallReader] = {}
@@ -229,7 +241,10 @@ class ChatReply(Reply):
         reader = self._readers.setdefault(index, CallReader(self._calls))
         parts = [*reader.feed(delta.text), *(reader.end() if delta.completion is not None else ())]
         pieces = [_piece(part) for part in parts]
-        logprobs = self._told(delta.logprobs) if delta.tokens else None
+        matched = self._matched.setdefault(index, self._match())
+        logprobs = self._told(matched, delta.logprobs, delta.text, final=delta.completion is not None)
+        if logprobs is not None and not logprobs.content:
+            logprobs = None
         if logprobs is not None and not pieces:
             pieces = [{"content": ""}]
         for place, piece in enumerate(pieces):  # the tokens of a round are told once
@@ -246,24 +261,34 @@ class ChatReply(Reply):
         return ChatChoice(
             index=index,
             message=message,
-            logprobs=self._told(completion.logprobs),
+            logprobs=self._told(self._match(), completion.logprobs, completion.text, final=True),
             finish_reason=_finish(completion, reader),
         )
 
-    def _told(self, entries: Sequence[TokenLogprob]) -> ChatLogprobs | None:
-        return chat_logprobs(entries, self._bytes_of) if self._logprobs else None
+    def _told(
+        self, matched: ContentLogprobs, entries: Sequence[TokenLogprob], text: str, *, final: bool
+    ) -> ChatLogprobs | None:
+        if not self._logprobs:
+            return None
+        shown = matched.take(entries, text, final=final)
+        return chat_logprobs([one.entry for one in shown], self._bytes_of, [one.raw for one in shown])
 
 
-def chat_logprobs(entries: Sequence[TokenLogprob], bytes_of: Bytes) -> ChatLogprobs:
-    """The `logprobs` of a chat's choice."""
+def chat_logprobs(
+    entries: Sequence[TokenLogprob], bytes_of: Bytes, shown: Sequence[bytes] | None = None
+) -> ChatLogprobs:
+    """The `logprobs` of a chat's choice; `shown` are the bytes of its tokens, None for all that they have."""
 
-    def token(number: int, logprob: float) -> Json:
-        raw = bytes_of(number)
+    def token(raw: bytes, logprob: float) -> Json:
         return {"token": raw.decode(errors="replace"), "logprob": logprob, "bytes": list(raw)}
 
+    def alternative(number: int, logprob: float) -> Alternative:
+        return Alternative(**token(bytes_of(number), logprob))
+
+    raws = [bytes_of(one.token) for one in entries] if shown is None else shown
     tokens = [
-        ChatToken(**token(one.token, one.logprob), top_logprobs=[Alternative(**token(*other)) for other in one.top])
-        for one in entries
+        ChatToken(**token(raw, one.logprob), top_logprobs=[alternative(*other) for other in one.top])
+        for one, raw in zip(entries, raws, strict=True)
     ]
     return ChatLogprobs(content=tokens, refusal=None)
 

@@ -42,7 +42,8 @@ async def chat_completions(http: web.Request) -> web.StreamResponse:
     service = http.app[SERVICE]
     service.admit()
     body = await read_body(http, ChatBody)
-    reply = ChatReply(service.engine.target.name, body, service.codec.bytes_of)
+    bytes_of = service.codec.bytes_of
+    reply = ChatReply(service.engine.target.name, body, bytes_of, bytes_of.hidden, bytes_of.leading)
     return await _answer(http, body, reply, await service.chat_requests(reply.id, body, http.get(KEY_NAME)))
 
 

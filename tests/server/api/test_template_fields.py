@@ -10,7 +10,8 @@ CHAT, TOKENIZE = "/v1/chat/completions", "/tokenize"
 USER, BEGUN = {"role": "user", "content": "a"}, {"role": "assistant", "content": "Hello "}
 THINKING = (
     "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}<|end|>{% endfor %}"
-    "{% if add_generation_prompt %}<|assistant|>{% if enable_thinking is defined and not enable_thinking %}no{% endif %}{% endif %}"
+    "{% if add_generation_prompt %}<|assistant|>"
+    "{% if enable_thinking is defined and not enable_thinking %}no{% endif %}{% endif %}"
 )
 
 
