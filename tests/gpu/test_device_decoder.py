@@ -16,7 +16,7 @@ from adaptspec.gpu.device_decoder import TILES, DeviceDecoder, branches, device_
 from adaptspec.models.attention import Span
 from adaptspec.models.kv_cache import CacheLimits
 from adaptspec.models.layers import Linear
-from adaptspec.models.loading import load_model
+from adaptspec.models.loading import load_model, plain_decoder
 from adaptspec.models.runner import ModelInfo, Packed, Runner
 from tests.conftest import MakeModel
 
@@ -198,3 +198,21 @@ def test_tiles_hold_plain_decoding_and_few_sizes_do(rows: int, more: int, strict
     assert tile >= min(rows, TILES[-1])
     assert rows > TILES[0] or strict or tile == TILES[0]
     assert tile <= tile_of(rows + more, info)
+
+
+def test_ids_that_no_token_has_have_no_logits(make_model: MakeModel) -> None:
+    """Padding of a vocabulary cannot be drawn, on whatever the model runs; all other logits are as before."""
+    folder, known = make_model("llama"), 250
+    for make in (plain_decoder, device_decoder):
+        loaded = load_model(str(folder), device="cpu", dtype="bfloat16", make=make)
+        whole, cut = (
+            replace(loaded, info=replace(loaded.info, known_tokens=tokens)).runner(LIMITS) for tokens in (None, known)
+        )
+        packed = _packed([0], [9], 0)
+        logits = []
+        for runner in (whole, cut):
+            assert runner.reserve(0, 9)
+            logits.append(runner.forward(packed))
+        assert logits[1].shape == logits[0].shape
+        assert (logits[1][:, known:] == -torch.inf).all()
+        torch.testing.assert_close(logits[1][:, :known], logits[0][:, :known], atol=0.0, rtol=0.0)

@@ -1,0 +1,149 @@
+"""Which tokens a model's texts have, and which end them: by its files, its tokenizer and its chat template together."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM, GPT2Config
+
+from adaptspec.engine.assembly import build
+from adaptspec.engine.core import EngineLimits
+from adaptspec.engine.engine_config import EngineConfig
+from adaptspec.engine.sync_engine import Engine
+from adaptspec.errors import ModelError, RequestError
+from adaptspec.request import SamplingParams
+from tests.conftest import TINY_VOCAB, MakeModel, tiny_tokenizer
+
+LIMITS = EngineLimits(max_rows=4)
+ROOM = 40  # rows of padding
+
+
+def edited(folder: Path, name: str, change: Callable[[dict[str, Any]], object]) -> None:
+    content = json.loads((folder / name).read_text())
+    change(content)
+    (folder / name).write_text(json.dumps(content))
+
+
+def padded(original: Path, folder: Path) -> Path:
+    """The same model with rows that no token has, which are as likely as those of tokens."""
+    shutil.copytree(original, folder)
+    edited(folder, "config.json", lambda config: config.update(vocab_size=TINY_VOCAB + ROOM))
+    tensors = load_file(folder / "model.safetensors")
+    for name in ("model.embed_tokens.weight", "lm_head.weight", "transformer.wte.weight"):
+        if name in tensors:
+            tensors[name] = torch.cat([tensors[name], 1.5 * tensors[name][-ROOM:]])
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
+
+
+SAMPLINGS = [
+    SamplingParams(max_tokens=30, temperature=0.0, ignore_eos=True),
+    SamplingParams(max_tokens=30, temperature=1.0, seed=3, ignore_eos=True),
+    SamplingParams(max_tokens=30, temperature=2.0, seed=4, top_k=200, frequency_penalty=0.5, ignore_eos=True),
+    SamplingParams(
+        max_tokens=30, temperature=1.5, seed=5, min_p=0.001, logit_bias={100: 3.0}, logprobs=3, ignore_eos=True
+    ),
+]
+
+
+@pytest.mark.parametrize("draft", ["same", "first-layers:1", None])
+def test_padding_of_a_vocabulary_is_never_drawn(make_model: MakeModel, tmp_path: Path, draft: str | None) -> None:
+    """A padded model writes what it writes without its padding, with the same log-probabilities."""
+    original = make_model("llama")
+    texts = []
+    for folder in (original, padded(original, tmp_path / "padded")):
+        drafting = str(folder) if draft == "same" else draft
+        engine = Engine.from_config(EngineConfig(str(folder), drafting, device="cpu", limits=LIMITS))
+        done = engine.generate(["Hello"] * len(SAMPLINGS), SAMPLINGS)
+        texts.append([(one.tokens, [(lp.token, [t for t, _ in lp.top]) for lp in one.logprobs]) for one in done])
+    assert texts[0] == texts[1]
+    assert all(token < TINY_VOCAB for tokens, _ in texts[1] for token in tokens)
+
+
+def test_padding_of_other_families_is_never_drawn(tmp_path: Path) -> None:
+    """Those that transformers computes."""
+    other = GPT2Config(n_embd=16, n_layer=1, n_head=2, n_positions=64, vocab_size=TINY_VOCAB + ROOM, eos_token_id=1)
+    AutoModelForCausalLM.from_config(other).save_pretrained(tmp_path)
+    tiny_tokenizer().save_pretrained(tmp_path)
+    engine = Engine.from_config(EngineConfig(str(tmp_path), None, device="cpu", limits=LIMITS))
+    for done in engine.generate(["Hello"] * len(SAMPLINGS), SAMPLINGS):
+        assert len(done.tokens) == 30
+        assert max(done.tokens) < TINY_VOCAB
+
+
+@pytest.mark.parametrize(
+    ("prompt", "sampling", "field"),
+    [
+        ([5, TINY_VOCAB], SamplingParams(max_tokens=1), "prompt"),
+        ([5], SamplingParams(max_tokens=1, logit_bias={TINY_VOCAB + 1: 50.0}), "logit_bias"),
+        ([5], SamplingParams(max_tokens=1, stop_token_ids=(TINY_VOCAB + ROOM - 1,)), "stop_token_ids"),
+    ],
+)
+def test_padding_cannot_be_asked_for(
+    make_model: MakeModel, tmp_path: Path, prompt: list[int], sampling: SamplingParams, field: str
+) -> None:
+    folder = padded(make_model("llama"), tmp_path / "padded")
+    engine = Engine.from_config(EngineConfig(str(folder), None, device="cpu", limits=LIMITS))
+    with pytest.raises(RequestError, match="does not exist") as refused:
+        engine.generate([prompt], sampling)
+    assert refused.value.param == field
+
+
+def ends(folder: Path, **config: Any) -> tuple[int, ...]:
+    return build(EngineConfig(str(folder), None, device="cpu", limits=LIMITS, **config)).target.info.eos_token_ids
+
+
+def test_the_templates_end_of_turn_ends_a_text(make_model: MakeModel, tmp_path: Path) -> None:
+    """Of the tiny models <|end|> is 1, <|user|> 2 and <|assistant|> 3."""
+    folder = tmp_path / "model"
+    shutil.copytree(make_model("llama", eos_token_id=0), folder)
+    edited(folder, "tokenizer_config.json", lambda settings: settings.pop("eos_token"))
+    assert ends(folder) == (0, 1)
+    (folder / "chat_template.jinja").write_text("{% for m in messages %}{{ m.content }}<|assistant|>{% endfor %}")
+    assert ends(folder) == (0, 3)
+    mine = tmp_path / "mine.jinja"
+    mine.write_text("{% for m in messages %}{{ m.content }}\n<|user|>\n{% endfor %}")
+    assert ends(folder, chat_template=str(mine)) == (0, 2)
+    mine.write_text("{% for m in messages %}{{ m.content }};{% endfor %}")
+    assert ends(folder, chat_template=str(mine)) == (0,)
+    assert ends(folder, chat_template="none") == (0,)
+
+
+def test_the_tokenizers_end_token_ends_a_text(make_model: MakeModel, tmp_path: Path) -> None:
+    """Most fine-tunes of base models name only the base's in their other files."""
+    folder = tmp_path / "model"
+    shutil.copytree(make_model("llama", eos_token_id=0), folder)
+    assert ends(folder, chat_template="none") == (0, 1)
+
+
+def test_a_template_that_cannot_be_used_ends_the_start(
+    make_model: MakeModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before the weights are read, which may take minutes."""
+    mine = tmp_path / "mine.jinja"
+    mine.write_text("{% for m in messages %}{{ m.role")
+    monkeypatch.setattr("adaptspec.engine.assembly.load_models", None)
+    with pytest.raises(ModelError, match=r"chat template cannot be used: unexpected end .* --chat-template FILE"):
+        ends(make_model("llama"), chat_template=str(mine))
+
+
+def test_a_conversation_is_written_by_the_template_that_was_given(make_model: MakeModel, tmp_path: Path) -> None:
+    mine = tmp_path / "mine.jinja"
+    mine.write_text("{{ greeting }}{% for m in messages %}{% for c in m.content %}{{ c.text }}{% endfor %}{% endfor %}")
+    config = EngineConfig(
+        str(make_model("llama")),
+        None,
+        device="cpu",
+        limits=LIMITS,
+        chat_template=str(mine),
+        chat_template_kwargs={"greeting": "Hi, "},
+    )
+    engine = Engine.from_config(config)
+    assert engine.tokenizer.decode(engine.chat([{"role": "user", "content": "you"}])) == "Hi, you"
