@@ -47,6 +47,18 @@ async def test_a_start_says_what_it_does(target_path: Path, draft_path: Path, tm
     assert re.search(r"^  ready    in \d+ s$", server.said, re.MULTILINE)
 
 
+async def test_a_start_says_what_ends_a_text_and_how_chats_are_written(make_model: MakeModel, tmp_path: Path) -> None:
+    """And how far a draft with a shorter context reaches: texts go on without it, which nothing else would show."""
+    draft = make_model("llama", seed=1, num_hidden_layers=1, max_position_embeddings=64)
+    config = config_of(make_model("llama", eos_token_id=0), draft, tmp_path)
+    server = Running(config)
+    await server.url()
+    await server.stop()
+    assert "  ends     <|pad|> (0), <|end|> (1)\n" in server.said
+    assert "  template tools by written instructions\n" in server.said
+    assert re.search(r"^  draft    model drafts .*, up to its own context of 64 tokens$", server.said, re.MULTILINE)
+
+
 async def test_it_keeps_what_it_learns_writes_its_journal_and_reloads(
     target_path: Path, draft_path: Path, tmp_path: Path
 ) -> None:

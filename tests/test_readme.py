@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from adaptspec.control.language.build import load_policy_spec
+
 ROOT = Path(__file__).parents[1]
 PAGES = [
     *(
@@ -30,6 +32,17 @@ def test_what_installs_from_the_checkout_takes_tested_versions() -> None:
     assert len(installs) == 2
     assert all("-c .ci/constraints.txt " in command for command in installs)
     assert "structured]" not in (ROOT / "README.md").read_text(encoding="utf-8"), "there is no such extra"
+
+
+@pytest.mark.parametrize("page", [ROOT / "README.md"], ids=lambda path: path.name)
+def test_policies_that_are_shown_are_whole_files(page: Path, tmp_path: Path) -> None:
+    """A reader who pastes one into a file and validates it got "'metadata' is missing"."""
+    blocks = re.findall(r"(?ms)^```yaml\n(.*?)^```$", page.read_text(encoding="utf-8"))
+    assert blocks
+    for number, block in enumerate(blocks):
+        file = tmp_path / f"{number}.yaml"
+        file.write_text(block, encoding="utf-8")
+        assert load_policy_spec(file).name
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: f"{path.parent.name}-{path.name}")
