@@ -14,6 +14,7 @@ import numpy as np
 from transformers import PreTrainedTokenizerFast
 
 from adaptspec.errors import OverloadedError, RequestError
+from adaptspec.models.tokenization import TokenBytes
 from adaptspec.request import Grammar
 from adaptspec.types import BoolArray
 
@@ -133,9 +134,9 @@ class Grammars:
             )
         llguidance = _library(grammar.param)
         if self._vocabulary is None:
-            from_tokenizer = importlib.import_module("llguidance.hf").from_tokenizer
-            self._vocabulary = from_tokenizer(
-                self._tokenizer, n_vocab=self._vocab_size, eos_token=list(self._ends) or None
+            words = llguidance.TokenizerWrapper(_Words(self._tokenizer, self._ends))
+            self._vocabulary = llguidance.LLTokenizer(
+                words, n_vocab=self._vocab_size, eos_token=list(self._ends) or None
             )
         text = grammar.text
         try:
@@ -151,6 +152,30 @@ class Grammars:
         if matcher.is_error():
             raise _unusable(grammar, matcher.get_error())
         return CompiledGrammar(matcher, _estimated_bytes(grammar))
+
+
+class _Words:
+    """A tokenizer as llguidance reads one: the bytes of each token, and which tokens are no text.
+
+    These are the tokens that decoding leaves out. llguidance's own reader also counts each token of the form `<...>`
+    among them, and no grammar could then write the `<tool_call>` or `</think>` that is one token of many models.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerFast, ends: Collection[int]) -> None:
+        bytes_of = TokenBytes(tokenizer)
+        largest = max(tokenizer.get_vocab().values(), default=-1)
+        special = {number for number, token in tokenizer.added_tokens_decoder.items() if token.special}
+        self.tokens = [bytes_of(token) for token in range(largest + 1)]
+        self.special_token_ids = sorted(special.union(ends).intersection(range(largest + 1)))
+        self.bos_token_id = None
+        self.eos_token_id = next(iter(ends), tokenizer.eos_token_id or 0)
+        self._encode = tokenizer.encode
+
+    def __call__(self, text: bytes | str) -> list[int]:
+        """Token ids of a text; llguidance tries bytes first."""
+        if isinstance(text, bytes):
+            text = text.decode(errors="replace")
+        return list(self._encode(text, add_special_tokens=False))
 
 
 def _estimated_bytes(grammar: Grammar) -> int:

@@ -5,12 +5,14 @@ Compiled grammars are cached, up to a number of bytes.
 
 from __future__ import annotations
 
+import copy
 import json
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tokenizers import AddedToken
 from transformers import PreTrainedTokenizerFast
 
 from adaptspec.errors import OverloadedError
@@ -152,3 +154,26 @@ def test_living_grammars_have_a_bound(tokenizer: PreTrainedTokenizerFast) -> Non
     held.clear()
     assert grammars.compile(_small(4), each).compiled is not None
     assert grammars.living_bytes == each
+
+
+@pytest.mark.parametrize("mark", ["<tool_call>", "</think>", "<|channel|>", "[THINK]", "<b"])
+def test_a_token_that_looks_like_a_tag_can_be_written(tokenizer: PreTrainedTokenizerFast, mark: str) -> None:
+    """Qwen's `<tool_call>` is one token, which decoding shows: text and literals of a grammar take it."""
+    tagged = copy.deepcopy(tokenizer)
+    tagged.add_tokens([AddedToken(mark, special=False, normalized=False)])
+    (token,) = tagged.encode(mark, add_special_tokens=False)
+    grammars = Grammars(tagged, len(tagged), (1,))
+    assert grammars.start(Grammar(f"start: {json.dumps(mark)}", "lark")).mask([])[token]
+    free = grammars.start(Grammar("start: /(.|\\n)*/", "lark")).mask([])
+    assert free[token]
+    hidden = [number for number, word in tagged.added_tokens_decoder.items() if word.special and number != 1]
+    assert hidden
+    assert not free[hidden].any(), "what decoding leaves out is no text"
+
+
+def test_padding_of_a_vocabulary_is_never_written(tokenizer: PreTrainedTokenizerFast) -> None:
+    """Models have more embeddings than their tokenizer has tokens."""
+    grammars = Grammars(tokenizer, len(tokenizer) + 7, (1,))
+    mask = grammars.start(Grammar("start: /(.|\\n)*/", "lark")).mask([])
+    assert len(mask) == len(tokenizer) + 7
+    assert not mask[len(tokenizer) :].any()
