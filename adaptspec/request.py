@@ -13,15 +13,30 @@ MAX_LOGPROBS = 20  # alternatives told per token, as at OpenAI
 
 
 @dataclass(frozen=True)
-class Grammar:
-    """What an output must be: a JSON schema, or a grammar in llguidance's Lark dialect. `param` names it in errors.
+class Reasoning:
+    """Free text between two marks that a model may write before its answer.
 
-    `compiled` is the compiled form once there is one (see `Grammars.compile`), so that a request keeps it alive.
+    `opened`: the prompt ends with `open`, so the output begins within the reasoning. Otherwise the output may begin
+    with `open`, or with the answer.
+    """
+
+    open: str
+    close: str
+    opened: bool = False
+
+
+@dataclass(frozen=True)
+class Grammar:
+    """What an output must be: a JSON schema, a regular expression, or a grammar in llguidance's Lark dialect.
+
+    `param` names it in errors. With `reasoning`, it holds for what follows the reasoning. `compiled` is the
+    compiled form once there is one (see `Grammars.compile`), so that a request keeps it alive.
     """
 
     text: str
-    syntax: Literal["json-schema", "lark"] = "json-schema"
+    syntax: Literal["json-schema", "regex", "lark"] = "json-schema"
     param: str = "response_format"
+    reasoning: Reasoning | None = None
     compiled: Any = field(default=None, compare=False, repr=False)
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+import json
+import re
 from collections import OrderedDict
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
@@ -15,7 +17,7 @@ from transformers import PreTrainedTokenizerFast
 
 from adaptspec.errors import OverloadedError, RequestError
 from adaptspec.models.tokenization import TokenBytes
-from adaptspec.request import Grammar
+from adaptspec.request import Grammar, Reasoning
 from adaptspec.types import BoolArray
 
 MAX_CHARACTERS = 100_000  # of a grammar: what is longer takes noticeable time to compile
@@ -24,6 +26,7 @@ CACHE_BYTES = 128 * 2**20
 # properties, 1.1 MB for a constant of 4,000, and 2.3 MB for the shortest grammars, with `multipleOf` 10,000.
 _BYTES_EACH, _BYTES_PER_CHARACTER = 5 * 2**19, 320
 _MAX_STATES = 50_000  # of the lexer of one request, at 1 to 2 kB; schemas of real clients make some thousand
+_EXCERPT = re.compile(r"\n\s*[0-9]+ \| ")  # begins the lines of a grammar that an error of the compiler ends with
 # Without a bound a weak model may write white space until its tokens run out.
 _JSON_STYLE = {"whitespace_pattern": r"[\x20\x0A\x0D\x09]{1,16}"}
 
@@ -132,16 +135,14 @@ class Grammars:
                 "smaller schema",
                 grammar.param,
             )
-        llguidance = _library(grammar.param)
+        llguidance = library(grammar.param)
         if self._vocabulary is None:
             words = llguidance.TokenizerWrapper(_Words(self._tokenizer, self._ends))
             self._vocabulary = llguidance.LLTokenizer(
                 words, n_vocab=self._vocab_size, eos_token=list(self._ends) or None
             )
-        text = grammar.text
         try:
-            if grammar.syntax == "json-schema":
-                text = llguidance.LLMatcher.grammar_from_json_schema(text, overrides=_JSON_STYLE)
+            text = _source(grammar, llguidance.LLMatcher)
             # Its errors quote the output where they are verbose.
             limits = llguidance.LLParserLimits(verbose_errors=False, max_lexer_states=_MAX_STATES)
             matcher = llguidance.LLMatcher(self._vocabulary, text, log_level=0, limits=limits)
@@ -152,6 +153,36 @@ class Grammars:
         if matcher.is_error():
             raise _unusable(grammar, matcher.get_error())
         return CompiledGrammar(matcher, _estimated_bytes(grammar))
+
+
+def _source(grammar: Grammar, matcher: Any) -> str:
+    """A grammar as llguidance takes it. `matcher` is its LLMatcher."""
+    if grammar.syntax == "json-schema":
+        text = str(matcher.grammar_from_json_schema(grammar.text, overrides=_JSON_STYLE))
+    else:
+        text = grammar.text if grammar.syntax == "lark" else str(matcher.grammar_from_regex(grammar.text))
+    if grammar.reasoning is None:
+        return text
+    answer = {"lark_grammar": text} if grammar.syntax == "lark" else json.loads(text)["grammars"][0]
+    return json.dumps({"grammars": [{"lark_grammar": _before_answer(grammar.reasoning)}, answer | {"name": "answer"}]})
+
+
+def _before_answer(reasoning: Reasoning) -> str:
+    """The grammar of a reasoning, of the white space behind it and of an answer.
+
+    The reasoning ends at the first mark that closes it, also where an answer may be any text.
+    """
+    opening = "" if reasoning.opened else f"BLANK? {json.dumps(reasoning.open)} "
+    before = "reasoning BLANK?" if reasoning.opened else "(reasoning BLANK?)?"
+    return "\n".join(
+        [
+            "%llguidance {}",
+            f"start: {before} @answer",
+            f"reasoning[lazy]: {opening}TEXT {json.dumps(reasoning.close)}",
+            r"TEXT: /(.|\n)*/",
+            r"BLANK: /[\x20\x0A\x0D\x09]{1,16}/",
+        ]
+    )
 
 
 class _Words:
@@ -183,6 +214,8 @@ def _estimated_bytes(grammar: Grammar) -> int:
 
 
 def _unusable(grammar: Grammar, reason: str) -> RequestError:
+    if grammar.syntax != "json-schema":
+        reason = _EXCERPT.split(reason)[0]
     return RequestError(
         f"{grammar.param} cannot be turned into a grammar: {' '.join(reason.split())[:300]}; change or leave out that "
         "part of it",
@@ -190,7 +223,8 @@ def _unusable(grammar: Grammar, reason: str) -> RequestError:
     )
 
 
-def _library(param: str) -> Any:
+def library(param: str) -> Any:
+    """Llguidance. Raises RequestError, with the field `param`, if it is not installed."""
     try:
         return importlib.import_module("llguidance")
     except ModuleNotFoundError as error:

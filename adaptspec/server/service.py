@@ -88,10 +88,11 @@ class Service:
         Raises RequestError, before the next prompt is encoded, if the engine can never serve one of them.
         """
         self._check(body, len(body.prompt))
+        grammar = await self._compiled(body) if body.constrained else None
         requests: list[Request] = []
 
         def add(prompt: tuple[int, ...]) -> None:
-            requests.extend(self._requests(identity, body, prompt, key=key))
+            requests.extend(self._requests(identity, body, prompt, grammar=grammar, key=key))
 
         texts = [prompt for prompt in body.prompt if isinstance(prompt, str)]
         await self.codec.encode_all(texts, check=add)
@@ -144,7 +145,7 @@ class Service:
         if prompts * body.choices > self.engine.capacity:
             raise RequestError(f"n is {body.choices} for {quantity(prompts, 'prompt')}; {holds}: ask for fewer", "n")
 
-    async def _compiled(self, body: ChatBody) -> Grammar | None:
+    async def _compiled(self, body: ChatBody | CompletionBody) -> Grammar | None:
         """What the answer must be. One is compiled at a time, in a thread of its own: nobody can bound a compiler."""
 
         def compiled() -> Grammar | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from functools import cache
 from pathlib import Path
@@ -17,7 +18,7 @@ from adaptspec.drafting.draft_model import DraftModelDrafter
 from adaptspec.drafting.ngram import NgramDrafter
 from adaptspec.engine.core import EngineCore, EngineLimits
 from adaptspec.errors import OverloadedError, RequestError
-from adaptspec.request import Grammar, Request, SamplingParams
+from adaptspec.request import Grammar, Reasoning, Request, SamplingParams
 from adaptspec.types import Completion, FinishReason
 from tests.engine.conftest import Dictated, make_core, run
 from tests.models.packing import load_runner
@@ -32,6 +33,11 @@ GRAMMARS = [
     Grammar(json.dumps(SCHEMA)),
     Grammar('{"type": "array", "items": {"enum": ["aa", "ab"]}, "minItems": 2, "maxItems": 9}'),
     Grammar('start: /(ab|ba){2,12}/ ("!" | "?")', "lark"),
+    Grammar("(ab|ba)+c{1,3}", "regex"),
+    Grammar('start: CHOICE\nCHOICE: "fox" | "fo" | "fog, the"', "lark"),
+    Grammar(json.dumps(SCHEMA), reasoning=Reasoning("(", ")")),
+    Grammar(json.dumps(SCHEMA), reasoning=Reasoning("<think>", "e", opened=True)),
+    Grammar("(ab|ba){2,4}", "regex", reasoning=Reasoning("<", " ", opened=True)),
 ]
 
 
@@ -69,7 +75,9 @@ def _requests(seeds: list[int], params: dict[str, Any]) -> list[Request]:
         Request(
             f"r{i}",
             tuple(range(40 + seed, 60 + seed)),
-            SamplingParams(max_tokens=24, seed=seed, grammar=[*GRAMMARS, None][(seed + i) % 4], **params),
+            SamplingParams(
+                max_tokens=24, seed=seed, grammar=[*GRAMMARS, None][(seed + i) % (len(GRAMMARS) + 1)], **params
+            ),
         )
         for i, seed in enumerate(seeds)
     ]
@@ -107,6 +115,22 @@ def test_what_is_written_fits_its_grammar(cores: Cores, method: str, seed: int) 
     done = cores.run([Request("r", (50, 51, 52), bounded)], [4, 7, 2], method)["r"]
     assert done.finish is FinishReason.STOP
     assert set(done.text[:-1]) == {"a", "b"}
+
+
+@pytest.mark.parametrize("method", ["coupled", "rejection", "block"])
+@pytest.mark.parametrize("opened", [True, False])
+def test_the_grammar_begins_behind_the_reasoning(cores: Cores, method: str, opened: bool) -> None:
+    """Free text up to the first closing mark, then the answer alone; a prompt that opens nothing may think or not."""
+    for seed in range(4):
+        grammar = Grammar("(xy|yx){2,4}", "regex", reasoning=Reasoning("e", "t", opened))
+        params = SamplingParams(max_tokens=200, seed=seed, temperature=1.0, grammar=grammar)
+        done = cores.run([Request("r", (50, 51, 52), params)], [4, 7, 2], method)["r"]
+        thoughts, closed, answer = done.text.partition("t")
+        if not closed:
+            assert opened or done.text.strip().startswith("e") or re.fullmatch("(xy|yx){2,4}", done.text)
+        elif done.finish is FinishReason.STOP:
+            assert re.fullmatch(r"\s{0,16}(xy|yx){2,4}", answer)
+            assert opened or thoughts.strip().startswith("e")
 
 
 def test_lookup_drafts_are_cut_before_they_are_verified(cores: Cores) -> None:

@@ -26,6 +26,7 @@ from adaptspec.server.api.generation_body import (
 )
 from adaptspec.server.api.messages import Messages, Text
 from adaptspec.server.api.response_format import ResponseFormat, grammar_of
+from adaptspec.server.api.structured_outputs import ConstraintFields, constraint_grammar
 from adaptspec.server.api.template_fields import TemplateFields
 from adaptspec.server.api.tools import (
     CallReader,
@@ -53,7 +54,7 @@ _TELLS_LOGPROBS = {"properties": {"logprobs": {"const": True}}, "required": ["lo
 _NO_TOOLS = {"anyOf": [{"type": "null"}, {"type": "array", "maxItems": 0}]}
 
 
-class ChatBody(GenerationBody, TemplateFields, Hints):
+class ChatBody(GenerationBody, TemplateFields, ConstraintFields, Hints):
     """A request for the next message of a conversation."""
 
     messages: Messages
@@ -114,17 +115,22 @@ class ChatBody(GenerationBody, TemplateFields, Hints):
     @property
     def constrained(self) -> bool:
         """Whether there may be a grammar, which takes its time to write."""
-        return bool(self.tools) or self._formatted
+        return bool(self.tools) or self._formatted or self.asked is not None
 
     def grammar(self, limits: ServerLimits = ServerLimits()) -> Grammar | None:
         """What the answer must be; None where any text will do. Raises RequestError for too much of a schema."""
         parallel = self.parallel_tool_calls is not False
         called = tool_grammar(self.tools or (), self.tool_choice, parallel=parallel, limits=limits)
-        return called or grammar_of(self.response_format, limits)
+        return called or constraint_grammar(self.asked, limits) or grammar_of(self.response_format, limits)
 
     @model_validator(mode="after")
     def _check_chat(self) -> ChatBody:
         check_tools(self.tools or (), self.tool_choice)
+        if self.asked is not None and (self.calls or self._formatted):
+            other = "tools" if self.calls else "response_format"
+            raise RequestError(
+                f"{self.asked.param} and {other} cannot both say what to write; send one of them", self.asked.param
+            )
         if self.calls and self._formatted:
             raise RequestError(
                 "response_format and tools cannot both say what to write; send one of them, or tool_choice none",

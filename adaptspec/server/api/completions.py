@@ -10,8 +10,10 @@ from pydantic import PlainValidator, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
 from adaptspec import types
+from adaptspec.request import Grammar
 from adaptspec.server.api.answers import Answer, Bytes, Finish, Json, Metrics, Reply, Usage
 from adaptspec.server.api.generation_body import Alternatives, GenerationBody
+from adaptspec.server.api.structured_outputs import ConstraintFields, constraint_grammar
 from adaptspec.server.api.wire import TOKEN_ID
 from adaptspec.server.limits import ServerLimits
 from adaptspec.types import Delta, FinishReason, TokenLogprob
@@ -49,7 +51,7 @@ _PROMPTS: Json = {
 }
 
 
-class CompletionBody(GenerationBody):
+class CompletionBody(GenerationBody, ConstraintFields):
     """A request for completions of one or several prompts. `prompt` is always a list once read."""
 
     prompt: Annotated[list[Prompt], PlainValidator(_prompts), WithJsonSchema(_PROMPTS)]
@@ -76,6 +78,15 @@ class CompletionBody(GenerationBody):
     @property
     def echoes(self) -> bool:
         return bool(self.echo)
+
+    @property
+    def constrained(self) -> bool:
+        """Whether there is a grammar, which takes its time to compile."""
+        return self.asked is not None
+
+    def grammar(self, limits: ServerLimits = ServerLimits()) -> Grammar | None:
+        """What each answer must be; None where any text will do. Raises RequestError for too much of a constraint."""
+        return constraint_grammar(self.asked, limits)
 
 
 class CompletionLogprobs(Answer):

@@ -1,0 +1,254 @@
+"""Grammars that clients write, in Lark or GBNF: read, bounded, and written anew for the compiler.
+
+The compiler follows references between rules recursively on its stack, and copies what one terminal refers to into
+another: long chains end the process, and rules that double each other take memory without bound. It also has words of
+its own, such as `%json`, that lead around the bounds of schemas. So only tokens that are known here are passed on.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import NoReturn
+
+from adaptspec.errors import RequestError
+from adaptspec.models.grammars import library
+from adaptspec.server.api.json_schema import spelled_out
+from adaptspec.server.api.wire import shown
+from adaptspec.server.limits import ServerLimits
+
+MAX_CHARACTERS = 50_000
+MAX_RULES = 500
+MAX_ALTERNATIVES = 1_500  # of all rules; the compiler's parser holds 2,000 at once
+DEEPEST = 128  # rules that refer to each other in a chain
+_ENOUGH = 10**9
+
+_LARK_WORDS = re.compile(r"(?m)^\s*(?:%llguidance\b|\??start\s*(?:\[[^\]\n]*\]\s*)?:)")
+_TOKEN = re.compile(
+    r"""(?P<comment> (?://|\#)[^\n]* )
+      | (?P<string> "(?:\\.|[^"\\\n])*"i? )
+      | (?P<regex> /(?:\\.|[^/\\\n])+/[imslux]* )
+      | (?P<header> %llguidance\s*\{\s*\} )
+      | (?P<directive> %(?:ignore|import)\b )
+      | (?P<name> [!?]?[A-Za-z_][A-Za-z0-9_]* )
+      | (?P<repeat> [*+?] | \{\s*(?P<least>[0-9]{1,10})?\s*(?:,\s*(?P<most>[0-9]{1,10})?\s*)?\} )
+      | (?P<number> [0-9]{1,10} )
+      | (?P<line> \n )
+      | (?P<space> [\x20\t\r\f]+ )
+      | (?P<mark> -> | \.\. | [:|().=,\[\]] )""",
+    re.VERBOSE,
+)
+_ESCAPE = re.compile(r"\\(?:x([0-9A-Fa-f]{2})|u([0-9A-Fa-f]{4})|U([0-9A-Fa-f]{8})|(.))", re.DOTALL)
+_ESCAPED = {"n": "\n", "r": "\r", "t": "\t", "b": "\b", "f": "\f", '"': '"', "'": "'", "\\": "\\", "/": "/"}
+_GBNF_UNICODE = re.compile(r"(?<!\\)((?:\\\\)*)\\(?:u([0-9A-Fa-f]{4})|U([0-9A-Fa-f]{8}))")
+
+
+@dataclass(frozen=True)
+class _Token:
+    """A token of a grammar in Lark: its kind, its text as the compiler is given it, and how many bytes it spells out.
+
+    `count`: how often a repetition repeats at least.
+    """
+
+    kind: str
+    text: str
+    size: int = 0
+    count: int = 1
+
+
+def lark_of(text: str, param: str, limits: ServerLimits = ServerLimits()) -> str:
+    """A grammar in Lark or GBNF as Lark that the compiler may be given.
+
+    Raises RequestError, with the field `param`: it cannot be read, or is too much to compile.
+    """
+    if len(text) > MAX_CHARACTERS:
+        _refuse(param, f"has {len(text)} characters; at most {MAX_CHARACTERS} are compiled: send a smaller one")
+    if not _LARK_WORDS.search(text):
+        text = _lark_of_gbnf(text, param)
+    tokens = list(_tokens(text, param))
+    _Rules(tokens, param, limits).check()
+    return " ".join(token.text for token in tokens).replace(" \n ", "\n") + "\n"
+
+
+def _refuse(param: str, reason: str) -> NoReturn:
+    raise RequestError(f"{param} {reason}", param)
+
+
+def _lark_of_gbnf(text: str, param: str) -> str:
+    rules = text.count("::=")
+    if not rules:
+        _refuse(param, "is no grammar; write Lark with a rule `start: ...`, or GBNF with a rule `root ::= ...`")
+    if rules > MAX_RULES:
+        _refuse(param, f"has {rules} rules; at most {MAX_RULES} are compiled: send a smaller one")
+    library(param)
+    convert = importlib.import_module("llguidance.gbnf_to_lark").gbnf_to_lark
+    try:
+        return str(convert(_GBNF_UNICODE.sub(_character, text)))
+    except Exception as error:  # noqa: BLE001 - it raises bare Exception for what it cannot read
+        _refuse(param, f"cannot be read as GBNF: {str(error)[:200]}; change that part of it")
+
+
+def _character(escape: re.Match[str]) -> str:
+    """A character in place of its escape, which the converter cuts where it begins with zeros."""
+    code = int(escape[2] or escape[3], 16)
+    written = f"\\x{code:02x}" if code < 0xA0 else chr(code) if code < 0x110000 else escape[0]
+    return escape[1] + written
+
+
+def _tokens(text: str, param: str) -> Iterator[_Token]:
+    position = 0
+    while position < len(text):
+        token = _TOKEN.match(text, position)
+        if token is None:
+            at = text[position : position + 20].split("\n", maxsplit=1)[0]
+            _refuse(
+                param,
+                f"cannot be read as Lark in line {text.count(chr(10), 0, position) + 1}, at {shown(at)}; it may hold "
+                "rules, strings, /regular expressions/, repetitions, ranges, comments, %ignore and %import common",
+            )
+        position = token.end()
+        if token.lastgroup not in ("comment", "space", "header"):
+            yield _token(token, param)
+
+
+def _token(token: re.Match[str], param: str) -> _Token:
+    kind, text = str(token.lastgroup), token[0]
+    if kind == "string":
+        body, flag = (text[1:-2], "i") if text.endswith("i") else (text[1:-1], "")
+        plain = _ESCAPE.sub(lambda escape: _unescaped(escape, param), body)
+        return _Token(kind, json.dumps(plain) + flag, len(plain.encode("utf-8", "surrogatepass")))
+    if kind == "regex":
+        return _Token(kind, text, spelled_out(text[1 : text.rindex("/")]))
+    if kind == "repeat":
+        if text[0] != "{":
+            return _Token(kind, text)
+        least, most = token["least"], token["most"]
+        if least is None and most is None:
+            _refuse(param, f"has the repetition {shown(text)}; write it as {{2}}, {{2,}} or {{2,5}}")
+        return _Token(kind, "".join(text.split()), count=max(1, int(least or 0)))
+    return _Token(kind, text)
+
+
+def _unescaped(escape: re.Match[str], param: str) -> str:
+    code = escape[1] or escape[2] or escape[3]
+    if code is not None and int(code, 16) < 0x110000:
+        return chr(int(code, 16))
+    if escape[4] not in _ESCAPED:
+        _refuse(param, f"has a string with the escape {shown(escape[0])}, which is unknown; write the character itself")
+    return _ESCAPED[escape[4]]
+
+
+@dataclass
+class _Group:
+    """A group that is being read: bytes of its last part, of its branch so far, and of its longest branch."""
+
+    part: int = 0
+    branch: int = 0
+    longest: int = 0
+
+    def add(self, size: int) -> None:
+        self.branch = min(self.branch + self.part, _ENOUGH)
+        self.part = size
+
+    def end_branch(self) -> int:
+        self.add(0)
+        self.longest = max(self.longest, self.branch)
+        self.branch = 0
+        return self.longest
+
+
+class _Rules:
+    """The rules of a grammar, and how much each spells out with all that it refers to."""
+
+    def __init__(self, tokens: Sequence[_Token], param: str, limits: ServerLimits) -> None:
+        self._param = param
+        self._most = limits.schema_literal_bytes
+        self._alternatives = sum(token.text == "|" for token in tokens)
+        self._bodies: dict[str, list[_Token]] = {}
+        self._sizes: dict[str, tuple[int, int]] = {}  # bytes, and how deep the references go
+        self._split(tokens)
+
+    def check(self) -> None:
+        """Raise RequestError for too many rules or alternatives, too long chains of rules, or too much text."""
+        if len(self._bodies) > MAX_RULES:
+            _refuse(self._param, f"has {len(self._bodies)} rules; at most {MAX_RULES} are compiled: send a smaller one")
+        if self._alternatives > MAX_ALTERNATIVES:
+            _refuse(
+                self._param,
+                f"has {self._alternatives} alternatives; at most {MAX_ALTERNATIVES} are compiled: join those of plain "
+                "text in a regular expression",
+            )
+        for name in self._bodies:
+            self._size(name, 0)
+
+    def _split(self, tokens: Sequence[_Token]) -> None:
+        body: list[_Token] = []
+        begins = True
+        for place, token in enumerate(tokens):
+            head = token.kind == "name" and self._is_head(tokens[place + 1 : place + 64])
+            if begins and (head or token.kind == "directive"):
+                body = self._bodies.setdefault(token.text.lstrip("!?"), [])
+            begins = token.kind == "line"
+            body.append(token)
+
+    @staticmethod
+    def _is_head(following: Sequence[_Token]) -> bool:
+        """Whether a name at the beginning of a line is defined there: a colon follows, perhaps behind [attributes]."""
+        inside = False
+        for token in following:
+            if token.text == ":":
+                return True
+            if token.text == "[" and not inside:
+                inside = True
+            elif not inside:
+                return False
+            elif token.text == "]":
+                inside = False
+        return False
+
+    def _size(self, name: str, level: int) -> tuple[int, int]:
+        if name not in self._bodies:
+            return 0, 0  # the compiler says that it is missing
+        if name not in self._sizes:
+            self._sizes[name] = 0, 0  # what comes back to itself adds nothing more
+            if level <= DEEPEST:
+                self._sizes[name] = self._measured(name, level)
+        size, levels = self._sizes[name]
+        if level + levels > DEEPEST:
+            _refuse(
+                self._param, f"has rules that refer to each other in a chain of more than {DEEPEST}; make it flatter"
+            )
+        if size > self._most:
+            _refuse(
+                self._param,
+                f"has a rule {shown(name)} that spells out {size} bytes with all that it refers to; this server takes "
+                f"at most {self._most}: shorten it, or repeat less",
+            )
+        return size, levels
+
+    def _measured(self, name: str, level: int) -> tuple[int, int]:
+        groups, levels = [_Group()], 0
+        for token in self._bodies[name]:
+            group = groups[-1]
+            if token.text in ("(", "["):
+                groups.append(_Group())
+            elif token.text in (")", "]") and len(groups) > 1:
+                groups.pop()
+                groups[-1].add(group.end_branch())
+            elif token.text == "|":
+                group.end_branch()
+            elif token.kind == "repeat":
+                group.part = min(group.part * token.count, _ENOUGH)
+            elif token.kind == "name" and token.text.lstrip("!?") != name:
+                size, below = self._size(token.text, level + 1)
+                levels = max(levels, below)
+                group.add(size)
+            elif token.size:
+                group.add(token.size)
+        while len(groups) > 1:
+            longest = groups.pop().end_branch()
+            groups[-1].add(longest)
+        return groups[0].end_branch(), levels + 1

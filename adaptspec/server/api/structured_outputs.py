@@ -1,0 +1,169 @@
+"""What an answer must be, in the words of other servers: vLLM, SGLang and llama.cpp.
+
+vLLM's `structured_outputs` and its older `guided_*` fields, SGLang's `regex`, `ebnf` and `json_schema`, and llama.cpp's
+`grammar` and `json_schema` all mean one of five constraints. A request may have one of them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import BeforeValidator, Field, model_validator
+from pydantic_core import from_json
+
+from adaptspec.errors import RequestError
+from adaptspec.request import Grammar
+from adaptspec.server.api.grammar_text import lark_of
+from adaptspec.server.api.json_schema import check_schema, spelled_out
+from adaptspec.server.api.wire import WireModel, check_depth, check_structure, shown, without_no_ops
+from adaptspec.server.limits import ServerLimits
+
+MAX_CHOICES = 4096
+Kind = Literal["choice", "regex", "json", "grammar", "json_object"]
+Choices = Annotated[list[str], Field(min_length=1, max_length=MAX_CHOICES, fail_fast=True)]
+
+
+class StructuredOutputs(WireModel):
+    """vLLM's object: one of its fields says what the answer must be.
+
+    `choice`: one of these texts. `regex`: the whole answer matches it; it has no look-around. `json`: fits this schema,
+    which may be JSON text. `grammar`: in Lark or GBNF. `json_object`: any JSON object.
+    """
+
+    choice: Choices | None = None
+    regex: str | None = None
+    schema_: Annotated[dict[str, Any] | str | None, Field(alias="json")] = None
+    grammar: str | None = None
+    json_object: bool | None = None
+
+    # Hints to other compilers; what would change the answer is refused.
+    no_ops: ClassVar[Mapping[str, tuple[object, ...]]] = {
+        "disable_fallback": (None, False, True),
+        "disable_additional_properties": (None, False, True),
+        "disable_any_whitespace": (None, False),
+        "whitespace_pattern": (None,),
+        "structural_tag": (None,),
+    }
+
+
+@dataclass(frozen=True)
+class Asked:
+    """One constraint as it came: the field, for messages, and what it says."""
+
+    param: str
+    kind: Kind
+    value: Any
+
+
+# Fields at the top of a body, and the constraint that each means.
+_FIELDS: Mapping[str, Kind] = {
+    "guided_choice": "choice",
+    "guided_regex": "regex",
+    "guided_json": "json",
+    "guided_grammar": "grammar",
+    "regex": "regex",
+    "ebnf": "grammar",
+    "grammar": "grammar",
+    "json_schema": "json",
+}
+_PARTS: Mapping[str, tuple[str, Kind]] = {
+    "choice": ("choice", "choice"),
+    "regex": ("regex", "regex"),
+    "schema_": ("json", "json"),
+    "grammar": ("grammar", "grammar"),
+    "json_object": ("json_object", "json_object"),
+}
+
+
+class ConstraintFields(WireModel):
+    """Other ways to say what an answer must be, beside `response_format`; a request may have one of all these."""
+
+    structured_outputs: Annotated[StructuredOutputs, BeforeValidator(without_no_ops(StructuredOutputs))] | None = None
+    guided_choice: Choices | None = None
+    guided_regex: str | None = None
+    guided_json: dict[str, Any] | str | None = None
+    guided_grammar: str | None = None
+    regex: str | None = None
+    ebnf: str | None = None
+    grammar_: Annotated[str | None, Field(alias="grammar")] = None
+    json_schema: dict[str, Any] | str | None = None
+
+    @property
+    def asked(self) -> Asked | None:
+        """The constraint of a request; None where it has none of these. Raises RequestError for several."""
+        found = [
+            Asked(name, kind, value)
+            for name, kind in _FIELDS.items()
+            if (value := getattr(self, "grammar_" if name == "grammar" else name)) is not None
+        ]
+        inside = self.structured_outputs
+        found += [
+            Asked(f"structured_outputs.{name}", kind, value)
+            for field, (name, kind) in _PARTS.items()
+            if inside is not None and (value := getattr(inside, field)) is not None and value is not False
+        ]
+        if len(found) > 1:
+            first, second = found[0].param, found[1].param
+            raise RequestError(f"{first} and {second} both say what the answer must be; send one of them", second)
+        return found[0] if found else None
+
+    @model_validator(mode="after")
+    def _check_one_constraint(self) -> ConstraintFields:
+        _ = self.asked
+        return self
+
+
+def constraint_grammar(asked: Asked | None, limits: ServerLimits = ServerLimits()) -> Grammar | None:
+    """The grammar of a constraint. Raises RequestError, with its field, if it cannot be read or is too much."""
+    if asked is None:
+        return None
+    param, value = asked.param, asked.value
+    if asked.kind == "json_object":
+        return Grammar('{"type": "object"}', param=param)
+    if asked.kind == "json":
+        schema = read_schema(value, param, limits)
+        check_schema(schema, param, limits)
+        return Grammar(json.dumps(schema), param=param)
+    if asked.kind == "choice":
+        return _choice(value, param, limits)
+    if asked.kind == "grammar":
+        return Grammar(lark_of(value, param, limits), "lark", param)
+    size = spelled_out(value)
+    if size > limits.schema_literal_bytes:
+        raise RequestError(
+            f"{param} spells out a text of {size} bytes; this server takes at most {limits.schema_literal_bytes}: "
+            "repeat less",
+            param,
+        )
+    return Grammar(value, "regex", param)
+
+
+def read_schema(value: dict[str, Any] | str, param: str, limits: ServerLimits = ServerLimits()) -> dict[str, Any]:
+    """A schema that may have come as JSON text. Raises RequestError: the text is no JSON object, or nests too deep."""
+    if isinstance(value, dict):
+        return value
+    raw = value.encode(errors="surrogatepass")
+    try:  # the bounds of bodies hold for what a text of one holds, too
+        check_structure(raw, limits)
+        schema = from_json(raw, allow_inf_nan=False)
+        check_depth(raw, schema, limits.json_depth)
+    except RequestError as error:
+        raise RequestError(str(error).replace("the body", f"the schema in {param}"), param) from error
+    except ValueError as error:
+        raise RequestError(f"{param} is a text that is not JSON ({error}); send the schema itself", param) from error
+    if not isinstance(schema, dict):
+        raise RequestError(f"{param} must be a schema: a JSON object, or the text of one", param)
+    return schema
+
+
+def _choice(texts: list[str], param: str, limits: ServerLimits) -> Grammar:
+    for text in texts:
+        if len(text.encode(errors="surrogatepass")) > limits.schema_literal_bytes:
+            raise RequestError(
+                f"{param} has a text of more than {limits.schema_literal_bytes} bytes, {shown(text)}; shorten it", param
+            )
+    # One terminal: each alternative of a rule would be an item of the compiler's parser, which holds 2,000.
+    return Grammar("start: CHOICE\nCHOICE: " + " | ".join(json.dumps(text) for text in texts), "lark", param)

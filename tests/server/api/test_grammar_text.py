@@ -1,0 +1,108 @@
+"""Grammars of clients: what is read, in Lark and GBNF, and what is refused before the compiler has it."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from adaptspec.errors import RequestError
+from adaptspec.models.grammars import Grammars
+from adaptspec.request import Grammar
+from adaptspec.server.api.grammar_text import DEEPEST, lark_of
+
+
+@pytest.fixture(scope="module")
+def grammars(tokenizer: Any) -> Grammars:
+    return Grammars(tokenizer, len(tokenizer), (1,))
+
+
+def _takes(grammars: Grammars, tokenizer: Any, grammar: str, text: str) -> bool:
+    constraint = grammars.start(Grammar(lark_of(grammar, "grammar"), "lark", "grammar"))
+    tokens = tokenizer.encode(text, add_special_tokens=False)
+    return constraint.valid(tokens) == len(tokens) and bool(constraint.mask(tokens)[1])
+
+
+@pytest.mark.parametrize(
+    ("grammar", "good", "bad"),
+    [
+        ('start: "a" # one\n', "a", "b"),
+        ('%llguidance {}\nstart: x // two\nx: "b"\n   | "a"', "a", "c"),
+        ('?start: ("a" "b"){ 2 }', "abab", "ab"),
+        ('start: A ".." A\nA: "a".."c"', "a..c", "d..a"),
+        ('start: "\\x41\\u0042\\n"i [/[0-9]/]', "AB\n7", "AB"),
+        ('%import common.INT\nstart: INT\n%ignore " "', "12", "x"),
+        ('root ::= "yes" | "no" # three', "yes", "maybe"),
+        ('root ::= fooBar-baz{2,3}\nfooBar-baz ::= "x" | [y-z]', "xyz", "x"),
+        ('root ::= "\\"" [^"\\\\\\x7F\\x00-\\x1F]* "\\""', '"aé"', '"a'),
+        ('root ::= "\\u00e9" [\\u00e0-\\u00ff]', "éà", "ee"),
+        ('root ::= (\n "a" |\n "b" )+', "ab", "c"),
+    ],
+)
+def test_both_dialects_are_read(grammars: Grammars, tokenizer: Any, grammar: str, good: str, bad: str) -> None:
+    """vLLM and SGLang send one or the other in the same field."""
+    assert _takes(grammars, tokenizer, grammar, good)
+    assert not _takes(grammars, tokenizer, grammar, bad)
+
+
+def _chain(number: int, head: str = "") -> str:
+    rules = [f"start: A0 {head}", *(f"A{i}: A{i + 1}" for i in range(number)), f'A{number}: "x"']
+    return "\n".join(rules)
+
+
+@pytest.mark.parametrize(
+    ("grammar", "reason"),
+    [
+        ('start: %json {"type": "object"}', "line 1, at `%json"),
+        ('start: "a" # "\n %json {} "', "line 2, at `%json"),
+        ('start: /a/ %regex {"substring_chars": "a"}', "at `%regex"),
+        ('%llguidance {"no_forcing": true}\nstart: "a"', "at `%llguidance"),
+        ("start: <|end|>", "at `<|end|>`"),
+        ("start: <[1]>", "at `<[1]>`"),
+        ("start: @other", "at `@other`"),
+        ("start: A\nA: /a.*/ & /.*b/", "at `& "),
+        ("start: A\nA: ~/a/", "at `~/a/`"),
+        ('start: "\\q"', r"escape `\q`"),
+        ('start: "a"{,}', "write it as {2}"),
+        ('start: ("a"{1000}){1000}', "spells out 1000000 bytes"),
+        ("start: /(ab){5000}/", "spells out 10000 bytes"),
+        ('start: "' + "x" * 5000 + '"', "spells out 5000 bytes"),
+        ("start: A0\n" + "\n".join(f"A{i}: (A{i + 1} A{i + 1})?" for i in range(40)) + '\nA40: "x"', "spells out"),
+        (_chain(400), f"chain of more than {DEEPEST}"),
+        ("start: " + "".join(f'a{i}\na{i}: "x" ' for i in range(600)), "601 rules"),
+        ("start: " + " | ".join(f'"{i}"' for i in range(2000)), "1999 alternatives"),
+        ('start: "' + "x" * 50_000 + '"', "at most 50000"),
+        ("hello", "is no grammar"),
+        ("root ::= (", "cannot be read as GBNF"),
+        ("root ::= other", "Rule 'other' not found"),
+        ("root ::= " + "(" * 3000 + '"a"' + ")" * 3000, "cannot be read as GBNF"),
+        ("\n".join(f'r{i} ::= "a"' for i in range(600)), "600 rules"),
+    ],
+)
+def test_what_is_too_much_or_unknown_is_refused_by_name(grammar: str, reason: str) -> None:
+    """Chains of rules end the compiler's process, doubling takes its memory, and its own words lead around bounds."""
+    with pytest.raises(RequestError, match=re.escape(reason)) as refused:
+        lark_of(grammar, "guided_grammar")
+    assert refused.value.param == "guided_grammar"
+    assert str(refused.value).startswith("guided_grammar ")
+
+
+def test_chains_that_are_allowed_compile(grammars: Grammars, tokenizer: Any) -> None:
+    assert _takes(grammars, tokenizer, _chain(DEEPEST - 2, '"!"'), "x!")
+
+
+_TOKENS = ['"', "/", "\\", "#", "//", "\n", "%json", "{", "}", "start", ":", "|", " ", "a", "(", ")", "[", "]", "::="]
+
+
+@given(st.lists(st.sampled_from(_TOKENS), max_size=30).map("".join))
+def test_the_compiler_gets_no_words_that_lead_around_the_bounds(text: str) -> None:
+    """Whatever is quoted or commented out how: outside strings and regular expressions there are known tokens only."""
+    try:
+        written = lark_of(f'start: "a" {text}', "grammar")
+    except RequestError:
+        return
+    outside = re.sub(r'"(\\.|[^"\\\n])*"|/(\\.|[^/\\\n])+/', "", written)
+    assert not set(outside) & set('%<>@&~"/#')

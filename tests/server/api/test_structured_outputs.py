@@ -1,0 +1,144 @@
+"""Constraints in the words of other servers: one of them, compiled like a schema of `response_format`."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from adaptspec.errors import RequestError
+from adaptspec.models.grammars import Grammars
+from adaptspec.server.api.chat import ChatBody
+from adaptspec.server.api.completions import CompletionBody
+from adaptspec.server.api.wire import parse
+
+SCHEMA = {
+    "type": "object",
+    "properties": {"a": {"type": "integer"}},
+    "required": ["a"],
+    "additionalProperties": False,
+}
+TOOL = {"type": "function", "function": {"name": "f"}}
+
+
+@pytest.fixture(scope="module")
+def grammars(tokenizer: Any) -> Grammars:
+    return Grammars(tokenizer, len(tokenizer), (1,))
+
+
+def _bodies(**fields: Any) -> list[ChatBody | CompletionBody]:
+    chat = {"messages": [{"role": "user", "content": "Hi"}], **fields}
+    return [
+        parse(ChatBody, json.dumps(chat).encode()),
+        parse(CompletionBody, json.dumps({"prompt": "Hi", **fields}).encode()),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("fields", "good", "bad"),
+    [
+        ({"structured_outputs": {"choice": ["C", "C++"]}}, "C++", "C+"),
+        ({"structured_outputs": {"regex": "^[ab]{2}$"}}, "ab", "abc"),
+        ({"structured_outputs": {"json": SCHEMA}}, '{"a": 1}', '{"b": 1}'),
+        ({"structured_outputs": {"json": json.dumps(SCHEMA), "regex": None}}, '{"a": 1}', '{"b": 1}'),
+        ({"structured_outputs": {"grammar": 'root ::= "x" | "y"'}}, "y", "z"),
+        ({"structured_outputs": {"json_object": True, "disable_any_whitespace": False}}, "{}", "[]"),
+        ({"guided_choice": ['é\n"b\\', "😀"]}, "😀", "é"),
+        ({"guided_regex": "a|b"}, "b", "c"),
+        ({"guided_json": SCHEMA}, '{"a": 1}', "1"),
+        ({"guided_grammar": 'start: "a"'}, "a", "b"),
+        ({"regex": r"\d{3}/\d"}, "123/4", "123"),
+        ({"ebnf": "root ::= [0-9]+"}, "123", "a"),
+        ({"json_schema": json.dumps(SCHEMA)}, '{"a": 1}', "1"),
+        ({"json_schema": SCHEMA}, '{"a": 1}', "1"),
+        ({"grammar": 'root ::= "a"+'}, "aa", "b"),
+    ],
+)
+def test_every_spelling_bounds_the_answer(
+    grammars: Grammars, tokenizer: Any, fields: dict[str, Any], good: str, bad: str
+) -> None:
+    for body in _bodies(**fields):
+        grammar = body.grammar()
+        assert grammar is not None
+        assert grammar.param.split(".")[0] == next(iter(fields))
+        for text, fits in ((good, True), (bad, False)):
+            constraint = grammars.start(grammar)
+            tokens = tokenizer.encode(text, add_special_tokens=False)
+            assert (constraint.valid(tokens) == len(tokens) and bool(constraint.mask(tokens)[1])) is fits
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"structured_outputs": None},
+        {"structured_outputs": {}},
+        {"structured_outputs": {"regex": None, "json_object": False, "structural_tag": None}},
+        {"guided_json": None, "regex": None, "grammar": None},
+    ],
+)
+def test_neutral_values_ask_for_nothing(fields: dict[str, Any]) -> None:
+    for body in _bodies(**fields):
+        assert not body.constrained
+        assert body.grammar() is None
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "reason"),
+    [
+        ({"structured_outputs": {"choice": ["a"], "regex": "b"}}, "structured_outputs.regex", "both say"),
+        ({"guided_json": SCHEMA, "regex": "a"}, "regex", "guided_json and regex both say"),
+        ({"structured_outputs": {"json_object": True}, "ebnf": "root ::="}, "structured_outputs.json_object", "ebnf"),
+        ({"structured_outputs": {"choice": []}}, "structured_outputs.choice", "too short"),
+        ({"structured_outputs": {"structural_tag": "{}"}}, "structured_outputs", "structural_tag is not supported"),
+        ({"structured_outputs": {"whitespace_pattern": " "}}, "structured_outputs", "whitespace_pattern is not"),
+        ({"structured_outputs": {"regx": "a"}}, "structured_outputs.regx", "did you mean structured_outputs.regex"),
+        ({"guided_choice": ["x" * 5000]}, "guided_choice", "more than 4096 bytes"),
+        ({"regex": "(a{1000}){1000}"}, "regex", "spells out a text of 1000000 bytes"),
+        ({"regex": "(?=a)b"}, "regex", "look-ahead"),
+        ({"guided_regex": r"(a)\1"}, "guided_regex", "backreferences are not supported; change"),
+        ({"json_schema": "[1"}, "json_schema", "not JSON"),
+        ({"json_schema": "[1]"}, "json_schema", "must be a schema"),
+        ({"json_schema": '{"a":' * 100 + "1" + "}" * 100}, "json_schema", "nests more than 64"),
+        ({"json_schema": "[" + "[]," * 40_000 + "1]"}, "json_schema", "more than 32768 objects"),
+        ({"guided_json": {"const": "x" * 5000}}, "guided_json", "5000 bytes"),
+        ({"guided_json": {"multipleOf": 100_001}}, "guided_json", "multipleOf"),
+        ({"grammar": "start: %json {}"}, "grammar", "cannot be read as Lark"),
+        ({"regex": "a", "min_tokens": 3}, "min_tokens", "regex says when to end"),
+    ],
+)
+def test_what_cannot_be_kept_to_is_refused_by_its_field(
+    grammars: Grammars, fields: dict[str, Any], param: str, reason: str
+) -> None:
+    """Several constraints, hostile ones, and words that would change the answer in another server."""
+
+    def compiled() -> None:
+        for body in _bodies(**fields):
+            grammar = body.grammar()
+            assert grammar is not None
+            body.sampling(5, grammars.compile(grammar))
+
+    with pytest.raises(RequestError, match=reason) as refused:
+        compiled()
+    assert refused.value.param == param
+    assert "start" not in str(refused.value).replace("start:", ""), "nothing of our own grammar is shown"
+
+
+@pytest.mark.parametrize("fields", [{"tools": [TOOL]}, {"response_format": {"type": "json_object"}}])
+@pytest.mark.parametrize("constraint", [{"regex": "a"}, {"structured_outputs": {"choice": ["a"]}}, {"guided_json": {}}])
+def test_a_constraint_stands_alone(fields: dict[str, Any], constraint: dict[str, Any]) -> None:
+    chat = {"messages": [{"role": "user", "content": "Hi"}], **fields, **constraint}
+    with pytest.raises(RequestError, match=f"and {next(iter(fields))} cannot both say"):
+        parse(ChatBody, json.dumps(chat).encode())
+    calm = {**chat, "tool_choice": "none"} if "tools" in fields else {**chat, "response_format": {"type": "text"}}
+    assert parse(ChatBody, json.dumps(calm).encode()).grammar() is not None
+
+
+async def test_completions_are_constrained_too(post: Any, engine: Any) -> None:
+    """Of each prompt and choice; the engine gets the grammar with its request."""
+    status, _ = await post("/v1/completions", prompt=["a", "b"], n=2, guided_regex="a+", max_tokens=2)
+    assert status == 200
+    assert {request.sampling.grammar.text for request in engine.seen} == {"a+"}
+    status, answer = await post("/v1/completions", prompt="a", regex="a", guided_regex="b")
+    assert status == 400
+    assert answer["error"]["param"] == "regex"
