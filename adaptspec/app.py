@@ -34,6 +34,7 @@ from adaptspec.errors import ConfigError
 from adaptspec.journal import JournalHeader
 from adaptspec.models.heads.hearing import HeadRunner
 from adaptspec.models.tokenization import fingerprint
+from adaptspec.server.api.reasoning import AUTO, FormatName, reasoning_format
 from adaptspec.server.api.tools import OPEN
 from adaptspec.server.application import make_app
 from adaptspec.server.auth import Hosts, check_exposure, is_loopback, named_key
@@ -71,7 +72,8 @@ class ServeConfig:
     `state_dir` None: what is learned ends with the server. `keep_history`: what was served is kept there, too, as
     counts to draft from. `admin_key` None: no admin routes. Without `api_keys` everybody who reaches the server may use
     it; it then listens on this machine only, unless `insecure`, and answers to no names but its own and the
-    `allowed_hosts`. `pad_stream` hides in streams what speculation did.
+    `allowed_hosts`. `pad_stream` hides in streams what speculation did. `reasoning_format`: how the
+    model marks its reasoning (see `api.reasoning`).
     """
 
     engine: EngineConfig = field(default_factory=EngineConfig)
@@ -95,6 +97,7 @@ class ServeConfig:
     allowed_hosts: tuple[str, ...] = ()
     limits: ServerLimits = field(default_factory=ServerLimits)
     pad_stream: bool = False
+    reasoning_format: FormatName = AUTO
 
     @property
     def name(self) -> str | None:
@@ -174,6 +177,7 @@ async def serve(config: ServeConfig, console: Console, status: StartStatus | Non
                 facts=_facts(built, config),
                 journal=config.journal,
                 template=built.template,
+                reasoning=config.reasoning_format,
                 api_keys=config.api_keys,
                 # With keys, or open to the network on purpose, any name will do.
                 hosts=None if config.api_keys or not is_loopback(config.host) else Hosts(config.allowed_hosts),
@@ -184,7 +188,7 @@ async def serve(config: ServeConfig, console: Console, status: StartStatus | Non
             config.host,
             config.port,
             drain_seconds=config.drain_seconds,
-            on_listening=lambda url: _announce(console, url, engine, built, status),
+            on_listening=lambda url: _announce(console, url, engine, built, status, reasoning=config.reasoning_format),
             on_hurry=_exit_soon,
         )
 
@@ -334,13 +338,18 @@ def _template(built: Built) -> str:
     return f"{'tools in its own form' if own else 'tools by written instructions'}{systems}{parts}"
 
 
-def _announce(console: Console, url: str, engine: AsyncEngine, built: Built, status: StartStatus) -> None:
+def _announce(
+    console: Console, url: str, engine: AsyncEngine, built: Built, status: StartStatus, *, reasoning: FormatName
+) -> None:
     info, resident = engine.target, resident_bytes()
     status.close()
     console.print(f"[bold]AdaptSpec listens on {url}[/bold]")
     console.print(f"  target   {info.name} ({info.parameters / 1e6:.1f} M parameters, context {info.context})")
     console.print(f"  ends     {_ends(built)}", soft_wrap=True, markup=False, highlight=False)
     console.print(f"  template {_template(built)}", soft_wrap=True, markup=False, highlight=False)
+    marks = reasoning_format(reasoning, built.template)
+    if marks is not None:
+        console.print(f"  thoughts {marks.open} ... {marks.close} as reasoning_content", markup=False, highlight=False)
     console.print(f"  drafters {', '.join(drafter.name for drafter in built.drafters)}")
     for drafter in built.drafters:
         if isinstance(drafter, ModelDrafter):

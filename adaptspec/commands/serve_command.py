@@ -87,6 +87,14 @@ def _add_server(group: argparse._ArgumentGroup) -> None:
         default=True,
         help="reload a policy when its file changes (default: yes; SIGHUP always does)",
     )
+    add(
+        "--reasoning-format",
+        choices=["auto", "none", "think", "seed", "kimi", "thought"],
+        default="auto",
+        help="how the model marks its reasoning, which chats return as reasoning_content and responses as an item of "
+        "its own; auto: as its chat template does, if any; think: <think>...</think>; none: it stays in the answer "
+        "(default: %(default)s)",
+    )
     add("--metrics-compat", choices=["vllm"], help="serve vLLM's metric names as well")
 
 

@@ -18,6 +18,7 @@ from adaptspec.server import admin, status, trials
 from adaptspec.server import operations as operating
 from adaptspec.server.api import handlers, tokenize
 from adaptspec.server.api.codec import Codec
+from adaptspec.server.api.reasoning import AUTO, FormatName, reasoning_format
 from adaptspec.server.api.warnings import WarningLog
 from adaptspec.server.auth import Hosts, Keys, auth, named_key
 from adaptspec.server.http_errors import answer_errors, shape_refusal
@@ -52,6 +53,7 @@ def make_app(
     facts: Mapping[str, Any] = MappingProxyType({}),
     journal: Path | None = None,
     template: ChatTemplate | None = None,
+    reasoning: FormatName = AUTO,
 ) -> web.Application:
     """The app for an engine that runs. `exposition` is what `/metrics` shows, and counts answers.
 
@@ -60,7 +62,7 @@ def make_app(
     None for any. `padding` hides in streams what speculation did, and leaves out the live feed. `operations` adds the
     admin routes about the server as it runs, which need an `admin_key` and `policies` as well. `live` adds the live
     feed and its page, with `facts` about the server. `journal` is what policies are tried on. `template` None: the
-    tokenizer's own writes chats.
+    tokenizer's own writes chats. `reasoning` is a name of `reasoning.CHOICES`: how a model marks its reasoning.
 
     Serve it with `adaptspec.server.run.serve`, or with a runner that has `handler_cancellation=True`: that is what
     aborts a request whose client has gone.
@@ -71,7 +73,8 @@ def make_app(
         middlewares.insert(0, tracing(traces))
     app = web.Application(middlewares=middlewares, client_max_size=limits.body_bytes)
     codec = Codec(tokenizer, limits.template_seconds, limits.text_bytes(engine.target.context), template)
-    app[SERVICE] = Service(engine, codec, limits, padding, WarningLog(exposition.warned))
+    marks = reasoning_format(reasoning, codec.template)
+    app[SERVICE] = Service(engine, codec, limits, padding, WarningLog(exposition.warned), reasoning=marks)
     app[status.EXPOSITION] = exposition
     app[status.STARTED] = int(time.time())
     app[KEYED] = bool(api_keys)

@@ -12,11 +12,12 @@ from aiohttp import web
 from adaptspec.engine.async_engine import AsyncEngine
 from adaptspec.errors import EngineError, OverloadedError, PromptTooLongError, RequestError, UnknownModelError
 from adaptspec.quantity import quantity
-from adaptspec.request import Grammar, Request
+from adaptspec.request import Grammar, Reasoning, Request
 from adaptspec.server.api.chat import ChatBody
 from adaptspec.server.api.codec import Codec
 from adaptspec.server.api.completions import CompletionBody
 from adaptspec.server.api.generation_body import GenerationBody
+from adaptspec.server.api.reasoning import TAIL, begun, continued
 from adaptspec.server.api.warnings import WarningLog
 from adaptspec.server.api.wire import Body, parse, renamed, shown
 from adaptspec.server.http_errors import DrainingError, EngineStoppedError, RefusedError
@@ -40,12 +41,16 @@ class Service:
         limits: ServerLimits = ServerLimits(),
         padding: Padding | None = None,
         warning_log: WarningLog | None = None,
+        *,
+        reasoning: Reasoning | None = None,
     ) -> None:
+        """`reasoning`: the marks that the model puts around its reasoning; None where it has none."""
         self.engine = engine
         self.codec = codec
         self.warning_log = warning_log or WarningLog()
         self.limits = limits
         self.padding = padding
+        self._marks = reasoning
         self.reading = Lanes(SMALL_BODY)
         self.draining = False
         self._compiling = asyncio.Lock()
@@ -105,8 +110,9 @@ class Service:
     async def chat_requests(self, identity: str, body: ChatBody, key: str | None = None) -> list[Request]:
         """One engine request per choice. Raises RequestError if the engine can never serve them."""
         self._check(body, 1)
-        grammar = await self._compiled(body) if body.constrained else None
         prompt = await self.codec.encode_chat(body.messages, body.tools or (), body.render_options)
+        reasoning = await self.reasoning(body, prompt)
+        grammar = await self._compiled(body, reasoning) if body.constrained else None
         prediction: tuple[int, ...] = ()
         if body.prediction is not None:
             text = body.prediction.content
@@ -145,12 +151,25 @@ class Service:
         if prompts * body.choices > self.engine.capacity:
             raise RequestError(f"n is {body.choices} for {quantity(prompts, 'prompt')}; {holds}: ask for fewer", "n")
 
-    async def _compiled(self, body: ChatBody | CompletionBody) -> Grammar | None:
-        """What the answer must be. One is compiled at a time, in a thread of its own: nobody can bound a compiler."""
+    async def reasoning(self, body: ChatBody, prompt: Sequence[int]) -> Reasoning | None:
+        """The reasoning that an answer may begin with, or goes on in; None where there is none. `prompt`: token ids."""
+        if self._marks is None:
+            return None
+        if body.continue_final_message:
+            return continued(self._marks, str(body.messages[-1].plain()["content"]))
+        return begun(self._marks, await self.codec.decode(prompt[-TAIL:]))
+
+    async def _compiled(self, body: ChatBody | CompletionBody, reasoning: Reasoning | None = None) -> Grammar | None:
+        """What the answer must be, behind a reasoning if there may be one.
+
+        One is compiled at a time, in a thread of its own: a compiler cannot be bounded.
+        """
 
         def compiled() -> Grammar | None:
             grammar = body.grammar(self.limits)
-            return None if grammar is None else self.engine.compile_grammar(grammar, self.limits.grammar_bytes)
+            if grammar is None:
+                return None
+            return self.engine.compile_grammar(replace(grammar, reasoning=reasoning), self.limits.grammar_bytes)
 
         async with self._compiling:
             try:

@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict
 from adaptspec.request import Request
 from adaptspec.server.api.generation_body import StreamOptions
 from adaptspec.server.api.warnings import Warnings
-from adaptspec.types import Completion, Delta, SpeculationStats
+from adaptspec.types import Completion, Delta, Piece, SpeculationStats
 
 Json = dict[str, Any]
 Bytes = Callable[[int], bytes]  # of a token
@@ -42,11 +42,12 @@ class Listed(Answer, Generic[Item]):
     data: list[Item]
 
 
-class PredictionDetails(Answer):
-    """What of a prediction came true."""
+class CompletionDetails(Answer):
+    """What of a prediction came true, and how many tokens belong to a reasoning, its marks included."""
 
-    accepted_prediction_tokens: int
-    rejected_prediction_tokens: int
+    accepted_prediction_tokens: int | None = None
+    rejected_prediction_tokens: int | None = None
+    reasoning_tokens: int | None = None
 
 
 class PromptDetails(Answer):
@@ -62,7 +63,7 @@ class Usage(Answer):
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptDetails
-    completion_tokens_details: PredictionDetails | None = None
+    completion_tokens_details: CompletionDetails | None = None
 
 
 class OwnMetrics(Answer):
@@ -103,16 +104,20 @@ class Metrics(Answer):
 Finish = Literal["stop", "length", "tool_calls"]
 
 
-def usage(completions: Collection[Completion], choices: int = 1) -> Usage:
-    """Tokens read and written: a prompt counts once, however many `choices` are answers to it."""
+def usage(completions: Collection[Completion], choices: int = 1, reasoning: int | None = None) -> Usage:
+    """Tokens read and written: a prompt counts once, however many `choices` are answers to it.
+
+    `reasoning`: how many of the tokens belong to reasonings; None where there can be none.
+    """
     prompts, output = sum(one.prompt_tokens for one in completions), sum(len(one.tokens) for one in completions)
     counted = usage_of(prompts // choices, output)
     accepted = sum(one.prediction_accepted for one in completions)
     rejected = sum(one.prediction_rejected for one in completions)
+    details: Json = {} if reasoning is None else {"reasoning_tokens": reasoning}
     if accepted or rejected:
-        counted.completion_tokens_details = PredictionDetails(
-            accepted_prediction_tokens=accepted, rejected_prediction_tokens=rejected
-        )
+        details |= {"accepted_prediction_tokens": accepted, "rejected_prediction_tokens": rejected}
+    if details:
+        counted.completion_tokens_details = CompletionDetails(**details)
     return counted
 
 
@@ -186,10 +191,12 @@ class Reply(ABC):
         self.model = model
         self.choices = choices
         self.warnings = warnings
+        self.reasoning_tokens: int | None = None  # so far; None where there can be none
 
     def whole(self, completions: Sequence[Completion]) -> Json:
         choices = [self.choice(index, completion) for index, completion in enumerate(completions)]
-        told = {"usage": usage(completions, self.choices), "metrics": metrics(completions)} | self.warnings.written()
+        counted = usage(completions, self.choices, self.reasoning_tokens)
+        told = {"usage": counted, "metrics": metrics(completions)} | self.warnings.written()
         return self.whole_model.model_validate(self._envelope(self.whole_object, choices) | told).written()
 
     @abstractmethod
@@ -199,6 +206,15 @@ class Reply(ABC):
     @abstractmethod
     def chunks(self, index: int, delta: Delta, *, first: bool) -> Iterable[Json]:
         """What a piece adds to choice `index`; where it carries the completion, the last of them tells the end."""
+
+    def provenance(self, delta: Delta, choice: Json) -> Json:
+        """Who drafted which words of a chunk, token by token, for requests that asked.
+
+        Their texts add up to that of the chunk. It is called for the chunks of a delta in their order.
+        """
+        if delta.pieces is None or not (choice.get("text") or choice.get("delta", {}).get("content")):
+            return {}
+        return shown_pieces(delta.pieces)
 
     async def events(
         self, deltas: AsyncGenerator[tuple[int, Delta], None], requests: Sequence[Request], options: StreamOptions
@@ -223,9 +239,9 @@ class Reply(ABC):
                 for place, choice in enumerate(written, start=1):
                     if place == len(written) and len(ended) == len(requests) and not options.include_usage:
                         beside |= {"metrics": metrics(ended.values()).written()} | self.warnings.written()
-                    yield self._envelope(self.chunk_object, [choice]) | beside | _provenance(delta, choice)
+                    yield self._envelope(self.chunk_object, [choice]) | beside | self.provenance(delta, choice)
         if options.include_usage:
-            counted, made = usage(ended.values(), self.choices), metrics(ended.values())
+            counted, made = usage(ended.values(), self.choices, self.reasoning_tokens), metrics(ended.values())
             last = {"usage": counted.written(), "metrics": made.written()} | self.warnings.written()
             yield self._envelope(self.chunk_object, []) | last
 
@@ -233,8 +249,6 @@ class Reply(ABC):
         return {"id": self.id, "object": kind, "created": self.created, "model": self.model, "choices": choices}
 
 
-def _provenance(delta: Delta, choice: Json) -> Json:
-    """Who drafted which words of a piece, token by token, for requests that asked: its texts add up to the piece's."""
-    if delta.pieces is None or not (choice.get("text") or choice.get("delta", {}).get("content")):
-        return {}
-    return {"adaptspec": {"provenance": [{"text": one.text, "drafter": one.drafter} for one in delta.pieces]}}
+def shown_pieces(pieces: Iterable[Piece]) -> Json:
+    """Who drafted which words, as a chunk says it."""
+    return {"adaptspec": {"provenance": [{"text": one.text, "drafter": one.drafter} for one in pieces]}}

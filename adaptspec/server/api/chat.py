@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import secrets
+from collections import deque
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import model_validator
+from pydantic import Field, model_validator
 
 from adaptspec.errors import RequestError
+from adaptspec.models.chat.chat_template import RenderOptions
 from adaptspec.models.chat.template_traits import call_id
-from adaptspec.request import Grammar
-from adaptspec.server.api.answers import Answer, Bytes, Finish, Json, Metrics, Reply, Usage
-from adaptspec.server.api.content_logprobs import ContentLogprobs
+from adaptspec.request import Grammar, Reasoning
+from adaptspec.server.api.answers import Answer, Bytes, Finish, Json, Metrics, Reply, Usage, shown_pieces
+from adaptspec.server.api.content_logprobs import ContentLogprobs, ShownToken
 from adaptspec.server.api.generation_body import (
+    EFFORT,
     NO_PROVENANCE,
     PROVENANCE,
     Alternatives,
@@ -22,9 +25,16 @@ from adaptspec.server.api.generation_body import (
     Effort,
     GenerationBody,
     Hints,
-    Idle,
 )
 from adaptspec.server.api.messages import Messages, Text
+from adaptspec.server.api.reasoning import (
+    PieceQueue,
+    ReasoningPiece,
+    ReasoningReader,
+    ReasoningTokens,
+    Span,
+    with_effort,
+)
 from adaptspec.server.api.response_format import ResponseFormat, grammar_of
 from adaptspec.server.api.structured_outputs import ConstraintFields, constraint_grammar
 from adaptspec.server.api.template_fields import TemplateFields
@@ -40,7 +50,7 @@ from adaptspec.server.api.tools import (
 )
 from adaptspec.server.api.wire import WireModel
 from adaptspec.server.limits import ServerLimits
-from adaptspec.types import Completion, Delta, FinishReason, TokenLogprob
+from adaptspec.types import Completion, Delta, FinishReason, Piece, TokenLogprob
 
 
 class PredictedText(WireModel):
@@ -66,7 +76,7 @@ class ChatBody(GenerationBody, TemplateFields, ConstraintFields, Hints):
     tools: Tools | None = None
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
-    reasoning_effort: Annotated[Effort | None, Idle] = None
+    reasoning_effort: Annotated[Effort | None, Field(description=EFFORT)] = None
 
     no_ops: ClassVar[Mapping[str, tuple[object, ...]]] = {
         "functions": (None, []),
@@ -107,6 +117,10 @@ class ChatBody(GenerationBody, TemplateFields, ConstraintFields, Hints):
     @property
     def alternatives(self) -> int | None:
         return (self.top_logprobs or 0) if self.logprobs else None
+
+    @property
+    def render_options(self) -> RenderOptions:
+        return with_effort(super().render_options, self.reasoning_effort)
 
     @property
     def calls(self) -> bool:
@@ -190,6 +204,7 @@ class AssistantMessage(Answer):
 
     role: Literal["assistant"]
     content: str | None
+    reasoning_content: str | None = None
     refusal: None
     tool_calls: list[Call] | None = None
 
@@ -236,48 +251,108 @@ class ChatReply(Reply):
         super().__init__(model, body.choices, body.warnings)
         self._bytes_of = bytes_of
         self._match = partial(ContentLogprobs, bytes_of, hidden, leading)
-        self._matched: dict[int, ContentLogprobs] = {}
         self._logprobs = bool(body.logprobs)
         self._calls = body.calls
-        self._readers: dict[int, CallReader] = {}
+        self._reasoning: Reasoning | None = None
+        self._readings: dict[int, _Reading] = {}
+
+    def expect(self, reasoning: Reasoning | None) -> None:
+        """Answers may begin with a reasoning, or go on in one."""
+        self._reasoning = reasoning
+        self.reasoning_tokens = None if reasoning is None else 0
 
     def chunks(self, index: int, delta: Delta, *, first: bool) -> Iterator[Json]:
         if first:
             yield _chunk(index, {"role": "assistant", "content": ""})
-        reader = self._readers.setdefault(index, CallReader(self._calls))
-        parts = [*reader.feed(delta.text), *(reader.end() if delta.completion is not None else ())]
-        pieces = [_piece(part) for part in parts]
-        matched = self._matched.setdefault(index, self._match())
-        logprobs = self._told(matched, delta.logprobs, delta.text, final=delta.completion is not None)
+        reading = self._readings.get(index) or self._readings.setdefault(index, self._begun())
+        pieces = [_piece(part) for part in reading.parts(delta)]
+        logprobs = self._told(reading, delta.logprobs, delta.text, final=delta.completion is not None)
+        self._count(reading, delta.tokens)
         if logprobs is not None and not logprobs.content:
             logprobs = None
-        if logprobs is not None and not pieces:
-            pieces = [{"content": ""}]
-        for place, piece in enumerate(pieces):  # the tokens of a round are told once
-            yield _chunk(index, piece, logprobs.written() if logprobs is not None and place == 0 else None)
+        if logprobs is not None and all("reasoning_content" in piece for piece in pieces):
+            pieces.append({"content": ""})
+        for piece in pieces:  # the tokens of a round come once, with what is no reasoning
+            if logprobs is None or "reasoning_content" in piece:
+                yield _chunk(index, piece)
+                continue
+            yield _chunk(index, piece, logprobs.written())
+            logprobs = None
         if delta.completion is not None:
-            yield _chunk(index, {}, finish=_finish(delta.completion, reader))
+            yield _chunk(index, {}, finish=_finish(delta.completion, reading.calls))
+
+    def provenance(self, delta: Delta, choice: Json) -> Json:
+        words = choice["delta"].get("reasoning_content") or choice["delta"].get("content")
+        if delta.pieces is None or not words:
+            return {}
+        return shown_pieces(self._readings[choice["index"]].pieces())
 
     def choice(self, index: int, completion: Completion) -> ChatChoice:
-        reader = CallReader(self._calls)
-        content, calls = gathered([*reader.feed(completion.text), *reader.end()])
+        reading = self._begun()
+        parts = [*reading.reader.feed(completion.text), *reading.reader.end()]
+        thoughts = "".join(part.text for part in parts if isinstance(part, ReasoningPiece))
+        content, calls = gathered([part for part in parts if not isinstance(part, ReasoningPiece)])
         message = AssistantMessage(role="assistant", content=content, refusal=None)
+        if thoughts:
+            message.reasoning_content = thoughts
+        if reading.reader.unfinished and not content:
+            message.content = None
         if calls:
             message.tool_calls = calls
+        self._count(reading, completion.tokens)
         return ChatChoice(
             index=index,
             message=message,
-            logprobs=self._told(self._match(), completion.logprobs, completion.text, final=True),
-            finish_reason=_finish(completion, reader),
+            logprobs=self._told(reading, completion.logprobs, completion.text, final=True),
+            finish_reason=_finish(completion, reading.calls),
         )
 
+    def _begun(self) -> _Reading:
+        return _Reading(self._reasoning, CallReader(self._calls), self._match())
+
+    def _count(self, reading: _Reading, tokens: Sequence[int]) -> None:
+        """Count the tokens of the reasoning, if there may be one."""
+        if self.reasoning_tokens is not None:
+            before = reading.tokens.count
+            reading.tokens.answer((self._bytes_of(token), None) for token in tokens)
+            self.reasoning_tokens += reading.tokens.count - before
+
     def _told(
-        self, matched: ContentLogprobs, entries: Sequence[TokenLogprob], text: str, *, final: bool
+        self, reading: _Reading, entries: Sequence[TokenLogprob], text: str, *, final: bool
     ) -> ChatLogprobs | None:
+        """The log-probabilities of tokens of the answer whose text is out."""
         if not self._logprobs:
             return None
-        shown = matched.take(entries, text, final=final)
-        return chat_logprobs([one.entry for one in shown], self._bytes_of, [one.raw for one in shown])
+        shown = reading.matched.take(entries, text, final=final)
+        known = reading.shown.answer((one.raw, one) for one in shown) + (reading.shown.end() if final else [])
+        raws = [one.raw[len(one.raw) - size :] for one, size in known]
+        return chat_logprobs([one.entry for one, _ in known], self._bytes_of, raws)
+
+
+class _Reading:
+    """What has been read of one choice."""
+
+    def __init__(self, reasoning: Reasoning | None, calls: CallReader, matched: ContentLogprobs) -> None:
+        self.calls = calls
+        self.reader = ReasoningReader(reasoning, calls)
+        self.tokens = ReasoningTokens[None](reasoning)
+        self.matched = matched
+        self.shown = ReasoningTokens[ShownToken](reasoning)
+        self._queue = PieceQueue()
+        self._spans: deque[Span] = deque()
+
+    def parts(self, delta: Delta) -> list[Part | ReasoningPiece]:
+        """What a delta adds."""
+        parts = [*self.reader.feed(delta.text), *(self.reader.end() if delta.completion is not None else ())]
+        self._spans = deque(self.reader.spans)
+        self._queue.put(delta.pieces or ())
+        return parts
+
+    def pieces(self) -> list[Piece]:
+        """Who drafted the next span of text of the last delta."""
+        span = self._spans.popleft()
+        self._queue.take(span.skipped)
+        return self._queue.take(len(span.text))
 
 
 def chat_logprobs(
@@ -317,7 +392,9 @@ def _call(name: str) -> Call:
     return Call(id=identity, type="function", function=Called(name=name, arguments=""))
 
 
-def _piece(part: Part) -> Json:
+def _piece(part: Part | ReasoningPiece) -> Json:
+    if isinstance(part, ReasoningPiece):
+        return {"reasoning_content": part.text}
     if isinstance(part, TextPiece):
         return {"content": part.text}
     if isinstance(part, CallStart):

@@ -44,7 +44,9 @@ async def chat_completions(http: web.Request) -> web.StreamResponse:
     body = await read_body(http, ChatBody)
     bytes_of = service.codec.bytes_of
     reply = ChatReply(service.engine.target.name, body, bytes_of, bytes_of.hidden, bytes_of.leading)
-    return await _answer(http, body, reply, await service.chat_requests(reply.id, body, http.get(KEY_NAME)))
+    requests = await service.chat_requests(reply.id, body, http.get(KEY_NAME))
+    reply.expect(await service.reasoning(body, requests[0].prompt))
+    return await _answer(http, body, reply, requests)
 
 
 @Operation("post", "/v1/responses", ResponsesBody, Response, streams=True, refused=(429,))
@@ -55,8 +57,9 @@ async def responses(http: web.Request) -> web.StreamResponse:
     body = await read_body(http, ResponsesBody)
     try:
         chat = await service.reading.run(body.weight, body.chat)
-        reply = ResponseReply(service.engine.target.name, body, calls=chat.calls)
+        reply = ResponseReply(service.engine.target.name, body, service.codec.bytes_of, calls=chat.calls)
         requests = await service.chat_requests(reply.id, chat, http.get(KEY_NAME))
+        reply.expect(await service.reasoning(chat, requests[0].prompt))
     except RequestError as error:
         raise renamed(error, OWN_NAMES) from error
     service.warning_log.report(body.warnings)

@@ -11,7 +11,9 @@ from typing import Any, Literal
 
 from pydantic import BaseModel
 
-from adaptspec.server.api.answers import Json, Metrics, metrics
+from adaptspec.request import Reasoning
+from adaptspec.server.api.answers import Bytes, Json, Metrics, metrics
+from adaptspec.server.api.reasoning import ReasoningPiece, ReasoningReader, ReasoningTokens
 from adaptspec.server.api.responses import ResponsesBody
 from adaptspec.server.api.tools import CallReader, CallStart, Part, TextPiece
 from adaptspec.types import Completion, Delta, FinishReason
@@ -34,14 +36,21 @@ class Response(BaseModel):
 class ResponseReply:
     """One response in the making. `calls`: it may call tools."""
 
-    def __init__(self, model: str, body: ResponsesBody, *, calls: bool) -> None:
+    def __init__(self, model: str, body: ResponsesBody, bytes_of: Bytes, *, calls: bool) -> None:
         self.id = _id("resp", 32)
         self._created = int(time.time())
         self._model = model
         self._asked = body.model_dump(by_alias=True, exclude={"input"})
         self._warnings = body.warnings
-        self._reader = CallReader(calls)
+        self._calls = CallReader(calls)
+        self._bytes_of = bytes_of
+        self.expect(None)
         self._items: OutputItems | None = None  # from the first piece on
+
+    def expect(self, reasoning: Reasoning | None) -> None:
+        """The answer may begin with a reasoning, or go on in one."""
+        self._reader = ReasoningReader(reasoning, self._calls)
+        self._tokens = ReasoningTokens[None](reasoning)
 
     def whole(self, completion: Completion) -> Json:
         """The response in one object: that of the last event."""
@@ -76,11 +85,12 @@ class ResponseReply:
         if completion.finish is FinishReason.LENGTH:
             response["incomplete_details"] = {"reason": "max_output_tokens"}
         output = len(completion.tokens)
+        self._tokens.answer((self._bytes_of(token), None) for token in completion.tokens)
         response["usage"] = {
             "input_tokens": completion.prompt_tokens,
             "input_tokens_details": {"cached_tokens": 0},
             "output_tokens": output,
-            "output_tokens_details": {"reasoning_tokens": 0},
+            "output_tokens_details": {"reasoning_tokens": self._tokens.count},
             "total_tokens": completion.prompt_tokens + output,
         }
         return response | {"metrics": metrics([completion]).written()} | self._warnings.written()
@@ -100,7 +110,7 @@ class ResponseReply:
             "output": items.all,
             "parallel_tool_calls": asked["parallel_tool_calls"] is not False,
             "previous_response_id": None,
-            "reasoning": {"effort": None, "summary": None},
+            "reasoning": {"effort": (asked["reasoning"] or {}).get("effort"), "summary": None},
             "store": False,
             "temperature": 1.0 if asked["temperature"] is None else asked["temperature"],
             "text": {"format": (asked["text"] or {}).get("format") or {"type": "text"}},
@@ -121,8 +131,13 @@ class OutputItems:
         self.all: list[Json] = []  # as a response holds them
         self._open = False
 
-    def take(self, part: Part) -> Iterator[Json]:
-        if isinstance(part, TextPiece):
+    def take(self, part: Part | ReasoningPiece) -> Iterator[Json]:
+        if isinstance(part, ReasoningPiece):
+            if not self._open or self.all[-1]["type"] != "reasoning":
+                yield from self._open_reasoning()
+            self.all[-1]["content"][0]["text"] += part.text
+            yield self._event("response.reasoning_text.delta", content_index=0, delta=part.text)
+        elif isinstance(part, TextPiece):
             if not self._open or self.all[-1]["type"] != "message":
                 yield from self._open_message()
             self.all[-1]["content"][0]["text"] += part.text
@@ -145,6 +160,10 @@ class OutputItems:
             part = item["content"][0]
             yield self._event("response.output_text.done", content_index=0, text=part["text"], logprobs=[])
             yield self._event("response.content_part.done", content_index=0, part=dict(part))
+        elif item["type"] == "reasoning":
+            part = item["content"][0]
+            yield self._event("response.reasoning_text.done", content_index=0, text=part["text"])
+            yield self._event("response.content_part.done", content_index=0, part=dict(part))
         else:
             name, arguments = item["name"], item["arguments"]
             yield self._event("response.function_call_arguments.done", name=name, arguments=arguments)
@@ -159,6 +178,12 @@ class OutputItems:
     def _open_message(self) -> Iterator[Json]:
         yield from self._open_item({"type": "message", "role": "assistant", "content": []}, "msg")
         part: Json = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
+        self.all[-1]["content"].append(part)
+        yield self._event("response.content_part.added", content_index=0, part=dict(part))
+
+    def _open_reasoning(self) -> Iterator[Json]:
+        yield from self._open_item({"type": "reasoning", "summary": [], "content": []}, "rs")
+        part: Json = {"type": "reasoning_text", "text": ""}
         self.all[-1]["content"].append(part)
         yield self._event("response.content_part.added", content_index=0, part=dict(part))
 

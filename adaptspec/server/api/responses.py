@@ -13,6 +13,7 @@ from pydantic import BeforeValidator, Discriminator, Field, Tag, ValidationError
 from adaptspec.errors import RequestError
 from adaptspec.server.api.chat import ChatBody
 from adaptspec.server.api.generation_body import (
+    EFFORT,
     NO_PROVENANCE,
     PROVENANCE,
     AtLeastOne,
@@ -144,10 +145,10 @@ class TextOptions(WireModel):
     no_ops: ClassVar[Mapping[str, tuple[object, ...]]] = {"verbosity": (None, "medium")}
 
 
-class Reasoning(WireModel):
+class ReasoningOptions(WireModel):
     """How a reasoning model is to think, which says nothing to others."""
 
-    effort: Annotated[Effort | None, Idle] = None
+    effort: Annotated[Effort | None, Field(description=EFFORT)] = None
     summary: Annotated[Literal["auto", "concise", "detailed"] | None, Idle] = None
     generate_summary: Annotated[Literal["auto", "concise", "detailed"] | None, Idle] = None
 
@@ -173,7 +174,7 @@ class ResponsesBody(Hints):
     tool_choice: Literal["none", "auto", "required"] | NamedFunctionTool | None = None
     parallel_tool_calls: bool | None = None
     user: Annotated[str | None, Idle] = None
-    reasoning: Annotated[Reasoning | None, Idle] = None
+    reasoning: ReasoningOptions | None = None
     stream_options: Annotated[ResponseStreamOptions | None, Idle] = None
     include: Annotated[list[Literal["reasoning.encrypted_content"]] | None, Idle] = None
     adaptspec: SpeculationFields | None = None
@@ -208,6 +209,7 @@ class ResponsesBody(Hints):
             "response_format": asked.chat() if isinstance(asked, SchemaFormat) else asked,
             "tools": None if self.tools is None else [tool.chat() for tool in self.tools],
             "tool_choice": choice.chat() if isinstance(choice, NamedFunctionTool) else choice,
+            "reasoning_effort": None if self.reasoning is None else self.reasoning.effort,
             "adaptspec": self.adaptspec,
         }
         try:
