@@ -35,8 +35,8 @@ from adaptspec.server.api.reasoning import (
     Span,
     with_effort,
 )
-from adaptspec.server.api.response_format import ResponseFormat, grammar_of
-from adaptspec.server.api.structured_outputs import ConstraintFields, constraint_grammar
+from adaptspec.server.api.response_format import GrammarFormat, RegexFormat, ResponseFormat, grammar_of
+from adaptspec.server.api.structured_outputs import Asked, ConstraintFields, constraint_grammar
 from adaptspec.server.api.template_fields import TemplateFields
 from adaptspec.server.api.tools import (
     CallReader,
@@ -123,6 +123,17 @@ class ChatBody(GenerationBody, TemplateFields, ConstraintFields, Hints):
         return with_effort(super().render_options, self.reasoning_effort)
 
     @property
+    def asked(self) -> Asked | None:
+        found, wanted = super().asked, self.response_format
+        if not isinstance(wanted, (RegexFormat, GrammarFormat)):
+            return found
+        if found is not None:
+            raise RequestError(f"response_format and {found.param} both say what to write; send one", found.param)
+        if isinstance(wanted, RegexFormat):
+            return Asked("response_format.pattern", "regex", wanted.pattern)
+        return Asked("response_format.grammar", "grammar", wanted.grammar)
+
+    @property
     def calls(self) -> bool:
         return bool(self.tools) and self.tool_choice != "none"
 
@@ -160,7 +171,7 @@ class ChatBody(GenerationBody, TemplateFields, ConstraintFields, Hints):
 
     @property
     def _formatted(self) -> bool:
-        return self.response_format is not None and self.response_format.type != "text"
+        return self.response_format is not None and self.response_format.type in ("json_object", "json_schema")
 
 
 class Alternative(Answer):

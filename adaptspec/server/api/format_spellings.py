@@ -1,0 +1,40 @@
+"""Spellings of `response_format` at other servers, turned into OpenAI's.
+
+A schema may stand in `json_schema`, as at OpenAI; in the format itself, as in OpenAI's responses, at Together and in
+llama.cpp; or in `value`, as in TGI, which also calls the type `json`. `json_schema` may leave out the name.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+_TYPES = ("json_schema", "json_object", "json")
+_BESIDE = ("name", "description", "strict")  # a schema, in the object that holds it
+_SCHEMA_WORDS = ("type", "properties", "items", "$ref", "anyOf", "oneOf", "allOf", "enum", "const")
+
+
+def one_spelling(value: object) -> object:
+    """The same format in OpenAI's words, as far as it is known; null fields are left out.
+
+    What else it holds stays, and is refused where it is read.
+    """
+    if not isinstance(value, dict):
+        return value
+    given = {name: inner for name, inner in value.items() if inner is not None or name == "type"}
+    if given.get("type") == "regex" and "value" in given and "pattern" not in given:
+        given["pattern"] = given.pop("value")
+    if given.get("type") not in _TYPES or isinstance(given.get("json_schema"), dict):
+        return given
+    if "value" in given and "schema" not in given:
+        given |= _unwrapped(given.pop("value"))
+    if "schema" not in given:
+        return {**given, "type": "json_object"} if given["type"] == "json" else given
+    named = {name: given.pop(name) for name in ("schema", *_BESIDE) if name in given}
+    return {**given, "type": "json_schema", "json_schema": named}
+
+
+def _unwrapped(value: Any) -> dict[str, Any]:
+    """A schema, or one that lies in an object with its name."""
+    if isinstance(value, dict) and isinstance(value.get("schema"), dict) and not any(w in value for w in _SCHEMA_WORDS):
+        return value
+    return {"schema": value}
