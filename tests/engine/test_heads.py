@@ -17,7 +17,7 @@ from adaptspec.engine.engine_config import EngineConfig
 from adaptspec.engine.sync_engine import Engine
 from adaptspec.models.heads.eagle import EagleRunner
 from adaptspec.models.kv_cache import CacheLimits
-from adaptspec.request import Grammar, Request, SamplingParams, SpeculationParams
+from adaptspec.request import Grammar, Reasoning, Request, SamplingParams, SpeculationParams
 from adaptspec.types import FinishReason
 from tests.conftest import MakeModel
 from tests.engine.policies import COSTS
@@ -67,6 +67,10 @@ def test_text_is_that_of_plain_decoding(
 RULES = {
     "schema": replace(SAMPLED, grammar=Grammar('{"type": "array", "items": {"enum": ["aa", "ab"]}, "minItems": 2}')),
     "lark": replace(GREEDY, grammar=Grammar('start: /(ab|ba){2,12}/ ("!" | "?")', "lark")),
+    "regex": replace(SAMPLED, grammar=Grammar("(ab|ba)+[!?]{1,3}", "regex")),
+    "behind a reasoning": replace(
+        SAMPLED, grammar=Grammar("(ab|ba){2,9}", "regex", reasoning=Reasoning("<", "e", True))
+    ),
     "penalties": replace(SAMPLED, repetition_penalty=1.2, frequency_penalty=0.7, presence_penalty=0.4),
     "truncated": replace(SAMPLED, top_p=0.8, top_k=20, min_p=0.02, logit_bias={40: 2.0, 41: -3.0}),
     "ends": replace(GREEDY, min_tokens=12, logprobs=2, prompt_logprobs=1),

@@ -145,8 +145,8 @@ class TextOptions(WireModel):
     no_ops: ClassVar[Mapping[str, tuple[object, ...]]] = {"verbosity": (None, "medium")}
 
 
-class ReasoningOptions(WireModel):
-    """How a reasoning model is to think, which says nothing to others."""
+class Reasoning(WireModel):
+    """How a reasoning model is to think; `effort` is as in chats, the others have no effect."""
 
     effort: Annotated[Effort | None, Field(description=EFFORT)] = None
     summary: Annotated[Literal["auto", "concise", "detailed"] | None, Idle] = None
@@ -174,7 +174,7 @@ class ResponsesBody(Hints):
     tool_choice: Literal["none", "auto", "required"] | NamedFunctionTool | None = None
     parallel_tool_calls: bool | None = None
     user: Annotated[str | None, Idle] = None
-    reasoning: ReasoningOptions | None = None
+    reasoning: Reasoning | None = None
     stream_options: Annotated[ResponseStreamOptions | None, Idle] = None
     include: Annotated[list[Literal["reasoning.encrypted_content"]] | None, Idle] = None
     adaptspec: SpeculationFields | None = None
