@@ -15,6 +15,7 @@ from pydantic import BeforeValidator, Field, model_validator
 from pydantic_core import from_json
 
 from adaptspec.errors import RequestError
+from adaptspec.models.grammars import MAX_CHARACTERS
 from adaptspec.request import Grammar
 from adaptspec.server.api.grammar_text import lark_of
 from adaptspec.server.api.json_schema import check_schema, spelled_out
@@ -131,6 +132,10 @@ def constraint_grammar(asked: Asked | None, limits: ServerLimits = ServerLimits(
         return _choice(value, param, limits)
     if asked.kind == "grammar":
         return Grammar(lark_of(value, param, limits), "lark", param)
+    if len(value) > MAX_CHARACTERS:
+        raise RequestError(
+            f"{param} has {len(value)} characters; at most {MAX_CHARACTERS} are compiled: send a shorter one", param
+        )
     size = spelled_out(value)
     if size > limits.schema_literal_bytes:
         raise RequestError(

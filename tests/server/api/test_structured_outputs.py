@@ -95,6 +95,7 @@ def test_neutral_values_ask_for_nothing(fields: dict[str, Any]) -> None:
         ({"structured_outputs": {"regx": "a"}}, "structured_outputs.regx", "did you mean structured_outputs.regex"),
         ({"guided_choice": ["x" * 5000]}, "guided_choice", "more than 4096 bytes"),
         ({"regex": "(a{1000}){1000}"}, "regex", "spells out a text of 1000000 bytes"),
+        ({"regex": "a?" * 50_001}, "regex", "at most 100000"),
         ({"regex": "(?=a)b"}, "regex", "look-ahead"),
         ({"guided_regex": r"(a)\1"}, "guided_regex", "backreferences are not supported; change"),
         ({"json_schema": "[1"}, "json_schema", "not JSON"),
