@@ -30,8 +30,8 @@ _NO_VALUES: Mapping[str, Any] = MappingProxyType({})
 class RenderOptions:
     """How a conversation is to be written.
 
-    `answer` adds the opening of the assistant's turn. `continued` leaves the last message open instead, which must be
-    the assistant's. `values` are variables of the template.
+    `answer` adds the opening of the assistant's turn. `continued` leaves the last message open instead, which
+    has text: the assistant's, mostly, or the user's. `values` are variables of the template.
     """
 
     answer: bool = True
@@ -155,10 +155,10 @@ def use_template(tokenizer: PreTrainedTokenizerFast, file: str | None) -> None:
 
 def _left_open(messages: Sequence[Message]) -> list[Message]:
     last = messages[-1]
-    if last["role"] != "assistant" or last.get("tool_calls"):
+    if last["role"] not in ("assistant", "user") or last.get("tool_calls"):
         raise RequestError(
-            "continue_final_message needs a last message of the role assistant that has text and no calls; add it, or "
-            "leave continue_final_message out",
+            "continue_final_message needs a last message of the role assistant (or user) that has text and no calls; "
+            "add it, or leave continue_final_message out",
             "continue_final_message",
         )
     return [*messages[:-1], {**last, "content": f"{last['content']}{_OPEN_END}"}]

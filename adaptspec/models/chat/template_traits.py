@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -76,6 +77,11 @@ def call_id(seed: bytes) -> str:
         number, letter = divmod(number, len(_ALPHABET))
         letters.append(_ALPHABET[letter])
     return "".join(letters)
+
+
+def new_call_id() -> str:
+    """An id of a new tool call, which every template takes on the next turn."""
+    return call_id(secrets.token_bytes(8))
 
 
 def _with_systems(messages: Sequence[dict[str, Any]], traits: Traits) -> list[dict[str, Any]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 from collections import deque
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import partial
@@ -12,7 +11,7 @@ from pydantic import Field, model_validator
 
 from adaptspec.errors import RequestError
 from adaptspec.models.chat.chat_template import RenderOptions
-from adaptspec.models.chat.template_traits import call_id
+from adaptspec.models.chat.template_traits import new_call_id
 from adaptspec.request import Grammar, Reasoning
 from adaptspec.server.api.answers import Answer, Bytes, Finish, Json, Metrics, Reply, Usage, shown_pieces
 from adaptspec.server.api.content_logprobs import ContentLogprobs, ShownToken
@@ -399,8 +398,7 @@ def gathered(parts: Sequence[Part]) -> tuple[str | None, list[Call]]:
 
 
 def _call(name: str) -> Call:
-    identity = call_id(secrets.token_bytes(16))
-    return Call(id=identity, type="function", function=Called(name=name, arguments=""))
+    return Call(id=new_call_id(), type="function", function=Called(name=name, arguments=""))
 
 
 def _piece(part: Part | ReasoningPiece) -> Json:

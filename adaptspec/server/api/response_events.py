@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel
 
+from adaptspec.models.chat.template_traits import new_call_id
 from adaptspec.request import Reasoning
 from adaptspec.server.api.answers import Bytes, Json, Metrics, metrics
 from adaptspec.server.api.reasoning import ReasoningPiece, ReasoningReader, ReasoningTokens
@@ -143,7 +144,7 @@ class OutputItems:
             self.all[-1]["content"][0]["text"] += part.text
             yield self._event("response.output_text.delta", content_index=0, delta=part.text, logprobs=[])
         elif isinstance(part, CallStart):
-            call = {"type": "function_call", "call_id": _id("call"), "name": part.name, "arguments": ""}
+            call = {"type": "function_call", "call_id": new_call_id(), "name": part.name, "arguments": ""}
             yield from self._open_item(call, "fc")
         else:
             self.all[-1]["arguments"] += part.text

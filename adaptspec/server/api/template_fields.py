@@ -35,7 +35,7 @@ class TemplateFields(WireModel):
     """How messages become a prompt.
 
     `add_generation_prompt` false leaves the opening of the assistant's turn out. `continue_final_message` has the model
-    go on with the last message, which must be the assistant's. `chat_template_kwargs` are variables of the model's
+    go on with the last message, the assistant's or the user's. `chat_template_kwargs` are variables of the model's
     chat template, such as `enable_thinking`, over those that the server was started with.
     """
 

@@ -73,15 +73,23 @@ def test_thoughts_of_a_begun_answer_stay() -> None:
 @pytest.mark.parametrize(
     "last",
     [
-        says("user", "x"),
+        says("system", "x"),
         {"role": "assistant", "content": "x", "tool_calls": [{"id": "i", "function": {"name": "f", "arguments": {}}}]},
         {"role": "tool", "content": "x", "tool_call_id": "i"},
     ],
 )
-def test_only_an_answer_can_be_continued(last: dict[str, Any]) -> None:
+def test_only_text_of_assistant_and_user_can_be_continued(last: dict[str, Any]) -> None:
     with pytest.raises(RequestError, match="needs a last message of the role assistant") as refused:
         template_of("qwen2.5").render([*TALK, last], options=CONTINUED)
     assert refused.value.param == "continue_final_message"
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_users_message_can_be_continued_too(family: str) -> None:
+    """As other servers allow."""
+    text = template_of(family).render([says("system", "Be brief."), *TALK], options=CONTINUED)
+    assert text.endswith("Second question.")
+    assert "Be brief." in text
 
 
 def test_an_answer_that_the_template_drops_cannot_be_continued() -> None:

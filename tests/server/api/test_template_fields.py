@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 CHAT, TOKENIZE = "/v1/chat/completions", "/tokenize"
+SYSTEM = {"role": "system", "content": "s"}
 USER, BEGUN = {"role": "user", "content": "a"}, {"role": "assistant", "content": "Hello "}
 THINKING = (
     "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}<|end|>{% endfor %}"
@@ -57,7 +58,7 @@ async def test_variables_reach_the_template(
     ("fields", "param", "said"),
     [
         ({"continue_final_message": True, "add_generation_prompt": True}, "continue_final_message", "send one of them"),
-        ({"continue_final_message": True, "messages": [USER]}, "continue_final_message", "of the role assistant"),
+        ({"continue_final_message": True, "messages": [SYSTEM]}, "continue_final_message", "of the role assistant"),
         ({"continue_final_message": "yes"}, "continue_final_message", "boolean"),
         ({"add_generation_prompt": 1}, "add_generation_prompt", "boolean"),
         ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs", "set by the server"),
