@@ -335,7 +335,8 @@ def _template(built: Built) -> str:
     systems = "" if traits.system else "; system text goes before the user's"
     parts = "; content as parts" if traits.parts else ""
     own = template.renders_tools and template.writes(OPEN)
-    return f"{'tools in its own form' if own else 'tools by written instructions'}{systems}{parts}"
+    turns = "" if traits.earlier_turns else "; only the latest messages"
+    return f"{'tools in its own form' if own else 'tools by written instructions'}{systems}{parts}{turns}"
 
 
 def _announce(

@@ -86,7 +86,7 @@ class ChatTemplate:
         if self.source is not None and self.traits.fault is not None:
             raise ModelError(
                 f"the model's chat template cannot be used: {self.traits.fault}; give one that works with {FLAG} FILE, "
-                f"or {FLAG} {NONE} to do without"
+                f"variables that it needs with {FLAG}-kwargs JSON, or {FLAG} {NONE} to do without"
             )
 
     def render(
@@ -101,6 +101,7 @@ class ChatTemplate:
         """
         if self.source is not None:
             messages = fitted(_left_open(messages) if options.continued else messages, self.traits)
+        tools = None if tools is None else [_whole(tool) for tool in tools]
         values, answer = {**self._values, **options.values}, options.answer and not options.continued
         text = chat_text(self.tokenizer, messages, answer=answer, tools=tools, values=values)
         if not options.continued:
@@ -151,6 +152,12 @@ def use_template(tokenizer: PreTrainedTokenizerFast, file: str | None) -> None:
     if text is not None and not text.strip():
         raise ConfigError(f"{FLAG} {file}: it is empty; give a file that holds a template")
     tokenizer.chat_template = text
+
+
+def _whole(tool: Mapping[str, Any]) -> dict[str, Any]:
+    """A tool with all that templates read of one: clients leave out what is empty."""
+    empty = {"description": "", "parameters": {"type": "object", "properties": {}}}
+    return {**tool, "function": {**empty, **tool["function"]}}
 
 
 def _left_open(messages: Sequence[Message]) -> list[Message]:

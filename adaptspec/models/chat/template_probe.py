@@ -74,13 +74,16 @@ class _Probe:
         answer, late = _says("assistant", _ANSWER), _says("system", _LATE)
         system = self._writes([first, user])
         late_system = self._writes([first, late, user]) and self._writes([first, user, answer, late, second])
-        repeated = self._writes([user, second]) and self._writes([user, answer, _says("assistant", _MORE), second])
+        in_a_row = [user, second], [user, answer, _says("assistant", _MORE), second], [answer, user]
+        repeated = all(self._writes(messages) for messages in in_a_row)
         tools = self._writes([user], _OFFERED, tools=_TOOLS)
         return replace(
             self._traits,
             system=system,
             late_system=system and late_system,
+            system_alone=system and self._writes([first]),
             repeated_roles=repeated,
+            earlier_turns=self._writes([user, answer, second]),
             tools=tools,
             calls=self._call_form(_TOOLS if tools else None),
             end_of_turn=self._end_of_turn(tokenizer),

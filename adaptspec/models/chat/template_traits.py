@@ -36,16 +36,20 @@ class Traits:
     """What a probe found of a template.
 
     `fault`: why it cannot write even a user's message. `parts`: content must be a list of parts. `system`: it writes a
-    first system message; `late_system`: also a second one, and one after other messages. `repeated_roles`: it writes
-    two messages in a row of one role. `tools`: it writes the tools that may be called. `calls`: how it writes calls and
-    their results; None: it does not. `end_of_turn`: the token behind an assistant's message.
+    first system message; `late_system`: also a second one, and one after other messages; `system_alone`: also one
+    without any other message. `repeated_roles`: it writes two messages in a row of one role, and the assistant's before
+    any user's. `earlier_turns`: it writes all turns of a conversation, not the latest alone. `tools`: it writes the
+    tools that may be called. `calls`: how it writes calls and their results; None: it does not. `end_of_turn`: the
+    token behind an assistant's message.
     """
 
     fault: str | None = None
     parts: bool = False
     system: bool = True
     late_system: bool = True
+    system_alone: bool = True
     repeated_roles: bool = True
+    earlier_turns: bool = True
     tools: bool = False
     calls: CallForm | None = None
     end_of_turn: str | None = None
@@ -60,9 +64,13 @@ def fitted(messages: Sequence[Message], traits: Traits) -> list[dict[str, Any]]:
     """The same conversation as a template with these traits can write it.
 
     System text that it does not write where it stands goes before the next user message. Messages of one role in a row
-    are joined where roles must alternate. Content becomes parts where only parts come out.
+    are joined where roles must alternate, and an empty user message comes before an assistant's that is the first.
+    Content becomes parts where only parts come out.
     """
-    fit = _with_systems([dict(message) for message in messages], traits)
+    fit = [dict(message) for message in messages]
+    if not traits.repeated_roles:
+        fit = _user_first(fit)
+    fit = _with_systems(fit, traits)
     if not traits.repeated_roles:
         fit = _joined(fit)
     if traits.calls is not None:
@@ -85,6 +93,8 @@ def new_call_id() -> str:
 
 
 def _with_systems(messages: Sequence[dict[str, Any]], traits: Traits) -> list[dict[str, Any]]:
+    if not traits.system_alone and all(message["role"] == "system" for message in messages):
+        return [{"role": "user", "content": _together(*(message["content"] for message in messages))}]
     if traits.system and traits.late_system:
         return list(messages)
     fit: list[dict[str, Any]] = []
@@ -95,17 +105,28 @@ def _with_systems(messages: Sequence[dict[str, Any]], traits: Traits) -> list[di
             if not leading:
                 held.append(message["content"])
             elif fit:
-                fit[0]["content"] += _BETWEEN + message["content"]
+                fit[0]["content"] = _together(fit[0]["content"], message["content"])
             else:
                 fit.append(message)
             continue
         leading = False
         if held and message["role"] == "user":
-            message["content"], held = _BETWEEN.join([*held, message["content"]]), []
+            message["content"], held = _together(*held, message["content"]), []
         fit.append(message)
     if held:
-        fit.append({"role": "user", "content": _BETWEEN.join(held)})
+        fit.append({"role": "user", "content": _together(*held)})
     return fit
+
+
+def _together(*texts: str) -> str:
+    return _BETWEEN.join(filter(None, texts))
+
+
+def _user_first(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    place = next((i for i, message in enumerate(messages) if message["role"] != "system"), None)
+    if place is None or messages[place]["role"] != "assistant":
+        return messages
+    return [*messages[:place], {"role": "user", "content": ""}, *messages[place:]]
 
 
 def _joined(messages: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -115,7 +136,7 @@ def _joined(messages: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
         before = fit[-1] if fit else {}
         plain = not message.get("tool_calls") and not before.get("tool_calls")
         if plain and message["role"] == before.get("role") and message["role"] in ("user", "assistant"):
-            before["content"] = _BETWEEN.join(filter(None, (before["content"], message["content"])))
+            before["content"] = _together(before["content"], message["content"])
         else:
             fit.append(message)
     return fit

@@ -114,6 +114,25 @@ def test_variables_of_a_request_go_over_those_of_the_server() -> None:
     assert server.render(TALK).endswith(closed)
 
 
+@pytest.mark.parametrize(
+    "read",
+    [
+        "{{ f.name + f.description }}{% for p in f.parameters.properties %}{{ p }}{% endfor %}",
+        "{{ f.name }}{{ f.parameters.properties.keys() | join }}{{ f.description | trim }}",
+        "{{ f.name + f.parameters['type'] + (f['description'] or 'none') }}",
+    ],
+)
+def test_tools_have_all_that_templates_read(read: str) -> None:
+    """Clients leave out the description and the parameters of a function that has none."""
+    tokenizer = tiny_tokenizer()
+    tokenizer.chat_template = (
+        "{% for t in tools or [] %}{% set f = t.function %}" + read + "{% endfor %}"
+        "{% for m in messages %}{{ m.content }}{% endfor %}"
+    )
+    text = ChatTemplate(tokenizer).render(TALK, [{"type": "function", "function": {"name": "look"}}])
+    assert text.startswith("look")
+
+
 def test_several_templates_of_one_model_are_used_for_what_they_are_for() -> None:
     """Command R and Hermes have one for tools."""
     tokenizer = tiny_tokenizer()
@@ -123,6 +142,25 @@ def test_several_templates_of_one_model_are_used_for_what_they_are_for() -> None
     assert template.writes("<tool_call>")
     assert "<tools>" not in template.render(TALK)
     assert "SmolLM" in template.render(TALK)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(
+    "talk",
+    [
+        [says("assistant", "Welcome."), says("user", "Hi.")],
+        [says("system", "Be brief."), says("assistant", "Welcome."), says("user", "Hi.")],
+        [says("system", "Only this.")],
+        [says("user", "Hi."), says("assistant", ""), says("user", "Again.")],
+        [says("user", "Hi."), says("assistant", "Well,")],
+    ],
+)
+def test_conversations_begin_and_end_with_any_role(family: str, talk: list[dict[str, Any]]) -> None:
+    """Chats with a greeting, and prompts that are a system message alone, were refused or lost."""
+    text = template_of(family).render(talk)
+    assert [text.count(message["content"]) for message in talk if message["content"]] == [1] * sum(
+        bool(message["content"]) for message in talk
+    )
 
 
 @pytest.mark.parametrize("source", ["{% for m in messages %}{{ m.role", "Hello", "{{ raise_exception('no') }}"])

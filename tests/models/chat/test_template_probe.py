@@ -19,16 +19,23 @@ FOUND = {
     "deepseek": replace(
         ALL, calls=CallForm(arguments_as_text=True), end_of_turn="<\uff5cend\u2581of\u2581sentence\uff5c>"
     ),
-    "gemma2": Traits(system=False, late_system=False, repeated_roles=False, end_of_turn="<end_of_turn>"),
-    "gemma3": Traits(late_system=False, repeated_roles=False, end_of_turn="<end_of_turn>"),
+    "gemma2": Traits(
+        system=False, late_system=False, system_alone=False, repeated_roles=False, end_of_turn="<end_of_turn>"
+    ),
+    "gemma3": Traits(late_system=False, system_alone=False, repeated_roles=False, end_of_turn="<end_of_turn>"),
     "glm4": replace(TOOLS, end_of_turn=None),
     "granite": Traits(tools=True, end_of_turn="<|end_of_text|>"),
     "llama3": replace(TOOLS, calls=CallForm(several=False), end_of_turn="<|eot_id|>"),
     "llava": Traits(parts=True, end_of_turn="</s>"),
     "mistral": Traits(
-        late_system=False, repeated_roles=False, tools=True, calls=CallForm(long_ids=False), end_of_turn="</s>"
+        late_system=False,
+        system_alone=False,
+        repeated_roles=False,
+        tools=True,
+        calls=CallForm(long_ids=False),
+        end_of_turn="</s>",
     ),
-    "phi3": Traits(system=False, late_system=False, end_of_turn="<|end|>"),
+    "phi3": Traits(system=False, late_system=False, system_alone=False, end_of_turn="<|end|>"),
     "phi4": Traits(end_of_turn="<|end|>"),
     "qwen2.5": TOOLS,
     "qwen3": TOOLS,
@@ -80,6 +87,19 @@ def test_content_is_given_as_the_template_reads_it(written: str, parts: bool) ->
     tokenizer.chat_template = TURNS.replace("WRITTEN", written)
     assert ChatTemplate(tokenizer).traits == Traits(parts=parts, end_of_turn="<|end|>")
     assert "of the user" in ChatTemplate(tokenizer).render([{"role": "user", "content": "of the user"}])
+
+
+@pytest.mark.parametrize(
+    "source",
+    ["{{ messages[-1].content }}", "{% for m in messages[-2:] %}{{ m.content }}{% endfor %}"],
+)
+def test_templates_that_leave_earlier_turns_out_are_found(source: str) -> None:
+    """Those of models that judge a last message do so on purpose; the start says it."""
+    tokenizer = tiny_tokenizer()
+    tokenizer.chat_template = source
+    template = ChatTemplate(tokenizer)
+    template.check()
+    assert not template.traits.earlier_turns
 
 
 def test_parts_are_used_where_only_they_carry_the_system_text() -> None:

@@ -23,6 +23,7 @@ def turns(*pairs: tuple[str, str]) -> list[Plain]:
     return [says(role, content) for role, content in pairs]
 
 
+NOT_ALONE = Traits(system_alone=False)
 NO_SYSTEM = Traits(system=False, late_system=False)
 FIRST_ONLY = Traits(late_system=False)
 ALTERNATING = Traits(repeated_roles=False)
@@ -36,6 +37,10 @@ NOTHING = Traits(system=False, late_system=False, repeated_roles=False)
         (NO_SYSTEM, turns(("system", "s"), ("user", "u")), turns(("user", "s\n\nu"))),
         (NO_SYSTEM, turns(("system", "s"), ("system", "t"), ("user", "u")), turns(("user", "s\n\nt\n\nu"))),
         (NO_SYSTEM, turns(("system", "s")), turns(("user", "s"))),
+        (NOT_ALONE, turns(("system", "s"), ("system", "t")), turns(("user", "s\n\nt"))),
+        (NOT_ALONE, turns(("system", "s"), ("user", "u")), None),
+        (ALTERNATING, turns(("assistant", "a"), ("user", "u")), turns(("user", ""), ("assistant", "a"), ("user", "u"))),
+        (NOTHING, turns(("system", "s"), ("assistant", "a")), turns(("user", "s"), ("assistant", "a"))),
         (NO_SYSTEM, turns(("user", "u"), ("assistant", "a"), ("system", "s")), None),
         (
             FIRST_ONLY,
@@ -65,19 +70,21 @@ def test_what_cannot_be_written_where_it_stands(
 
 
 ROLES = st.sampled_from(["system", "user", "assistant"])
-BOOLEANS = st.booleans()
+TRAITS = st.builds(
+    lambda parts, system, late, alone, repeated: Traits(
+        None, parts, system, system and late, system and alone, repeated
+    ),
+    *[st.booleans()] * 5,
+)
 
 
-@given(roles=st.lists(ROLES, min_size=1, max_size=9), system=BOOLEANS, late=BOOLEANS, repeated=BOOLEANS, parts=BOOLEANS)
-def test_no_text_is_lost_and_all_rules_hold(
-    roles: list[str], system: bool, late: bool, repeated: bool, parts: bool
-) -> None:
-    traits = Traits(parts=parts, system=system, late_system=system and late, repeated_roles=repeated)
+@given(roles=st.lists(ROLES, min_size=1, max_size=9), traits=TRAITS)
+def test_no_text_is_lost_and_all_rules_hold(roles: list[str], traits: Traits) -> None:
     given = [says(role, f"<{place}>") for place, role in enumerate(roles)]
     before = [dict(message) for message in given]
     written = fitted(given, traits)
     assert given == before
-    texts = [message["content"][0]["text"] if parts else message["content"] for message in written]
+    texts = [message["content"][0]["text"] if traits.parts else message["content"] for message in written]
     together = "\n".join(texts)
     assert all(together.count(message["content"]) == 1 for message in given)
     spoken = [text for role in ("user", "assistant") for text in _of(role, given)]
@@ -85,11 +92,13 @@ def test_no_text_is_lost_and_all_rules_hold(
     order = [together.index(message["content"]) for message in given if message["role"] != "system"]
     assert order == sorted(order)
     systems = [place for place, message in enumerate(written) if message["role"] == "system"]
-    assert system or not systems
+    assert traits.system or not systems
     assert traits.late_system or systems in ([], [0])
-    if not repeated:
+    assert traits.system_alone or systems != list(range(len(written)))
+    if not traits.repeated_roles:
         pairs = itertools.pairwise(message["role"] for message in written)
         assert all(one != other or one == "system" for one, other in pairs)
+        assert [message["role"] for message in written if message["role"] != "system"][:1] != ["assistant"]
 
 
 def _of(role: str, messages: list[Plain]) -> list[str]:
