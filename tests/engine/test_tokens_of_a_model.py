@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, GPT2Config
 
 from adaptspec.engine.assembly import build
@@ -20,27 +16,9 @@ from adaptspec.engine.sync_engine import Engine
 from adaptspec.errors import ModelError, RequestError
 from adaptspec.request import SamplingParams
 from tests.conftest import TINY_VOCAB, MakeModel, tiny_tokenizer
+from tests.engine.padding import ROOM, edited, padded
 
 LIMITS = EngineLimits(max_rows=4)
-ROOM = 40  # rows of padding
-
-
-def edited(folder: Path, name: str, change: Callable[[dict[str, Any]], object]) -> None:
-    content = json.loads((folder / name).read_text())
-    change(content)
-    (folder / name).write_text(json.dumps(content))
-
-
-def padded(original: Path, folder: Path) -> Path:
-    """The same model with rows that no token has, which are as likely as those of tokens."""
-    shutil.copytree(original, folder)
-    edited(folder, "config.json", lambda config: config.update(vocab_size=TINY_VOCAB + ROOM))
-    tensors = load_file(folder / "model.safetensors")
-    for name in ("model.embed_tokens.weight", "lm_head.weight", "transformer.wte.weight"):
-        if name in tensors:
-            tensors[name] = torch.cat([tensors[name], 1.5 * tensors[name][-ROOM:]])
-    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-    return folder
 
 
 SAMPLINGS = [

@@ -25,7 +25,7 @@ from adaptspec.engine import assembly, model_set
 from adaptspec.engine.assembly import Built, assemble, build, make_executor
 from adaptspec.engine.core import EngineCore, EngineLimits
 from adaptspec.engine.device_executor import DeviceExecutor
-from adaptspec.engine.engine_config import EngineConfig
+from adaptspec.engine.engine_config import EngineConfig, model_place
 from adaptspec.gpu import ops
 from adaptspec.gpu.round import DeviceRounds
 from adaptspec.gpu.round_plan import RoundPlan
@@ -35,6 +35,7 @@ from adaptspec.verification import METHODS
 from tests.drafting.spellings import ALL, respelled_draft
 from tests.engine.branching import Branched, Shape
 from tests.engine.conftest import Dictated, Notes, make_core, run
+from tests.engine.padding import padded
 from tests.engine.policies import COSTS, static
 from tests.gpu.pretend import PretendCuda
 
@@ -96,6 +97,18 @@ def test_rounds_have_memory_beside_the_caches(cuda: PretendCuda, monkeypatch: py
     assert min(beside) > 2048 * 4 * 4 * runners[1]._config.hidden
     assert 0.95 < (pools + sum(beside)) / 2**28 < 1.01  # each has a block of nobody's
     assert built.core.limits.prefill_tokens == 2048
+
+
+def test_padding_of_a_vocabulary_is_never_drawn(cuda: PretendCuda, tmp_path: Path) -> None:
+    """Neither from logits of the device nor where rules change them there; texts are the CPU's."""
+    folder = padded(Path(model_place("bundled", "target")), tmp_path / "padded")
+    config = EngineConfig(str(folder), model_place("bundled", "draft"), counts=None, policies=("static-3",))
+    cpu, device = on_both(cuda, config)
+    warm = replace(DRAWN, temperature=2.0, logprobs=2)
+    params = [GREEDY, DRAWN, TOP_P, RULED, warm, replace(warm, seed=7)]
+    mine, its = (served(built, ["static-3"], requests(built, *params))[0] for built in (cpu, device))
+    same(mine, its)
+    assert all(token < 4096 for one in its.values() for token in one.tokens)
 
 
 def requests(built: Built, *params: SamplingParams, policies: Sequence[str | None] = (None,)) -> list[Request]:
