@@ -234,9 +234,11 @@ class Reply(ABC):
                 written = list(self.chunks(index, delta, first=index not in opened))
                 opened.add(index)
                 beside: Json = {"usage": None} if options.include_usage else {}
-                if options.continuous_usage_stats:
-                    beside = {"usage": usage_of(prompt, output).written()}
                 for place, choice in enumerate(written, start=1):
+                    if options.include_usage and options.continuous_usage_stats:
+                        # The chunk that opens a message has none of its tokens.
+                        opens = "role" in choice.get("delta", {})
+                        beside = {"usage": usage_of(prompt, output - len(delta.tokens) * opens).written()}
                     if place == len(written) and len(ended) == len(requests) and not options.include_usage:
                         beside |= {"metrics": metrics(ended.values()).written()} | self.warnings.written()
                     yield self._envelope(self.chunk_object, [choice]) | beside | self.provenance(delta, choice)

@@ -24,6 +24,7 @@ from adaptspec.server.api.generation_body import (
     Effort,
     GenerationBody,
     Hints,
+    Verbosity,
 )
 from adaptspec.server.api.messages import Messages, Text
 from adaptspec.server.api.reasoning import (
@@ -59,6 +60,7 @@ class PredictedText(WireModel):
     content: Text
 
 
+_NO_ALTERNATIVES = {"properties": {"top_logprobs": {"enum": [0, None]}}}
 _TELLS_LOGPROBS = {"properties": {"logprobs": {"const": True}}, "required": ["logprobs"]}
 _NO_TOOLS = {"anyOf": [{"type": "null"}, {"type": "array", "maxItems": 0}]}
 
@@ -75,21 +77,31 @@ class ChatBody(GenerationBody, TemplateFields, ConstraintFields, Hints):
     tools: Tools | None = None
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
+    verbosity: Verbosity = None
     reasoning_effort: Annotated[Effort | None, Field(description=EFFORT)] = None
 
     no_ops: ClassVar[Mapping[str, tuple[object, ...]]] = {
-        "functions": (None, []),
-        "function_call": (None, "none"),
-        "modalities": (["text"], None),
-        "audio": (None,),
-        "moderation": (None,),
-        "verbosity": (None, "medium"),
-        "web_search_options": (None,),
+        **GenerationBody.no_ops,
+        "add_special_tokens": (False,),  # a chat template writes them
+        "audio": (),
+        "echo": (False,),
+        "function_call": ("none", "auto"),
+        "functions": ([],),
+        "modalities": (["text"],),
+        "moderation": (),
+        "web_search_options": (),
+    }
+    remedies: ClassVar[Mapping[str, str]] = {
+        "audio": "it writes text only, so leave it out",
+        "function_call": "send tool_choice instead",
+        "functions": "send them as tools instead",
+        "moderation": "it moderates nothing, so leave it out",
+        "web_search_options": "it cannot search, so leave it out, or send a tool that does",
     }
     together: ClassVar[Sequence[Mapping[str, Any]]] = (
         *GenerationBody.together,
         *TemplateFields.together,
-        {"anyOf": [_TELLS_LOGPROBS, {"properties": {"top_logprobs": {"type": "null"}}}]},
+        {"anyOf": [_TELLS_LOGPROBS, _NO_ALTERNATIVES]},
         {"anyOf": [{"properties": {name: {"type": "null"}}} for name in ("max_tokens", "max_completion_tokens")]},
         {
             "anyOf": [
@@ -162,7 +174,7 @@ class ChatBody(GenerationBody, TemplateFields, ConstraintFields, Hints):
             )
         if self.calls and self.adaptspec is not None and self.adaptspec.provenance:
             raise RequestError("adaptspec.provenance is of text, not of calls; leave it or tools out", PROVENANCE)
-        if self.top_logprobs is not None and not self.logprobs:
+        if self.top_logprobs and not self.logprobs:
             raise RequestError("top_logprobs needs logprobs: true; leave it out otherwise", "top_logprobs")
         if self.max_tokens is not None and self.max_completion_tokens is not None:
             raise RequestError("send max_completion_tokens or max_tokens, not both", "max_tokens")

@@ -59,8 +59,9 @@ class CompletionBody(GenerationBody, ConstraintFields):
     logprobs: Alternatives | None = None
 
     no_ops: ClassVar[Mapping[str, tuple[object, ...]]] = {
-        "best_of": (1, None),
-        "suffix": (None, ""),
+        **GenerationBody.no_ops,
+        "add_special_tokens": (True,),
+        "suffix": ("",),
     }
 
     prompt_field: ClassVar[str] = "prompt"

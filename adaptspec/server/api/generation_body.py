@@ -6,11 +6,13 @@ from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import AfterValidator, Field, PlainValidator, WithJsonSchema, model_validator
+from pydantic import AfterValidator, Field, PlainValidator, ValidationInfo, WithJsonSchema, model_validator
 
 from adaptspec.errors import RequestError
 from adaptspec.request import MAX_LOGPROBS, Grammar, SamplingParams, SpeculationParams
-from adaptspec.server.api.wire import Name, RequestBody, TokenId, WireModel, shown
+from adaptspec.server.api.neutral_values import NEUTRAL
+from adaptspec.server.api.warnings import Warnings
+from adaptspec.server.api.wire import Name, RequestBody, TokenId, Whole, WireModel, shown
 from adaptspec.server.limits import ServerLimits
 
 PROVENANCE = "adaptspec.provenance"
@@ -18,17 +20,19 @@ NO_EFFECT = "Without effect: it cannot change the text."
 Idle = Field(description=NO_EFFECT)
 
 # Within 64 bits: a number of thousands of digits could not even be printed in an error message.
-Int = Annotated[int, Field(ge=-(2**63) + 1, le=2**63 - 1)]
-AtLeastNone = Annotated[int, Field(ge=0, le=2**63 - 1)]
-AtLeastOne = Annotated[int, Field(ge=1, le=2**63 - 1)]
-Alternatives = Annotated[int, Field(ge=0, le=MAX_LOGPROBS)]
+Int = Annotated[int, Whole, Field(ge=-(2**63) + 1, le=2**63 - 1)]
+AtLeastNone = Annotated[int, Whole, Field(ge=0, le=2**63 - 1)]
+AtLeastOne = Annotated[int, Whole, Field(ge=1, le=2**63 - 1)]
+Alternatives = Annotated[int, Whole, Field(ge=0, le=MAX_LOGPROBS)]
+# vLLM's -1 and llama.cpp's 0 both mean that any token may be drawn.
+TopK = Annotated[int, Whole, Field(ge=-1, le=2**63 - 1), AfterValidator(lambda top_k: max(top_k, 0))]
 Temperature = Annotated[float, Field(ge=0, le=100)]
 Share = Annotated[float, Field(ge=0, le=1)]
 TopP = Annotated[float, Field(gt=0, le=1)]
 Penalty = Annotated[float, Field(ge=-2, le=2)]
 # `ServerLimits` may be set otherwise; what is told of them is what they are by default.
 Choices = Annotated[
-    int, Field(ge=1), WithJsonSchema({"type": "integer", "minimum": 1, "maximum": ServerLimits().choices})
+    int, Whole, Field(ge=1), WithJsonSchema({"type": "integer", "minimum": 1, "maximum": ServerLimits().choices})
 ]
 
 
@@ -67,6 +71,8 @@ STREAMS: Mapping[str, Any] = {"properties": {"stream": {"const": True}}, "requir
 NO_PROVENANCE: Mapping[str, Any] = {
     "properties": {"adaptspec": {"properties": {"provenance": {"enum": [False, None]}}}}
 }
+_OFF: Mapping[str, Any] = {"enum": [False, None]}
+_NO_OPTIONS: Mapping[str, Any] = {"properties": {"include_usage": _OFF, "continuous_usage_stats": _OFF}}
 _PENALTIES = ("presence_penalty", "frequency_penalty", "repetition_penalty")
 _PLAIN_SAMPLING = ("temperature", "top_k", "top_p", "min_p", *_PENALTIES, "seed", "ignore_eos", "min_tokens")
 
@@ -87,11 +93,19 @@ class SpeculationFields(WireModel):
 
 
 class StreamOptions(WireModel):
-    """Options of a streamed answer. `continuous_usage_stats` tells the usage so far with every piece, as vLLM does."""
+    """Options of a streamed answer. `continuous_usage_stats` reports the usage so far with every chunk, as vLLM does.
 
-    include_usage: bool = False
-    continuous_usage_stats: bool = False
-    include_obfuscation: Annotated[bool, Idle] = False
+    It has an effect only next to `include_usage`.
+    """
+
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+    include_obfuscation: Annotated[bool | None, Idle] = None
+
+    @property
+    def effective(self) -> bool:
+        """Whether an answer with these options differs from one without."""
+        return bool(self.include_usage or self.continuous_usage_stats)
 
 
 class GenerationBody(RequestBody):
@@ -112,7 +126,7 @@ class GenerationBody(RequestBody):
     max_tokens: AtLeastNone | None = None
     temperature: Temperature | None = None
     top_p: TopP | None = None
-    top_k: AtLeastNone | None = None
+    top_k: TopK | None = None
     min_p: Share | None = None
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
@@ -126,8 +140,9 @@ class GenerationBody(RequestBody):
     user: Annotated[str | None, Idle] = None
     adaptspec: SpeculationFields | None = None
 
+    no_ops: ClassVar[Mapping[str, tuple[object, ...]]] = NEUTRAL
     together: ClassVar[Sequence[Mapping[str, Any]]] = (
-        {"anyOf": [STREAMS, {"properties": {"stream_options": {"type": "null"}}}]},
+        {"anyOf": [STREAMS, {"properties": {"stream_options": _NO_OPTIONS}}]},
         {"anyOf": [STREAMS, NO_PROVENANCE]},
     )
 
@@ -157,7 +172,7 @@ class GenerationBody(RequestBody):
 
     @model_validator(mode="after")
     def _check_together(self) -> GenerationBody:
-        if self.stream_options is not None and not self.stream:
+        if self.stream_options is not None and self.stream_options.effective and not self.stream:
             raise RequestError("stream_options needs stream: true; leave it out otherwise", "stream_options")
         if self.adaptspec is not None and self.adaptspec.provenance and not self.stream:
             raise RequestError("adaptspec.provenance needs stream: true; leave it out otherwise", PROVENANCE)
@@ -195,6 +210,16 @@ EFFORT = (
     "true. Templates that know none of these stay as they are; `chat_template_kwargs` win."
 )
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
+
+
+def _without_effect(value: object, info: ValidationInfo) -> object:
+    """Warn of a wish that OpenAI's models know and these do not; the default needs no warning."""
+    if isinstance(info.context, Warnings) and value not in (None, "medium"):
+        info.context.add("field", "verbosity has no effect: no model here knows it; ask for a length in the prompt")
+    return value
+
+
+Verbosity = Annotated[Literal["low", "medium", "high"] | None, Idle, AfterValidator(_without_effect)]
 
 
 class CacheOptions(WireModel):

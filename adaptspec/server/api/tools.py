@@ -9,15 +9,17 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field, GetJsonSchemaHandler, ValidationInfo
+from pydantic_core import CoreSchema
 
 from adaptspec.errors import RequestError
 from adaptspec.request import Grammar
 from adaptspec.server.api.json_schema import check_schema
-from adaptspec.server.api.messages import FunctionName
-from adaptspec.server.api.wire import WireModel, shown
+from adaptspec.server.api.messages import IDLE_KEYS, FunctionName
+from adaptspec.server.api.warnings import Warnings, name_of
+from adaptspec.server.api.wire import LenientModel, WireModel, shown
 from adaptspec.server.limits import ServerLimits
 
 MAX_TOOLS = 128
@@ -25,10 +27,11 @@ OPEN, CLOSE = "<tool_call>", "</tool_call>"
 HEAD, MIDDLE, TAIL = f'{OPEN}\n{{"name": "', '", "arguments": ', f"}}\n{CLOSE}"
 # As models write it; and without line ends within, what closes a call cannot occur in its arguments.
 _STYLE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+Item = TypeVar("Item")
 _TEXT = r"/(.|\n)*/"
 
 
-class Function(WireModel):
+class Function(LenientModel):
     """A function that may be called. Its parameters are always kept to, whatever `strict` says."""
 
     name: FunctionName
@@ -36,12 +39,18 @@ class Function(WireModel):
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
 
+    where: ClassVar[str] = "tools[].function"
+    idle: ClassVar[frozenset[str]] = IDLE_KEYS
 
-class Tool(WireModel):
+
+class Tool(LenientModel):
     """A tool; all of them are functions."""
 
-    type: Literal["function"]
+    type: Literal["function"] = "function"
     function: Function
+
+    where: ClassVar[str] = "tools[]"
+    idle: ClassVar[frozenset[str]] = IDLE_KEYS
 
     def plain(self) -> dict[str, Any]:
         return {"type": "function", "function": self.function.model_dump(exclude_none=True, exclude={"strict"})}
@@ -56,11 +65,43 @@ class NamedFunction(WireModel):
 class NamedTool(WireModel):
     """The one tool that is to be called."""
 
-    type: Literal["function"]
+    type: Literal["function"] = "function"
     function: NamedFunction
 
 
-Tools = Annotated[list[Tool], Field(max_length=MAX_TOOLS, fail_fast=True)]
+def functions_only(tools: object, info: ValidationInfo) -> object:
+    """The same tools without those that are no functions: only OpenAI's own servers can run them.
+
+    Agents send them next to functions, and are served by these; a warning names each type.
+    """
+    if not isinstance(tools, list) or len(tools) > MAX_TOOLS:
+        return tools
+    kept = []
+    for tool in tools:
+        kind = tool.get("type") if isinstance(tool, dict) else None
+        if not isinstance(kind, str) or kind == "function":
+            kept.append(tool)
+        elif isinstance(info.context, Warnings):
+            info.context.add("tool", f"tools[] of the type {name_of(kind)} cannot be called here and were dropped")
+    return kept
+
+
+class OrOtherTools:
+    """Says in the schema of a list of functions that it may have other tools."""
+
+    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        written = handler(schema)
+        other = {"type": "string", "not": {"const": "function"}}
+        written["items"] = {
+            "anyOf": [written["items"], {"type": "object", "properties": {"type": other}, "required": ["type"]}]
+        }
+        return written
+
+
+ToolsOf = Annotated[
+    list[Item], Field(max_length=MAX_TOOLS, fail_fast=True), BeforeValidator(functions_only), OrOtherTools()
+]
+Tools = ToolsOf[Tool]
 ToolChoice = Literal["none", "auto", "required"] | NamedTool
 
 
@@ -70,7 +111,7 @@ def check_tools(tools: Sequence[Tool], choice: ToolChoice | None) -> None:
     twice = next((name for i, name in enumerate(names) if name in names[:i]), None)
     if twice is not None:
         raise RequestError(f"tools has two functions called {shown(twice)}; rename one", "tools")
-    if choice is not None and choice != "none" and not tools:
+    if choice not in (None, "none", "auto") and not tools:
         raise RequestError("tool_choice needs tools; leave it out, or say what there is to call", "tool_choice")
     if isinstance(choice, NamedTool) and choice.function.name not in names:
         raise RequestError(f"tool_choice names {shown(choice.function.name)}, which is not in tools", "tool_choice")

@@ -1,34 +1,46 @@
 """Bodies of requests as they come over the wire: strict JSON within bounds, and errors that name the field at fault.
 
-A field is either understood, or a no-op that OpenAI defines and that is accepted at its default only, or refused.
-Nothing is ignored in silence.
+A field of a request is either used, or accepted at values that change nothing, or refused. Unknown keys within
+messages, tools and calls are dropped with a warning: other programs wrote them, and they are no options.
+A null is as good as no field, also for names that this server does not know.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from difflib import get_close_matches
 from typing import Annotated, Any, ClassVar, TypeVar, get_args
 
 import numpy as np
 from pydantic import (
     BaseModel,
+    BeforeValidator,
     ConfigDict,
     Field,
     GetJsonSchemaHandler,
     PrivateAttr,
     ValidationError,
+    ValidationInfo,
     WithJsonSchema,
     model_validator,
 )
-from pydantic_core import CoreSchema, ErrorDetails, PydanticCustomError, from_json, to_json
+from pydantic_core import CoreSchema, ErrorDetails, from_json, to_json
 
 from adaptspec.errors import RequestError
 from adaptspec.quantity import quantity
-from adaptspec.server.api.warnings import Warnings
+from adaptspec.server.api.neutral_values import ANY
+from adaptspec.server.api.warnings import Warnings, name_of
 from adaptspec.server.limits import ServerLimits
 
-Name = Annotated[str, Field(min_length=1, max_length=256)]
+
+def _whole(value: object) -> object:
+    """A whole number that was written with a point, as 4.0, is an integer: JSON has one kind of numbers."""
+    return int(value) if isinstance(value, float) and value.is_integer() and abs(value) < 2**63 else value
+
+
+Whole = BeforeValidator(_whole)
+MAX_NAME = 256  # characters
+Name = Annotated[str, Field(min_length=1, max_length=MAX_NAME)]
 TOKEN_ID = "token-id"  # the format of numbers whose maximum the model's vocabulary gives
 TokenId = Annotated[
     int, Field(ge=0, le=2**31 - 1), WithJsonSchema({"type": "integer", "minimum": 0, "format": TOKEN_ID})
@@ -59,35 +71,73 @@ NOT_TEXT = "not_text"  # the type of a validation error: a part of a message is 
 
 
 class WireModel(BaseModel):
-    """A JSON object that is taken literally: no unknown keys, no "5" for 5, no NaN.
+    """A JSON object that is taken literally: no unknown keys but nulls, no "5" for 5, no NaN.
 
-    `no_ops` are fields that would change nothing at the listed values, and are refused at others. `together` is what no
-    single field can say, as JSON schemas that all hold: validators of the body say it to clients.
+    `no_ops` are fields that would change nothing at the listed values or null, and are refused at others, with the
+    remedy in `remedies` where there is one. `together` is what no single field can say, as JSON schemas that all hold:
+    validators of the body say it to clients.
     """
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, frozen=True)
     no_ops: ClassVar[Mapping[str, tuple[object, ...]]] = {}
+    remedies: ClassVar[Mapping[str, str]] = {}
     together: ClassVar[Sequence[Mapping[str, Any]]] = ()
+
+    known: ClassVar[frozenset[str]] = frozenset()  # names of its fields on the wire
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **_: Any) -> None:
+        cls.known = frozenset(field.alias or name for name, field in cls.model_fields.items())
 
     @model_validator(mode="before")
     @classmethod
-    def _first_unknown(cls, value: Any) -> Any:
-        """Of fields that it does not have keep one: to list thousands of them takes seconds."""
-        if not isinstance(value, dict) or len(value) <= len(cls.model_fields):
+    def _known_fields(cls, value: Any, info: ValidationInfo) -> Any:  # noqa: ARG003 (LenientModel needs it)
+        """Leave out unknown nulls, and all unknown fields but the first: listing thousands of them takes seconds."""
+        if not isinstance(value, dict) or value.keys() <= cls.known:
             return value
-        known = {field.alias or name for name, field in cls.model_fields.items()}
-        first = next((name for name in value if name not in known), None)
-        return {name: value[name] for name in (*known, first) if name in value}
+        first = next((name for name, given in value.items() if given is not None and name not in cls.known), None)
+        return {name: given for name, given in value.items() if name in cls.known or name == first}
 
     @classmethod
     def __get_pydantic_json_schema__(cls, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
         """Its JSON schema, no-ops included."""
         written = handler.resolve_ref_schema(handler(schema))
         for name, allowed in cls.no_ops.items():
-            written.setdefault("properties", {})[name] = {"enum": list(allowed)}
+            values: list[object] = [*allowed, *(() if None in allowed else (None,))]
+            written.setdefault("properties", {})[name] = {} if allowed == ANY else {"enum": values}
+        if written.get("additionalProperties") is False:
+            written["additionalProperties"] = {"type": "null"}
         if cls.together:
             written["allOf"] = [dict(schema) for schema in cls.together]
         return written
+
+
+class LenientModel(WireModel):
+    """A JSON object within a history or a list of tools, which other programs write: unknown keys are dropped.
+
+    A warning names each key and `where` it stood, such as `messages[]`. Keys in `idle`, and those without a value, are
+    dropped without one: no model has a use for them.
+    """
+
+    model_config = ConfigDict(extra="ignore")
+    where: ClassVar[str] = ""
+    idle: ClassVar[frozenset[str]] = frozenset()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _known_fields(cls, value: Any, info: ValidationInfo) -> Any:
+        if not isinstance(value, dict) or value.keys() <= cls.known:
+            return value
+        drop_keys(value, cls.known | cls.idle, cls.where, info)
+        return {name: given for name, given in value.items() if name in cls.known}
+
+
+def drop_keys(value: Mapping[str, Any], known: Set[str], where: str, info: ValidationInfo) -> None:
+    """Warn of the keys of an object that are dropped: all that have a value and are not `known`."""
+    if isinstance(info.context, Warnings):
+        for name, given in value.items():
+            if given and name not in known:
+                info.context.add("field", f"{where}.{name_of(name)} is not used by this server and was dropped")
 
 
 class RequestBody(WireModel):
@@ -130,20 +180,6 @@ def parse(model: type[Body], raw: bytes, limits: ServerLimits = ServerLimits()) 
         raise _refusal(model, detail, _place(document, detail)) from error
 
 
-def without_no_ops(model: type[WireModel]) -> Any:
-    """A validator that drops no-ops from objects nested in a body."""
-
-    def drop(value: object) -> object:
-        if not isinstance(value, dict):
-            return value
-        try:
-            return _without_no_ops(model, value)
-        except RequestError as error:
-            raise PydanticCustomError("no_op", "{message}", {"message": str(error)}) from error
-
-    return drop
-
-
 def shown(text: str) -> str:
     """A client's own words, quoted and cut, for use in a message."""
     return f"`{text[:_SHOWN]}...`" if len(text) > _SHOWN else f"`{text}`"
@@ -161,11 +197,17 @@ def renamed(error: RequestError, names: Mapping[str, str]) -> RequestError:
 
 def _without_no_ops(model: type[WireModel], document: dict[str, Any]) -> dict[str, Any]:
     for name, allowed in model.no_ops.items():
-        given = document.get(name)  # True == 1 in Python
-        if name in document and not any(type(given) is type(value) and given == value for value in allowed):
-            wanted = " or ".join(to_json(value).decode() for value in allowed)
-            raise RequestError(f"{name} is not supported by this server; leave it out (or send {wanted})", name)
+        given = document.get(name)
+        if given is not None and not any(_same(given, value) for value in allowed):
+            wanted = " or ".join(to_json(value).decode() for value in allowed if value is not None) or "null"
+            remedy = model.remedies.get(name, f"leave it out (or send {wanted})")
+            raise RequestError(f"{name} is not supported by this server; {remedy}", name)
     return {name: value for name, value in document.items() if name not in model.no_ops}
+
+
+def _same(given: object, value: object) -> bool:
+    """Whether two values are one in JSON: 1 is 1.0, and true is no number."""
+    return value is ... or (given == value and isinstance(given, bool) is isinstance(value, bool))
 
 
 def check_structure(raw: bytes, limits: ServerLimits) -> None:
@@ -224,7 +266,7 @@ def check_bounds(document: Mapping[str, Any], limits: ServerLimits) -> None:
     """
     for name, limit in _NUMBERS.items():
         value, most = document.get(name), getattr(limits, limit)
-        if isinstance(value, int) and value > most:
+        if isinstance(value, (int, float)) and value > most:
             raise RequestError(f"{name} is above what this server allows; ask for at most {most}", name)
     sizes = {name: getattr(limits, limit) for name, limit in _SIZES.items()} | {"metadata": METADATA}
     for name, most in sizes.items():
@@ -274,6 +316,10 @@ def _reason(detail: ErrorDetails) -> str:
         return f"is too short; send at least {quantity(detail['ctx']['min_length'], part)}"
     if detail["type"] in ("too_long", "string_too_long"):
         return f"is too long; send at most {quantity(detail['ctx']['max_length'], part)}"
+    if detail["type"] == "union_tag_invalid":
+        kind = str(detail["ctx"]["tag"])
+        stored = "; this server keeps no responses, so send the item itself" if kind == "item_reference" else ""
+        return f"is of the type {shown(kind)}; types here are {detail['ctx']['expected_tags']}{stored}"
     return f"cannot be used: {detail['msg']}"
 
 

@@ -65,14 +65,17 @@ async def test_a_conversation_the_template_refuses_is_the_clients_error(post: An
 
 
 async def test_usage_can_come_with_every_piece(post: Any) -> None:
-    """As load generators ask for it: growing by each piece's tokens, up to the whole."""
+    """As load generators ask for it, and as at vLLM: none with the role, then growing by each chunk's tokens."""
     options = {"include_usage": True, "continuous_usage_stats": True}
     status, chunks = await post(PATH, messages=HELLO, max_tokens=6, stream=True, stream_options=options)
     assert status == 200
     counts = [chunk["usage"]["completion_tokens"] for chunk in chunks]
     assert counts == sorted(counts)
-    assert counts[0] == 1
+    assert counts[:3] == [0, 1, 2]
     assert chunks[-2]["usage"] == chunks[-1]["usage"]
+    for ineffective in ({"continuous_usage_stats": True}, {"continuous_usage_stats": True, "include_usage": False}):
+        _, chunks = await post(PATH, messages=HELLO, max_tokens=6, stream=True, stream_options=ineffective)
+        assert not any("usage" in chunk for chunk in chunks)
 
 
 async def test_who_drafted_is_told_of_text_only(post: Any) -> None:

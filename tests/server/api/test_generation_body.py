@@ -24,7 +24,6 @@ CHAT: dict[str, Any] = SHARED | {"reasoning_effort": "high", "verbosity": "mediu
 RESPONSE: dict[str, Any] = SHARED | {
     "reasoning": {"effort": "low", "summary": "auto"},
     "stream_options": {"include_obfuscation": False},
-    "include": ["reasoning.encrypted_content"],
     "text": {"verbosity": "medium"},
 }
 
@@ -68,7 +67,7 @@ async def test_obfuscation_may_be_asked_for(post: Any) -> None:
 def test_the_description_says_that_they_have_no_effect(body: str, hints: dict[str, Any]) -> None:
     described = describe(ROUTES)["components"]["schemas"]
     fields = described[body]["properties"]
-    for name in set(hints) - {"verbosity", "moderation", "text", "reasoning", "reasoning_effort"}:
+    for name in set(hints) - {"moderation", "text", "reasoning", "reasoning_effort"}:
         assert fields[name]["description"].startswith("Without effect"), name
 
 

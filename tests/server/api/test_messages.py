@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
 
 from adaptspec.errors import RequestError
-from adaptspec.server.api.chat import ChatBody
-from adaptspec.server.api.messages import Message
+from adaptspec.server.api.chat import ChatBody, ChatReply
+from adaptspec.server.api.messages import CALL_OF_FUNCTION, Message
 from adaptspec.server.api.response_format import JsonObjectFormat, JsonSchemaFormat, TextFormat, grammar_of
+from adaptspec.server.api.tools import HEAD, MIDDLE, TAIL
+from adaptspec.server.api.wire import parse
+from adaptspec.types import Completion, Delta, FinishReason, SpeculationStats, Timings
 
 
 @pytest.mark.parametrize(("written", "read"), [('{"a": 1}', {"a": 1}), ("", {}), ("{broken", "{broken")])
@@ -24,8 +28,200 @@ def test_arguments_are_objects_where_they_can_be_read(written: str, read: object
 def test_a_message_that_is_none_is_named_by_its_place() -> None:
     """What no single field can say."""
     with pytest.raises(RequestError) as refused:
-        ChatBody.model_validate({"messages": [{"role": "user", "content": "x"}, {"role": "assistant"}]})
+        ChatBody.model_validate({"messages": [{"role": "user", "content": "x"}, {"role": "user"}]})
     assert refused.value.param == "messages[1].content"
+
+
+USER = {"role": "user", "content": "x"}
+CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}
+RESULT = {"role": "tool", "tool_call_id": "c", "content": "3"}
+# Messages of histories that other programs wrote, what a chat template gets of them beside role and content, the text
+# that is their content, and what the warning names.
+HISTORY: dict[str, tuple[dict[str, Any], dict[str, Any], str, str | None]] = {
+    "name of a user": (USER | {"name": "ann"}, {"name": "ann"}, "x", None),
+    "name of an assistant": ({"role": "assistant", "content": "x", "name": "bob"}, {"name": "bob"}, "x", None),
+    "name of a tool": (RESULT | {"name": "f"}, {"name": "f", "tool_call_id": "c"}, "3", None),
+    "an empty name": (USER | {"name": ""}, {}, "x", None),
+    "reasoning_content": (
+        {"role": "assistant", "content": "x", "reasoning_content": "hm"},
+        {"reasoning_content": "hm"},
+        "x",
+        None,
+    ),
+    "reasoning": (
+        {"role": "assistant", "content": "x", "reasoning": "hm", "reasoning_details": [{"type": "reasoning.text"}]},
+        {"reasoning_content": "hm"},
+        "x",
+        "messages[].reasoning_details",
+    ),
+    "thinking_blocks": (
+        {"role": "assistant", "content": "x", "thinking_blocks": [{"type": "thinking"}]},
+        {},
+        "x",
+        "messages[].thinking_blocks",
+    ),
+    "a thinking part": (
+        {"role": "assistant", "content": [{"type": "thinking", "thinking": "hm"}, {"type": "text", "text": "x"}]},
+        {},
+        "x",
+        "content[].thinking",
+    ),
+    "cache_control": (
+        {"role": "user", "content": [{"type": "text", "text": "x", "cache_control": {"type": "ephemeral"}}]},
+        {},
+        "x",
+        None,
+    ),
+    "cache_control of a message": (USER | {"cache_control": {"type": "ephemeral"}}, {}, "x", None),
+    "prompt_cache_breakpoint": (
+        {"role": "user", "content": [{"type": "text", "text": "x", "prompt_cache_breakpoint": {"mode": "explicit"}}]},
+        {},
+        "x",
+        None,
+    ),
+    "an unknown key of a part": (
+        {"role": "user", "content": [{"type": "text", "text": "x", "bold": True}]},
+        {},
+        "x",
+        "content[].bold",
+    ),
+    "parts of responses": (
+        {"role": "user", "content": [{"type": "input_text", "text": "x"}, {"type": "output_text", "text": "y"}]},
+        {},
+        "x\ny",
+        None,
+    ),
+    "a refusal part": ({"role": "assistant", "content": [{"type": "refusal", "refusal": "no"}]}, {}, "no", None),
+    "a refusal": ({"role": "assistant", "content": None, "refusal": "no"}, {}, "no", None),
+    "no parts": ({"role": "user", "content": []}, {}, "", None),
+    "an empty answer": ({"role": "assistant", "content": None}, {}, "", None),
+    "an answer without content": ({"role": "assistant"}, {}, "", None),
+    "an empty result": ({"role": "tool", "tool_call_id": "c", "content": None}, {"tool_call_id": "c"}, "", None),
+    "an older result": (
+        {"role": "function", "name": "f", "content": "3"},
+        {"name": "f", "tool_call_id": CALL_OF_FUNCTION},
+        "3",
+        None,
+    ),
+    "an older call": (
+        {"role": "assistant", "content": None, "function_call": {"name": "f", "arguments": "{}"}},
+        {
+            "tool_calls": [
+                {"type": "function", "id": CALL_OF_FUNCTION, "function": {"name": "f", "arguments": {}}},
+            ]
+        },
+        "",
+        None,
+    ),
+    "index of a call": (
+        {"role": "assistant", "content": "", "tool_calls": [CALL | {"index": 0}]},
+        {"tool_calls": [{"type": "function", "id": "c", "function": {"name": "f", "arguments": {"a": 1}}}]},
+        "",
+        None,
+    ),
+    "a call of no type and other keys": (
+        {
+            "role": "assistant",
+            "tool_calls": [
+                {
+                    "id": "c",
+                    "function": {"name": "f", "arguments": None, "description": "d", "x": 1},
+                    "extra_content": 1,
+                }
+            ],
+        },
+        {"tool_calls": [{"type": "function", "id": "c", "function": {"name": "f", "arguments": {}}}]},
+        "",
+        "tool_calls[].extra_content",
+    ),
+    "keys without values": (
+        {"role": "assistant", "content": "x", "audio": None, "annotations": [], "images": [], "citations": None},
+        {},
+        "x",
+        None,
+    ),
+    "an unknown key": (USER | {"tenant": "7"}, {}, "x", "messages[].tenant"),
+}
+
+
+@pytest.mark.parametrize("case", HISTORY)
+def test_histories_of_other_programs_are_read(case: str) -> None:
+    """What matters reaches the chat template; what is dropped and might matter to somebody is named."""
+    message, more, text, named = HISTORY[case]
+    body = parse(ChatBody, json.dumps({"messages": [USER, message, USER]}).encode())
+    plain = body.messages[1].plain()
+    role = "tool" if message["role"] == "function" else message["role"]
+    assert plain == {"role": role, "content": text} | more
+    assert [named in said for said in body.warnings.texts][:1] == ([] if named is None else [True])
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/tokenize"])
+async def test_histories_are_answered(post: Any, path: str) -> None:
+    """Every one of them, with the tiny model's own template."""
+    for case, (message, *_, named) in HISTORY.items():
+        status, answer = await post(path, messages=[USER, message, USER])
+        assert (status, "warnings" in answer) == (200, named is not None), (case, answer)
+
+
+@pytest.mark.parametrize(
+    ("message", "param"),
+    [
+        ({"role": "user", "content": None}, "messages[0].content"),
+        ({"role": "system"}, "messages[0].content"),
+        ({"role": "user", "content": [{"type": "txt", "text": "x"}]}, "messages[0].content[0]"),
+        ({"role": "user", "content": ["x"]}, "messages[0].content[0]"),
+        ({"role": "user", "content": [{"type": "text", "text": None}]}, "messages[0].content[0]"),
+        ({"role": "user", "content": [{"type": {}}]}, "messages[0].content[0]"),
+        ({"role": "user", "content": {"type": "text", "text": "x"}}, "messages[0].content"),
+        ({"role": "assistant", "content": "x", "reasoning_content": 1}, "messages[0].reasoning_content"),
+        ({"role": "assistant", "function_call": {"name": "f", "arguments": {}}}, "messages[0].function_call.arguments"),
+        ({"role": "assistant", "tool_calls": [{"id": "c", "type": "custom"}]}, "messages[0].tool_calls[0].type"),
+        ({"role": "ipython", "content": "x"}, "messages[0].role"),
+    ],
+)
+async def test_what_cannot_be_read_is_refused_at_its_place(post: Any, message: dict[str, Any], param: str) -> None:
+    status, answer = await post("/v1/chat/completions", messages=[message])
+    assert (status, answer["error"]["param"]) == (400, param), answer
+
+
+def _answered(text: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The message of an answer, whole and put together from the deltas of its stream."""
+    asked = {"messages": [USER], "tools": [{"function": {"name": "f"}}]}
+    done = Completion("r", text, (1,), 1, FinishReason.STOP, SpeculationStats(), Timings(0.0, 0.0, 0.0, 1.0))
+    reply = ChatReply("tiny", ChatBody.model_validate(asked), lambda _: b"")
+    put: dict[str, Any] = {}
+    for index, letter in enumerate(text):
+        last = done if index == len(text) - 1 else None
+        for chunk in reply.chunks(0, Delta("r", letter, (1,), last), first=index == 0):
+            for key, value in chunk["delta"].items():
+                if key == "tool_calls":
+                    _add_calls(put.setdefault(key, []), value)
+                else:
+                    put[key] = put.get(key, "") + value
+    whole: dict[str, Any] = reply.choice(0, done).message.written()
+    return whole, put
+
+
+def _add_calls(calls: list[dict[str, Any]], more: list[dict[str, Any]]) -> None:
+    for call in more:
+        if call["index"] == len(calls):
+            calls.append({**call, "function": dict(call["function"])})
+        else:
+            calls[call["index"]]["function"]["arguments"] += call["function"]["arguments"]
+
+
+@pytest.mark.parametrize(
+    "text", ["x", "Text\n" + HEAD + "f" + MIDDLE + '{"a": 1}' + TAIL, (HEAD + "f" + MIDDLE + "{}" + TAIL) * 2]
+)
+def test_an_answer_can_be_sent_back(text: str) -> None:
+    """As it came, whole or put together from deltas: nothing of it is refused, dropped or named."""
+    for answer in _answered(text):
+        results = [RESULT | {"tool_call_id": call["id"]} for call in answer.get("tool_calls") or ()]
+        body = parse(ChatBody, json.dumps({"messages": [USER, answer, *results, USER]}).encode())
+        assert not body.warnings
+        plain = body.messages[1].plain()
+        assert (plain["content"] or None) == (answer["content"] or None)
+        assert [call["id"] for call in plain.get("tool_calls", ())] == [result["tool_call_id"] for result in results]
 
 
 TEXT = {"type": "text", "text": "What is this?"}

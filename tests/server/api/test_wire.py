@@ -17,7 +17,8 @@ from adaptspec.server.api.chat import ChatBody
 from adaptspec.server.api.completions import CompletionBody
 from adaptspec.server.api.responses import ResponsesBody
 from adaptspec.server.api.tokenize import DetokenizeBody
-from adaptspec.server.api.wire import WireModel, parse
+from adaptspec.server.api.warnings import MAX_WARNINGS
+from adaptspec.server.api.wire import RequestBody, parse
 from adaptspec.server.limits import ServerLimits
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
@@ -32,7 +33,9 @@ BOTH = [
     ({"n": 0}, "n"),
     ({"n": True}, "n"),
     ({"n": "1"}, "n"),
-    ({"frobnicate": None}, "frobnicate"),
+    ({"frobnicate": 1}, "frobnicate"),
+    ({"frobnicate": False}, "frobnicate"),
+    ({"frobnicate": []}, "frobnicate"),
     ({"temprature": 1}, "temprature"),
     ({"model": 3}, "model"),
     ({"model": ""}, "model"),
@@ -44,7 +47,11 @@ BOTH = [
     ({"max_tokens": 0}, "max_tokens"),
     ({"max_tokens": "5"}, "max_tokens"),
     ({"max_tokens": True}, "max_tokens"),
-    ({"max_tokens": 5.0}, "max_tokens"),
+    ({"max_tokens": 5.5}, "max_tokens"),
+    ({"max_tokens": 1e300}, "max_tokens"),
+    ({"max_tokens": 2.0**21}, "max_tokens"),
+    ({"n": 17.0}, "n"),
+    ({"n": 1e9}, "n"),
     ({"max_tokens": HUGE}, "max_tokens"),
     ({"temperature": "0"}, "temperature"),
     ({"temperature": True}, "temperature"),
@@ -52,7 +59,7 @@ BOTH = [
     ({"temperature": HUGE}, "temperature"),
     ({"top_p": 0}, "top_p"),
     ({"top_p": 1.5}, "top_p"),
-    ({"top_k": -1}, "top_k"),
+    ({"top_k": -2}, "top_k"),
     ({"min_p": 2}, "min_p"),
     ({"presence_penalty": 3}, "presence_penalty"),
     ({"frequency_penalty": -3}, "frequency_penalty"),
@@ -113,12 +120,13 @@ ONLY_CHAT = [
     ({"logprobs": False, "top_logprobs": 2}, "top_logprobs"),
     ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
     ({"max_completion_tokens": 0}, "max_completion_tokens"),
-    ({"echo": False}, "echo"),
+    ({"echo": True}, "echo"),
     ({"tools": [{"type": "function"}]}, "tools[0].function"),
     ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools[0].function.name"),
     ({"tools": [TOOL, TOOL]}, "tools"),
     ({"tools": [TOOL] * 129}, "tools"),
-    ({"tool_choice": "auto"}, "tool_choice"),
+    ({"tool_choice": "required"}, "tool_choice"),
+    ({"tools": [{"type": "web_search"}], "tool_choice": "required"}, "tool_choice"),
     ({"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "h"}}}, "tool_choice"),
     ({"tools": [TOOL], "tool_choice": "sometimes"}, "tool_choice"),
     ({"tools": [TOOL], "parallel_tool_calls": 1}, "parallel_tool_calls"),
@@ -130,7 +138,7 @@ ONLY_CHAT = [
     ({"response_format": {"type": "json_object"}, "min_tokens": 1}, "min_tokens"),
     ({"functions": [1]}, "functions"),
     ({"prediction": {"type": "content"}}, "prediction.content"),
-    ({"prediction": {"type": "content", "content": [1]}}, "prediction.content"),
+    ({"prediction": {"type": "content", "content": [1]}}, "prediction.content[0]"),
     ({"prediction": {"type": "content", "content": "x" * 40_000}}, "prediction"),
     ({"modalities": ["audio"]}, "modalities"),
     ({"store": "yes"}, "store"),
@@ -141,7 +149,7 @@ ONLY_CHAT = [
     ({"safety_identifier": 1}, "safety_identifier"),
     ({"prompt_cache_retention": "1h"}, "prompt_cache_retention"),
     ({"prompt_cache_options": {"size": 1}}, "prompt_cache_options.size"),
-    ({"verbosity": "low"}, "verbosity"),
+    ({"verbosity": "lowest"}, "verbosity"),
     ({"moderation": {}}, "moderation"),
     ({"prompt": "x"}, "prompt"),
     ({"max_tokens": 5, "max_completion_tokens": 5}, "max_tokens"),
@@ -154,9 +162,10 @@ ONLY_CHAT = [
     ({"messages": [{"role": "user", "content": "x", "tool_calls": [CALL]}]}, "messages[0].tool_calls"),
     ({"messages": [{"role": "user"}]}, "messages[0].content"),
     ({"messages": [{"role": "user", "content": None}]}, "messages[0].content"),
-    ({"messages": [{"role": "user", "content": []}]}, "messages[0].content"),
     ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0].content[0]"),
-    ({"messages": [{"role": "user", "content": "x", "name": "me"}]}, "messages[0].name"),
+    ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages[0].content[0]"),
+    ({"messages": [{"role": "user", "content": "x", "name": 5}]}, "messages[0].name"),
+    ({"messages": [{"role": "user", "content": "x", "name": "x" * 257}]}, "messages[0].name"),
     ({"messages": [{"role": "assistant", "content": "x", "tool_calls": [1]}]}, "messages[0].tool_calls[0]"),
 ]
 CASES = [(path, *case) for path in GOOD for case in BOTH]
@@ -184,9 +193,19 @@ async def test_every_refused_field_is_named(post: Any, engine: Any) -> None:
     assert engine.seen == []
 
 
+NULLS = dict.fromkeys(("frobnicate", "guided_json", "grammar", "lora_path", "k" * 5000))
+
+
 @pytest.mark.parametrize(
     ("path", "fields"),
     [
+        (COMPLETIONS, NULLS),
+        (CHAT, NULLS),
+        (
+            CHAT,
+            {"adaptspec": {"frobnicate": None, "policy": None}, "response_format": {"type": "text", "schema": None}},
+        ),
+        (COMPLETIONS, {"n": 1.0, "logprobs": 1.0, "seed": 7.0, "top_k": 5.0, "min_tokens": 0.0}),
         (COMPLETIONS, {"n": 1, "best_of": 1, "echo": False, "logprobs": None, "suffix": None, "user": "u"}),
         (CHAT, {"n": 1, "logprobs": False, "tools": [], "tool_choice": "none", "response_format": {"type": "text"}}),
         (CHAT, {"store": False, "metadata": None, "service_tier": "auto", "modalities": ["text"], "stream": False}),
@@ -202,8 +221,8 @@ async def test_a_misspelt_field_gets_a_hint(post: Any) -> None:
     assert "did you mean temperature?" in body["error"]["message"]
     _, body = await post(COMPLETIONS, prompt="x", adaptspec={"maxdepth": 1})
     assert "did you mean adaptspec.max_depth?" in body["error"]["message"]
-    _, body = await post(CHAT, messages=[{"role": "user", "contents": "x", "content": "x"}])
-    assert "did you mean messages[0].content?" in body["error"]["message"]
+    _, body = await post(CHAT, messages=HELLO, stream=True, stream_options={"includeusage": True})
+    assert "did you mean stream_options.include_usage?" in body["error"]["message"]
 
 
 async def test_sizes_are_said_plainly(post: Any) -> None:
@@ -258,7 +277,7 @@ MANY = {f"k{i:x}": 0 for i in range(10_000)}
         (CompletionBody, {"prompt": "x", **MANY}, "k0"),
         (CompletionBody, {"prompt": "x", "adaptspec": {"policy": "off", **MANY}}, "adaptspec.k0"),
         (CompletionBody, {"prompt": "x", "stop_token_ids": ["a"] * 256}, "stop_token_ids[0]"),
-        (ChatBody, {"messages": [{"role": "user", "content": "x", **MANY}]}, "messages[0].k0"),
+        (ChatBody, {"messages": [{"role": "user", **MANY}]}, "messages[0].content"),
         (ChatBody, {"messages": [1] * 4096}, "messages[0]"),
         (ChatBody, {"messages": [*HELLO, 1, {"role": "user", "contents": ""}]}, "messages[1]"),
         (ChatBody, {"messages": [{"role": "assistant", "tool_calls": [1] * 10_000}]}, "messages[0].tool_calls[0]"),
@@ -269,7 +288,9 @@ MANY = {f"k{i:x}": 0 for i in range(10_000)}
         (DetokenizeBody, {"tokens": ["a"] * 60_000}, "tokens[0]"),
     ],
 )
-def test_what_is_wrong_is_told_once_and_not_collected(model: type[WireModel], body: dict[str, Any], param: str) -> None:
+def test_what_is_wrong_is_told_once_and_not_collected(
+    model: type[RequestBody], body: dict[str, Any], param: str
+) -> None:
     """A body of 4 MB can be wrong a million times: gathering that took 15 s. What is named is the first of it."""
     with pytest.raises(RequestError) as refused:
         parse(model, json.dumps(body).encode())
@@ -277,6 +298,27 @@ def test_what_is_wrong_is_told_once_and_not_collected(model: type[WireModel], bo
     assert refused.value.param.startswith(param)
     error = refused.value.__cause__
     assert error is None or (isinstance(error, ValidationError) and error.error_count() <= 8)
+
+
+MESSAGE = {"role": "user", "content": "x"}
+
+
+@pytest.mark.parametrize(
+    ("model", "body"),
+    [
+        (ChatBody, {"messages": [MESSAGE | {f"k{i}": 1 for i in range(10_000)}]}),
+        (ChatBody, {"messages": [MESSAGE | {f"k{i}": 1} for i in range(4096)]}),
+        (ChatBody, {"messages": [{"role": "user", "content": [{"type": "text", "text": "x", "a\n" * 99: 1}] * 5000}]}),
+        (ChatBody, {"messages": HELLO, "tools": [{"type": f"t{i}"} for i in range(128)]}),
+        (ResponsesBody, {"input": [MESSAGE | {f"k{i}": 1} for i in range(4000)]}),
+        (ResponsesBody, {"input": [{"type": "reasoning"}, MESSAGE] * 2048}),
+    ],
+)
+def test_dropped_keys_are_named_within_bounds(model: type[RequestBody], body: dict[str, Any]) -> None:
+    """However many there are: a few texts of bounded length, and how many more."""
+    written = parse(model, json.dumps(body).encode()).warnings.written()["warnings"]
+    assert len(written) <= MAX_WARNINGS + 1
+    assert all(len(text) <= 300 and "\n" not in text for text in written)
 
 
 def test_a_name_of_megabytes_is_not_compared_with_those_of_fields(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,258 @@
+"""Requests as clients of OpenAI, vLLM, SGLang and llama.cpp send them: each field is used, without effect, or refused.
+
+The tables are complete: a field of OpenAI's client library that is in none of them fails a test.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from openai.types.chat.completion_create_params import CompletionCreateParamsBase as ChatParams
+from openai.types.completion_create_params import CompletionCreateParamsBase as CompletionParams
+from openai.types.responses.response_create_params import ResponseCreateParamsBase as ResponseParams
+
+from adaptspec.server.api.neutral_values import ANY, NEUTRAL
+
+CHAT, COMPLETIONS, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
+GOOD: dict[str, dict[str, Any]] = {
+    CHAT: {"messages": [{"role": "user", "content": "x"}], "max_tokens": 3, "seed": 1},
+    COMPLETIONS: {"prompt": "x", "max_tokens": 3, "seed": 1},
+    RESPONSES: {"input": "x", "max_output_tokens": 3, "temperature": 0},
+}
+TOOL = {"type": "function", "function": {"name": "f"}}
+FLAT_TOOL = {"type": "function", "name": "f"}
+# Fields that have an effect, with a value of each.
+USED: dict[str, dict[str, Any]] = {
+    CHAT: {
+        "frequency_penalty": 0.5,
+        "logit_bias": {"42": 1},
+        "logprobs": True,
+        "max_completion_tokens": 3,
+        "max_tokens": 3,
+        "messages": [{"role": "user", "content": "y"}],
+        "model": "tiny",
+        "n": 2,
+        "parallel_tool_calls": False,
+        "prediction": {"type": "content", "content": "y"},
+        "presence_penalty": 0.5,
+        "reasoning_effort": "low",
+        "response_format": {"type": "json_object"},
+        "seed": 7,
+        "stop": ["."],
+        "stream": False,
+        "temperature": 0.5,
+        "tool_choice": "auto",
+        "tools": [TOOL],
+        "top_logprobs": 0,
+        "top_p": 0.5,
+    },
+    COMPLETIONS: {
+        "echo": True,
+        "frequency_penalty": 0.5,
+        "logit_bias": {"42": 1},
+        "logprobs": 1,
+        "max_tokens": 3,
+        "model": "tiny",
+        "n": 2,
+        "presence_penalty": 0.5,
+        "prompt": ["y"],
+        "seed": 7,
+        "stop": ".",
+        "temperature": 0.5,
+        "top_p": 0.5,
+    },
+    RESPONSES: {
+        "include": ["message.output_text.logprobs"],
+        "input": "y",
+        "instructions": "y",
+        "max_output_tokens": 3,
+        "model": "tiny",
+        "parallel_tool_calls": False,
+        "reasoning": {"effort": "low", "context": "auto", "mode": "standard"},
+        "temperature": 0.5,
+        "text": {"format": {"type": "json_object"}},
+        "tool_choice": "auto",
+        "tools": [FLAT_TOOL],
+        "top_logprobs": 0,
+        "top_p": 0.5,
+    },
+}
+SHARED: dict[str, Any] = {
+    "metadata": {"run": "7"},
+    "prompt_cache_key": "k",
+    "prompt_cache_options": {"mode": "explicit"},
+    "prompt_cache_retention": "24h",
+    "safety_identifier": "me",
+    "service_tier": "flex",
+    "store": True,
+    "user": "me",
+}
+# Fields that change nothing here, documented in openapi.json.
+WITHOUT_EFFECT: dict[str, dict[str, Any]] = {
+    CHAT: SHARED
+    | {
+        "function_call": "none",
+        "functions": [],
+        "modalities": ["text"],
+        "stream_options": {"include_usage": False},
+        "verbosity": "low",
+    },
+    COMPLETIONS: {"best_of": 1, "stream_options": {}, "suffix": "", "user": "me"},
+    RESPONSES: SHARED
+    | {
+        "background": False,
+        "context_management": [],
+        "max_tool_calls": 3,
+        "stream_options": {"include_obfuscation": True},
+        "truncation": "auto",
+    },
+}
+# Fields, or values of those above, that are refused, and what the refusal says.
+REFUSED: dict[str, dict[str, tuple[Any, str]]] = {
+    CHAT: {
+        "audio": ({"voice": "alloy", "format": "wav"}, "writes text only"),
+        "function_call": ({"name": "f"}, "send tool_choice instead"),
+        "functions": ([{"name": "f"}], "send them as tools instead"),
+        "modalities": (["text", "audio"], "leave it out"),
+        "moderation": ({"model": "m"}, "moderates nothing"),
+        "stream_options": ({"include_usage": True}, "needs stream: true"),
+        "web_search_options": ({}, "cannot search"),
+    },
+    COMPLETIONS: {
+        "best_of": (3, "leave it out (or send 1)"),
+        "stream_options": ({"include_usage": True}, "needs stream: true"),
+        "suffix": ("end", "leave it out"),
+    },
+    RESPONSES: {
+        "access_programs": ({"a": 1}, "leave it out"),
+        "background": (True, "keeps no responses"),
+        "background_options": ({"a": 1}, "leave it out"),
+        "context_management": ([{"type": "compaction"}], "nothing shortens a conversation"),
+        "conversation": ("conv_1", "send the whole conversation"),
+        "image": ({"a": 1}, "writes text only"),
+        "moderation": ({"model": "m"}, "moderates nothing"),
+        "previous_response_id": ("resp_1", "send the whole conversation"),
+        "prompt": ({"id": "pmpt_1"}, "keeps no prompts"),
+        "text": ({"format": {"type": "xml"}}, "text.format"),
+    },
+}
+PARAMS = {CHAT: ChatParams, COMPLETIONS: CompletionParams, RESPONSES: ResponseParams}
+
+
+@pytest.mark.parametrize("path", PARAMS)
+def test_every_field_of_openai_has_been_decided(path: str) -> None:
+    decided = {"stream"} | USED[path].keys() | WITHOUT_EFFECT[path].keys() | REFUSED[path].keys()
+    assert set(PARAMS[path].__annotations__) <= decided
+
+
+@pytest.mark.parametrize("path", PARAMS)
+async def test_fields_that_are_used_are_accepted(post: Any, path: str) -> None:
+    for name, value in USED[path].items():
+        body = GOOD[path] | {name: value}
+        if name == "max_completion_tokens":
+            del body["max_tokens"]
+        status, answer = await post(path, **body)
+        assert (status, answer.get("warnings")) == (200, None), (name, answer)
+
+
+@pytest.mark.parametrize("path", PARAMS)
+async def test_fields_without_effect_change_nothing(post: Any, engine: Any, path: str) -> None:
+    await post(path, **GOOD[path])
+    plain = engine.seen[-1]
+    for name, value in WITHOUT_EFFECT[path].items():
+        status, answer = await post(path, **GOOD[path], **{name: value})
+        assert status == 200, (name, answer)
+        seen = engine.seen[-1]
+        assert (seen.prompt, seen.sampling, seen.speculation) == (plain.prompt, plain.sampling, plain.speculation)
+
+
+@pytest.mark.parametrize("path", PARAMS)
+async def test_refused_fields_say_why_or_what_to_send(post: Any, engine: Any, path: str) -> None:
+    for name, (value, remedy) in REFUSED[path].items():
+        status, answer = await post(path, **GOOD[path] | {name: value})
+        error = answer["error"]
+        assert (status, error["param"].split(".")[0]) == (400, name)
+        assert remedy in error["message"]
+    assert engine.seen == []
+
+
+@pytest.mark.parametrize("path", PARAMS)
+async def test_null_is_as_good_as_no_field(post: Any, path: str) -> None:
+    """For each field that may be left out, and for names that this server does not know."""
+    names = {*USED[path], *WITHOUT_EFFECT[path], *REFUSED[path], "guided_json", "lora_path", "reasoning_format"}
+    for name in sorted(names - {"messages", "prompt", "input"}):
+        status, answer = await post(path, **GOOD[path] | {name: None})
+        assert status == 200, (name, answer)
+
+
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
+async def test_neutral_values_of_other_servers_change_nothing(post: Any, engine: Any, path: str) -> None:
+    """And any other value of their fields is refused by name."""
+    await post(path, **GOOD[path])
+    plain = engine.seen[-1]
+    own: dict[str, tuple[object, ...]] = {
+        "top_k": (-1, 0, 0.0),
+        "min_p": (0, 0.0),
+        "repetition_penalty": (1,),
+        "presence_penalty": (0,),
+        "logit_bias": ({},),
+        "stop": ([],),
+        "stop_token_ids": ([],),
+        "ignore_eos": (False,),
+        "min_tokens": (0,),
+        "echo": (False,),
+        "add_special_tokens": (path == COMPLETIONS,),
+        "max_tokens": (3.0,),
+    }
+    for name, values in {**NEUTRAL, **own}.items():
+        for value in ("any", [1], 0.5) if values == ANY else values:
+            body = GOOD[path] | {name: value}
+            status, answer = await post(path, **body)
+            assert status == 200, (name, value, answer)
+            seen = engine.seen[-1]
+            assert (seen.prompt, seen.sampling) == (plain.prompt, plain.sampling), (name, value)
+    for name, values in NEUTRAL.items():
+        if values != ANY:
+            status, answer = await post(path, **GOOD[path], **{name: "other"})
+            assert (status, answer["error"]["param"]) == (400, name)
+
+
+async def test_switches_are_no_numbers(post: Any) -> None:
+    """Python thinks that false is 0."""
+    for name, value in (("priority", False), ("use_beam_search", 0), ("length_penalty", True)):
+        status, answer = await post(COMPLETIONS, **GOOD[COMPLETIONS], **{name: value})
+        assert (status, answer["error"]["param"]) == (400, name)
+
+
+async def test_one_function_may_be_chosen_without_saying_that_it_is_one(post: Any) -> None:
+    for choice in ({"function": {"name": "f"}}, {"type": "function", "function": {"name": "f"}}):
+        status, answer = await post(CHAT, **GOOD[CHAT], tools=[{"function": {"name": "f"}}], tool_choice=choice)
+        assert status == 200, answer
+
+
+@pytest.mark.parametrize("name", ["github.create_issue", "mcp__fs__read-file", "a/b", "ns:tool", "x" * 65])
+async def test_names_of_functions_may_be_those_of_mcp(post: Any, name: str) -> None:
+    status, answer = await post(CHAT, **GOOD[CHAT], tools=[{"type": "function", "function": {"name": name}}])
+    assert status == 200, answer
+
+
+@pytest.mark.parametrize("path", [CHAT, RESPONSES])
+async def test_tools_that_are_no_functions_are_dropped_and_named(post: Any, engine: Any, path: str) -> None:
+    function = TOOL if path == CHAT else FLAT_TOOL
+    others = [
+        {"type": "web_search"},
+        {"type": "custom", "name": "patch", "custom": {"name": "patch"}},
+        {"type": "namespace", "name": "ns", "tools": [FLAT_TOOL]},
+        {"type": "mcp", "server_label": "s"},
+        {"type": "x" * 999 + "\n"},
+    ]
+    status, answer = await post(path, **GOOD[path], tools=[others[0], function, *others[1:]])
+    assert status == 200, answer
+    assert len(answer["warnings"]) == len(others)
+    assert "tools[] of the type web_search cannot be called here" in answer["warnings"][0]
+    status, _ = await post(path, **GOOD[path], tools=[function])
+    assert engine.seen[0].prompt == engine.seen[1].prompt
+    status, answer = await post(path, **GOOD[path], tools=others, tool_choice="auto")
+    assert status == 200, answer
+    assert engine.seen[-1].sampling.grammar is None
