@@ -345,10 +345,9 @@ class ChatReply(Reply):
         """The log-probabilities of tokens of the answer whose text is out."""
         if not self._logprobs:
             return None
-        shown = reading.matched.take(entries, text, final=final)
-        known = reading.shown.answer((one.raw, one) for one in shown) + (reading.shown.end() if final else [])
-        raws = [one.raw[len(one.raw) - size :] for one, size in known]
-        return chat_logprobs([one.entry for one, _ in known], self._bytes_of, raws)
+        return answer_logprobs(
+            reading.shown, reading.matched.take(entries, text, final=final), self._bytes_of, final=final
+        )
 
 
 class _Reading:
@@ -375,6 +374,15 @@ class _Reading:
         span = self._spans.popleft()
         self._queue.take(span.skipped)
         return self._queue.take(len(span.text))
+
+
+def answer_logprobs(
+    tokens: ReasoningTokens[ShownToken], shown: Sequence[ShownToken], bytes_of: Bytes, *, final: bool
+) -> ChatLogprobs:
+    """The `logprobs` of those of the next `shown` tokens that `tokens` knows to be of the answer."""
+    known = tokens.answer((one.raw, one) for one in shown) + (tokens.end() if final else [])
+    raws = [one.raw[len(one.raw) - size :] for one, size in known]
+    return chat_logprobs([one.entry for one, _ in known], bytes_of, raws)
 
 
 def chat_logprobs(

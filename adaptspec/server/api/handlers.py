@@ -57,7 +57,9 @@ async def responses(http: web.Request) -> web.StreamResponse:
     body = await read_body(http, ResponsesBody)
     try:
         chat = await service.reading.run(body.weight, body.chat)
-        reply = ResponseReply(service.engine.target.name, body, service.codec.bytes_of, calls=chat.calls)
+        bytes_of = service.codec.bytes_of
+        name = service.engine.target.name
+        reply = ResponseReply(name, body, bytes_of, bytes_of.hidden, bytes_of.leading, calls=chat.calls)
         requests = await service.chat_requests(reply.id, chat, http.get(KEY_NAME))
         reply.expect(await service.reasoning(chat, requests[0].prompt))
     except RequestError as error:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Collection, Iterator, Sequence
 from contextlib import aclosing
 from copy import deepcopy
 from typing import Any, Literal
@@ -14,10 +14,12 @@ from pydantic import BaseModel
 from adaptspec.models.chat.template_traits import new_call_id
 from adaptspec.request import Reasoning
 from adaptspec.server.api.answers import Bytes, Json, Metrics, metrics
+from adaptspec.server.api.chat import answer_logprobs
+from adaptspec.server.api.content_logprobs import ContentLogprobs, ShownToken
 from adaptspec.server.api.reasoning import ReasoningPiece, ReasoningReader, ReasoningTokens
 from adaptspec.server.api.responses import ResponsesBody
 from adaptspec.server.api.tools import CallReader, CallStart, Part, TextPiece
-from adaptspec.types import Completion, Delta, FinishReason
+from adaptspec.types import Completion, Delta, FinishReason, TokenLogprob
 
 
 class Response(BaseModel):
@@ -37,7 +39,17 @@ class Response(BaseModel):
 class ResponseReply:
     """One response in the making. `calls`: it may call tools."""
 
-    def __init__(self, model: str, body: ResponsesBody, bytes_of: Bytes, *, calls: bool) -> None:
+    def __init__(
+        self,
+        model: str,
+        body: ResponsesBody,
+        bytes_of: Bytes,
+        hidden: Collection[int] = (),
+        leading: Bytes | None = None,
+        *,
+        calls: bool,
+    ) -> None:
+        """`hidden` are the special tokens, which are in no text; `leading` are the bytes of a token that begins one."""
         self.id = _id("resp", 32)
         self._created = int(time.time())
         self._model = model
@@ -45,6 +57,7 @@ class ResponseReply:
         self._warnings = body.warnings
         self._calls = CallReader(calls)
         self._bytes_of = bytes_of
+        self._matched = ContentLogprobs(bytes_of, hidden, leading) if body.logprobs else None
         self.expect(None)
         self._items: OutputItems | None = None  # from the first piece on
 
@@ -52,10 +65,11 @@ class ResponseReply:
         """The answer may begin with a reasoning, or go on in one."""
         self._reader = ReasoningReader(reasoning, self._calls)
         self._tokens = ReasoningTokens[None](reasoning)
+        self._shown = ReasoningTokens[ShownToken](reasoning)
 
     def whole(self, completion: Completion) -> Json:
         """The response in one object: that of the last event."""
-        *_, last = self._events(completion.text, completion)
+        *_, last = self._events(completion.text, completion, completion.logprobs)
         response: Json = last["response"]
         return response
 
@@ -63,15 +77,19 @@ class ResponseReply:
         number = 0
         async with aclosing(deltas):
             async for _, delta in deltas:
-                for event in self._events(delta.text, delta.completion):
+                for event in self._events(delta.text, delta.completion, delta.logprobs):
                     yield {**event, "sequence_number": number}
                     number += 1
 
-    def _events(self, text: str, completion: Completion | None) -> Iterator[Json]:
+    def _events(self, text: str, completion: Completion | None, logprobs: Sequence[TokenLogprob]) -> Iterator[Json]:
         if self._items is None:
             self._items = OutputItems()
             for kind in ("created", "in_progress"):
                 yield {"type": f"response.{kind}", "response": self._object("in_progress", OutputItems())}
+        if self._matched is not None:
+            shown = self._matched.take(logprobs, text, final=completion is not None)
+            told = answer_logprobs(self._shown, shown, self._bytes_of, final=completion is not None)
+            self._items.logprobs += told.written()["content"]
         for part in self._reader.feed(text):
             yield from self._items.take(part)
         if completion is not None:
@@ -118,7 +136,8 @@ class ResponseReply:
             "tool_choice": asked["tool_choice"] or "auto",
             "tools": asked["tools"] or [],
             "top_p": 1.0 if asked["top_p"] is None else asked["top_p"],
-            "truncation": "disabled",
+            "top_logprobs": asked["top_logprobs"] or 0,
+            "truncation": asked["truncation"] or "disabled",
             "usage": None,
             "user": asked["user"],
             "metadata": asked["metadata"] or {},
@@ -126,10 +145,15 @@ class ResponseReply:
 
 
 class OutputItems:
-    """The output of a response, item by item; each step gives the events that tell of it."""
+    """The output of a response, item by item; each step gives its events.
+
+    `logprobs` are of tokens whose text no event has had: the next piece of text takes them, or the next call, which has
+    none.
+    """
 
     def __init__(self) -> None:
         self.all: list[Json] = []  # as a response holds them
+        self.logprobs: list[Json] = []
         self._open = False
 
     def take(self, part: Part | ReasoningPiece) -> Iterator[Json]:
@@ -141,9 +165,13 @@ class OutputItems:
         elif isinstance(part, TextPiece):
             if not self._open or self.all[-1]["type"] != "message":
                 yield from self._open_message()
-            self.all[-1]["content"][0]["text"] += part.text
-            yield self._event("response.output_text.delta", content_index=0, delta=part.text, logprobs=[])
+            content, logprobs = self.all[-1]["content"][0], self.logprobs
+            content["text"] += part.text
+            content["logprobs"] += logprobs
+            self.logprobs = []
+            yield self._event("response.output_text.delta", content_index=0, delta=part.text, logprobs=logprobs)
         elif isinstance(part, CallStart):
+            self.logprobs = []
             call = {"type": "function_call", "call_id": new_call_id(), "name": part.name, "arguments": ""}
             yield from self._open_item(call, "fc")
         else:
@@ -159,7 +187,8 @@ class OutputItems:
         item["status"] = status
         if item["type"] == "message":
             part = item["content"][0]
-            yield self._event("response.output_text.done", content_index=0, text=part["text"], logprobs=[])
+            text, logprobs = part["text"], part["logprobs"]
+            yield self._event("response.output_text.done", content_index=0, text=text, logprobs=logprobs)
             yield self._event("response.content_part.done", content_index=0, part=dict(part))
         elif item["type"] == "reasoning":
             part = item["content"][0]
@@ -180,7 +209,7 @@ class OutputItems:
         yield from self._open_item({"type": "message", "role": "assistant", "content": []}, "msg")
         part: Json = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
         self.all[-1]["content"].append(part)
-        yield self._event("response.content_part.added", content_index=0, part=dict(part))
+        yield self._event("response.content_part.added", content_index=0, part=deepcopy(part))
 
     def _open_reasoning(self) -> Iterator[Json]:
         yield from self._open_item({"type": "reasoning", "summary": [], "content": []}, "rs")

@@ -8,14 +8,18 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BeforeValidator, Discriminator, Field, Tag, ValidationError
+from pydantic import BeforeValidator, Discriminator, Field, GetJsonSchemaHandler, Tag, ValidationError, ValidationInfo
+from pydantic_core import CoreSchema
 
 from adaptspec.errors import RequestError
 from adaptspec.server.api.chat import ChatBody
 from adaptspec.server.api.generation_body import (
     EFFORT,
+    NO_EFFECT,
     NO_PROVENANCE,
     PROVENANCE,
+    Alternatives,
+    AtLeastNone,
     AtLeastOne,
     Effort,
     Hints,
@@ -23,11 +27,14 @@ from adaptspec.server.api.generation_body import (
     SpeculationFields,
     Temperature,
     TopP,
+    Verbosity,
 )
-from adaptspec.server.api.messages import FunctionName, refuse_media
+from adaptspec.server.api.messages import IDLE_KEYS, FunctionName, TextIfAny
+from adaptspec.server.api.neutral_values import ANY
 from adaptspec.server.api.response_format import JsonObjectFormat, NamedSchema, TextFormat
-from adaptspec.server.api.tools import MAX_TOOLS, Function, NamedFunction
-from adaptspec.server.api.wire import Name, WireModel, without_no_ops
+from adaptspec.server.api.tools import Function, NamedFunction, ToolsOf
+from adaptspec.server.api.warnings import Warnings
+from adaptspec.server.api.wire import LenientModel, Name, WireModel
 
 # What a chat calls a field that a response calls otherwise.
 OWN_NAMES: Mapping[str, str] = {
@@ -35,22 +42,24 @@ OWN_NAMES: Mapping[str, str] = {
     "max_completion_tokens": "max_output_tokens",
     "response_format": "text.format",
 }
-_SAME = ("model", "temperature", "top_p", "stream", "parallel_tool_calls")  # as in a chat
+_SAME = ("model", "temperature", "top_p", "stream", "parallel_tool_calls", "top_logprobs")  # as in a chat
 _ITEM = 256  # bytes
 
 
-class TextPart(WireModel):
-    """A piece of a message; what an answer carries beside its text is not looked at."""
+# Items of a history that only OpenAI's own servers can use: calls of their tools, and the thoughts of their models.
+_OTHER_ITEMS = frozenset(
+    {"additional_tools", "apply_patch_call", "apply_patch_call_output", "code_interpreter_call", "compaction_trigger"}
+    | {"computer_call", "computer_call_output", "configuration_update", "custom_tool_call", "custom_tool_call_output"}
+    | {"file_search_call", "image_generation_call", "local_shell_call", "local_shell_call_output"}
+    | {"mcp_approval_request", "mcp_approval_response", "mcp_call", "mcp_list_tools", "program", "program_output"}
+    | {"reasoning", "shell_call", "shell_call_output", "tool_search_call", "tool_search_output", "web_search_call"}
+)
+_NOT_STORED = "this server keeps no responses, so send the whole conversation as input"
 
-    type: Literal["input_text", "output_text"]
-    text: str
-    annotations: list[Any] | None = None
-    logprobs: list[Any] | None = None
 
-
-class _Item(WireModel):
-    id: str | None = None
-    status: str | None = None
+class _Item(LenientModel):
+    where: ClassVar[str] = "input[]"
+    idle: ClassVar[frozenset[str]] = IDLE_KEYS | {"agent", "async", "async_", "caller", "created_by", "phase"}
 
 
 class InputMessage(_Item):
@@ -58,16 +67,7 @@ class InputMessage(_Item):
 
     type: Literal["message"] = "message"
     role: Literal["user", "assistant", "system", "developer"]
-    content: Annotated[
-        str | Annotated[list[TextPart], Field(min_length=1, fail_fast=True)], BeforeValidator(refuse_media)
-    ]
-
-    # Clients send items back as they parsed them, with every field that they know of.
-    no_ops: ClassVar[Mapping[str, tuple[object, ...]]] = {"agent": (None,), "phase": (None,), "created_by": (None,)}
-
-    @property
-    def text(self) -> str:
-        return self.content if isinstance(self.content, str) else "\n".join(part.text for part in self.content)
+    content: TextIfAny = None
 
 
 class FunctionCall(_Item):
@@ -78,22 +78,13 @@ class FunctionCall(_Item):
     name: FunctionName
     arguments: str
 
-    no_ops: ClassVar[Mapping[str, tuple[object, ...]]] = {
-        "agent": (None,),
-        "async": (None, False),
-        "async_": (None,),  # as OpenAI's Python models dump it
-        "caller": (None,),
-        "created_by": (None,),
-        "namespace": (None,),
-    }
-
 
 class FunctionCallOutput(_Item):
     """What came of a call."""
 
     type: Literal["function_call_output"]
     call_id: Name
-    output: Annotated[str, BeforeValidator(refuse_media)]
+    output: TextIfAny = None
 
 
 def _kind(item: object) -> str | None:
@@ -102,11 +93,36 @@ def _kind(item: object) -> str | None:
     return kind if isinstance(kind, str) else None
 
 
+def _usable(items: object, info: ValidationInfo) -> object:
+    """The same items without those that this server cannot use; a warning names each type."""
+    if not isinstance(items, list):
+        return items
+    kept = [item for item in items if _kind(item) not in _OTHER_ITEMS]
+    if isinstance(info.context, Warnings):
+        for kind in map(_kind, items):
+            if kind in _OTHER_ITEMS:
+                info.context.add("item", f"input[] of the type {kind} cannot be used here and were dropped")
+    return kept
+
+
+class _OrOtherItems:
+    """Says in the schema of `input` that its list may have other items."""
+
+    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        written = handler(schema)
+        other = {"type": "object", "properties": {"type": {"enum": sorted(_OTHER_ITEMS)}}, "required": ["type"]}
+        written["items"] = {"anyOf": [written["items"], other]}
+        return written
+
+
 Item = Annotated[
-    Annotated[InputMessage, BeforeValidator(without_no_ops(InputMessage)), Tag("message")]
-    | Annotated[FunctionCall, BeforeValidator(without_no_ops(FunctionCall)), Tag("function_call")]
+    Annotated[InputMessage, Tag("message")]
+    | Annotated[FunctionCall, Tag("function_call")]
     | Annotated[FunctionCallOutput, Tag("function_call_output")],
     Discriminator(_kind),
+]
+Items = Annotated[
+    list[Item], Field(min_length=1, max_length=4096, fail_fast=True), BeforeValidator(_usable), _OrOtherItems()
 ]
 
 
@@ -141,14 +157,29 @@ class TextOptions(WireModel):
     """What the text is to be like."""
 
     format: Annotated[TextFormat | JsonObjectFormat | SchemaFormat, Field(discriminator="type")] | None = None
+    verbosity: Verbosity = None
 
-    no_ops: ClassVar[Mapping[str, tuple[object, ...]]] = {"verbosity": (None, "medium")}
+
+_LOGPROBS = "message.output_text.logprobs"
+# What can be asked for in addition; all but the log-probabilities are of tools and models that are not here.
+Includable = Literal[
+    "code_interpreter_call.outputs",
+    "computer_call_output.output.image_url",
+    "file_search_call.results",
+    "message.input_image.image_url",
+    "message.output_text.logprobs",
+    "reasoning.encrypted_content",
+    "web_search_call.action.sources",
+    "web_search_call.results",
+]
 
 
 class Reasoning(WireModel):
     """How a reasoning model is to think; `effort` is as in chats, the others have no effect."""
 
     effort: Annotated[Effort | None, Field(description=EFFORT)] = None
+    context: Annotated[Literal["auto", "current_turn", "all_turns"] | None, Idle] = None
+    mode: Annotated[Literal["standard"] | None, Idle] = None
     summary: Annotated[Literal["auto", "concise", "detailed"] | None, Idle] = None
     generate_summary: Annotated[Literal["auto", "concise", "detailed"] | None, Idle] = None
 
@@ -163,33 +194,56 @@ class ResponsesBody(Hints):
     """A request for a response. Nothing is stored, also where `store` says so: the answer's `store` is false."""
 
     model: Name | None = None
-    input: str | Annotated[list[Item], Field(min_length=1, max_length=4096, fail_fast=True)]
+    input: str | Items
     instructions: str | None = None
     max_output_tokens: AtLeastOne | None = None
     temperature: Temperature | None = None
     top_p: TopP | None = None
     stream: bool | None = None
-    text: Annotated[TextOptions, BeforeValidator(without_no_ops(TextOptions))] | None = None
-    tools: Annotated[list[FunctionTool], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
+    text: TextOptions | None = None
+    tools: ToolsOf[FunctionTool] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedFunctionTool | None = None
     parallel_tool_calls: bool | None = None
+    max_tool_calls: Annotated[
+        AtLeastNone | None, Field(description=f"{NO_EFFECT} It counts tools run by a server.")
+    ] = None
+    top_logprobs: Alternatives | None = None
+    truncation: Annotated[
+        Literal["auto", "disabled"] | None, Field(description="A conversation that does not fit is always refused.")
+    ] = None
     user: Annotated[str | None, Idle] = None
     reasoning: Reasoning | None = None
     stream_options: Annotated[ResponseStreamOptions | None, Idle] = None
-    include: Annotated[list[Literal["reasoning.encrypted_content"]] | None, Idle] = None
+    include: list[Includable] | None = None
     adaptspec: SpeculationFields | None = None
 
     no_ops: ClassVar[Mapping[str, tuple[object, ...]]] = {
-        "previous_response_id": (None,),
-        "conversation": (None,),
-        "prompt": (None,),
-        "background": (False, None),
-        "truncation": (None, "disabled"),
-        "moderation": (None,),
-        "max_tool_calls": (None,),
-        "top_logprobs": (None, 0),
+        "access_programs": (),
+        "background": (False,),
+        "background_options": (),
+        "client_metadata": ANY,
+        "context_management": ([],),
+        "conversation": (),
+        "image": (),
+        "moderation": (),
+        "previous_response_id": (),
+        "prompt": (),
+    }
+    remedies: ClassVar[Mapping[str, str]] = {
+        "background": f"{_NOT_STORED}, and wait for the answer or stream it",
+        "context_management": "nothing shortens a conversation here, so leave it out",
+        "conversation": _NOT_STORED,
+        "image": "it writes text only, so leave it out",
+        "moderation": "it moderates nothing, so leave it out",
+        "previous_response_id": _NOT_STORED,
+        "prompt": "this server keeps no prompts, so send the text as instructions and input",
     }
     together: ClassVar[Sequence[Mapping[str, Any]]] = (NO_PROVENANCE,)
+
+    @property
+    def logprobs(self) -> bool:
+        """Whether the answer is to have log-probabilities."""
+        return _LOGPROBS in (self.include or ())
 
     @property
     def weight(self) -> int:
@@ -206,6 +260,8 @@ class ResponsesBody(Hints):
         document = {name: getattr(self, name) for name in _SAME} | {
             "messages": self._messages(),
             "max_completion_tokens": self.max_output_tokens,
+            "logprobs": self.logprobs,
+            "reasoning_effort": None if self.reasoning is None else self.reasoning.effort,
             "response_format": asked.chat() if isinstance(asked, SchemaFormat) else asked,
             "tools": None if self.tools is None else [tool.chat() for tool in self.tools],
             "tool_choice": choice.chat() if isinstance(choice, NamedFunctionTool) else choice,
@@ -231,7 +287,7 @@ def _conversation(items: Sequence[InputMessage | FunctionCall | FunctionCallOutp
     messages: list[dict[str, Any]] = []
     for item in items:
         if isinstance(item, InputMessage):
-            messages.append({"role": item.role, "content": item.text})
+            messages.append({"role": item.role, "content": item.content})
         elif isinstance(item, FunctionCallOutput):
             messages.append({"role": "tool", "content": item.output, "tool_call_id": item.call_id})
         else:

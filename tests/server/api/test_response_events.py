@@ -93,3 +93,43 @@ async def test_a_schema_and_a_call_and_the_way_back(api: openai.AsyncOpenAI) -> 
         model="tiny", input=[*history, *[item.model_dump() for item in again.output]], max_output_tokens=2
     )
     assert third.usage is not None
+
+
+async def test_log_probabilities_whole_and_streamed(api: openai.AsyncOpenAI) -> None:
+    """One per token of the text, in the order of the tokens; the events' add up to those of the whole."""
+    body: Any = {"input": "Hello", "max_output_tokens": 12, "temperature": 0, "top_logprobs": 2}
+    body["include"] = ["message.output_text.logprobs"]
+    whole, found = await api.responses.create(model="tiny", **body), []
+    async with await api.responses.create(model="tiny", stream=True, **body) as stream:
+        async for event in stream:
+            found += event.logprobs if event.type == "response.output_text.delta" else []
+            last = event
+    (part,) = whole.output[0].content
+    assert [one.model_dump() for one in last.response.output[0].content[0].logprobs] == [
+        one.model_dump() for one in found
+    ]
+    assert [one.token for one in found] == [one.token for one in part.logprobs]
+    assert 0 < len(found) <= whole.usage.output_tokens
+    assert all(len(one.top_logprobs) == 2 for one in part.logprobs)
+    assert bytes(byte for one in part.logprobs for byte in one.bytes).decode(errors="replace") == whole.output_text
+
+
+async def test_a_whole_response_can_be_sent_back(api: openai.AsyncOpenAI) -> None:
+    """With all that the client's own models write for it, and its log-probabilities."""
+    first = await api.responses.create(
+        model="tiny", input="Hello", max_output_tokens=8, include=["message.output_text.logprobs"]
+    )
+    called = await api.responses.create(
+        model="tiny", input="Look.", tools=[TOOL], tool_choice="required", max_output_tokens=200, temperature=0
+    )
+    dumped: list[Any] = [item.model_dump() for item in (*first.output, *called.output)]
+    results = [
+        {"type": "function_call_output", "call_id": item["call_id"], "output": "x"}
+        for item in dumped
+        if item["type"] == "function_call"
+    ]
+    assert results
+    again = await api.responses.create(
+        model="tiny", input=[{"role": "user", "content": "a"}, *dumped, *results], max_output_tokens=2
+    )
+    assert "warnings" not in again.model_dump()

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from adaptspec.server.api.responses import ResponsesBody
+from adaptspec.server.api.wire import parse
 from tests.server.api.test_wire import check_error
 
 PATH = "/v1/responses"
@@ -34,8 +37,13 @@ def test_calls_belong_to_the_message_before_them() -> None:
     ("fields", "param"),
     [
         ({"store": "yes"}, "store"),
-        ({"text": {"verbosity": "low"}}, "text"),
-        ({"include": ["message.output_text.logprobs"]}, "include[0]"),
+        ({"text": {"verbosity": "lowest"}}, "text.verbosity"),
+        ({"include": ["message.output_text"]}, "include[0]"),
+        ({"top_logprobs": 2}, "top_logprobs"),
+        ({"truncation": "some"}, "truncation"),
+        ({"conversation": "conv_1"}, "conversation"),
+        ({"background": True}, "background"),
+        ({"prompt": {"id": "pmpt_1"}}, "prompt"),
         ({"reasoning": {"effort": "some"}}, "reasoning.effort"),
         ({"previous_response_id": "resp_1"}, "previous_response_id"),
         ({"input": []}, "input"),
@@ -45,10 +53,13 @@ def test_calls_belong_to_the_message_before_them() -> None:
         ({"tool_choice": "required"}, "tool_choice"),
         ({"input": "x" * 40_000}, "input"),
         ({"frobnicate": 1}, "frobnicate"),
-        ({"input": [{"type": "reasoning"}]}, "input[0]"),
+        ({"input": [{"type": "reasoning"}]}, "input"),
+        ({"input": [{"type": "item_reference", "id": "msg_1"}]}, "input[0]"),
+        ({"input": [{"type": "input_text", "text": "x"}]}, "input[0]"),
+        ({"input": [{"role": "user"}]}, "input"),
         ({"input": [{"role": "robot", "content": "x"}]}, "input[0].role"),
         ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input[0].content[0]"),
-        ({"input": [{"role": "user", "content": [{"type": "input_txt"}]}]}, "input[0].content[0].type"),
+        ({"input": [{"role": "user", "content": [{"type": "input_txt"}]}]}, "input[0].content[0]"),
         ({"temperature": 1e9}, "temperature"),
     ],
 )
@@ -63,3 +74,139 @@ async def test_refusals_speak_of_responses(post: Any, fields: dict[str, Any], pa
 async def test_who_drafted_is_not_left_out_in_silence(post: Any) -> None:
     status, answer = await post(PATH, input="x", stream=True, adaptspec={"provenance": True})
     assert (status, answer["error"]["param"]) == (400, "adaptspec.provenance")
+
+
+USER = {"role": "user", "content": "x"}
+# Items as Codex, openai-agents and others send them: the message that they become, and what the warning names.
+ITEMS: dict[str, tuple[dict[str, Any], dict[str, Any] | None, str | None]] = {
+    "an output of parts": (
+        {"type": "function_call_output", "call_id": "c", "output": [{"type": "input_text", "text": "a"}] * 2},
+        {"role": "tool", "content": "a\na", "tool_call_id": "c"},
+        None,
+    ),
+    "an output of no parts": (
+        {"type": "function_call_output", "call_id": "c", "output": []},
+        {"role": "tool", "content": "", "tool_call_id": "c"},
+        None,
+    ),
+    "an output without text": (
+        {"type": "function_call_output", "call_id": "c", "output": None, "status": None, "caller": {"type": "direct"}},
+        {"role": "tool", "content": "", "tool_call_id": "c"},
+        None,
+    ),
+    "an output with an unknown key": (
+        {"type": "function_call_output", "call_id": "c", "output": "a", "tenant": "7"},
+        {"role": "tool", "content": "a", "tool_call_id": "c"},
+        "input[].tenant",
+    ),
+    "a message with a phase": (
+        {
+            "type": "message",
+            "role": "assistant",
+            "phase": "commentary",
+            "content": [{"type": "output_text", "text": "a"}],
+        },
+        {"role": "assistant", "content": "a"},
+        None,
+    ),
+    "a refusal": (
+        {"role": "assistant", "content": [{"type": "refusal", "refusal": "no"}]},
+        {"role": "assistant", "content": "no"},
+        None,
+    ),
+    "an empty answer": ({"role": "assistant", "content": None}, {"role": "assistant", "content": ""}, None),
+    "a part with a hint for a cache": (
+        {
+            "role": "user",
+            "content": [{"type": "input_text", "text": "a", "prompt_cache_breakpoint": {"mode": "explicit"}}],
+        },
+        {"role": "user", "content": "a"},
+        None,
+    ),
+    "reasoning": ({"type": "reasoning", "id": "rs_1", "summary": [], "encrypted_content": "x"}, None, "reasoning"),
+    "a search": ({"type": "web_search_call", "id": "ws_1", "status": "completed"}, None, "web_search_call"),
+    "a custom call": (
+        {"type": "custom_tool_call", "call_id": "c", "name": "patch", "input": "x"},
+        None,
+        "custom_tool_call",
+    ),
+    "what came of it": (
+        {"type": "custom_tool_call_output", "call_id": "c", "output": "x"},
+        None,
+        "custom_tool_call_output",
+    ),
+    "a list of MCP's tools": (
+        {"type": "mcp_list_tools", "id": "m", "server_label": "s", "tools": []},
+        None,
+        "mcp_list_tools",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", ITEMS)
+def test_items_of_other_programs_are_read_or_dropped_and_named(case: str) -> None:
+    """Nothing is lost without a warning."""
+    item, message, named = ITEMS[case]
+    body = parse(ResponsesBody, json.dumps({"input": [USER, item, USER]}).encode())
+    between = [one.plain() for one in body.chat().messages][1:-1]
+    assert between == ([] if message is None else [message])
+    assert [named in text for text in body.warnings.texts] == ([] if named is None else [True])
+
+
+# As Codex CLI sends it, but for the texts.
+CODEX: dict[str, Any] = {
+    "model": "tiny",
+    "instructions": "Be brief.",
+    "input": [
+        {"type": "message", "role": "developer", "content": [{"type": "input_text", "text": "a"}]},
+        {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "b"}]},
+        {"type": "reasoning", "summary": [], "content": None, "encrypted_content": None},
+        {"type": "function_call", "name": "shell", "arguments": "{}", "call_id": "c"},
+        {"type": "function_call_output", "call_id": "c", "output": [{"type": "input_text", "text": "d"}]},
+    ],
+    "tools": [
+        {"type": "function", "name": "shell", "strict": False, "parameters": {"type": "object", "properties": {}}},
+        {"type": "custom", "name": "apply_patch", "format": {"type": "grammar", "syntax": "lark", "definition": "x"}},
+        {"type": "web_search", "external_web_access": False},
+        {"type": "namespace", "name": "multi", "tools": []},
+    ],
+    "tool_choice": "auto",
+    "parallel_tool_calls": False,
+    "reasoning": {"effort": "medium", "summary": "auto"},
+    "store": False,
+    "stream": True,
+    "include": ["reasoning.encrypted_content"],
+    "prompt_cache_key": "k",
+    "client_metadata": {"x-codex-installation-id": "7", "turn": {"id": 1}},
+    "text": {"verbosity": "low"},
+    "truncation": "auto",
+}
+
+
+async def test_a_coding_agent_is_answered(client: Any, engine: Any) -> None:
+    """What it loses is named in the last event; what it may call is the function."""
+    engine.target = replace(engine.target, context=1024)
+    async with client.post(PATH, json=CODEX) as response:
+        assert response.status == 200, await response.text()
+        last = [line for line in (await response.text()).splitlines() if line.startswith("data: {")][-1]
+    response = json.loads(last.removeprefix("data: "))["response"]
+    named = ["reasoning", "verbosity", "custom", "web_search", "namespace"]
+    assert [name for name in named if any(name in text for text in response["warnings"])] == named
+    assert len(response["warnings"]) == len(named)
+    assert [tool["name"] for tool in response["tools"]] == ["shell"]
+    assert (response["truncation"], response["reasoning"]["effort"]) == ("auto", "medium")
+    assert engine.seen[-1].sampling.grammar is not None
+
+
+@pytest.mark.parametrize("tools", [None, [], [{"type": "web_search"}]])
+async def test_a_free_choice_among_no_tools_is_none(post: Any, engine: Any, tools: Any) -> None:
+    for choice in ("auto", "none", None):
+        status, answer = await post(PATH, input="x", tools=tools, tool_choice=choice, max_output_tokens=2)
+        assert status == 200, answer
+        assert engine.seen[-1].sampling.grammar is None
+
+
+async def test_stored_items_say_what_to_send(post: Any) -> None:
+    for fields in ({"previous_response_id": "resp_1"}, {"input": [{"type": "item_reference", "id": "msg_1"}]}):
+        _, answer = await post(PATH, **({"input": "x"} | fields))
+        assert "keeps no responses, so send" in answer["error"]["message"]
