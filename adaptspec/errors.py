@@ -41,6 +41,14 @@ class PromptTooLongError(RequestError):
     """The prompt, or the prompt and the answer asked for, do not fit into the model's context."""
 
 
+def context_sentence(context: int) -> str:
+    """The sentence that OpenAI's errors of this kind begin with: clients recognise it, and shorten the conversation.
+
+    LiteLLM looks for its first six words, among others: `ExceptionCheckers` in exception_mapping_utils.py.
+    """
+    return f"This model's maximum context length is {context} tokens."
+
+
 class OverloadedError(RequestError):
     """The queue is full or the server is draining; the same request may be sent again later."""
 

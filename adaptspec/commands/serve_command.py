@@ -42,7 +42,12 @@ def _add_server(group: argparse._ArgumentGroup) -> None:
     add = group.add_argument
     add("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
     add("--port", type=int, default=8000, help="port to listen on (default: %(default)s)")
-    add("--served-model-name", metavar="NAME", help="the name clients use (default: the model's own)")
+    add(
+        "--served-model-name",
+        nargs="+",
+        metavar="NAME",
+        help="the names clients use; answers have the first, and * allows any (default: the model's own)",
+    )
     add(
         "--max-waiting", type=positive, default=1024, metavar="N", help="requests that may queue (default: %(default)s)"
     )

@@ -41,6 +41,7 @@ _VALUES: Mapping[str, Callable[[Any], Any]] = {
     "compat_vllm": lambda value: value == "vllm",
     "journal_bytes": lambda value: value * 2**20,
     "allowed_hosts": tuple,
+    "served_model_name": lambda names: names[0] if len(names) == 1 else tuple(names),
     "level": TraceLevel,
 }
 # Of secrets a configuration shows only this much.
@@ -142,6 +143,8 @@ def shown_config(config: ServeConfig) -> dict[str, Any]:
     for part in ("traces", "push"):
         values[part]["endpoint"] = _without_login(values[part]["endpoint"])
     values["allowed_hosts"] = list(config.allowed_hosts)
+    if isinstance(config.served_model_name, tuple):
+        values["served_model_name"] = list(config.served_model_name)
     values["api_keys"] = len(config.api_keys)
     values["admin_key"] = config.admin_key is not None
     return values

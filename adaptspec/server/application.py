@@ -29,6 +29,7 @@ from adaptspec.server.middleware import add_request_id, counting, tracing
 from adaptspec.server.openapi import KEYED, openapi
 from adaptspec.server.operations import Operations
 from adaptspec.server.routes import add_operations
+from adaptspec.server.served_names import ServedNames
 from adaptspec.server.service import SERVICE, Service
 from adaptspec.server.sse import Padding
 from adaptspec.telemetry.live_feed import LiveFeed
@@ -54,6 +55,7 @@ def make_app(
     journal: Path | None = None,
     template: ChatTemplate | None = None,
     reasoning: FormatName = AUTO,
+    names: ServedNames | None = None,
 ) -> web.Application:
     """The app for an engine that runs. `exposition` is what `/metrics` shows, and counts answers.
 
@@ -63,6 +65,7 @@ def make_app(
     admin routes about the server as it runs, which need an `admin_key` and `policies` as well. `live` adds the live
     feed and its page, with `facts` about the server. `journal` is what policies are tried on. `template` None: the
     tokenizer's own writes chats. `reasoning` is a name of `reasoning.CHOICES`: how a model marks its reasoning.
+    `names` are those of the model, None for its own.
 
     Serve it with `adaptspec.server.run.serve`, or with a runner that has `handler_cancellation=True`: that is what
     aborts a request whose client has gone.
@@ -72,9 +75,10 @@ def make_app(
     if traces is not None:
         middlewares.insert(0, tracing(traces))
     app = web.Application(middlewares=middlewares, client_max_size=limits.body_bytes)
-    codec = Codec(tokenizer, limits.template_seconds, limits.text_bytes(engine.target.context), template)
-    marks = reasoning_format(reasoning, codec.template)
-    app[SERVICE] = Service(engine, codec, limits, padding, WarningLog(exposition.warned), reasoning=marks)
+    context = engine.target.context
+    codec = Codec(tokenizer, limits.template_seconds, limits.text_bytes(context), context, template)
+    marks, log = reasoning_format(reasoning, codec.template), WarningLog(exposition.warned)
+    app[SERVICE] = Service(engine, codec, limits, padding=padding, warning_log=log, names=names, reasoning=marks)
     app[status.EXPOSITION] = exposition
     app[status.STARTED] = int(time.time())
     app[KEYED] = bool(api_keys)

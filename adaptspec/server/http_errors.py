@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
+from difflib import get_close_matches
 from types import MappingProxyType
 
 from aiohttp import web
@@ -33,9 +34,6 @@ _NO_FILES = f"it has no files, batches, training, assistants or threads, so send
 # What to use instead of routes of other APIs, and of OpenAI's that are not here. The longest matching prefix wins. A
 # route that ends in a slash matches only paths below it.
 _OTHER_ROUTES: Mapping[str, str] = {
-    "/chat/completions": _BASE_URL,
-    "/completions": _BASE_URL,
-    "/responses": _BASE_URL,
     "/models": _BASE_URL,
     "/v1/v1": _BASE_URL,
     "/api/chat": f"{_OLLAMA}, so use {_CHAT}",
@@ -71,6 +69,8 @@ _OTHER_ROUTES: Mapping[str, str] = {
     "/v1/videos": _TEXT_ONLY,
     "/v1/realtime": _TEXT_ONLY,
     "/v1/responses/": _NOT_STORED,
+    "/v1/responses/input_tokens": "use POST /tokenize",
+    "/apply-template": f"{_LLAMA_CPP}, so use POST /tokenize",
     "/v1/conversations": _NOT_STORED,
     "/v1/chat/completions/": _NOT_STORED,
     "/v1/files": _NO_FILES,
@@ -80,6 +80,8 @@ _OTHER_ROUTES: Mapping[str, str] = {
     "/v1/assistants": _NO_FILES,
     "/v1/threads": _NO_FILES,
 }
+
+_LONGEST_PATH = 60  # characters that are compared with the routes
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 _logger = logging.getLogger(__name__)
@@ -179,7 +181,7 @@ def _of_aiohttp(error: web.HTTPException, http: web.Request) -> HttpError:
         return HttpError(405, message, code="method_not_allowed", headers={"Allow": allowed})
     if isinstance(error, web.HTTPNotFound):
         # Not 501 for other APIs' routes: clients send a request again after a status from 500 on.
-        return HttpError(404, f"{place} does not exist{_instead(http.path)}", code="not_found")
+        return HttpError(404, f"{place} does not exist{_instead(http)}", code="not_found")
     if isinstance(error, web.HTTPRequestEntityTooLarge):
         message = f"the body is larger than {http.client_max_size} bytes; send a shorter prompt"
         return HttpError(413, message, code="request_too_large")
@@ -189,13 +191,35 @@ def _of_aiohttp(error: web.HTTPException, http: web.Request) -> HttpError:
     return HttpError(error.status, error.reason or "the request failed", kind)
 
 
-def _instead(path: str) -> str:
+def _instead(http: web.Request) -> str:
     """What to do in place of calling a route that is not there."""
-    path = path.rstrip("/")
+    routes = {resource.canonical for resource in http.app.router.resources()} - {"/"}
+    meant = _meant(http.path, routes)
+    if meant is not None:
+        return f" on this server: {meant}"
+    path = http.path.rstrip("/")
     fitting = [route for route in _OTHER_ROUTES if path == route or path.startswith(f"{route.rstrip('/')}/")]
-    if not fitting:
-        return "; see /openapi.json for the routes of this server"
-    return f" on this server: {_OTHER_ROUTES[max(fitting, key=len)]}"
+    if fitting:
+        return f" on this server: {_OTHER_ROUTES[max(fitting, key=len)]}"
+    close = get_close_matches(path[:_LONGEST_PATH], [route for route in routes if "{" not in route], n=1, cutoff=0.8)
+    hint = f" (did you mean {close[0]}?)" if close else ""
+    return f"{hint}; see /openapi.json for the routes of this server"
+
+
+def _meant(path: str, routes: Collection[str]) -> str | None:
+    """Advice for a path that is a route of this server but for its slashes or where /v1 stands in it."""
+    parts = [part for part in path.split("/") if part]
+    before, tail = "/".join(parts), parts
+    if "v1" in parts:
+        tail = parts[len(parts) - parts[::-1].index("v1") :]
+    for route, advice in (
+        (f"/{before}", "with one slash between its parts and none at its end"),
+        ("/".join(("/v1", *tail)), _BASE_URL),
+        ("/".join(("", *tail)), "which is not below /v1"),
+    ):
+        if route in routes:
+            return f"use {route}, {advice}" if advice != _BASE_URL else f"use {route}, so {advice}"
+    return None
 
 
 async def shape_refusal(http: web.Request, response: web.StreamResponse) -> None:

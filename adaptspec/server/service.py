@@ -10,7 +10,7 @@ from dataclasses import replace
 from aiohttp import web
 
 from adaptspec.engine.async_engine import AsyncEngine
-from adaptspec.errors import EngineError, OverloadedError, PromptTooLongError, RequestError, UnknownModelError
+from adaptspec.errors import EngineError, OverloadedError, PromptTooLongError, RequestError, context_sentence
 from adaptspec.quantity import quantity
 from adaptspec.request import Grammar, Reasoning, Request
 from adaptspec.server.api.chat import ChatBody
@@ -19,9 +19,10 @@ from adaptspec.server.api.completions import CompletionBody
 from adaptspec.server.api.generation_body import GenerationBody
 from adaptspec.server.api.reasoning import TAIL, begun, continued
 from adaptspec.server.api.warnings import WarningLog
-from adaptspec.server.api.wire import Body, parse, renamed, shown
+from adaptspec.server.api.wire import Body, parse, renamed
 from adaptspec.server.http_errors import DrainingError, EngineStoppedError, RefusedError
 from adaptspec.server.limits import ServerLimits
+from adaptspec.server.served_names import ServedNames
 from adaptspec.server.sse import Padding
 from adaptspec.server.threads import Lanes, within
 from adaptspec.types import Completion, Delta, FinishReason
@@ -39,15 +40,17 @@ class Service:
         engine: AsyncEngine,
         codec: Codec,
         limits: ServerLimits = ServerLimits(),
+        *,
         padding: Padding | None = None,
         warning_log: WarningLog | None = None,
-        *,
+        names: ServedNames | None = None,
         reasoning: Reasoning | None = None,
     ) -> None:
         """`reasoning`: the marks that the model puts around its reasoning; None where it has none."""
         self.engine = engine
         self.codec = codec
         self.warning_log = warning_log or WarningLog()
+        self.names = names or ServedNames((engine.target.name,))
         self.limits = limits
         self.padding = padding
         self._marks = reasoning
@@ -80,12 +83,6 @@ class Service:
             load = self.engine.stats()
             given = f"{load.waiting} waiting and {quantity(load.running, 'running request')}"
             raise OverloadedError(f"the server has {given}; send the request again later")
-
-    def check_model(self, name: str | None) -> None:
-        """Raise UnknownModelError unless `name` is served; None means the served one."""
-        served = self.engine.target.name
-        if name is not None and name != served:
-            raise UnknownModelError(f"the model {shown(name)} is not served here; ask for `{served}`", "model")
 
     async def completion_requests(self, identity: str, body: CompletionBody, key: str | None = None) -> list[Request]:
         """One engine request per prompt and choice, prompt by prompt. `key` is the name of the client's API key.
@@ -144,7 +141,7 @@ class Service:
 
     def _check(self, body: GenerationBody, prompts: int) -> None:
         """What can be said before anything is encoded: the model, and how many requests it makes."""
-        self.check_model(body.model)
+        self.names.check(body.model)
         field, holds = body.prompt_field, f"this server holds {self.engine.capacity} at once"
         if prompts > self.engine.capacity:
             raise RequestError(f"{field} has {quantity(prompts, 'prompt')}; {holds}: send fewer", field)
@@ -203,8 +200,9 @@ class Service:
         if field is not None and asked is not None and asked > room:
             target = self.engine.target
             raise PromptTooLongError(
-                f"{field} is {asked}, but {target.name} holds {target.context} tokens and the prompt has "
-                f"{len(prompt)}: ask for at most {room}, or leave {field} out",
+                f"{context_sentence(target.context)} However, you requested {len(prompt) + asked} tokens "
+                f"({len(prompt)} in the {body.prompt_field}, {asked} in the completion): let {field} be at most "
+                f"{room}, or leave it out",
                 field,
             )
         seeds = [seed_of_choice(sampling.seed, choice) for choice in range(body.choices)]

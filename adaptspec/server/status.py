@@ -28,18 +28,20 @@ class ModelDetails(Answer):
 
 
 class Model(Answer):
-    """The model that is served."""
+    """The model that is served, under one of its names. `root` is the first of them, which answers have."""
 
     id: str
     object: Literal["model"]
     created: int
     owned_by: str
+    root: str
+    parent: None
     max_model_len: int
     adaptspec: ModelDetails
 
 
 class ModelList(Listed[Model]):
-    """All models that are served."""
+    """All names of the model that is served."""
 
 
 class Version(Answer):
@@ -59,16 +61,17 @@ class Health(Answer):
 @Operation("get", "/v1/models", answer=ModelList)
 async def models(http: web.Request) -> web.Response:
     """What is served."""
-    found = ModelList(object="list", data=[_card(http.app[SERVICE], http.app[STARTED])])
+    service, started = http.app[SERVICE], http.app[STARTED]
+    found = ModelList(object="list", data=[_card(service, name, started) for name in service.names.names])
     return web.json_response(found.written())
 
 
 @Operation("get", "/v1/models/{model:.+}", answer=Model, refused=(404,))
 async def model(http: web.Request) -> web.Response:
     """The model by its name."""
-    service = http.app[SERVICE]
-    service.check_model(http.match_info["model"])
-    return web.json_response(_card(service, http.app[STARTED]).written())
+    service, name = http.app[SERVICE], http.match_info["model"]
+    service.names.check(name)
+    return web.json_response(_card(service, name, http.app[STARTED]).written())
 
 
 @Operation("get", "/health", answer=Health, also=(503,))  # for whoever restarts
@@ -109,7 +112,7 @@ def _state(http: web.Request, well: Sequence[str]) -> web.Response:
     return web.json_response(Health(status=state, **service.load).written(), status=200 if state in well else 503)
 
 
-def _card(service: Service, started: int) -> Model:
+def _card(service: Service, name: str, started: int) -> Model:
     engine, target = service.engine, service.engine.target
     details = ModelDetails(
         architecture=target.architecture,
@@ -118,10 +121,12 @@ def _card(service: Service, started: int) -> Model:
         default_policy=engine.default_policy,
     )
     return Model(
-        id=target.name,
+        id=name,
         object="model",
         created=started,
         owned_by="adaptspec",
+        root=target.name,
+        parent=None,
         max_model_len=target.context,
         adaptspec=details,
     )

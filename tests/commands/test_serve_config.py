@@ -14,7 +14,7 @@ from adaptspec.errors import ConfigError
 EVERYTHING = (
     "--model /m --draft none --counts none --policy off --policy mine.yaml --device cpu --dtype float32 --context 512 "
     "--draft-device cuda:1 --tensor-parallel-size 2 "
-    "--eager --max-rows 3 --no-task-detection --host 127.0.0.2 --port 0 --served-model-name fox --max-waiting 7 "
+    "--eager --max-rows 3 --no-task-detection --host 127.0.0.2 --port 0 --served-model-name fox * cub --max-waiting 7 "
     "--drain-seconds 2.5 --state-dir s --keep-history --journal j --journal-megabytes 2 --journal-files 9 "
     "--no-watch-policies --metrics-compat vllm --otlp-endpoint http://c:4318 --trace-level round --trace-slow-seconds "
     "2 --trace-round-share 0.5 --trace-content --otlp-metrics --insecure --allow-host fox.local --pad-stream --limit "

@@ -56,9 +56,40 @@ async def test_an_unknown_model_lists_what_is_served(post: Any, path: str) -> No
     assert "`tiny`" in error["message"]
 
 
-async def test_a_prompt_that_does_not_fit(post: Any) -> None:
-    status, body = await post(CHAT, messages=[{"role": "user", "content": "x" * 300}])
-    assert (status, body["error"]["code"]) == (400, "context_length_exceeded")
+LONG = {"role": "user", "content": "x" * 300}
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "said"),
+    [
+        (CHAT, {"messages": [LONG]}, "your messages resulted in 303 tokens"),
+        (COMPLETIONS, {"prompt": "x" * 300}, "your prompt resulted in 300 tokens"),
+        (COMPLETIONS, {"prompt": [5] * 256}, "your prompt resulted in 256 tokens"),
+        ("/v1/responses", {"input": [LONG]}, "your input resulted in 303 tokens"),
+        (
+            CHAT,
+            {"messages": HELLO, "max_tokens": 300},
+            "you requested 308 tokens (8 in the messages, 300 in the compl",
+        ),
+        (
+            COMPLETIONS,
+            {"prompt": "x", "max_tokens": 300},
+            "you requested 301 tokens (1 in the prompt, 300 in the compl",
+        ),
+        ("/v1/responses", {"input": "hello", "max_output_tokens": 300}, "you requested 308 tokens"),
+        (CHAT, {"messages": [LONG | {"content": "x" * 40_000}]}, "messages has a text of more than"),
+        ("/tokenize", {"prompt": "x" * 40_000}, "prompt has a text of more than"),
+    ],
+)
+@pytest.mark.parametrize("stream", [False, True])
+async def test_what_does_not_fit_is_recognised_by_clients(
+    post: Any, path: str, body: dict[str, Any], said: str, stream: bool
+) -> None:
+    """OpenAI's sentence, by which LiteLLM, CrewAI and others know that a shorter conversation may help."""
+    status, answer = await post(path, **body, **({"stream": True} if stream and path != "/tokenize" else {}))
+    error = answer["error"]
+    assert (status, error["code"]) == (400, "context_length_exceeded")
+    assert error["message"].startswith(f"This model's maximum context length is 256 tokens. However, {said}")
 
 
 async def test_unknown_paths_and_methods(client: Any) -> None:
@@ -91,7 +122,20 @@ OTHER_ROUTES = {
     "POST /generate": "SGLang's, so use POST /v1/completions",
     "POST /chat/completions": "base URL of the client end in /v1",
     "POST /v1/v1/chat/completions": "base URL of the client end in /v1, once",
-    "GET /models": "base URL of the client end in /v1",
+    "POST /completions": "use /v1/completions, so let the base URL of the client end in /v1",
+    "POST /responses": "use /v1/responses, so let the base URL of the client end in /v1",
+    "GET /models": "use /v1/models, so let the base URL of the client end in /v1",
+    "GET /models/tiny": "base URL of the client end in /v1",
+    "POST /v1/v1/responses": "use /v1/responses, so let the base URL of the client end in /v1, once",
+    "POST /openai/v1/chat/completions": "use /v1/chat/completions, so let the base URL",
+    "POST /api/v1/chat/completions/": "use /v1/chat/completions, so let the base URL",
+    "POST /v1/chat/completions/": "use /v1/chat/completions, with one slash between its parts and none at its end",
+    "POST /v1//completions": "use /v1/completions, with one slash",
+    "GET /v1/models/": "use /v1/models, with one slash",
+    "POST /tokenize/": "use /tokenize, with one slash",
+    "GET /v1/health": "use /health, which is not below /v1",
+    "POST /v1/tokenize": "use /tokenize, which is not below /v1",
+    "POST /v1/responses/input_tokens": "use POST /tokenize",
     "GET /v1/responses/resp_1": "keeps no responses",
     "POST /v1/files/": "no files",
 }
@@ -110,11 +154,22 @@ async def test_routes_of_other_apis_say_what_to_use_instead(client: Any, engine:
     assert not engine.seen
 
 
-@pytest.mark.parametrize("path", ["/v2/nothing", "/apis", "/v1/chat/completions/", "/completionists", "/admin/x"])
+@pytest.mark.parametrize(
+    "path", ["/v2/nothing", "/apis", "/v1", "/completionists", "/admin/x", "/v1/chat/completion", "/" + "x" * 5000]
+)
 async def test_other_unknown_routes_say_where_to_look(client: Any, path: str) -> None:
     async with client.post(path) as response:
         assert response.status == 404
         assert "see /openapi.json" in (await response.json())["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("path", "meant"),
+    [("/v1/chat/completion", CHAT), ("/v1/complations", COMPLETIONS), ("/v1/response", "/v1/responses")],
+)
+async def test_a_misspelt_route_gets_a_hint(client: Any, path: str, meant: str) -> None:
+    async with client.post(path) as response:
+        assert f"(did you mean {meant}?)" in (await response.json())["error"]["message"]
 
 
 @pytest.mark.parametrize("path", [COMPLETIONS, CHAT, "/v1/responses", "/tokenize"])

@@ -61,11 +61,11 @@ async def test_what_the_engine_cannot_serve_is_refused_before_anything_runs(serv
 async def test_a_prompt_needs_a_token_and_room_for_another(service: Service) -> None:
     """What the engine says of a prompt is told of the field that it came in."""
     await service.completion_requests("id", completing([5] * 255))
-    with pytest.raises(PromptTooLongError, match="prompt has 256 tokens"):
+    with pytest.raises(PromptTooLongError, match="your prompt resulted in 256 tokens"):
         await service.completion_requests("id", completing([[5], [5] * 256]))
     with pytest.raises(RequestError, match="prompt is empty"):
         await service.completion_requests("id", completing(["x", ""]))
-    with pytest.raises(PromptTooLongError, match="messages has 300 tokens") as refused:
+    with pytest.raises(PromptTooLongError, match="your messages resulted in 300 tokens") as refused:
         await service.chat_requests("id", chatting(300))
     assert refused.value.param == "messages"
 
@@ -75,7 +75,10 @@ async def test_an_answer_that_is_asked_for_must_fit(service: Service, field: str
     """Clipped silently it would look like the model's own end; the largest that fits is told, and is taken."""
     (request,) = await service.chat_requests("id", chatting(200, **{field: 56}))
     assert (len(request.prompt), request.sampling.max_tokens) == (200, 56)
-    with pytest.raises(PromptTooLongError, match=f"{field} is 57, .* has 200: ask for at most 56, or leave") as refused:
+    with pytest.raises(
+        PromptTooLongError,
+        match=f"257 tokens .200 in the (prompt|messages), 57 in the completion.: let {field} be at most 56",
+    ) as refused:
         await service.chat_requests("id", chatting(200, **{field: 57}))
     assert refused.value.param == field
     (request,) = await service.chat_requests("id", chatting(200, **{field: None}))

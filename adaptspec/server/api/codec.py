@@ -9,7 +9,7 @@ from typing import NoReturn
 
 from transformers import PreTrainedTokenizerFast
 
-from adaptspec.errors import PromptTooLongError, RequestError
+from adaptspec.errors import PromptTooLongError, RequestError, context_sentence
 from adaptspec.models.chat.chat_template import ChatTemplate, RenderOptions
 from adaptspec.models.tokenization import TokenBytes
 from adaptspec.server.api.answers import Json
@@ -30,16 +30,18 @@ class Codec:
         tokenizer: PreTrainedTokenizerFast,
         template_seconds: float = 2.0,
         most_bytes: int = 2**22,
+        context: int = 2**16,
         template: ChatTemplate | None = None,
     ) -> None:
         """`template_seconds`: how long a chat template may take for one conversation; `most_bytes`: of a text.
 
-        `template` None: the tokenizer's own.
+        `context`: how many tokens the model holds. `template` None: the tokenizer's own.
         """
         self.template = template or ChatTemplate(tokenizer)
         self._tokenizer = tokenizer
         self._template_seconds = template_seconds
         self._most_bytes = most_bytes
+        self._context = context
         self._encoding = Lanes(SHORT_TEXT)
         self._decoding = Lanes(SHORT_IDS)
         self._rendering = Lanes(0)
@@ -92,6 +94,27 @@ class Codec:
         work = partial(self._tokenizer.decode, list(tokens), skip_special_tokens=False)
         return str(await self._decoding.run(len(tokens), work))
 
+    def token_names(self, tokens: Sequence[int]) -> list[str]:
+        """Each token as the vocabulary has it, such as `Ġthe`; an id without a token has no text."""
+        backend = self._tokenizer.backend_tokenizer
+        return [backend.id_to_token(token) or "" for token in tokens]
+
+    def tokenizer_info(self) -> Json:
+        """The tokenizer's class, special tokens and chat template, by the names of `tokenizer_config.json`."""
+        tokenizer = self._tokenizer
+        added = {
+            str(number): {"content": str(token), "special": token.special}
+            for number, token in tokenizer.added_tokens_decoder.items()
+        }
+        special = ("bos_token", "eos_token", "unk_token", "pad_token")
+        return {
+            "tokenizer_class": type(tokenizer).__name__,
+            "model_max_length": self._context,
+            **{name: getattr(tokenizer, name) for name in special},
+            "added_tokens_decoder": added,
+            "chat_template": tokenizer.chat_template,
+        }
+
     async def _rendered(self, messages: Sequence[Message], tools: Sequence[Tool], options: RenderOptions) -> str:
         """Templates come with the model, and may do anything with what clients send: compare all messages, say."""
         weight = sum(message.characters + _MESSAGE for message in messages)
@@ -121,8 +144,8 @@ class Codec:
 
     def _refuse_length(self, param: str) -> NoReturn:
         raise PromptTooLongError(
-            f"{param} has a text of more than {self._most_bytes} bytes; one as long as this cannot fit the model's "
-            "context, and is not even counted: send less",
+            f"{context_sentence(self._context)} However, {param} has a text of more than {self._most_bytes} bytes; "
+            "one as long as this cannot fit, and is not even counted: send less",
             param,
         )
 
