@@ -6,11 +6,14 @@ from typing import Any
 
 import pytest
 
+from adaptspec.server.api.tokenize import TokenizerInfo
+
 
 @pytest.mark.parametrize("text", ["hello", "größer 猫\n", "x" * 21_000, ""])
 async def test_texts_come_back(post: Any, tokenizer: Any, text: str) -> None:
     _, body = await post("/tokenize", prompt=text)
-    assert body == {"count": len(body["tokens"]), "max_model_len": 256, "tokens": tokenizer.encode(text)}
+    tokens = tokenizer.encode(text)
+    assert body == {"count": len(tokens), "max_model_len": 256, "tokens": tokens, "token_strs": None}
     assert await post("/detokenize", tokens=body["tokens"]) == (200, {"prompt": text})
 
 
@@ -18,6 +21,52 @@ async def test_a_conversation_is_counted_with_its_template(post: Any, tokenizer:
     messages = [{"role": "user", "content": "a"}]
     _, body = await post("/tokenize", messages=messages, add_generation_prompt=False)
     assert tokenizer.decode(body["tokens"]) == "<|user|>a<|end|>"
+
+
+TOOL = {"type": "function", "function": {"name": "f", "description": "Does it."}}
+
+
+async def test_a_conversation_with_tools_is_counted_as_a_chat_reads_it(post: Any, engine: Any) -> None:
+    """Reasoning, calls and other parts of its history included."""
+    messages = [{"role": "user", "content": "a", "name": "ann"}, {"role": "assistant", "content": None}]
+    for fields in ({"tools": [TOOL]}, {"tools": []}, {"tools": None}, {"tools": [{"type": "web_search"}]}):
+        await post("/v1/chat/completions", messages=messages, max_tokens=1, **fields)
+        status, body = await post("/tokenize", messages=messages, **fields)
+        assert (status, tuple(body["tokens"])) == (200, engine.seen[-1].prompt)
+
+
+@pytest.mark.parametrize("text", ["hello", "größer 猫\n", ""])
+async def test_tokens_are_named_where_that_is_asked_for(post: Any, tokenizer: Any, text: str) -> None:
+    """As in the vocabulary, so that clients can look them up there."""
+    _, body = await post("/tokenize", prompt=text, return_token_strs=True)
+    assert body["token_strs"] == tokenizer.convert_ids_to_tokens(body["tokens"])
+
+
+async def test_neutral_values_are_accepted(post: Any) -> None:
+    """Those that clients of vLLM send."""
+    fields = {"add_special_tokens": None, "add_generation_prompt": None, "continue_final_message": False}
+    more = {"chat_template": None, "mm_processor_kwargs": None, "return_token_strs": False}
+    status, body = await post("/tokenize", messages=[{"role": "user", "content": "a"}], **fields, **more)
+    assert (status, body["token_strs"]) == (200, None)
+
+
+async def test_tools_belong_to_conversations(post: Any) -> None:
+    status, answer = await post("/tokenize", prompt="x", tools=[TOOL])
+    assert (status, answer["error"]["param"]) == (400, "tools")
+
+
+async def test_the_tokenizer_is_described(client: Any, tokenizer: Any) -> None:
+    """With what clients need to render and cut prompts themselves, and without places on the server's disk."""
+    async with client.get("/tokenizer_info") as response:
+        assert response.status == 200
+        info = await response.json()
+    TokenizerInfo.model_validate(info, strict=True)
+    assert info["eos_token"] == tokenizer.eos_token
+    assert info["chat_template"] == tokenizer.chat_template
+    assert info["model_max_length"] == 256
+    for number, token in info["added_tokens_decoder"].items():
+        assert tokenizer.convert_tokens_to_ids(token["content"]) == int(number)
+    assert "/" not in info["tokenizer_class"]
 
 
 @pytest.mark.parametrize(
