@@ -120,7 +120,7 @@ async def test_it_is_served(client: Any) -> None:
     assert "/admin/policies" not in body["paths"]
     fields = body["components"]["schemas"]["ChatBody"]["properties"]
     assert {"messages", "tools", "response_format", "prediction", "adaptspec", "store"} <= fields.keys()
-    assert fields["functions"] == {"enum": [None, []]}
+    assert fields["functions"] == {"enum": [[], None]}
 
 
 def test_no_field_is_refused_by_name_that_the_schema_offers(whole: web.Application) -> None:
@@ -131,7 +131,7 @@ def test_no_field_is_refused_by_name_that_the_schema_offers(whole: web.Applicati
         for name in fields.keys() - GOOD[path].keys():
             refused = name in ("frobnicate", "temprature")
             assert not (refused and name in described[bodies[path]]["properties"])
-        assert described[bodies[path]]["additionalProperties"] is False
+        assert described[bodies[path]]["additionalProperties"] == {"type": "null"}
 
 
 @pytest.mark.parametrize(
@@ -265,7 +265,15 @@ BODIES: list[tuple[str, dict[str, Any], bool]] = [
     ("/v1/completions", {"prompt": [260]}, False),
     ("/v1/completions", {"prompt": [[3], [260]]}, False),
     ("/v1/completions", {"prompt": "x", "stop_token_ids": [260]}, False),
-    ("/v1/completions", {"prompt": "x", "stream_options": {}}, False),
+    ("/v1/completions", {"prompt": "x", "stream_options": {}}, True),
+    ("/v1/completions", {"prompt": "x", "stream_options": {"include_usage": None}}, True),
+    ("/v1/completions", {"prompt": "x", "stream_options": {"include_usage": True}}, False),
+    ("/v1/completions", {"prompt": "x", "stream_options": {"continuous_usage_stats": True}}, False),
+    ("/v1/completions", {"prompt": "x", "frobnicate": None, "adaptspec": {"frobnicate": None}}, True),
+    ("/v1/completions", {"prompt": "x", "adaptspec": {"frobnicate": 0}}, False),
+    ("/v1/completions", {"prompt": "x", "max_tokens": 3.0, "top_k": -1}, True),
+    ("/v1/completions", {"prompt": "x", "typical_p": 1.0, "mirostat_tau": 5, "repeat_penalty": 1}, True),
+    ("/v1/completions", {"prompt": "x", "typical_p": 0.9}, False),
     ("/v1/completions", {"prompt": "x", "stream": True, "stream_options": {}}, True),
     ("/v1/completions", {"prompt": "x", "adaptspec": OWN}, False),
     ("/v1/completions", {"prompt": "x", "adaptspec": {"provenance": False}}, True),
@@ -274,6 +282,14 @@ BODIES: list[tuple[str, dict[str, Any], bool]] = [
     ("/v1/chat/completions", {"messages": [MESSAGE], "adaptspec": OWN, "stream": True}, True),
     ("/v1/chat/completions", {"messages": [MESSAGE], "adaptspec": OWN, "stream": True, "tools": [TOOL]}, False),
     ("/v1/chat/completions", {"messages": [MESSAGE], "top_logprobs": 1}, False),
+    ("/v1/chat/completions", {"messages": [MESSAGE], "top_logprobs": 0}, True),
+    ("/v1/chat/completions", {"messages": [MESSAGE], "tools": [{"type": "web_search"}]}, True),
+    ("/v1/chat/completions", {"messages": [MESSAGE], "tools": [{"type": "function"}]}, False),
+    ("/v1/chat/completions", {"messages": [MESSAGE], "tools": [{"function": {"name": "f", "x": 1}}]}, True),
+    ("/v1/responses", {"input": [{"type": "reasoning"}, MESSAGE], "tools": [{"type": "mcp"}]}, True),
+    ("/v1/responses", {"input": [{"type": "item_reference"}]}, False),
+    ("/v1/responses", {"input": [MESSAGE], "previous_response_id": "resp_1"}, False),
+    ("/v1/responses", {"input": [MESSAGE], "client_metadata": {"a": 1}, "truncation": "auto"}, True),
     ("/v1/chat/completions", {"messages": [MESSAGE], "top_logprobs": 1, "logprobs": True}, True),
     ("/v1/chat/completions", {"messages": [MESSAGE], "max_tokens": 3, "max_completion_tokens": 3}, False),
     ("/v1/chat/completions", {"messages": [MESSAGE], "max_tokens": None, "max_completion_tokens": 3}, True),
@@ -283,16 +299,27 @@ BODIES: list[tuple[str, dict[str, Any], bool]] = [
 # The second message of a conversation, and whether it is one.
 MESSAGES: list[tuple[dict[str, Any], bool]] = [
     ({"role": "tool", "content": "x"}, False),
-    ({"role": "tool", "tool_call_id": "c"}, False),
+    ({"role": "tool", "tool_call_id": "c"}, True),
     ({"role": "tool", "content": "x", "tool_call_id": "c"}, True),
     ({"role": "tool", "content": "x", "tool_call_id": "c", "tool_calls": [CALL]}, False),
+    ({"role": "function", "content": "x", "name": "f"}, True),
+    ({"role": "function", "content": "x", "name": "f", "tool_calls": [CALL]}, False),
     ({"role": "user", "content": "x", "tool_call_id": "c"}, False),
     ({"role": "user", "content": "x", "tool_call_id": None, "tool_calls": []}, True),
+    ({"role": "user", "content": "x", "name": "ann", "tenant": 7}, True),
     ({"role": "user", "content": "x", "tool_calls": [CALL]}, False),
+    ({"role": "user", "content": []}, True),
+    ({"role": "user", "content": [{"type": "refusal", "refusal": "x"}, {"type": "thinking"}]}, True),
+    ({"role": "user", "content": [{"type": "image_url"}]}, False),
+    ({"role": "user", "content": [{"type": "text", "refusal": "x"}]}, False),
+    ({"role": "user", "content": None}, False),
     ({"role": "user"}, False),
-    ({"role": "assistant", "content": None}, False),
+    ({"role": "assistant", "content": None}, True),
+    ({"role": "assistant"}, True),
+    ({"role": "assistant", "function_call": {"name": "f", "arguments": "{}"}}, True),
+    ({"role": "assistant", "function_call": {"name": "f", "arguments": {}}}, False),
     ({"role": "assistant", "tool_calls": [CALL]}, True),
-    ({"role": "assistant", "content": "x", "tool_calls": [CALL]}, True),
+    ({"role": "assistant", "content": "x", "tool_calls": [CALL | {"index": 0}]}, True),
 ]
 BODIES += [("/v1/chat/completions", {"messages": [MESSAGE, message]}, taken) for message, taken in MESSAGES]
 
