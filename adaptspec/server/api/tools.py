@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from pydantic import BeforeValidator, Field, GetJsonSchemaHandler, ValidationInfo
-from pydantic_core import CoreSchema
+from pydantic_core import CoreSchema, PydanticKnownError
 
 from adaptspec.errors import RequestError
 from adaptspec.request import Grammar
@@ -74,8 +74,11 @@ def functions_only(tools: object, info: ValidationInfo) -> object:
 
     Agents send them next to functions, and are served by these; a warning names each type.
     """
-    if not isinstance(tools, list) or len(tools) > MAX_TOOLS:
+    if not isinstance(tools, list):
         return tools
+    if len(tools) > MAX_TOOLS:
+        sizes = {"field_type": "List", "max_length": MAX_TOOLS, "actual_length": len(tools)}
+        raise PydanticKnownError("too_long", sizes)
     kept = []
     for tool in tools:
         kind = tool.get("type") if isinstance(tool, dict) else None

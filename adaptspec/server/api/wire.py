@@ -174,9 +174,11 @@ def parse(model: type[Body], raw: bytes, limits: ServerLimits = ServerLimits()) 
         return model.model_validate(document, context=Warnings())
     except ValidationError as error:
         details = error.errors(include_url=False, include_input=False)
-        # Where several kinds are possible, the one that fits furthest is what was meant.
+        # Where several kinds are possible, the one that fits furthest is what was meant; a wrong word or size is nearer
+        # than another kind of value.
         same = [detail for detail in details if detail["loc"][:1] == details[0]["loc"][:1]]
-        detail = max(same, key=lambda one: len(_place(document, one)))
+        near = ("literal_error", "too_short", "too_long")
+        detail = max(same, key=lambda one: (len(_place(document, one)), one["type"] in near))
         raise _refusal(model, detail, _place(document, detail)) from error
 
 
@@ -316,6 +318,8 @@ def _reason(detail: ErrorDetails) -> str:
         return f"is too short; send at least {quantity(detail['ctx']['min_length'], part)}"
     if detail["type"] in ("too_long", "string_too_long"):
         return f"is too long; send at most {quantity(detail['ctx']['max_length'], part)}"
+    if detail["type"] == "union_tag_not_found":
+        return "has no type that can be read; send an object with one"
     if detail["type"] == "union_tag_invalid":
         kind = str(detail["ctx"]["tag"])
         stored = "; this server keeps no responses, so send the item itself" if kind == "item_reference" else ""
