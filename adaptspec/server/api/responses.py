@@ -59,7 +59,10 @@ _NOT_STORED = "this server keeps no responses, so send the whole conversation as
 
 class _Item(LenientModel):
     where: ClassVar[str] = "input[]"
-    idle: ClassVar[frozenset[str]] = IDLE_KEYS | {"agent", "async", "async_", "caller", "created_by", "phase"}
+    # `name` and `namespace` stand next to the id of the call, which says the same.
+    idle: ClassVar[frozenset[str]] = IDLE_KEYS | {
+        *("agent", "async", "async_", "caller", "created_by", "name", "namespace", "phase")
+    }
 
 
 class InputMessage(_Item):

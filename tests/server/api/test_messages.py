@@ -6,12 +6,15 @@ import json
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from adaptspec.errors import RequestError
 from adaptspec.server.api.chat import ChatBody, ChatReply
 from adaptspec.server.api.messages import CALL_OF_FUNCTION, Message
 from adaptspec.server.api.response_format import JsonObjectFormat, JsonSchemaFormat, TextFormat, grammar_of
 from adaptspec.server.api.tools import HEAD, MIDDLE, TAIL
+from adaptspec.server.api.warnings import MAX_WARNINGS
 from adaptspec.server.api.wire import parse
 from adaptspec.types import Completion, Delta, FinishReason, SpeculationStats, Timings
 
@@ -35,7 +38,7 @@ def test_a_message_that_is_none_is_named_by_its_place() -> None:
 USER = {"role": "user", "content": "x"}
 CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}
 RESULT = {"role": "tool", "tool_call_id": "c", "content": "3"}
-# Messages of histories that other programs wrote, what a chat template gets of them beside role and content, the text
+# Messages of histories that other programs wrote, what a chat template gets of them in addition to role and content, the text
 # that is their content, and what the warning names.
 HISTORY: dict[str, tuple[dict[str, Any], dict[str, Any], str, str | None]] = {
     "name of a user": (USER | {"name": "ann"}, {"name": "ann"}, "x", None),
@@ -222,6 +225,32 @@ def test_an_answer_can_be_sent_back(text: str) -> None:
         plain = body.messages[1].plain()
         assert (plain["content"] or None) == (answer["content"] or None)
         assert [call["id"] for call in plain.get("tool_calls", ())] == [result["tool_call_id"] for result in results]
+
+
+KEYS = st.text(max_size=70) | st.sampled_from(["name", "content", "cache_control", "index", "id", "refusal", "parsed"])
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+    max_leaves=6,
+)
+_READ = set(Message.model_fields) | {"reasoning", "refusal"}
+
+
+@given(extra=st.lists(st.dictionaries(KEYS, JSON, max_size=5), min_size=1, max_size=6))
+def test_other_keys_never_change_what_a_template_gets(extra: list[dict[str, Any]]) -> None:
+    """Wherever they stand; and their warnings stay few, short and printable."""
+    parts, messages = [{"type": "text", "text": "x"}], []
+    for keys in extra:
+        added = {key: value for key, value in keys.items() if key not in _READ | {"type", "text"}}
+        call = {**CALL, **added, "id": "c", "function": {**added, "name": "f", "arguments": "{}"}}
+        messages.append({**added, "role": "assistant", "content": [{**added, **parts[0]}], "tool_calls": [call]})
+    body = parse(ChatBody, json.dumps({"messages": messages}).encode())
+    plain = {"role": "assistant", "content": "x"}
+    called = {"type": "function", "id": "c", "function": {"name": "f", "arguments": {}}}
+    assert [message.plain() for message in body.messages] == [plain | {"tool_calls": [called]}] * len(messages)
+    written = body.warnings.written().get("warnings", [])
+    assert len(written) <= MAX_WARNINGS + 1
+    assert all(len(text) <= 300 and text.isprintable() for text in written)
 
 
 TEXT = {"type": "text", "text": "What is this?"}

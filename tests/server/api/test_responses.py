@@ -94,7 +94,14 @@ ITEMS: dict[str, tuple[dict[str, Any], dict[str, Any] | None, str | None]] = {
         None,
     ),
     "an output without text": (
-        {"type": "function_call_output", "call_id": "c", "output": None, "status": None, "caller": {"type": "direct"}},
+        {
+            "type": "function_call_output",
+            "call_id": "c",
+            "output": None,
+            "status": None,
+            "name": "see",
+            "caller": {"type": "direct"},
+        },
         {"role": "tool", "content": "", "tool_call_id": "c"},
         None,
     ),
