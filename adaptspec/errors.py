@@ -41,12 +41,13 @@ class PromptTooLongError(RequestError):
     """The prompt, or the prompt and the answer asked for, do not fit into the model's context."""
 
 
-def context_sentence(context: int) -> str:
-    """The sentence that OpenAI's errors of this kind begin with: clients recognise it, and shorten the conversation.
+def context_overflow(context: int, reason: str) -> str:
+    """The message of a PromptTooLongError: clients recognise it by its words, and shorten the conversation.
 
-    LiteLLM looks for its first six words, among others: `ExceptionCheckers` in exception_mapping_utils.py.
+    It begins as OpenAI's does, for which LiteLLM looks (`ExceptionCheckers` in exception_mapping_utils.py), and ends
+    with the code of the error, for which LangChain looks in the text (`_handle_openai_bad_request`).
     """
-    return f"This model's maximum context length is {context} tokens."
+    return f"This model's maximum context length is {context} tokens. However, {reason} (context_length_exceeded)"
 
 
 class OverloadedError(RequestError):

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from adaptspec.control.tasks import HEAD, TAIL, TaskDetector
 from adaptspec.engine.detokenizer import Detokenizer
 from adaptspec.engine.sequence import Sequence
-from adaptspec.errors import PromptTooLongError, RequestError, context_sentence
+from adaptspec.errors import PromptTooLongError, RequestError, context_overflow
 from adaptspec.models.grammars import Grammars
 from adaptspec.models.runner import ModelInfo
 from adaptspec.models.sampling import check_tokens, check_vocabulary
@@ -48,8 +48,10 @@ class InputProcessor:
             raise RequestError("prompt is empty; send at least one token", "prompt")
         if len(prompt) >= info.context:
             raise PromptTooLongError(
-                f"{context_sentence(info.context)} However, your prompt resulted in {len(prompt)} tokens, and one must "
-                "be left for the answer: send fewer",
+                context_overflow(
+                    info.context,
+                    f"your prompt resulted in {len(prompt)} tokens, and one must be left for the answer: send fewer",
+                ),
                 "prompt",
             )
         check_tokens("prompt", prompt, info.drawn_tokens)

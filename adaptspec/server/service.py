@@ -10,7 +10,7 @@ from dataclasses import replace
 from aiohttp import web
 
 from adaptspec.engine.async_engine import AsyncEngine
-from adaptspec.errors import EngineError, OverloadedError, PromptTooLongError, RequestError, context_sentence
+from adaptspec.errors import EngineError, OverloadedError, PromptTooLongError, RequestError, context_overflow
 from adaptspec.quantity import quantity
 from adaptspec.request import Grammar, Reasoning, Request
 from adaptspec.server.api.chat import ChatBody
@@ -200,9 +200,11 @@ class Service:
         if field is not None and asked is not None and asked > room:
             target = self.engine.target
             raise PromptTooLongError(
-                f"{context_sentence(target.context)} However, you requested {len(prompt) + asked} tokens "
-                f"({len(prompt)} in the {body.prompt_field}, {asked} in the completion): let {field} be at most "
-                f"{room}, or leave it out",
+                context_overflow(
+                    target.context,
+                    f"you requested {len(prompt) + asked} tokens ({len(prompt)} in the {body.prompt_field}, {asked} in "
+                    f"the completion): let {field} be at most {room}, or leave it out",
+                ),
                 field,
             )
         seeds = [seed_of_choice(sampling.seed, choice) for choice in range(body.choices)]

@@ -11,7 +11,7 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestClient, TestServer
 
-from adaptspec.errors import PromptTooLongError, RequestError, UnknownModelError, context_sentence
+from adaptspec.errors import PromptTooLongError, RequestError, UnknownModelError, context_overflow
 from adaptspec.models.runner import ModelInfo
 from adaptspec.models.sampling import check_tokens, check_vocabulary
 from adaptspec.request import Grammar, Request
@@ -48,8 +48,7 @@ class FakeEngine:
         if not request.prompt:
             raise RequestError("prompt is empty; send at least one token", "prompt")
         if length >= context:
-            said = f"{context_sentence(context)} However, your prompt resulted in {length} tokens"
-            raise PromptTooLongError(said, "prompt")
+            raise PromptTooLongError(context_overflow(context, f"your prompt resulted in {length} tokens"), "prompt")
         check_tokens("prompt", request.prompt, self.target.vocab_size)
         check_vocabulary(request.sampling, self.target.vocab_size)
         if request.speculation.policy not in (None, *self.policies):

@@ -90,6 +90,7 @@ async def test_what_does_not_fit_is_recognised_by_clients(
     error = answer["error"]
     assert (status, error["code"]) == (400, "context_length_exceeded")
     assert error["message"].startswith(f"This model's maximum context length is 256 tokens. However, {said}")
+    assert "context_length_exceeded" in error["message"], "LangChain looks for it there"
 
 
 async def test_unknown_paths_and_methods(client: Any) -> None:

@@ -9,7 +9,7 @@ from typing import NoReturn
 
 from transformers import PreTrainedTokenizerFast
 
-from adaptspec.errors import PromptTooLongError, RequestError, context_sentence
+from adaptspec.errors import PromptTooLongError, RequestError, context_overflow
 from adaptspec.models.chat.chat_template import ChatTemplate, RenderOptions
 from adaptspec.models.tokenization import TokenBytes
 from adaptspec.server.api.answers import Json
@@ -144,8 +144,11 @@ class Codec:
 
     def _refuse_length(self, param: str) -> NoReturn:
         raise PromptTooLongError(
-            f"{context_sentence(self._context)} However, {param} has a text of more than {self._most_bytes} bytes; "
-            "one as long as this cannot fit, and is not even counted: send less",
+            context_overflow(
+                self._context,
+                f"{param} has a text of more than {self._most_bytes} bytes; one as long as this cannot fit, and is not "
+                "even counted: send less",
+            ),
             param,
         )
 
