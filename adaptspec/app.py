@@ -51,7 +51,6 @@ from adaptspec.telemetry.metric_families import (
     earning_families,
     head_families,
     learning_families,
-    load_families,
     reload_families,
     shadow_families,
     thread_families,
@@ -208,7 +207,7 @@ def _watch_figures(
     metrics: Metrics, engine: AsyncEngine, earnings: Earnings, manager: PolicyManager, built: Built
 ) -> None:
     """Have `/metrics` show what its parts can be asked for."""
-    metrics.watch(lambda: load_families(engine.stats()))
+    metrics.watch_load(engine.stats)
     metrics.watch(lambda: thread_families(built.threads.count))
     metrics.watch(lambda: earning_families(earnings.snapshot()))
     metrics.watch(lambda: shadow_families(manager.estimates()))

@@ -100,7 +100,11 @@ def _add_server(group: argparse._ArgumentGroup) -> None:
         "its own; auto: as its chat template does, if any; think: <think>...</think>; none: it stays in the answer "
         "(default: %(default)s)",
     )
-    add("--metrics-compat", choices=["vllm"], help="serve vLLM's metric names as well")
+    add(
+        "--metrics-compat",
+        choices=["vllm"],
+        help="serve what boards and autoscalers read under vLLM's metric names, too",
+    )
 
 
 def _add_telemetry(group: argparse._ArgumentGroup) -> None:

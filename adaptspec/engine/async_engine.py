@@ -35,10 +35,15 @@ QUIET_SECONDS = 0.05
 
 @dataclass(frozen=True)
 class EngineStats:
-    """How many requests run and wait right now."""
+    """How many requests run and wait right now.
+
+    `preemptions`: times that a request gave way since the start. `cache_used`: the share of the cache that rows hold.
+    """
 
     running: int
     waiting: int
+    preemptions: int = 0
+    cache_used: float = 0.0
 
 
 class Stream:
@@ -176,8 +181,10 @@ class AsyncEngine:
 
     def stats(self) -> EngineStats:
         """Requests running and waiting; those still in the inbox count as waiting."""
-        running = len(self._core.scheduler.running)
-        return EngineStats(running, max(0, len(self._streams) - running))
+        scheduler = self._core.scheduler
+        running = len(scheduler.running)
+        waiting = max(0, len(self._streams) - running)
+        return EngineStats(running, waiting, scheduler.preemptions, scheduler.cache_used)
 
     def submit(self, requests: Sequence[Request]) -> Stream:
         """Queue requests that `check` lets pass, all or none of them; their output comes in one stream.

@@ -94,6 +94,12 @@ class Scheduler:
         self._bisection = Bisection()
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []
+        self.preemptions = 0  # sequences that gave way since the start
+
+    @property
+    def cache_used(self) -> float:
+        """The share of the cache that rows hold, 0 to 1."""
+        return 1.0 - self._cache.free_memory
 
     @property
     def idle(self) -> bool:
@@ -208,6 +214,7 @@ class Scheduler:
             self.running.remove(newest)
             self._give_back(newest)
             self.waiting.appendleft(newest)
+            self.preemptions += 1
             self._short_of_room = True
             if newest is sequence:
                 return False

@@ -84,9 +84,12 @@ def _per_position(name: str, totals: Totals, labels: dict[str, str]) -> Metric:
 
 
 def load_families(load: EngineStats) -> Iterator[Metric]:
-    """How many requests run and wait."""
+    """How many requests run and wait, and what the cache has room for."""
     yield GaugeMetricFamily("adaptspec_requests_running", "Requests in the batch", load.running)
     yield GaugeMetricFamily("adaptspec_requests_waiting", "Requests in the queue", load.waiting)
+    help_text = "Times that a request gave way to an older one, as the cache was full, and read its tokens again"
+    yield CounterMetricFamily("adaptspec_preemptions", help_text, load.preemptions)
+    yield GaugeMetricFamily("adaptspec_cache_used_ratio", "Share of the KV cache that is used", load.cache_used)
 
 
 def head_families(tokens: int, memory: int) -> Iterator[Metric]:

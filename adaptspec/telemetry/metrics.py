@@ -9,37 +9,50 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from functools import partial
+from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, Metric
 from prometheus_client.core import CounterMetricFamily
 from prometheus_client.exposition import choose_encoder
 
 from adaptspec.request import Request
-from adaptspec.telemetry.metric_families import Asked, round_families
+from adaptspec.telemetry.metric_families import Asked, load_families, round_families
 from adaptspec.telemetry.request_store import Batch, Finished, RequestStore
+from adaptspec.telemetry.vllm_names import VllmNames
 from adaptspec.types import Completion, FinishReason
 
-_FIRST_TOKEN = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
-# Speculation moves what is far below the conventions' first bound for tokens.
+if TYPE_CHECKING:  # where another engine is the host, none of ours is there
+    from adaptspec.engine.async_engine import EngineStats
+
+# Long prompts on slow machines take minutes to be read.
+_FIRST_TOKEN = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
+# Speculation moves what is far below the conventions' first bound for tokens. Large models on CPUs take 0.1 to 0.5 s.
 _PER_TOKEN = (
     *(1e-4, 2e-4, 3e-4, 4e-4, 5e-4, 7e-4, 0.001, 0.0015, 0.002, 0.003, 0.005, 0.007),
-    *(0.01, 0.015, 0.02, 0.05, 0.1, 0.5, 1.0),
+    *(0.01, 0.015, 0.02, 0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5, 1.0),
 )
-_WHOLE = (0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
+_WHOLE = (0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1200.0)
 
 PROVIDER = "adaptspec"
 OPERATIONS = ("chat", "text_completion")
-GENAI_DURATION = (0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.24, 20.48, 40.96, 81.92)
+# The conventions' bounds, and further ones where those end before long prompts and long answers do.
+GENAI_DURATION = (
+    *(0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.24, 20.48, 40.96, 81.92),
+    *(163.84, 327.68, 655.36, 1310.72),
+)
 GENAI_PER_TOKEN = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5)
-GENAI_FIRST_TOKEN = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0)
+GENAI_FIRST_TOKEN = (
+    *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0),
+    *(30.0, 60.0, 120.0, 300.0, 600.0),
+)
 _GENAI_LABELS = ("gen_ai_operation_name", "gen_ai_provider_name", "gen_ai_request_model")
 
 
 class Metrics:
     """Counters that can be scraped; a scrape has everything up to now.
 
-    `compat_vllm` also serves the speculative decoding counters under vLLM's names, as dashboards and load tools made
-    for it ask for them; `model_name` is the label they pick a model by. `gen_ai_server_*` have it as well: names that
+    `compat_vllm` also serves what dashboards, autoscalers and load tools made for vLLM read under vLLM's names (see
+    `VllmNames`); `model_name` is the label they pick a model by. `gen_ai_server_*` have it as well: names that
     clients make up never become labels. Their tokens and first tokens are of answers that were given; their durations
     of all, with the kind of error if there was one. `registry` has all of it; `render` settles the store before.
     """
@@ -51,6 +64,7 @@ class Metrics:
         self.registry = CollectorRegistry()
         # vLLM's own: its name for the model, and which of several engines (here always the first).
         vllm_labels = {"model_name": model_name, "engine": "0"} if compat_vllm else None
+        self._vllm = None if vllm_labels is None else VllmNames(self.registry, vllm_labels)
         self.watch(lambda: round_families(self._store.totals, vllm_labels))
         count, time = partial(Counter, registry=self.registry), partial(Histogram, registry=self.registry)
         self._responses = count("adaptspec_http_responses", "HTTP answers, by route and status", ("route", "status"))
@@ -94,6 +108,13 @@ class Metrics:
         """Also serve a count that somebody else keeps."""
         self.watch(lambda: [CounterMetricFamily(name, help_text, count())])
 
+    def watch_load(self, load: Callable[[], EngineStats]) -> None:
+        """Also serve what runs and waits, by every name it has here."""
+        self.watch(lambda: load_families(load()))
+        names = self._vllm
+        if names is not None:
+            self.watch(lambda: names.load(load()))
+
     def watch(self, families: Callable[[], Iterable[Metric]]) -> None:
         """Also serve families that are asked for at every scrape, on the scraping thread."""
         self.registry.register(Asked(families))
@@ -106,6 +127,8 @@ class Metrics:
     def _finished(self, request: Request, completion: Completion) -> None:
         timings, finish, tokens = completion.timings, completion.finish, len(completion.tokens)
         policy = completion.stats.policy
+        if self._vllm is not None:
+            self._vllm.finished(request, completion)
         operation = request.operation if request.operation in OPERATIONS else "_OTHER"
         labels, failed = (operation, PROVIDER, self._model), finish in (FinishReason.ABORT, FinishReason.ERROR)
         took = timings.finished - timings.arrived

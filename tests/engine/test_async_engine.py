@@ -352,3 +352,15 @@ async def test_one_engine_serves_one_event_loop(tokenizer: PreTrainedTokenizerFa
 
         with pytest.raises(EngineError, match="another event loop"):
             await asyncio.to_thread(elsewhere)
+
+
+@pytest.mark.parametrize(("capacity", "gave_way"), [(10**9, False), (40, True), (60, True)])
+async def test_preemptions_are_counted(tokenizer: PreTrainedTokenizerFast, capacity: int, gave_way: bool) -> None:
+    """As often as a request gave way: none where there is room. The cache is empty again at the end."""
+    async with engine(tokenizer, TableRunner(context=96, capacity=capacity)) as front:
+        params = SamplingParams(max_tokens=24, temperature=0.0, ignore_eos=True)
+        requests = [Request(f"r{i}", (1, 2, 3, i), params) for i in range(4)]
+        await asyncio.gather(*(front.generate(request) for request in requests))
+        found = front.stats()
+    assert (found.preemptions > 0) is gave_way
+    assert found.cache_used == pytest.approx(0.0)

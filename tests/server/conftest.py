@@ -17,7 +17,6 @@ from adaptspec.models.sampling import check_tokens, check_vocabulary
 from adaptspec.request import Grammar, Request
 from adaptspec.server.application import make_app
 from adaptspec.server.limits import ServerLimits
-from adaptspec.telemetry.metric_families import load_families
 from adaptspec.telemetry.metrics import Metrics
 from adaptspec.types import Completion, Delta, FinishReason, Piece, SpeculationStats, Timings
 
@@ -29,6 +28,7 @@ class FakeEngine:
 
     target = ModelInfo("tiny", "llama", 1000, 260, 256, "f00d", (1,), "float32")
     policies, default_policy, waiting = ("goodput", "static"), "goodput", 0
+    preemptions, cache_used = 0, 0.0
 
     def __init__(self) -> None:
         self.alive, self.drained, self.running, self.capacity = True, False, 0, 1000
@@ -140,7 +140,7 @@ def engine() -> FakeEngine:
 @pytest.fixture
 def app(engine: FakeEngine, tokenizer: Any) -> web.Application:
     metrics = Metrics()
-    metrics.watch(lambda: load_families(engine.stats()))
+    metrics.watch_load(engine.stats)
     return make_app(engine, tokenizer, metrics, limits=ServerLimits(body_bytes=150_000))
 
 

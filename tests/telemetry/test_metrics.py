@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -12,7 +14,7 @@ from adaptspec.control.rollout import Reloads
 from adaptspec.control.shadow import ShadowEstimate
 from adaptspec.engine.async_engine import EngineStats
 from adaptspec.request import Request
-from adaptspec.telemetry.metric_families import load_families, reload_families, shadow_families
+from adaptspec.telemetry.metric_families import reload_families, shadow_families
 from adaptspec.telemetry.metrics import GENAI_DURATION, GENAI_FIRST_TOKEN, GENAI_PER_TOKEN, Metrics
 from adaptspec.types import Completion, FinishReason, Reason, SpeculationStats, Timings
 from tests.telemetry.feeding import counted
@@ -109,7 +111,7 @@ def test_finished_requests_are_counted_and_timed() -> None:
 
 def test_load_is_asked_for_at_each_scrape() -> None:
     metrics, load = Metrics(), [EngineStats(2, 3)]
-    metrics.watch(lambda: load_families(load[0]))
+    metrics.watch_load(lambda: load[0])
     assert scrape(metrics)["adaptspec_requests_running", ""] == 2
     load[0] = EngineStats(2, 9)
     assert scrape(metrics)["adaptspec_requests_waiting", ""] == 9
@@ -223,7 +225,89 @@ def test_operations_that_nobody_knows_are_one() -> None:
 
 
 def test_the_bounds_are_those_of_the_conventions() -> None:
-    """Doubling from 10 ms; and 13 and 16 bounds that end at 2.5 s and 10 s."""
-    assert tuple(round(0.01 * 2**i, 2) for i in range(14)) == GENAI_DURATION
+    """Doubling from 10 ms; and 13 and 16 bounds that end at 2.5 s and 10 s. Ours go on behind them."""
+    assert tuple(round(0.01 * 2**i, 2) for i in range(18)) == GENAI_DURATION
     assert (len(GENAI_PER_TOKEN), GENAI_PER_TOKEN[0], GENAI_PER_TOKEN[-1]) == (13, 0.01, 2.5)
-    assert (len(GENAI_FIRST_TOKEN), GENAI_FIRST_TOKEN[0], GENAI_FIRST_TOKEN[-1]) == (16, 0.001, 10.0)
+    assert (len(GENAI_FIRST_TOKEN[:16]), GENAI_FIRST_TOKEN[0], GENAI_FIRST_TOKEN[15]) == (16, 0.001, 10.0)
+
+
+@pytest.mark.parametrize(
+    ("name", "first", "mean", "below"),
+    [
+        ("adaptspec_time_to_first_token_seconds", 54.0, 1.0, 60.0),
+        ("adaptspec_time_to_first_token_seconds", 590.0, 1.0, 600.0),
+        ("gen_ai_server_time_to_first_token_seconds", 54.0, 1.0, 60.0),
+        ("gen_ai_server_time_to_first_token_seconds", 590.0, 1.0, 600.0),
+        ("adaptspec_request_seconds", 590.0, 150.0, 1200.0),
+        ("gen_ai_server_request_duration_seconds", 590.0, 150.0, 1310.72),
+        ("adaptspec_inter_token_seconds", 1.0, 0.14, 0.15),
+        ("adaptspec_inter_token_seconds", 1.0, 0.22, 0.25),
+        ("adaptspec_inter_token_seconds", 1.0, 0.45, 0.5),
+        ("vllm:time_to_first_token_seconds", 590.0, 1.0, 640.0),
+        ("vllm:e2e_request_latency_seconds", 590.0, 150.0, 1920.0),
+    ],
+)
+def test_slow_answers_fall_into_buckets_with_an_end(name: str, first: float, mean: float, below: float) -> None:
+    """Quantiles of long prompts and slow machines are not cut at the last bound."""
+    end = replace(DONE, timings=Timings(0.0, 0.1, first, first + 4 * mean))
+    metrics = counted((REQUEST, end), compat_vllm=True)
+    bounds = {
+        float(sample.labels["le"]): sample.value
+        for family in metrics.families()
+        for sample in family.samples
+        if sample.name == f"{name}_bucket"
+    }
+    assert min(bound for bound, count in bounds.items() if count) == below
+
+
+VLLM = {"model_name": "m", "engine": "0"}
+
+
+def test_vllm_boards_find_requests_and_their_times() -> None:
+    """A failed request and one without a token count where vLLM counts them."""
+    ends = (DONE, replace(DONE, finish=FinishReason.ABORT, tokens=(), timings=Timings(0.0, None, None, 9.0)))
+    metrics = counted(*((REQUEST, end) for end in ends), compat_vllm=True, model_name="m")
+    metrics.watch_load(lambda: EngineStats(2, 3, 4, 0.25))
+    metrics.families()
+    value = metrics.registry.get_sample_value
+    expected = {
+        "num_requests_running": 2,
+        "num_requests_waiting": 3,
+        "num_preemptions_total": 4,
+        "kv_cache_usage_perc": 0.25,
+        "prompt_tokens_total": 6,
+        "generation_tokens_total": 5,
+        "time_to_first_token_seconds_sum": 0.5,
+        "e2e_request_latency_seconds_sum": 11.5,
+        "request_queue_time_seconds_sum": 0.1,
+        "request_prefill_time_seconds_sum": 0.4,
+        "request_decode_time_seconds_sum": 2.0,
+        "request_inference_time_seconds_sum": 2.4,
+        "request_prompt_tokens_sum": 6,
+        "request_generation_tokens_sum": 5,
+        "request_time_per_output_token_seconds_sum": 0.5,
+    }
+    assert {name: value(f"vllm:{name}", VLLM) for name in expected} == pytest.approx(expected)
+    reasons = [value("vllm:request_success_total", VLLM | {"finished_reason": one.value}) for one in FinishReason]
+    assert reasons == [1, 0, 1, 0]
+
+
+@given(st.lists(st.tuples(st.floats(0.001, 200), st.integers(2, 2000)), min_size=1, max_size=20))
+def test_time_between_tokens_counts_each_token(ends: list[tuple[float, int]]) -> None:
+    """The count is that of the gaps, the sum that of the seconds, and buckets never fall."""
+    done = [replace(DONE, tokens=(1,) * tokens, timings=Timings(0.0, 0.0, 1.0, 1.0 + took)) for took, tokens in ends]
+    metrics = counted(*((REQUEST, end) for end in done), compat_vllm=True, model_name="m")
+    (family,) = [one for one in metrics.families() if one.name == "vllm:inter_token_latency_seconds"]
+    found = {sample.name.rpartition("_")[2]: sample.value for sample in family.samples}
+    assert found["count"] == sum(tokens - 1 for _, tokens in ends)
+    assert found["sum"] == pytest.approx(sum(end.timings.finished - 1.0 for end in done))
+    buckets = [sample.value for sample in family.samples if sample.name.endswith("_bucket")]
+    assert buckets == sorted(buckets)
+    assert buckets[-1] == found["count"]
+
+
+def test_without_the_flag_no_name_is_vllms() -> None:
+    metrics = counted((REQUEST, DONE))
+    metrics.watch_load(lambda: EngineStats(2, 3, 4, 0.25))
+    assert not any(family.name.startswith("vllm:") for family in metrics.families())
+    assert scrape(metrics)["adaptspec_preemptions_total", ""] == 4

@@ -22,7 +22,7 @@ from tests.telemetry.test_totals import record
 def filled() -> Metrics:
     ends = [
         Completion("r", "", (1, 2), 3, FinishReason.STOP, SpeculationStats(), Timings(0.0, 0.0, first, first + 1.0))
-        for first in (0.003, 0.3, 99.0)
+        for first in (0.003, 0.3, 999.0)
     ]
     request = Request("r", (1,), operation="chat")
     return counted(record([(3, 3, 2, 3, Reason.POLICY)]), *((request, end) for end in ends), model_name="tiny")
@@ -53,7 +53,7 @@ def test_what_is_counted_is_sent() -> None:
     assert list(point.explicit_bounds) == list(GENAI_FIRST_TOKEN)
     assert sum(point.bucket_counts) == point.count == 3
     assert [point.bucket_counts[i] for i in (1, 9, len(GENAI_FIRST_TOKEN))] == [1, 1, 1]
-    assert point.sum == pytest.approx(99.303)
+    assert point.sum == pytest.approx(999.303)
     assert plain(point.attributes) == {
         "gen_ai.operation.name": "chat",
         "gen_ai.provider.name": "adaptspec",
