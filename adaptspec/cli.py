@@ -6,10 +6,14 @@ Only that command's module is imported: what serving or training needs takes sec
 from __future__ import annotations
 
 import argparse
+import atexit
 import os
 import sys
+import threading
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from importlib import import_module
+from typing import NoReturn
 
 from adaptspec import __version__
 from adaptspec.command_line import Parser
@@ -29,6 +33,23 @@ COMMANDS: Mapping[str, str] = {
     "bench": "measure speed and exactness, record tapes",
     "train": "train models",
 }
+
+# Print pages about leaked objects while Python takes itself apart, below the error that a user should read.
+_NOISY_AT_EXIT = frozenset({"triton"})
+
+
+def run() -> NoReturn:
+    """The program: one command, and the end of the process with its exit status."""
+    status = main()
+    if _NOISY_AT_EXIT & sys.modules.keys():
+        # All that Python does at its end, in its order, but for taking modules apart.
+        threading._shutdown()  # type: ignore[attr-defined]  # the stubs lack it
+        atexit._run_exitfuncs()
+        for stream in (sys.stdout, sys.stderr):
+            with suppress(BrokenPipeError):
+                stream.flush()
+        os._exit(status)
+    sys.exit(status)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -7,6 +7,7 @@ import pkgutil
 import subprocess
 import sys
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -125,3 +126,44 @@ def test_ctrl_c_while_a_command_is_loaded_is_no_traceback(
         pytest.fail("it came through")
     assert status == 130
     assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize(
+    ("first", "arguments"),
+    [
+        ("", ["serve", "--host", "300.1.1.1"]),
+        ("import triton; ", ["serve", "--host", "300.1.1.1"]),
+        ("import triton; ", ["policy", "show", "godput"]),
+        ("import torch._dynamo; ", ["serve", "--api-key-file", "/nowhere/keys"]),
+    ],
+)
+def test_the_last_line_of_a_failed_start_is_our_error(first: str, arguments: list[str]) -> None:
+    """Also where a library is loaded that prints pages about leaks at the interpreter's end."""
+    if find_spec("triton") is None:
+        pytest.skip("Triton is not installed")
+    program = f"import sys; {first}sys.argv[1:] = {arguments!r}; from adaptspec.cli import run; run()"
+    done = subprocess.run([sys.executable, "-c", program], check=False, capture_output=True, text=True)
+    assert done.returncode == 2
+    lines = done.stderr.strip().splitlines()
+    assert lines[-1].startswith("adaptspec: ")
+    assert "leaked" not in done.stderr
+
+
+def test_what_is_registered_for_the_end_still_runs() -> None:
+    """Files of a run are removed, and its threads joined, though Python is not taken apart."""
+    program = (
+        "import atexit, sys, threading, types; sys.modules.setdefault('triton', types.ModuleType('triton'))\n"
+        "atexit.register(print, 'at exit')\n"
+        "threading.Thread(target=lambda: (threading.main_thread().join(), print('joined'))).start()\n"
+        "sys.argv[1:] = ['policy', 'list']\nfrom adaptspec.cli import run\nrun()"
+    )
+    done = subprocess.run([sys.executable, "-c", program], check=False, capture_output=True, text=True)
+    assert done.returncode == 0
+    assert done.stdout.splitlines()[-2:] == ["joined", "at exit"]
+
+
+def test_a_server_of_a_model_of_our_own_decoder_needs_no_compiler() -> None:
+    """`torch._dynamo` takes seconds to import, and brings Triton."""
+    program = "import sys, adaptspec.app; print(sorted({'triton', 'torch._dynamo'} & sys.modules.keys()))"
+    done = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)
+    assert done.stdout == "[]\n"

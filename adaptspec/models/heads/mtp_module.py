@@ -9,7 +9,8 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from transformers import DynamicCache, modeling_layers
+import transformers
+from transformers import DynamicCache
 
 from adaptspec.errors import ModelError
 from adaptspec.models.attention import Span, additive
@@ -110,7 +111,7 @@ def load_mtp_module(target: LoadedModel) -> LoadedModel:
 
 def _module(target: LoadedModel) -> Any:
     main: Any = target.module
-    name, make = type(main).__name__, getattr(modeling_layers, "MtpModel", None)
+    name, make = type(main).__name__, getattr(transformers.modeling_layers, "MtpModel", None)
     config = main.config.get_text_config(decoder=True)
     number, last = getattr(config, "num_mtp_layers", None), config.num_hidden_layers
     kinds = set(getattr(config, "mtp_layer_types", None) or ["full_attention"])
