@@ -90,8 +90,11 @@ def read_bytes(path: Path, most: int) -> bytes:
 
 
 def read_text(path: Path, most: int) -> str:
-    """The same as text, any line ends as one. Raises UnicodeDecodeError as well where it is not UTF-8."""
-    return io.TextIOWrapper(io.BytesIO(read_bytes(path, most)), encoding="utf-8").read()
+    """The same as text, any line ends as one and without the byte order mark that editors on Windows write.
+
+    Raises UnicodeDecodeError as well where it is not UTF-8.
+    """
+    return io.TextIOWrapper(io.BytesIO(read_bytes(path, most)), encoding="utf-8-sig").read()
 
 
 def read_arrays(path: Path) -> Mapping[str, npt.NDArray[Any]]:

@@ -409,3 +409,10 @@ def test_what_was_written_is_on_the_disk_before_it_takes_the_name(
     write_file(path, b"new")
     file, folder = path.stat().st_ino, tmp_path.stat().st_ino
     assert steps == [("write", file), ("fsync", file), ("replace", file), ("fsync", folder)]
+
+
+@pytest.mark.parametrize("raw", [b"a\nb\n", b"\xef\xbb\xbfa\nb\n", b"a\r\nb\r\n", b"\xef\xbb\xbfa\r\nb\r\n", b"a\rb\r"])
+def test_text_of_any_editor_is_the_same(tmp_path: Path, raw: bytes) -> None:
+    """JSON files, keys and templates are read by this."""
+    (tmp_path / "f").write_bytes(raw)
+    assert read_text(tmp_path / "f", 100) == "a\nb\n"

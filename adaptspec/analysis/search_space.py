@@ -13,7 +13,7 @@ from pydantic.fields import FieldInfo
 
 from adaptspec.control.language.schema import Part, kebab
 from adaptspec.control.language.spec import PolicySpec
-from adaptspec.control.language.yaml_source import parse_yaml
+from adaptspec.control.language.yaml_source import dump_yaml, parse_yaml
 from adaptspec.errors import ConfigError, PolicyError
 
 Value = int | float | str | bool
@@ -197,7 +197,7 @@ def _scalar(value: Value) -> str:
     if isinstance(value, float):
         # YAML 1.1 takes 1e-05 for a word, and 3 for an integer.
         return np.format_float_positional(value, trim="0")
-    return yaml.safe_dump(value, default_flow_style=True).removesuffix("\n...\n").strip()
+    return dump_yaml(value, default_flow_style=True).removesuffix("\n...\n").strip()
 
 
 def _changed(data: object, path: Path, value: Value) -> object:

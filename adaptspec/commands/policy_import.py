@@ -10,7 +10,6 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
-import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from adaptspec.control.algorithms.depth_rules import SHIPPED
@@ -18,7 +17,7 @@ from adaptspec.control.ceilings import DEEPEST, Ranges
 from adaptspec.control.language.build import parse_policy_spec
 from adaptspec.control.language.spec import API_VERSION
 from adaptspec.control.language.spec_errors import problems_of
-from adaptspec.control.language.yaml_source import Source, parse_yaml, policy_error, read_text
+from adaptspec.control.language.yaml_source import Source, dump_yaml, parse_yaml, policy_error, read_text
 
 F = TypeVar("F", bound="_Foreign")
 _Steps = Annotated[list[Annotated[int, Field(ge=0, le=DEEPEST)]], Field(min_length=1, max_length=16)]
@@ -171,7 +170,7 @@ def policy_text(name: str, description: str, spec: Mapping[str, Any], remarks: S
         "spec": dict(spec),
     }
     header = ["yaml-language-server: $schema=./policy.schema.json", *remarks]
-    written = yaml.safe_dump(body, sort_keys=False, default_flow_style=None, width=110)
+    written = dump_yaml(body, sort_keys=False, default_flow_style=None, width=110)
     text = "".join(f"# {line}\n" for line in header) + written
     parse_policy_spec(text, name)
     return text

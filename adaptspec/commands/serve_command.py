@@ -146,15 +146,16 @@ def _add_security(group: argparse._ArgumentGroup) -> None:
         "--api-key-file",
         type=Path,
         metavar="FILE",
-        help="the same with keys in a file, one per line; KEY # NAME gives one a name that policies can go by",
+        help="the same with keys in a file, one per line; KEY # NAME gives one a name that policies can go by, and "
+        "lines that begin with # are comments",
     )
     add = group.add_argument
     add(
         "--admin-key-file",
         type=Path,
         metavar="FILE",
-        help="the key for /admin routes is this file's text (default: the environment's ADAPTSPEC_ADMIN_KEY; without, "
-        "no such routes)",
+        help="a file with the key for /admin routes; lines that begin with # are comments (default: the environment's "
+        "ADAPTSPEC_ADMIN_KEY; without, no such routes)",
     )
     add("--insecure", action="store_true", help="listen on an address that others reach, without any key")
     add(
@@ -189,14 +190,13 @@ def _serve(arguments: argparse.Namespace) -> int:
 
 
 def _run_server(arguments: argparse.Namespace, console: Console, status: StartStatus) -> int:
-    import yaml
-
     from adaptspec.app import serve
     from adaptspec.commands.serve_config import serve_config, shown_config
+    from adaptspec.control.language.yaml_source import dump_yaml
 
     config = serve_config(arguments)
     if arguments.show_config:
-        yaml.safe_dump(shown_config(config), sys.stdout, sort_keys=False, allow_unicode=True)
+        sys.stdout.write(dump_yaml(shown_config(config), sort_keys=False, allow_unicode=True))
         return 0
     if arguments.given.get("api_key", "").startswith("--"):
         sys.stderr.write(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, TypeVar, get_type_hints
@@ -22,6 +22,7 @@ from adaptspec.errors import ConfigError
 from adaptspec.files import read_text
 from adaptspec.models.chat.chat_template import NONE
 from adaptspec.models.chat.template_values import check_values
+from adaptspec.server.auth import named_key
 from adaptspec.telemetry.otlp_export import PushSettings, TraceLevel, TraceSettings
 
 ADMIN_KEY = "ADAPTSPEC_ADMIN_KEY"
@@ -191,11 +192,10 @@ def _same(value: Any) -> Any:
 
 
 def _api_keys(given: Mapping[str, Any]) -> tuple[str, ...]:
-    """The API keys; none where everybody may use the server."""
+    """The API keys, each with its name behind it; none where everybody may use the server."""
     file = given.get("api_key_file")
-    lines = given.get("api_key", []) if file is None else _read(file, "--api-key-file").splitlines()
-    keys = tuple(dict.fromkeys(line.strip() for line in lines if line.strip()))
-    if not keys and ("api_key" in given or file is not None):
+    keys = _keys(given.get("api_key", [])) if file is None else _keys_in(file, "--api-key-file")
+    if not keys and "api_key" in given:
         raise ConfigError("--api-key is empty; give a key, or leave it out to serve everybody")
     return keys
 
@@ -204,16 +204,25 @@ def _admin_key(file: Path | None) -> str | None:
     """The admin key: a file keeps it out of the list of processes; None where nobody may change anything."""
     if file is None:
         return os.environ.get(ADMIN_KEY) or None
-    return _read(file, "--admin-key-file")
+    key, *more = _keys_in(file, "--admin-key-file")
+    if more:
+        raise ConfigError(f"--admin-key-file {file}: it holds {1 + len(more)} keys; write one into it")
+    return named_key(key)[0]
 
 
-def _read(file: Path, option: str) -> str:
-    """What a file of keys holds."""
+def _keys(lines: Iterable[str]) -> tuple[str, ...]:
+    """Lines with a key, each once; blank lines and comments have none."""
+    return tuple(dict.fromkeys(line.strip() for line in lines if named_key(line)[0]))
+
+
+def _keys_in(file: Path, option: str) -> tuple[str, ...]:
+    """The lines of a file that hold keys, of which there is at least one."""
     try:
-        text = read_text(file, _MOST_BYTES).strip()
+        text = read_text(file, _MOST_BYTES)
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"  # never what is in it
         raise ConfigError(f"{option} {file}: cannot be read ({reason}); give a file that holds the key") from error
-    if not text:
-        raise ConfigError(f"{option} {file}: it is empty; write the key into it")
-    return text
+    keys = _keys(text.splitlines())
+    if not keys:
+        raise ConfigError(f"{option} {file}: it holds no key; write the key into it, on a line without # before it")
+    return keys

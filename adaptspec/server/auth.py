@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import ipaddress
+import re
 import socket
 from collections.abc import Collection, Iterable
 from typing import Any
@@ -24,6 +25,7 @@ ADMIN = "/admin/"
 KEY_NAME = web.RequestKey("key_name", str)
 _UNCHANGED = frozenset({"", "identity", "chunked"})  # codings that leave a body as it is
 _SCHEME = b"bearer "
+_COMMENT = re.compile(r"(?:^|\s)#")
 
 
 def auth(api: Keys, admin: Keys, hosts: Hosts | None) -> Any:
@@ -67,7 +69,10 @@ class Keys:
     """Any number of keys, compared in a time that says nothing about them; none: there is nothing to open."""
 
     def __init__(self, keys: Iterable[tuple[str, str | None]]) -> None:
-        """`keys` with their names, if they have any (see `named_key`)."""
+        """`keys` with their names, if they have any (see `named_key`). Raises ConfigError for an empty one."""
+        keys = list(keys)
+        if not all(key for key, _ in keys):
+            raise ConfigError("an API key is empty; leave it out, or give one")
         # Of one length each: comparing the keys themselves would take longer for those of the right length.
         self._digests = tuple((_digest(key.encode("utf-8", "surrogateescape")), name) for key, name in keys)
 
@@ -85,9 +90,12 @@ class Keys:
 
 
 def named_key(line: str) -> tuple[str, str | None]:
-    """A key and its name, which policies can go by, of a line such as `KEY # NAME`, as in files of SSH keys."""
-    key, _, name = line.partition(" # ")
-    return key.strip(), name.strip() or None
+    """A key and its name, which policies can go by, of a line such as `KEY # NAME`, as in files of SSH keys.
+
+    A `#` at the beginning of a line or behind a space begins a comment. The key is empty where there is nothing else.
+    """
+    key, *name = _COMMENT.split(line.strip(), maxsplit=1)
+    return key.strip(), (name[0].strip() or None) if name and key else None
 
 
 def _digest(key: bytes) -> bytes:

@@ -108,7 +108,7 @@ def read_objects(path: Path) -> Iterator[tuple[str, Mapping[str, object]]]:
         with (
             open(open_file(path), "rb") as file,
             lzma.LZMAFile(file) if path.suffix == ".xz" else file as plain,
-            io.TextIOWrapper(plain, encoding="utf-8") as lines,
+            io.TextIOWrapper(plain, encoding="utf-8-sig") as lines,
         ):
             for number, line in enumerate(lines, start=1):
                 if line.strip():

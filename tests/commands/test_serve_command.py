@@ -15,6 +15,7 @@ from adaptspec.command_line import Parser
 from adaptspec.commands.serve_command import add_arguments
 from adaptspec.engine.core import EngineLimits
 from adaptspec.engine.engine_config import EngineConfig
+from adaptspec.server.auth import named_key
 from adaptspec.start_status import StartStatus
 
 
@@ -167,3 +168,62 @@ def test_an_empty_key_does_not_open_the_server(asked: list[ServeConfig], capsys:
     assert main(["serve", "--api-key", ""]) == 2
     assert "--api-key is empty" in capsys.readouterr().err
     assert not asked
+
+
+KEY_FILES = {
+    "comments": "# keys of the team\nabc\n  # of guests\ndef # ann\n",
+    "blank lines": "\n\nabc\n\n   \ndef # ann\n\n",
+    "a byte order mark": "\ufeffabc\ndef # ann",
+    "a byte order mark and a comment": "\ufeff# keys\nabc\ndef # ann",
+    "CRLF": "# keys\r\nabc\r\n\r\ndef # ann\r\n",
+    "CR": "abc\rdef # ann\r",
+    "tabs and spaces": "\tabc  \n def\t# ann \n",
+    "comments without a space": "#keys\nabc\ndef #ann\n#\n",
+    "no last line end, and one twice": "abc\ndef # ann\nabc",
+}
+
+
+@pytest.mark.parametrize("text", KEY_FILES.values(), ids=KEY_FILES)
+def test_files_of_keys_as_people_write_them(asked: list[ServeConfig], tmp_path: Path, text: str) -> None:
+    """Two keys in each, one with a name; no comment is a key."""
+    (tmp_path / "keys").write_bytes(text.encode())
+    assert main(["serve", "--api-key-file", str(tmp_path / "keys")]) == 0
+    assert [named_key(key) for key in asked[0].api_keys] == [("abc", None), ("def", "ann")]
+
+
+@pytest.mark.parametrize("option", ["--api-key-file", "--admin-key-file"])
+@pytest.mark.parametrize("text", ["", "\n\r\n", "# keys of the team\n", "\ufeff", "\ufeff # a\n\t# b\n", "#", "  "])
+def test_a_file_without_keys_is_refused(
+    asked: list[ServeConfig], tmp_path: Path, capsys: pytest.CaptureFixture[str], option: str, text: str
+) -> None:
+    """It neither opens the server nor makes a comment of a key."""
+    (tmp_path / "keys").write_bytes(text.encode())
+    assert main(["serve", option, str(tmp_path / "keys")]) == 2
+    assert "it holds no key" in capsys.readouterr().err
+    assert not asked
+
+
+@pytest.mark.parametrize("text", ["abc", "\ufeffabc\r\n", "# of ann\nabc\n", "abc # of ann\n\n", "\n abc\t# x"])
+def test_the_admin_key_may_have_comments_too(asked: list[ServeConfig], tmp_path: Path, text: str) -> None:
+    (tmp_path / "key").write_bytes(text.encode())
+    assert main(["serve", "--admin-key-file", str(tmp_path / "key")]) == 0
+    assert asked[0].admin_key == "abc"
+
+
+def test_two_admin_keys_are_refused(
+    asked: list[ServeConfig], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "key").write_text("abc\ndef\n")
+    assert main(["serve", "--admin-key-file", str(tmp_path / "key")]) == 2
+    assert "it holds 2 keys" in capsys.readouterr().err
+    assert not asked
+
+
+def test_a_comment_in_the_variable_is_no_key(
+    asked: list[ServeConfig], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ADAPTSPEC_API_KEY", "# keys\nabc")
+    assert main(["serve"]) == 0
+    assert asked[0].api_keys == ("abc",)
+    monkeypatch.setenv("ADAPTSPEC_API_KEY", "# keys")
+    assert main(["serve"]) == 2

@@ -126,7 +126,7 @@ def test_a_key_that_is_none_is_refused(tmp_path: Path) -> None:
     """An empty file must not mean that everybody is the admin, nor that nobody is."""
     file = tmp_path / "key"
     file.write_text("\n")
-    with pytest.raises(ConfigError, match="empty"):
+    with pytest.raises(ConfigError, match="holds no key"):
         _admin_key(file)
     with pytest.raises(ConfigError, match="cannot be read"):
         _admin_key(tmp_path / "nowhere")

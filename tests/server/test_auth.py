@@ -152,3 +152,10 @@ async def test_requests_carry_the_name_of_their_key(engine: Any, tokenizer: Any)
         assert [request.key for request in engine.seen] == ["gold", None]
         async with client.get("/admin/policies", headers={"Authorization": "Bearer a"}) as response:
             assert response.status in (401, 404)
+
+
+@pytest.mark.parametrize("keys", [[""], ["# a comment"], ["one", " "], ["#"]])
+async def test_an_app_takes_no_comment_for_a_key(engine: Any, tokenizer: Any, keys: list[str]) -> None:
+    """Without this, such a list would serve a request that brings no key."""
+    with pytest.raises(ConfigError, match="key is empty"):
+        make_app(engine, tokenizer, Metrics(), api_keys=keys)

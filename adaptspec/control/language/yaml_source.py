@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,10 +20,18 @@ MAX_BYTES = 64 * 1024
 _MAX_VALUES = 5_000
 _MAX_DEPTH = 24
 _MOST_SHOWN = 10
+_LONGEST_ADVICE = 40  # characters of a number of YAML 1.1 that is worked out
 _TOO_MANY = f"too many or too deeply nested values; a policy has at most {_MAX_VALUES}, {_MAX_DEPTH} levels deep"
 
-_BOOLEAN = "tag:yaml.org,2002:bool"
-_SCALARS = {f"tag:yaml.org,2002:{name}" for name in ("null", "bool", "int", "float", "str")}
+_BOOLEAN, _INTEGER, _FLOAT = (f"tag:yaml.org,2002:{name}" for name in ("bool", "int", "float"))
+_SCALARS = {_BOOLEAN, _INTEGER, _FLOAT, "tag:yaml.org,2002:null", "tag:yaml.org,2002:str"}
+# What YAML 1.1 reads as a number, and 1.2 as text.
+_OLD_NUMBER = "tag:yaml.org,2002:number-1.1"
+# The core schema of YAML 1.2 (section 10.3.2).
+_INTEGERS = re.compile(r"^(?:[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+)$")
+_FLOATS = re.compile(
+    r"^(?:[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN))$"
+)
 
 
 @dataclass(frozen=True, order=True)
@@ -93,7 +102,7 @@ def read_text(path: Path) -> str:
     if len(raw) > MAX_BYTES:
         raise _too_large(str(path))
     try:
-        return raw.decode("utf-8")
+        return raw.decode("utf-8-sig")  # editors on Windows write a byte order mark
     except UnicodeDecodeError as error:
         place = _place(raw[: error.start].decode("latin-1"))
         raise PolicyError(f"{path}:{place}: not UTF-8 text; a policy is a YAML file") from error
@@ -126,7 +135,9 @@ def parse_yaml(text: str, name: str) -> Source:
 class _Loader(yaml.SafeLoader):
     """Plain data with the place of each value. Refuses depth and sheer number before memory or recursion run out.
 
-    As in YAML 1.2, which editors follow, only true and false are booleans: on, off, yes and no are words.
+    As in YAML 1.2, which editors follow, only true and false are booleans (on, off, yes and no are words), and numbers
+    are those of its core schema: 1e3, 0o17 and 0x1F, and 010 is ten. What only YAML 1.1 reads as a number, such as 1:30
+    for 90 or 1_000, is refused.
     """
 
     def __init__(self, text: str, file: str) -> None:
@@ -176,6 +187,9 @@ class _Loader(yaml.SafeLoader):
         return data
 
     def _scalar(self, node: yaml.Node, path: tuple[object, ...]) -> object:
+        if isinstance(node, yaml.ScalarNode) and node.tag == _OLD_NUMBER:
+            message = f"{shown(node.value)} is no number in YAML 1.2; {_advice(node.value)}"
+            raise _error(self._file, node.start_mark, path, message)
         if not isinstance(node, yaml.ScalarNode) or node.tag not in _SCALARS:
             what = shown(node.tag.removeprefix("tag:yaml.org,2002:"))
             message = f"{what} is not allowed here; use plain text, numbers, lists and mappings"
@@ -190,11 +204,67 @@ class _Loader(yaml.SafeLoader):
         return value
 
 
+def _integer(_: _Loader, node: yaml.ScalarNode) -> int:
+    text = node.value
+    if _INTEGERS.match(text) is None:
+        raise ValueError(text)
+    return int(text[2:], 8 if text[1] == "o" else 16) if text[:2] in ("0o", "0x") else int(text)
+
+
+def _float(_: _Loader, node: yaml.ScalarNode) -> float:
+    text = node.value
+    if _FLOATS.match(text) is None and _INTEGERS.match(text) is None:
+        raise ValueError(text)
+    return float(text.lower().replace(".inf", "inf").replace(".nan", "nan"))
+
+
+def _advice(text: str) -> str:
+    """What to write in place of a number of YAML 1.1."""
+    reader = yaml.SafeLoader("")
+    try:
+        if len(text) <= _LONGEST_ADVICE:
+            for tag in (_INTEGER, _FLOAT):
+                with suppress(ValueError, ArithmeticError):
+                    value = yaml.SafeLoader.yaml_constructors[tag](reader, yaml.ScalarNode(tag, text))
+                    return f"write it as {value}, or in quotes if it is text"
+    finally:
+        reader.dispose()
+    return "write it another way, or in quotes if it is text"
+
+
+def _add_resolvers(kind: Any, *, old: bool) -> None:
+    """Numbers of the core schema, in place of or next to those of YAML 1.1; booleans likewise."""
+    digits = list("-+.0123456789")
+    kind.add_implicit_resolver(_BOOLEAN, re.compile("^(?:true|True|TRUE|false|False|FALSE)$"), list("tTfF"))
+    kind.add_implicit_resolver(_INTEGER, _INTEGERS, digits)
+    kind.add_implicit_resolver(_FLOAT, _FLOATS, digits)
+    if old:
+        for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items():
+            for tag, pattern in resolvers:
+                if tag in (_INTEGER, _FLOAT):
+                    kind.add_implicit_resolver(_OLD_NUMBER, pattern, [first])
+
+
 _Loader.yaml_implicit_resolvers = {
-    first: [(tag, pattern) for tag, pattern in resolvers if tag != _BOOLEAN]
+    first: [(tag, pattern) for tag, pattern in resolvers if tag not in (_BOOLEAN, _INTEGER, _FLOAT)]
     for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
 }
-_Loader.add_implicit_resolver(_BOOLEAN, re.compile("^(?:true|True|TRUE|false|False|FALSE)$"), list("tTfF"))
+_add_resolvers(_Loader, old=True)
+_Loader.add_constructor(_INTEGER, _integer)
+_Loader.add_constructor(_FLOAT, _float)
+
+
+class _Dumper(yaml.SafeDumper):
+    """Puts text in quotes that either version of YAML would read as something else."""
+
+
+_add_resolvers(_Dumper, old=False)
+
+
+def dump_yaml(value: object, **options: Any) -> str:
+    """Plain data as YAML that `parse_yaml` reads back as it was; `options` are those of `yaml.dump`."""
+    text: str = yaml.dump(value, Dumper=_Dumper, **options)
+    return text
 
 
 def _error(file: str, mark: yaml.Mark | None, where: Sequence[object], message: str) -> PolicyError:
