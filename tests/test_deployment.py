@@ -72,6 +72,8 @@ def test_the_unit_starts_a_server_that_asks_for_keys() -> None:
     assert str(served.journal.parent) == f"%L/{_of_unit('LogsDirectory')[0]}"
     assert float(_of_unit("TimeoutStopSec")[0]) > served.drain_seconds
     assert _of_unit("DynamicUser") == ["yes"]
+    assert (_of_unit("Type"), _of_unit("TimeoutStartSec")) == (["notify"], ["infinity"]), "models take minutes to load"
+    assert "AF_UNIX" in _of_unit("RestrictAddressFamilies")[0], "by which it notifies"
 
 
 def test_the_workflow_runs_everything_on_every_python() -> None:

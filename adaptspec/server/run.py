@@ -12,6 +12,7 @@ from contextlib import asynccontextmanager
 from aiohttp import web
 
 from adaptspec.errors import ConfigError
+from adaptspec.server import systemd
 from adaptspec.server.connection import Listener
 from adaptspec.server.log_filters import ClientFaults, Repeats, limited, on_loop_error
 from adaptspec.server.service import SERVICE
@@ -38,7 +39,7 @@ async def serve(
 
     After `drain_seconds` the rest is aborted; a second signal does so at once, and calls `on_hurry` first. Port 0 takes
     any free one; `on_listening` gets the URL once connections are accepted. The engine is left drained, for its owner
-    to close.
+    to close. systemd is notified of the start, the end and, where it asks, that the engine is alive.
     Raises ConfigError if the address cannot be used. Needs the main thread, as signal handlers do.
     """
     usual = sys.getswitchinterval()
@@ -53,9 +54,11 @@ async def serve(
             await site.start()
         except (OSError, OverflowError) as error:
             raise ConfigError(f"cannot listen on {host}:{port} ({error}); choose another --host or --port") from error
-        async with _signals() as received, limited(Repeats(), _TALKATIVE):
+        async with _signals() as received, limited(Repeats(), _TALKATIVE), _watched(app):
             on_listening(site.name)
+            systemd.notify(systemd.READY)
             await received.get()
+            systemd.notify(systemd.STOPPING)
             app[SERVICE].draining = True
             await site.stop()
             await _drain(app, drain_seconds, received, on_hurry)
@@ -75,6 +78,16 @@ async def _signals() -> AsyncGenerator[asyncio.Queue[signal.Signals], None]:
     finally:
         for number in _SIGNALS:
             loop.remove_signal_handler(number)
+
+
+@asynccontextmanager
+async def _watched(app: web.Application) -> AsyncGenerator[None, None]:
+    """Meanwhile systemd is notified that the engine is alive, if it asks for it."""
+    task = asyncio.create_task(systemd.keep_watchdog_quiet(lambda: app[SERVICE].engine.alive))
+    try:
+        yield
+    finally:
+        task.cancel()
 
 
 async def _drain(

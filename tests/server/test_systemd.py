@@ -1,0 +1,85 @@
+"""What systemd is notified of: ready, alive as long as the engine is, stopping; by a socket with a name or without."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import select
+import signal
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from adaptspec.server.systemd import notify, watchdog_seconds
+from tests.server.test_run import start
+
+
+@pytest.fixture(params=["a file", "an abstract socket"])
+def received(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[socket.socket]:
+    """The socket that $NOTIFY_SOCKET names."""
+    name = str(tmp_path / "notify") if request.param == "a file" else f"@adaptspec-test-{os.getpid()}"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listener:
+        listener.bind(name.replace("@", "\0", 1) if name.startswith("@") else name)
+        listener.settimeout(5.0)
+        monkeypatch.setenv("NOTIFY_SOCKET", name)
+        yield listener
+
+
+async def next_report(received: socket.socket) -> str:
+    return (await asyncio.to_thread(received.recv, 1000)).decode()
+
+
+async def test_a_server_is_ready_once_it_listens_and_stopping_at_a_signal(app: Any, received: socket.socket) -> None:
+    url, server = await start(app)
+    assert await next_report(received) == "READY=1"
+    _, writer = await asyncio.open_connection(*url.removeprefix("http://").split(":"))
+    writer.close()
+    os.kill(os.getpid(), signal.SIGTERM)
+    assert await next_report(received) == "STOPPING=1"
+    await asyncio.wait_for(server, 5.0)
+
+
+async def test_the_watchdog_is_quiet_as_long_as_the_engine_lives(
+    app: Any, engine: Any, received: socket.socket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An engine that hangs or has stopped lets systemd restart the server."""
+    monkeypatch.setenv("WATCHDOG_USEC", "20000")
+    monkeypatch.setenv("WATCHDOG_PID", str(os.getpid()))
+    _, server = await start(app)
+    assert [await next_report(received) for _ in range(4)].count("WATCHDOG=1") >= 3
+    engine.alive = False
+    await asyncio.sleep(0.05)
+    received.setblocking(False)
+    while select.select([received], [], [], 0.0)[0]:
+        received.recv(1000)
+    await asyncio.sleep(0.05)
+    with pytest.raises(BlockingIOError):
+        received.recv(1000)
+    server.cancel()
+    await asyncio.gather(server, return_exceptions=True)
+
+
+@pytest.mark.parametrize("address", ["", "relative", "vsock:2:1234", "/nowhere/notify", "@adaptspec-no-such-socket"])
+def test_where_systemd_does_not_listen_nothing_is_sent(address: str) -> None:
+    assert not notify("READY=1", {"NOTIFY_SOCKET": address})
+    assert not notify("READY=1", {})
+
+
+@pytest.mark.parametrize(
+    ("variables", "seconds"),
+    [
+        ({}, None),
+        ({"WATCHDOG_USEC": "30000000"}, 30.0),
+        ({"WATCHDOG_USEC": "30000000", "WATCHDOG_PID": str(os.getpid())}, 30.0),
+        ({"WATCHDOG_USEC": "30000000", "WATCHDOG_PID": "1"}, None),
+        ({"WATCHDOG_USEC": "0"}, None),
+        ({"WATCHDOG_USEC": "soon"}, None),
+    ],
+)
+def test_the_watchdog_is_for_the_process_that_it_names(variables: dict[str, str], seconds: float | None) -> None:
+    assert watchdog_seconds(variables) == seconds
