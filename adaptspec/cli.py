@@ -8,7 +8,9 @@ from __future__ import annotations
 import argparse
 import atexit
 import os
+import shutil
 import sys
+import tempfile
 import threading
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -40,6 +42,7 @@ _NOISY_AT_EXIT = frozenset({"triton"})
 
 def run() -> NoReturn:
     """The program: one command, and the end of the process with its exit status."""
+    _give_compilers_a_cache()
     status = main()
     if _NOISY_AT_EXIT & sys.modules.keys():
         # All that Python does at its end, in its order, but for taking modules apart.
@@ -50,6 +53,17 @@ def run() -> NoReturn:
                 stream.flush()
         os._exit(status)
     sys.exit(status)
+
+
+def _give_compilers_a_cache() -> None:
+    """Compilers of device code keep what they made in the home directory; without one, in a folder of this run."""
+    if os.path.expanduser("~") != "~":
+        return
+    with suppress(OSError):
+        folder = tempfile.mkdtemp(prefix="adaptspec-")
+        atexit.register(shutil.rmtree, folder, ignore_errors=True)
+        for name in ("TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR"):
+            os.environ.setdefault(name, folder)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -97,6 +97,16 @@ def read_text(path: Path, most: int) -> str:
     return io.TextIOWrapper(io.BytesIO(read_bytes(path, most)), encoding="utf-8-sig").read()
 
 
+def cache_folder() -> Path | None:
+    """The user's folder for caches; None for a user without a home directory, as containers run any user id."""
+    if root := os.environ.get("XDG_CACHE_HOME"):
+        return Path(root)
+    try:
+        return Path.home() / ".cache"
+    except RuntimeError:
+        return None
+
+
 def read_arrays(path: Path) -> Mapping[str, npt.NDArray[Any]]:
     """The arrays of an .npz archive, by name: plain ones only, and no more than there is room for.
 

@@ -55,7 +55,7 @@ def _measure(arguments: argparse.Namespace) -> int:
     from rich.console import Console
 
     from adaptspec.engine.assembly import build
-    from adaptspec.engine.cost_files import read_cost_file
+    from adaptspec.engine.cost_files import NO_FOLDER, read_cost_file
     from adaptspec.engine.profiler import cost_path, measured_costs
     from adaptspec.start_status import StartStatus
 
@@ -63,6 +63,8 @@ def _measure(arguments: argparse.Namespace) -> int:
     with StartStatus(Console(stderr=True), "starting") as status:
         built = build(config, costs=measured_costs, progress=status)
     path = cost_path(built.target, built.drafters, config.limits.max_rows)
+    if path is None:
+        raise ConfigError(NO_FOLDER)
     try:
         kept = read_cost_file(path)
     except (OSError, ValueError, ConfigError):
@@ -74,15 +76,18 @@ def _measure(arguments: argparse.Namespace) -> int:
 
 
 def _print(files: Sequence[CostFile], arguments: argparse.Namespace) -> int:
-    from adaptspec.engine.cost_files import costs_folder
+    from adaptspec.engine.cost_files import NO_FOLDER, costs_folder
 
+    folder = costs_folder()
     now = datetime.now(timezone.utc)
-    body = {"folder": str(costs_folder()), "tables": [file.to_json(now) for file in files]}
+    body = {"folder": None if folder is None else str(folder), "tables": [file.to_json(now) for file in files]}
     parts: list[Table | str] = [part for file in files for part in _report(file, now)]
     if not parts:
         parts = [
-            f"{costs_folder()}: no costs were measured yet. `adaptspec serve` does at its first start with a model, "
+            f"{folder}: no costs were measured yet. `adaptspec serve` does at its first start with a model, "
             "`adaptspec costs measure` does now."
+            if folder is not None
+            else f"{NO_FOLDER}. Without one they are measured at every start."
         ]
     return tell(arguments, body, parts)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime, timezone
@@ -12,7 +11,7 @@ from typing import Any
 
 from adaptspec.control.cost import MOST_BYTES, CostTable
 from adaptspec.errors import ConfigError
-from adaptspec.files import read_text, write_file
+from adaptspec.files import cache_folder, read_text, write_file
 from adaptspec.quantity import quantity
 
 _AGES = ((86_400.0, "days"), (3_600.0, "hours"), (60.0, "minutes"), (1.0, "seconds"))
@@ -55,10 +54,13 @@ def _age(seconds: float) -> str:
     return f"{max(0.0, seconds) / size:.0f} {unit}"
 
 
-def costs_folder() -> Path:
-    """Where measured tables are kept: in the user's cache directory."""
-    root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return root / "adaptspec" / "costs"
+NO_FOLDER = "there is no home directory to keep costs in; set XDG_CACHE_HOME to a folder"
+
+
+def costs_folder() -> Path | None:
+    """Where measured tables are kept: in the user's cache directory, if there is one."""
+    root = cache_folder()
+    return None if root is None else root / "adaptspec" / "costs"
 
 
 def read_cost_file(path: Path) -> CostFile:
@@ -88,7 +90,8 @@ def write_cost_file(path: Path, table: CostTable, about: Mapping[str, Any], now:
 def cost_files() -> tuple[list[CostFile], list[str]]:
     """The tables that are kept here, newest first, and a line for each file that is none."""
     found, bad = [], []
-    for path in sorted(costs_folder().glob("*.json")):
+    folder = costs_folder()
+    for path in [] if folder is None else sorted(folder.glob("*.json")):
         try:
             found.append(read_cost_file(path))
         except (OSError, ConfigError, ValueError) as error:

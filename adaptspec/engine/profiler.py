@@ -23,7 +23,7 @@ import torch
 from adaptspec.control.cost import CostProfile, CostTable, DrafterCost
 from adaptspec.control.grid import LearnedGrid
 from adaptspec.drafting.drafter import Drafter, ModelDrafter
-from adaptspec.engine.cost_files import costs_folder, read_cost_file, write_cost_file
+from adaptspec.engine.cost_files import NO_FOLDER, costs_folder, read_cost_file, write_cost_file
 from adaptspec.engine.device_laps import DeviceLaps, device_laps, device_name, on_device, per_cached_token
 from adaptspec.engine.profiler_rounds import CONTEXT, Extent, Piece, ProfiledRounds, clear, fill, packed_rows
 from adaptspec.errors import ConfigError
@@ -60,6 +60,8 @@ def profiled_costs(
 ) -> CostTable:
     """The cost table of these models here: from the cache if a few laps agree with it, or else measured now."""
     path = cost_path(target, drafters, max_rows)
+    if path is None:
+        return measured_costs(target, drafters, max_rows, progress)
     try:
         file = read_cost_file(path)
     except FileNotFoundError:
@@ -95,6 +97,9 @@ def measured_costs(
             contradiction(found),
             _FEWER if target.device.type == "cpu" and torch.get_num_threads() > 1 else "",
         )
+        return costs
+    if path is None:
+        _log.warning("%s: they are measured at every start", NO_FOLDER)
         return costs
     about = {
         "device": device_name(target),
@@ -413,14 +418,15 @@ def _time_pass(runner: Runner, rows: int, width: int, context: int, stopwatch: S
     return stopwatch.seconds(run)
 
 
-def cost_path(target: Runner, drafters: Sequence[Drafter], max_rows: int) -> Path:
-    """Where the cost table of these models is cached on this machine; all rows must be free."""
+def cost_path(target: Runner, drafters: Sequence[Drafter], max_rows: int) -> Path | None:
+    """Where the cost table of these models is cached on this machine, if anywhere; all rows must be free."""
     devices = " ".join(dict.fromkeys(map(device_name, _models(target, drafters))))
     facts = [str(_MEASURING), devices, processor(), str(torch.get_num_threads()), torch.__version__]
     facts += [f"{m.info.fingerprint} {m.info.dtype} {Extent.of(m, max_rows)}" for m in _models(target, drafters)]
     facts += ["strict"] * target.info.strict + ["eager"] * target.info.eager
     key = hashlib.blake2b("\n".join(facts).encode(), digest_size=12)
-    return costs_folder() / f"{key.hexdigest()}.json"
+    folder = costs_folder()
+    return None if folder is None else folder / f"{key.hexdigest()}.json"
 
 
 def _models(target: Runner, drafters: Sequence[Drafter]) -> list[Runner]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
@@ -15,7 +16,7 @@ from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
 from adaptspec.errors import FileError, ModelError
-from adaptspec.files import check_regular, open_file, read_text
+from adaptspec.files import cache_folder, check_regular, open_file, read_text
 from adaptspec.models.config import shown
 
 _log = logging.getLogger(__name__)
@@ -58,7 +59,7 @@ def resolve_model(path_or_hub_id: str, *, pickles: bool = False) -> Path:
 
     Pickles are downloaded only if they are allowed.
     """
-    folder = Path(path_or_hub_id).expanduser()
+    folder = _expanded(path_or_hub_id)
     if path_or_hub_id and folder.is_dir():
         _check_files(folder)
         return folder
@@ -70,6 +71,12 @@ def resolve_model(path_or_hub_id: str, *, pickles: bool = False) -> Path:
         raise ModelError(f"{path_or_hub_id} is a file; name the directory that holds it and config.json")
     if not HUB_ID.fullmatch(path_or_hub_id):
         raise ModelError(f"there is no directory {path_or_hub_id!r}; name a model directory or a hub id like org/name")
+    if cache_folder() is None and not any(map(os.environ.get, ("HF_HOME", "HF_HUB_CACHE"))):
+        # The hub's client would make a folder of the name "~" in the working directory.
+        raise ModelError(
+            f"there is no directory {path_or_hub_id}, and no home directory to fetch it from the hub to; set HF_HOME "
+            "to a folder, or name a model directory"
+        )
     try:
         more = [f"*{suffix}" for suffix in PICKLES] if pickles else []
         return Path(snapshot_download(path_or_hub_id, allow_patterns=[*PATTERNS, *more]))
@@ -79,6 +86,13 @@ def resolve_model(path_or_hub_id: str, *, pickles: bool = False) -> Path:
             f"there is no directory {path_or_hub_id}, and it cannot be fetched from the hub ({first_line}); "
             "check the name, the network, and HF_TOKEN for gated models"
         ) from error
+
+
+def _expanded(path: str) -> Path:
+    try:
+        return Path(path).expanduser()
+    except RuntimeError as error:
+        raise ModelError(f"{path}: there is no home directory; write the whole path") from error
 
 
 def _check_files(folder: Path) -> None:

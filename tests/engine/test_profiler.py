@@ -14,7 +14,7 @@ from adaptspec.drafting.draft_model import DraftModelDrafter
 from adaptspec.drafting.drafter import Drafter
 from adaptspec.drafting.ngram import NgramDrafter
 from adaptspec.engine import profiler
-from adaptspec.engine.cost_files import write_cost_file
+from adaptspec.engine.cost_files import cost_files, write_cost_file
 from adaptspec.engine.profiler import (
     Extent,
     Stopwatch,
@@ -260,3 +260,28 @@ def test_warming_up_leaves_every_row_free(context: int) -> None:
     warm_up(target, [DraftModelDrafter(draft), NgramDrafter()])
     assert target.length(0) == draft.length(0) == 0
     assert target.passes == draft.passes == 1 + min(9, context - min(64, context // 2))
+
+
+@pytest.mark.parametrize("home", [None, ""])
+def test_without_a_home_directory_costs_are_measured_and_not_kept(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture, home: str | None
+) -> None:
+    """As for a container's user without an entry in /etc/passwd: one line, and nothing in the working directory."""
+
+    def unknown(_: int) -> None:
+        raise KeyError("uid not found")
+
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.delenv("HOME", raising=False)
+    monkeypatch.setattr("pwd.getpwuid", unknown)
+    monkeypatch.setattr(profiler, "_BUSY", 1e9)
+    monkeypatch.setattr(profiler, "_AGREES", 1e9)
+    if home is not None:
+        monkeypatch.setenv("XDG_CACHE_HOME", home)
+    monkeypatch.chdir(tmp_path)
+    assert profiled_costs(TableRunner(), [NgramDrafter()], 4).origin == "measured now"
+    assert [record.getMessage() for record in caplog.records if "home directory" in record.getMessage()] == [
+        "there is no home directory to keep costs in; set XDG_CACHE_HOME to a folder: they are measured at every start"
+    ]
+    assert not list(tmp_path.iterdir())
+    assert cost_files() == ([], [])

@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from adaptspec.errors import ModelError
 from adaptspec.models import model_files
-from adaptspec.models.model_files import eos_token_ids, fingerprint, read_json, weight_files
+from adaptspec.models.model_files import eos_token_ids, fingerprint, read_json, resolve_model, weight_files
 from tests.conftest import MakeModel
 
 
@@ -215,3 +215,24 @@ def test_an_unreachable_hub_is_explained(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(model_files, "snapshot_download", download)
     with pytest.raises(ModelError, match=r"org/some-model.*\(no network\); check the name"):
         model_files.resolve_model("org/some-model")
+
+
+@pytest.mark.parametrize(("name", "hint"), [("org/name", "set HF_HOME"), ("~/model", "write the whole path")])
+def test_models_need_no_home_directory_but_to_be_fetched(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, make_model: MakeModel, name: str, hint: str
+) -> None:
+    """The hub's client would make a folder called ~ in the working directory."""
+
+    def unknown(_: int) -> None:
+        raise KeyError("uid not found")
+
+    path, work = str(make_model("llama")), tmp_path / "work"
+    work.mkdir()
+    for variable in ("HOME", "XDG_CACHE_HOME", "HF_HOME", "HF_HUB_CACHE"):
+        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.setattr("pwd.getpwuid", unknown)
+    monkeypatch.chdir(work)
+    assert resolve_model(path) == Path(path)
+    with pytest.raises(ModelError, match=hint):
+        resolve_model(name)
+    assert not list(work.iterdir())
