@@ -11,7 +11,7 @@ import logging
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future
 from contextlib import aclosing
 from dataclasses import dataclass, replace
@@ -19,6 +19,7 @@ from queue import Empty, SimpleQueue
 from typing import Any, TypeAlias, TypeVar, cast
 
 from adaptspec.engine.core import EngineCore
+from adaptspec.engine.scheduler import PromptProgress
 from adaptspec.errors import EngineError, OverloadedError
 from adaptspec.models.runner import ModelInfo
 from adaptspec.progress import report_progress, set_progress_callback
@@ -185,6 +186,10 @@ class AsyncEngine:
         running = len(scheduler.running)
         waiting = max(0, len(self._streams) - running)
         return EngineStats(running, waiting, scheduler.preemptions, scheduler.cache_used)
+
+    def prompt_progress(self, request_ids: Collection[str]) -> PromptProgress:
+        """How far these requests are in the queue and in reading their prompts. Any thread may ask."""
+        return self._core.scheduler.prompt_progress(request_ids)
 
     def submit(self, requests: Sequence[Request]) -> Stream:
         """Queue requests that `check` lets pass, all or none of them; their output comes in one stream.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -32,6 +32,18 @@ class Chunk:
         """Whether log-probabilities of prompt tokens that it predicts are still wanted."""
         wanted = self.sequence.request.sampling.prompt_logprobs is not None
         return wanted and len(self.sequence.prompt_logprobs) < self.sequence.prompt_length - 1
+
+
+@dataclass(frozen=True)
+class PromptProgress:
+    """How far the prompts of some requests are read: `read` of `total` tokens, over those that run.
+
+    `ahead`: requests in the queue before the first of those that wait; 0 if none waits.
+    """
+
+    read: int
+    total: int
+    ahead: int
 
 
 class Batch:
@@ -109,6 +121,17 @@ class Scheduler:
     def suspecting(self) -> bool:
         """Whether a request that makes rounds fail is sought: who runs may then change with every round."""
         return self._bisection.group is not None
+
+    def prompt_progress(self, request_ids: Collection[str]) -> PromptProgress:
+        """How far these requests are. Any thread may ask; numbers of a round that runs may be those before it."""
+        read, total = 0, 0
+        for sequence in self.running.copy():
+            row = sequence.row
+            if row is not None and sequence.request.id in request_ids:
+                read += min(self._cache.length(row), sequence.prompt_length)
+                total += sequence.prompt_length
+        places = (place for place, one in enumerate(self.waiting.copy()) if one.request.id in request_ids)
+        return PromptProgress(read, total, next(places, 0))
 
     def add(self, sequence: Sequence) -> None:
         self.waiting.append(sequence)

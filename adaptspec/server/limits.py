@@ -23,6 +23,8 @@ class ServerLimits:
     header_seconds: float = 10.0  # for a request's headers, and between two requests of one connection
     body_bytes: int = 4 * 2**20  # compressed bodies are refused
     body_seconds: float = 30.0
+    quiet_seconds: float = 5.0  # of a stream without a token, before it sends its headers and a comment
+    comment_seconds: float = 15.0  # from there on between comments, while there is no token
     stall_seconds: float = 50.0  # for a client to read on, while its answer fills all buffers
     json_depth: int = 64  # objects and lists within each other
     json_parts: int = 2**15  # objects, lists and names of fields in one body

@@ -23,7 +23,7 @@ from adaptspec.server.api.wire import Body, parse, renamed
 from adaptspec.server.http_errors import DrainingError, EngineStoppedError, RefusedError
 from adaptspec.server.limits import ServerLimits
 from adaptspec.server.served_names import ServedNames
-from adaptspec.server.sse import Padding
+from adaptspec.server.sse import Padding, Silence
 from adaptspec.server.threads import Lanes, within
 from adaptspec.types import Completion, Delta, FinishReason
 
@@ -138,6 +138,18 @@ class Service:
                 if delta.completion is not None:
                     _check_answer(delta.completion)
                 yield places[delta.request_id], delta
+
+    def silence(self, requests: Sequence[Request]) -> Silence:
+        """What a stream of these requests sends while it has no token."""
+        names = frozenset(request.id for request in requests)
+
+        def progress() -> str:
+            found = self.engine.prompt_progress(names)
+            if found.read < found.total:
+                return f"prompt {found.read}/{found.total}"
+            return "waiting" if found.total or not found.ahead else f"waiting, {found.ahead} ahead"
+
+        return Silence(progress, self.limits.quiet_seconds, self.limits.comment_seconds)
 
     def _check(self, body: GenerationBody, prompts: int) -> None:
         """What can be said before anything is encoded: the model, and how many requests it makes."""

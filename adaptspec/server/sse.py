@@ -10,8 +10,9 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
-from contextlib import aclosing, asynccontextmanager
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,40 +42,128 @@ class Padding:
     seconds: float = 0.025
 
 
+@dataclass(frozen=True)
+class Silence:
+    """What a stream sends while it has no event, so that proxies and clients do not take it for dead.
+
+    After `first` seconds it sends its headers and a comment with the `progress`, then a comment after every `every`
+    seconds without an event. Clients skip comments. `clock` and `sleep` are in seconds, as those of `asyncio`.
+    """
+
+    progress: Callable[[], str]
+    first: float = 5.0
+    every: float = 15.0
+    clock: Callable[[], float] = time.monotonic
+    sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
+
+
 async def respond(
     http: web.Request,
     events: AsyncGenerator[dict[str, Any], None],
     headers: dict[str, str],
     padding: Padding | None = None,
+    silence: Silence | None = None,
     *,
     named: bool = False,
 ) -> web.StreamResponse:
     """Send the events, then `[DONE]`. `named`: the events have a `type`, which the stream says as well.
 
-    Nothing is sent before the first event, so a request the engine refuses gets a proper status. An error after that
-    becomes an event with an error object.
+    Nothing is sent before the first event, but for a `silence`, so a request the engine refuses gets a proper status.
+    An error after that becomes an event with an error object.
     """
-    response = EventStream(headers=HEADERS | headers)
-    async with aclosing(events):
-        body = await anext(events)
-        await response.prepare(http)
-        async with sending(response.write, padding) as write:
-            try:
-                await write(event(body, str(body["type"]) if named else None))
-                async for body in events:
-                    await write(event(body, str(body["type"]) if named else None))
-            except ConnectionError:
-                raise  # the client has gone: nobody to tell
-            except Exception as error:
-                if isinstance(error, AdaptSpecError):
-                    response.broken = http_error(error)
-                else:
-                    _logger.exception("Failed in the middle of a stream")
-                    response.broken = INTERNAL
-                await write(event(response.broken.body()))
-            await write(b"data: [DONE]\n\n")
-    await response.write_eof()
-    return response
+    stream = _Stream(http, headers, padding, time.monotonic if silence is None else silence.clock)
+    async with aclosing(events), stream, _breaking(stream, silence):
+        try:
+            async for body in events:
+                await stream.write(event(body, str(body["type"]) if named else None))
+        except ConnectionError:
+            raise  # the client has gone
+        except Exception as error:  # noqa: BLE001 - `fail` raises it or logs it
+            await stream.fail(error)
+        await stream.write(b"data: [DONE]\n\n")
+    await stream.response.write_eof()
+    return stream.response
+
+
+class _Stream:
+    """An answer that begins with its first write, whichever task that comes from."""
+
+    def __init__(
+        self, http: web.Request, headers: Mapping[str, str], padding: Padding | None, clock: Callable[[], float]
+    ) -> None:
+        self.response = EventStream(headers=HEADERS | dict(headers))
+        self.begun = False
+        self.ended = False
+        self.last = clock()  # when something was sent, or the wait for it began
+        self._clock = clock
+        self._http = http
+        self._padding = padding
+        self._stack = AsyncExitStack()
+        self._lock = asyncio.Lock()  # held while something is written, the beginning included
+        self._write: Write = self.response.write
+
+    async def __aenter__(self) -> _Stream:
+        await self._stack.__aenter__()
+        return self
+
+    async def __aexit__(self, *error: Any) -> None:
+        await self._stack.__aexit__(*error)
+
+    async def write(self, data: bytes) -> None:
+        """Send bytes, after the headers."""
+        async with self._lock:
+            await self._send(data)
+
+    async def comment(self, text: str) -> None:
+        """Send a comment, unless something else has been sent meanwhile."""
+        before = self.last
+        async with self._lock:
+            if self.last == before and not self.ended:
+                await self._send(f": {text}\n\n".encode())
+
+    async def fail(self, error: Exception) -> None:
+        """Send an error as an event. Raises it where nothing was sent, so that it gets a status."""
+        async with self._lock:
+            if not self.begun:
+                self.ended = True
+                raise error
+            if isinstance(error, AdaptSpecError):
+                self.response.broken = http_error(error)
+            else:
+                _logger.error("Failed in the middle of a stream", exc_info=error)
+                self.response.broken = INTERNAL
+            await self._send(event(self.response.broken.body()))
+
+    async def _send(self, data: bytes) -> None:
+        if not self.begun:
+            self.begun = True
+            await self.response.prepare(self._http)
+            self._write = await self._stack.enter_async_context(sending(self.response.write, self._padding))
+        await self._write(data)
+        self.last = self._clock()
+
+
+@asynccontextmanager
+async def _breaking(stream: _Stream, silence: Silence | None) -> AsyncGenerator[None, None]:
+    """Meanwhile comments break the silence of a stream."""
+    if silence is None:
+        yield
+        return
+    commenting = asyncio.ensure_future(_comment(stream, silence))
+    try:
+        yield
+    finally:
+        commenting.cancel()
+        await asyncio.gather(commenting, return_exceptions=True)
+
+
+async def _comment(stream: _Stream, silence: Silence) -> None:
+    while not stream.ended:
+        left = stream.last + (silence.every if stream.begun else silence.first) - silence.clock()
+        if left > 0:
+            await silence.sleep(left)
+        else:
+            await stream.comment(silence.progress())
 
 
 def event(body: Mapping[str, Any], name: str | None = None, *, allow_nan: bool = True) -> bytes:

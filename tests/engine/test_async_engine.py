@@ -16,7 +16,9 @@ from transformers import PreTrainedTokenizerFast
 from adaptspec.drafting.draft_model import DraftModelDrafter
 from adaptspec.engine.assembly import build
 from adaptspec.engine.async_engine import AsyncEngine, EngineStats
+from adaptspec.engine.core import EngineLimits
 from adaptspec.engine.engine_config import EngineConfig
+from adaptspec.engine.scheduler import PromptProgress
 from adaptspec.errors import EngineError, OverloadedError, PromptTooLongError, RequestError, UnknownModelError
 from adaptspec.models.runner import Packed
 from adaptspec.request import Request, SamplingParams, SpeculationParams
@@ -364,3 +366,32 @@ async def test_preemptions_are_counted(tokenizer: PreTrainedTokenizerFast, capac
         found = front.stats()
     assert (found.preemptions > 0) is gave_way
     assert found.cache_used == pytest.approx(0.0)
+
+
+async def test_how_far_prompts_are_read_can_be_asked_for(tokenizer: PreTrainedTokenizerFast) -> None:
+    """Part by part while they are read, then in full; the place in the queue of those that wait."""
+    target = Metered()
+    policy = Dictated(("draft-model",), lambda n, size: [0] * size)
+    drafter = DraftModelDrafter(TableRunner(seed=1, context=512))
+    limits = EngineLimits(max_rows=1, prefill_tokens=100)
+    core = make_core(tokenizer, target, [drafter], {"p": (policy, "coupled")}, limits=limits)
+    front = AsyncEngine(core, "served", max_waiting=4)
+    tasks = [asyncio.create_task(front.generate(Request(f"r{i}", (1,) * 350, GREEDY))) for i in range(3)]
+
+    async def reaches(expected: PromptProgress) -> None:
+        while front.prompt_progress({"r0"}) != expected:
+            await asyncio.sleep(0.001)
+
+    try:
+        await asyncio.wait_for(reaches(PromptProgress(0, 350, 0)), 10.0)
+        for read in (100, 200, 300, 350):
+            target.allowed.release(1)
+            await asyncio.wait_for(reaches(PromptProgress(read, 350, 0)), 10.0)
+        assert front.prompt_progress({"r1"}) == PromptProgress(0, 0, 0)
+        assert front.prompt_progress({"r2"}) == PromptProgress(0, 0, 1)
+        assert front.prompt_progress({"r0", "r2"}) == PromptProgress(350, 350, 1)
+        assert front.prompt_progress({"nowhere"}) == PromptProgress(0, 0, 0)
+    finally:
+        target.allowed.release(10_000)
+        await asyncio.gather(*tasks)
+        front.close()

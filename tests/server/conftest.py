@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
 from typing import Any
 
 import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestClient, TestServer
 
+from adaptspec.engine.scheduler import PromptProgress
 from adaptspec.errors import PromptTooLongError, RequestError, UnknownModelError, context_overflow
 from adaptspec.models.runner import ModelInfo
 from adaptspec.models.sampling import check_tokens, check_vocabulary
@@ -38,6 +39,7 @@ class FakeEngine:
         self.seen: list[Request] = []
         self.aborted: list[str] = []
         self.grammars: list[Grammar] = []
+        self.progress = PromptProgress(0, 0, 0)
 
     def stats(self) -> FakeEngine:
         return self
@@ -53,6 +55,9 @@ class FakeEngine:
         check_vocabulary(request.sampling, self.target.vocab_size)
         if request.speculation.policy not in (None, *self.policies):
             raise UnknownModelError("no such policy; ask for goodput or static", "adaptspec.policy")
+
+    def prompt_progress(self, request_ids: Collection[str]) -> PromptProgress:
+        return self.progress
 
     def compile_grammar(self, grammar: Grammar, most_bytes: int | None = None) -> Grammar:
         self.grammars.append(grammar)

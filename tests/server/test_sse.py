@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
+from aiohttp import web
 from aiohttp.test_utils import TestClient, TestServer
 from hypothesis import given
 from hypothesis import strategies as st
 
+from adaptspec.engine.scheduler import PromptProgress
+from adaptspec.errors import EngineError, OverloadedError, RequestError
 from adaptspec.server.application import make_app
-from adaptspec.server.sse import Padding, filler, sending
+from adaptspec.server.http_errors import answer_errors
+from adaptspec.server.limits import ServerLimits
+from adaptspec.server.sse import Padding, Silence, filler, respond, sending
 from adaptspec.telemetry.live_feed import LiveFeed
 from adaptspec.telemetry.metrics import Metrics
 from adaptspec.telemetry.request_store import RequestStore
@@ -147,3 +154,193 @@ async def test_what_padding_hides_no_feed_tells(engine: Any, tokenizer: Any) -> 
         for path in ("/live/snapshot", "/live/events", "/"):
             async with client.get(path) as response:
                 assert response.status == 404, path
+
+
+class Hand:
+    """A clock that is set by hand; sleepers wake when it passes their time."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self._moved = asyncio.Condition()
+
+    async def sleep(self, seconds: float) -> None:
+        due = self.now + seconds
+        async with self._moved:
+            await self._moved.wait_for(lambda: self.now >= due)
+
+    async def pass_to(self, when: float) -> None:
+        """Let time pass, and all that waits for it run."""
+        async with self._moved:
+            self.now = when
+            self._moved.notify_all()
+        for _ in range(20):
+            await asyncio.sleep(0)
+
+
+class Quiet:
+    """A stream whose events come when they are put in, and its client's side."""
+
+    def __init__(self, hand: Hand, client: TestClient[Any, Any], progress: list[str]) -> None:
+        self.hand, self.client, self.progress = hand, client, progress
+        self.events: asyncio.Queue[dict[str, Any] | Exception | None] = asyncio.Queue()
+
+    async def come(self) -> AsyncIterator[dict[str, Any]]:
+        while (one := await self.events.get()) is not None:
+            if isinstance(one, Exception):
+                raise one
+            yield one
+
+
+@asynccontextmanager
+async def quiet(padding: Padding | None = None) -> AsyncIterator[Quiet]:
+    hand, progress = Hand(), ["waiting"]
+    silence = Silence(lambda: progress[0], 5.0, 15.0, lambda: hand.now, hand.sleep)
+
+    async def handler(http: web.Request) -> web.StreamResponse:
+        return await respond(http, stream.come(), {"x-own": "1"}, padding, silence)
+
+    app = web.Application(middlewares=[answer_errors])
+    app.router.add_get("/", handler)
+    async with TestClient(TestServer(app)) as client:
+        stream = Quiet(hand, client, progress)
+        yield stream
+
+
+async def read(response: Any, text: str) -> str:
+    """What comes next, which must be `text`."""
+    found = await asyncio.wait_for(response.content.readexactly(len(text)), 5.0)
+    assert found.decode() == text
+    return str(found)
+
+
+async def test_a_silent_stream_sends_its_headers_and_how_far_it_is() -> None:
+    """After 5 seconds, and then every 15, until there is an event; comments come between whole events."""
+    async with quiet() as stream:
+        asked = asyncio.create_task(stream.client.get("/"))
+        await asyncio.sleep(0.05)
+        await stream.hand.pass_to(4.9)
+        assert not asked.done()
+        stream.progress[0] = "prompt 1024/6521"
+        await stream.hand.pass_to(5.0)
+        response = await asyncio.wait_for(asked, 5.0)
+        assert (response.status, response.headers["x-own"]) == (200, "1")
+        await read(response, ": prompt 1024/6521\n\n")
+        await stream.hand.pass_to(19.9)
+        stream.progress[0] = "prompt 6144/6521"
+        await stream.hand.pass_to(20.0)
+        await read(response, ": prompt 6144/6521\n\n")
+        await stream.hand.pass_to(30.0)
+        stream.events.put_nowait({"a": 1})
+        await read(response, 'data: {"a":1}\n\n')
+        stream.progress[0] = "waiting"
+        await stream.hand.pass_to(44.9)
+        await stream.hand.pass_to(45.0)
+        await read(response, ": waiting\n\n")
+        stream.events.put_nowait(None)
+        await read(response, "data: [DONE]\n\n")
+        assert await response.content.read() == b""
+
+
+async def test_a_stream_that_is_not_silent_has_no_comments() -> None:
+    async with quiet() as stream:
+        asked = asyncio.create_task(stream.client.get("/"))
+        await asyncio.sleep(0.05)
+        for second in range(40):
+            await stream.hand.pass_to(float(second))
+            if second % 4 == 3:
+                stream.events.put_nowait({"a": second})
+        stream.events.put_nowait(None)
+        text = await (await asked).text()
+    assert "\n:" not in f"\n{text}"
+    assert text.count("data: ") == 11
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "words"),
+    [
+        (OverloadedError("the queue is full"), 429, "the queue is full"),
+        (RequestError("too long", "prompt"), 400, "too long"),
+        (EngineError("a fuse has blown"), 500, "a fuse"),
+        (RuntimeError("a secret path"), 500, "the server failed"),
+    ],
+)
+@pytest.mark.parametrize("late", [False, True])
+async def test_what_fails_before_the_headers_has_a_status_and_after_them_is_an_event(
+    error: Exception, status: int, words: str, late: bool
+) -> None:
+    """No refusal becomes a 200: they come at once."""
+    async with quiet() as stream:
+        asked = asyncio.create_task(stream.client.get("/"))
+        await asyncio.sleep(0.05)
+        await stream.hand.pass_to(5.0 if late else 4.9)
+        stream.events.put_nowait(error)
+        response = await asyncio.wait_for(asked, 5.0)
+        text = await response.text()
+    assert response.status == (200 if late else status)
+    assert words in text
+    assert "secret" not in text
+    if late:
+        assert text.startswith(": waiting\n\ndata: {")
+        assert text.endswith("}\n\ndata: [DONE]\n\n")
+
+
+async def test_a_silent_stream_of_constant_rate_begins_too() -> None:
+    async with quiet(Padding(size=64, seconds=0.001)) as stream:
+        asked = asyncio.create_task(stream.client.get("/"))
+        await asyncio.sleep(0.05)
+        await stream.hand.pass_to(5.0)
+        response = await asyncio.wait_for(asked, 5.0)
+        assert (await asyncio.wait_for(response.content.readexactly(64), 5.0)).startswith(b": waiting\n\n:")
+        stream.events.put_nowait({"a": 1})
+        stream.events.put_nowait(None)
+        text = (await response.content.read()).decode()
+    assert [line for line in text.split("\n") if line and not line.startswith(":")] == [
+        'data: {"a":1}',
+        "data: [DONE]",
+    ]
+
+
+ROUTES = {
+    "/v1/chat/completions": BODY,
+    "/v1/completions": {"prompt": "x", "max_tokens": 5, "stream": True},
+    "/v1/responses": {"input": "x", "max_output_tokens": 5, "stream": True},
+}
+
+
+@pytest.mark.parametrize("path", ROUTES)
+@pytest.mark.parametrize(
+    ("progress", "words"),
+    [
+        (PromptProgress(1024, 6521, 0), ": prompt 1024/6521"),
+        (PromptProgress(6521, 6521, 0), ": waiting"),
+        (PromptProgress(0, 0, 7), ": waiting, 7 ahead"),
+        (PromptProgress(0, 0, 0), ": waiting"),
+        (PromptProgress(100, 200, 3), ": prompt 100/200"),
+    ],
+)
+async def test_every_streaming_route_says_how_far_it_is(
+    engine: Any, tokenizer: Any, path: str, progress: PromptProgress, words: str
+) -> None:
+    engine.progress, engine.pause = progress, 0.05
+    limits = ServerLimits(quiet_seconds=0.001, comment_seconds=0.001)
+    app = make_app(engine, tokenizer, Metrics(), limits=limits)
+    async with TestClient(TestServer(app)) as client, client.post(path, json=ROUTES[path]) as response:
+        text = await response.text()
+    comments = [line for line in text.split("\n") if line.startswith(":")]
+    assert set(comments) == {words}
+    assert text.startswith(words)
+    assert '"error":{' not in text
+
+
+@pytest.mark.parametrize("path", ROUTES)
+async def test_refusals_of_a_stream_keep_their_status_however_impatient_it_is(
+    engine: Any, tokenizer: Any, path: str
+) -> None:
+    limits = ServerLimits(quiet_seconds=1e-9, comment_seconds=1e-9)
+    async with TestClient(TestServer(make_app(engine, tokenizer, Metrics(), limits=limits))) as client:
+        statuses = []
+        for change, refusal in (({}, OverloadedError("full")), ({"temperature": -1}, None), ({"stream": 3}, None)):
+            engine.refusal = refusal
+            async with client.post(path, json=ROUTES[path] | change) as response:
+                statuses.append(response.status)
+    assert statuses == [429, 400, 400]

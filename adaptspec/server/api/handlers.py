@@ -68,7 +68,7 @@ async def responses(http: web.Request) -> web.StreamResponse:
     headers = _headers(http, chat, reply.id, requests)
     if chat.stream:
         events = reply.events(service.stream(requests))
-        return await sse.respond(http, events, headers, service.padding, named=True)
+        return await sse.respond(http, events, headers, service.padding, service.silence(requests), named=True)
     (completion,) = await service.complete(requests)
     return web.json_response(reply.whole(completion), headers=headers)
 
@@ -80,7 +80,7 @@ async def _answer(
     service.warning_log.report(body.warnings)
     if body.stream:
         events = reply.events(service.stream(requests), requests, body.stream_options or StreamOptions())
-        return await sse.respond(http, events, headers, service.padding)
+        return await sse.respond(http, events, headers, service.padding, service.silence(requests))
     return web.json_response(reply.whole(await service.complete(requests)), headers=headers)
 
 
