@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 import logging
 import resource
+import select
 import socket
 import threading
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-from aiohttp import web
+from aiohttp import HttpVersion11, web
+from aiohttp.http_exceptions import HttpProcessingError
 
 from adaptspec.server.http_errors import HttpError
 from adaptspec.server.limits import ServerLimits
@@ -19,23 +22,33 @@ _FULL = HttpError(503, "too many connections are open; try again", "server_error
 
 # Files of our own, and connections that asyncio has accepted, a hundred at a time, before we can refuse them.
 RESERVE = 512
+OLD_CLIENT_SECONDS = 1.0  # for the answer to a client of HTTP/1.0 that has shut down its writing side
+_FIRST_LOOK, _LAST_LOOK = 0.01, 1.0  # seconds between looks whether a half-closed client has gone
+_INTERIM = b"HTTP/1.1 102 Processing\r\n\r\n"
 _logger = logging.getLogger(__name__)
 
 
 class Connection(web.RequestHandler):
     """aiohttp's handler, that refuses to be one too many and gives up on clients that do not read.
 
-    Headers that take too long are aiohttp's own affair: it closes a connection that has sent no whole request
-    `keepalive_timeout` after it was opened or last answered. So is what a client may send ahead: aiohttp (3.14) stops
-    reading when 32 requests wait, each of which holds up to 512 KiB of its body.
+    Three times bound it while no request runs: `header_seconds` for a new connection, `idle_seconds` between two
+    requests, and `header_seconds` again from the first byte of a request to the end of its headers. What a client may
+    send ahead is aiohttp's own affair: it (3.14) stops reading when 32 requests wait, each of which holds up to 512 KiB
+    of its body.
+
+    A client that has shut down its writing side still gets its answer. One that has gone looks the same at first: see
+    `eof_received`. `on_half_closed` is called then, if a stream has set it, to send something.
     """
 
-    __slots__ = ("_refused", "_slots", "_stall_seconds", "_stalled")
+    __slots__ = (
+        *("_half_closed", "_header_seconds", "_headers", "_looking", "_probed", "_refused", "_slots"),
+        *("_stall_seconds", "_stalled", "on_half_closed"),
+    )
 
     def __init__(self, server: web.Server, limits: ServerLimits, slots: threading.Semaphore, **settings: Any) -> None:
         super().__init__(
             server,
-            keepalive_timeout=limits.header_seconds,
+            keepalive_timeout=limits.idle_seconds,
             max_line_size=limits.header_bytes,
             max_field_size=limits.header_bytes,
             access_log=None,  # type: ignore[arg-type] # aiohttp's way to say that there is none
@@ -43,10 +56,16 @@ class Connection(web.RequestHandler):
             auto_decompress=False,
             **settings,
         )
+        self._header_seconds = limits.header_seconds
         self._stall_seconds = limits.stall_seconds
         self._slots = slots
         self._refused = False
         self._stalled: asyncio.TimerHandle | None = None
+        self._headers: asyncio.TimerHandle | None = None  # runs while headers may come, and have not
+        self._half_closed: float | None = None  # when, on the loop's clock
+        self._probed = False  # something was sent since then
+        self._looking: asyncio.TimerHandle | None = None  # the next look whether a half-closed client has gone
+        self.on_half_closed: Callable[[], object] | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
@@ -56,17 +75,106 @@ class Connection(web.RequestHandler):
             return
         _expect_acknowledgement(transport, self._stall_seconds)
         super().connection_made(transport)
+        self._await_headers()
 
     def connection_lost(self, exc: BaseException | None) -> None:
         self.resume_timer()
+        self._headers_came()
+        if self._looking is not None:
+            self._looking.cancel()
         if not self._refused:
             self._slots.release()
             super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
         """What a refused client still sends is not read."""
-        if not self._refused:
-            super().data_received(data)
+        if self._refused:
+            return
+        if data and self._idle and self._headers is None:
+            self._await_headers()
+        super().data_received(data)
+        if not self._idle:
+            self._headers_came()
+
+    @property
+    def _idle(self) -> bool:
+        """Whether it waits for the headers of a request."""
+        return self._waiter is not None and not self._waiter.done()
+
+    def _await_headers(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._headers = loop.call_later(self._header_seconds, self._headers_are_late)
+
+    def _headers_came(self) -> None:
+        if self._headers is not None:
+            self._headers.cancel()
+            self._headers = None
+
+    def _headers_are_late(self) -> None:
+        self._headers = None
+        self.force_close()
+
+    def _process_keepalive(self) -> None:
+        """Called when no request has come for `idle_seconds`. One of which a byte is here by now is answered."""
+        idle = self._idle and asyncio.get_running_loop().time() >= self._next_keepalive_close_time
+        if not idle:
+            super()._process_keepalive()
+            return
+        self._keepalive_handle = None
+        if self._headers is not None:
+            return  # a request has begun, whose headers have their own time
+        transport = self.transport
+        sock = None if transport is None else transport.get_extra_info("socket")
+        if transport is not None and sock is not None and not transport.get_write_buffer_size():
+            if _has_bytes(sock):
+                return  # the event loop reads them next
+            # Closing takes another turn of the loop: a request that came until then would be lost after it was
+            # acknowledged.
+            with suppress(OSError):
+                sock.shutdown(socket.SHUT_RDWR)
+        self.force_close()
+
+    def eof_received(self) -> bool:  # type: ignore[override]  # aiohttp's never keeps a connection open
+        """The client sends no more: it has shut down its writing side, or it has gone. Returns whether to answer it.
+
+        Only sending something shows which: the machine of a client that has gone refuses it. A stream that has begun
+        sends a comment; before an answer comes the interim response 102, which clients of HTTP/1.1 have to skip. Those
+        of HTTP/1.0 have `OLD_CLIENT_SECONDS` for their answer.
+        """
+        if self._idle or self._force_close or self._payload_parser is not None or self._parser is None:
+            return False
+        try:
+            self._parser.feed_eof()
+        except HttpProcessingError:
+            return False  # the rest of a body will never come
+        self._half_closed = asyncio.get_running_loop().time()
+        self._look_later(_FIRST_LOOK)
+        return True
+
+    def _look_later(self, seconds: float) -> None:
+        self._looking = asyncio.get_running_loop().call_later(seconds, self._look, min(2 * seconds, _LAST_LOOK))
+
+    def _look(self, again: float) -> None:
+        """Whether a half-closed client has gone."""
+        transport, request, since = self.transport, self._current_request, self._half_closed
+        if transport is None or since is None:
+            return
+        sock = transport.get_extra_info("socket")
+        if sock is not None and sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
+            transport.abort()
+            return
+        if request is not None and not self._probed:
+            if request.writer.output_size:
+                self._probed = True
+                if self.on_half_closed is not None:
+                    self.on_half_closed()
+            elif request.version >= HttpVersion11:
+                self._probed = True
+                transport.write(_INTERIM)
+            elif asyncio.get_running_loop().time() - since > OLD_CLIENT_SECONDS:
+                transport.abort()
+                return
+        self._look_later(again)
 
     def pause_writing(self) -> None:
         """All buffers are full: from now on the client's time runs."""
@@ -92,6 +200,8 @@ class Connection(web.RequestHandler):
         that one packet brought were answered while all streams stood still.
         """
         sent = await super().finish_response(request, resp, start_time)
+        if self._half_closed is not None and not self._messages:
+            self.close()  # no other request can come
         await asyncio.sleep(0)
         return sent
 
@@ -168,6 +278,13 @@ def _refuse(transport: asyncio.Transport) -> None:
     )
     transport.write(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
     transport.close()
+
+
+def _has_bytes(sock: Any) -> bool:
+    """Whether something has come that was not read yet; the end counts."""
+    poll = select.poll()
+    poll.register(sock.fileno(), select.POLLIN)
+    return bool(poll.poll(0))
 
 
 def _expect_acknowledgement(transport: asyncio.Transport, seconds: float) -> None:

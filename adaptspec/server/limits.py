@@ -20,7 +20,8 @@ class ServerLimits:
 
     connections: int = 1024  # at once, or what the files that may be open have room for; more get 503
     header_bytes: int = 8190  # of one header, and of the request line
-    header_seconds: float = 10.0  # for a request's headers, and between two requests of one connection
+    header_seconds: float = 10.0  # for a request's headers: from their first byte, or the connection's beginning
+    idle_seconds: float = 75.0  # between two requests of one connection; more than proxies keep theirs
     body_bytes: int = 4 * 2**20  # compressed bodies are refused
     body_seconds: float = 30.0
     quiet_seconds: float = 5.0  # of a stream without a token, before it sends its headers and a comment

@@ -19,6 +19,7 @@ from typing import Any
 from aiohttp import web
 
 from adaptspec.errors import AdaptSpecError
+from adaptspec.server.connection import Connection
 from adaptspec.server.http_errors import INTERNAL, HttpError, http_error
 
 # The last keeps nginx from collecting the pieces.
@@ -134,10 +135,19 @@ class _Stream:
                 self.response.broken = INTERNAL
             await self._send(event(self.response.broken.body()))
 
+    def _probe(self) -> None:
+        """Send a comment at once: a client that has gone refuses it."""
+        task = asyncio.ensure_future(self.comment("waiting"))
+        self._stack.callback(task.cancel)
+
     async def _send(self, data: bytes) -> None:
         if not self.begun:
             self.begun = True
             await self.response.prepare(self._http)
+            connection = self._http.protocol
+            if isinstance(connection, Connection):
+                connection.on_half_closed = self._probe
+                self._stack.callback(setattr, connection, "on_half_closed", None)
             self._write = await self._stack.enter_async_context(sending(self.response.write, self._padding))
         await self._write(data)
         self.last = self._clock()

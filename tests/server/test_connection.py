@@ -9,8 +9,9 @@ import logging
 import resource
 import socket
 import sys
+import time
 import types
-from collections.abc import AsyncIterator, Collection, Generator
+from collections.abc import AsyncIterator, Callable, Collection, Generator
 from contextlib import asynccontextmanager
 from itertools import pairwise
 from typing import Any
@@ -369,3 +370,183 @@ async def test_fewer_connections_than_wanted_are_said_and_held_to(
             writer.close()
     (record,) = [record for record in caplog.records if record.levelno == logging.WARNING]
     assert "At most 2 connections are taken instead of 1024" in record.getMessage()
+
+
+HEALTH = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
+
+
+async def answer(reader: asyncio.StreamReader) -> int:
+    """The status of the next answer, which is read whole. Interim answers are skipped."""
+    head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 5.0)
+    if head.startswith(b"HTTP/1.1 102"):
+        return await answer(reader)
+    fields = dict(line.lower().split(b": ", 1) for line in head.split(b"\r\n")[1:-2])
+    if b"content-length" in fields:
+        await reader.readexactly(int(fields[b"content-length"]))
+    return int(head.split()[1])
+
+
+async def test_an_idle_connection_outlives_the_time_for_headers(engine: Any, tokenizer: Any) -> None:
+    """Proxies keep theirs for 60 seconds: ours has a time of its own, and a request that begins one for its headers."""
+    async with serving(engine, tokenizer, header_seconds=0.1, idle_seconds=60.0) as port:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        for _ in range(3):
+            writer.write(HEALTH)
+            assert await answer(reader) == 200
+            await asyncio.sleep(0.25)
+        writer.write(HEALTH[:20])
+        assert await asyncio.wait_for(reader.read(), 5.0) == b""
+        writer.close()
+
+
+async def test_headers_are_bound_from_their_first_byte_however_slowly_they_come(engine: Any, tokenizer: Any) -> None:
+    """Bytes now and then do not prolong it."""
+    async with serving(engine, tokenizer, header_seconds=0.2, idle_seconds=60.0) as port:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(HEALTH)
+        assert await answer(reader) == 200
+        closed, sent = asyncio.create_task(reader.read()), 0
+        while not closed.done():
+            assert sent < len(HEALTH) - 1, "the whole request went through"
+            writer.write(HEALTH[sent : sent + 1])
+            sent += 1
+            await asyncio.sleep(0.02)
+        writer.close()
+
+
+async def test_an_idle_connection_is_closed_after_its_time(engine: Any, tokenizer: Any) -> None:
+    async with serving(engine, tokenizer, header_seconds=60.0, idle_seconds=0.05) as port:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(HEALTH)
+        assert await answer(reader) == 200
+        assert await asyncio.wait_for(reader.read(), 5.0) == b""
+        writer.close()
+
+
+BEGINNINGS = [1, 4, 20, len(HEALTH) - 1, len(HEALTH)]
+
+
+@pytest.mark.parametrize("size", BEGINNINGS)
+@pytest.mark.parametrize("when", ["read before", "in the socket", "a moment before"])
+async def test_a_request_that_begins_before_the_close_is_answered(
+    engine: Any, tokenizer: Any, size: int, when: str
+) -> None:
+    """However much of it has come, and whether or not it was read when the idle time ends.
+
+    The event loop stands still until that time is over, so the order of events is always the same: bytes that were
+    sent before the loop looks are read first; those that a callback sends right before the end lie in the socket.
+    """
+    async with serving(engine, tokenizer, idle_seconds=1.0) as port:
+        with socket.create_connection(("127.0.0.1", port)) as client:
+            client.setblocking(False)
+            loop = asyncio.get_running_loop()
+            await loop.sock_sendall(client, HEALTH)
+            assert b"200 OK" in await loop.sock_recv(client, 1000)
+            begun = HEALTH[:size]
+            if when == "read before":
+                client.send(begun)
+                await asyncio.sleep(0.01)
+            elif when == "in the socket":
+                client.send(begun)
+            else:
+                loop.call_later(0.2, client.send, begun)
+            time.sleep(0.1)
+            await asyncio.sleep(0.1)
+            client.send(HEALTH[size:])
+            assert b"200 OK" in await asyncio.wait_for(loop.sock_recv(client, 1000), 5.0)
+
+
+def generation(**more: Any) -> bytes:
+    body = json.dumps({"prompt": "x", "max_tokens": 5, **more}).encode()
+    return POST + f"Content-Length: {len(body)}\r\n\r\n".encode() + body
+
+
+@pytest.mark.parametrize(
+    ("sent", "answers"),
+    [
+        (generation(), 1),
+        (generation(stream=True), 1),
+        (generation() * 3, 3),
+        (generation() + HEALTH + generation(max_tokens=2), 3),
+        (HEALTH, 1),
+        (b"GET /v1/models HTTP/1.0\r\n\r\n", 1),
+        (generation().replace(b"HTTP/1.1", b"HTTP/1.0"), 1),
+        (b"POST /nowhere HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\n{}", 1),
+    ],
+)
+async def test_a_client_that_has_shut_down_its_writing_side_is_answered(
+    engine: Any, tokenizer: Any, sent: bytes, answers: int
+) -> None:
+    """As `nc -N` does. Then the connection is closed."""
+    engine.pause = 0.02
+    async with serving(engine, tokenizer) as port:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(sent)
+        writer.write_eof()
+        text = await asyncio.wait_for(reader.read(), 10.0)
+        writer.close()
+    text = text.replace(b"HTTP/1.1 102 Processing\r\n\r\n", b"")
+    assert text.count(b"HTTP/1.") == answers
+    assert not engine.aborted
+    if b'"stream": true' in sent:
+        assert text.endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n")
+
+
+async def test_an_interim_answer_comes_before_the_answer_alone(engine: Any, tokenizer: Any) -> None:
+    """And only to a client of HTTP/1.1 that has shut down its writing side."""
+    engine.pause = 0.02
+    async with serving(engine, tokenizer) as port:
+        for sent, half_closes, interim in (
+            (generation(max_tokens=10), True, 1),
+            (generation(max_tokens=10), False, 0),
+            (generation(max_tokens=10).replace(b"HTTP/1.1", b"HTTP/1.0"), True, 0),
+        ):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(sent.replace(b"Host: localhost", b"Host: localhost\r\nConnection: close"))
+            if half_closes:
+                writer.write_eof()
+            text = await asyncio.wait_for(reader.read(), 5.0)
+            writer.close()
+            assert text.count(b"HTTP/1.1 102 Processing\r\n\r\n") == interim
+            assert text.startswith(b"HTTP/1.1 102") == bool(interim)
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async def poll() -> None:
+        while not condition():
+            await asyncio.sleep(0.005)
+
+    await asyncio.wait_for(poll(), 10.0)
+
+
+@pytest.mark.parametrize("quiet", [True, False])
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize("version", [b"HTTP/1.1", b"HTTP/1.0"])
+async def test_a_client_that_has_gone_is_told_from_one_that_only_sends_no_more(
+    engine: Any, tokenizer: Any, stream: bool, quiet: bool, version: bytes
+) -> None:
+    """Its request is aborted, though no token comes by which to see it."""
+    engine.pause = 30.0 if quiet else 0.02
+    async with serving(engine, tokenizer, quiet_seconds=0.05 if stream else 30.0) as port:
+        _, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(generation(stream=stream, max_tokens=200).replace(b"HTTP/1.1", version))
+        await until(lambda: bool(engine.running))
+        await asyncio.sleep(0.1)
+        writer.close()
+        await until(lambda: bool(engine.aborted))
+    assert engine.running == 0
+
+
+@pytest.mark.parametrize(
+    "sent", [generation()[:-1], generation()[:-30], POST + b'Transfer-Encoding: chunked\r\n\r\n5\r\n{"pro', HEALTH[:-2]]
+)
+async def test_what_ends_in_the_middle_of_a_request_is_closed(engine: Any, tokenizer: Any, sent: bytes) -> None:
+    """The rest will never come; the handler does not wait for its time."""
+    async with serving(engine, tokenizer, body_seconds=60.0, header_seconds=60.0) as port:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(sent)
+        await asyncio.sleep(0.05)
+        writer.write_eof()
+        assert await asyncio.wait_for(reader.read(), 5.0) == b""
+        writer.close()
+    assert not engine.seen
