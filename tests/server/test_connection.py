@@ -450,7 +450,7 @@ async def test_a_request_that_begins_before_the_close_is_answered(
                 client.send(begun)
             else:
                 loop.call_later(0.2, client.send, begun)
-            time.sleep(0.1)
+            time.sleep(1.1)
             await asyncio.sleep(0.1)
             client.send(HEALTH[size:])
             assert b"200 OK" in await asyncio.wait_for(loop.sock_recv(client, 1000), 5.0)
