@@ -38,6 +38,7 @@ from adaptspec.server.api.reasoning import AUTO, FormatName, reasoning_format
 from adaptspec.server.api.tools import OPEN
 from adaptspec.server.application import make_app
 from adaptspec.server.auth import Hosts, check_exposure, is_loopback, named_key
+from adaptspec.server.cors import Origins
 from adaptspec.server.limits import ServerLimits
 from adaptspec.server.operations import Operations
 from adaptspec.server.run import serve as serve_app
@@ -73,8 +74,8 @@ class ServeConfig:
     `state_dir` None: what is learned ends with the server. `keep_history`: what was served is kept there, too, as
     counts to draft from. `admin_key` None: no admin routes. Without `api_keys` everybody who reaches the server may use
     it; it then listens on this machine only, unless `insecure`, and answers to no names but its own and the
-    `allowed_hosts`. `pad_stream` hides in streams what speculation did. `reasoning_format`: how the
-    model marks its reasoning (see `api.reasoning`).
+    `allowed_hosts`. Pages of `allowed_origins` may call it from a browser. `pad_stream` hides in streams what
+    speculation did. `reasoning_format`: how the model marks its reasoning (see `api.reasoning`).
     """
 
     engine: EngineConfig = field(default_factory=EngineConfig)
@@ -96,6 +97,7 @@ class ServeConfig:
     api_keys: tuple[str, ...] = field(default=(), repr=False)
     insecure: bool = False
     allowed_hosts: tuple[str, ...] = ()
+    allowed_origins: tuple[str, ...] = ()
     limits: ServerLimits = field(default_factory=ServerLimits)
     pad_stream: bool = False
     reasoning_format: FormatName = AUTO
@@ -128,6 +130,7 @@ async def serve(config: ServeConfig, console: Console, status: StartStatus | Non
         raise ConfigError("--keep-history needs a directory to keep it in: give --state-dir DIR")
     ServedNames.of(config.given_names, "")  # before minutes of loading
     check_exposure(config.host, keyed=bool(config.api_keys), insecure=config.insecure)
+    origins = Origins(config.allowed_origins) if config.allowed_origins else None
     status = status or StartStatus(console, "starting")
     async with AsyncExitStack() as closing:
         closing.callback(status.close)
@@ -191,6 +194,7 @@ async def serve(config: ServeConfig, console: Console, status: StartStatus | Non
                 api_keys=config.api_keys,
                 # With keys, or open to the network on purpose, any name will do.
                 hosts=None if config.api_keys or not is_loopback(config.host) else Hosts(config.allowed_hosts),
+                origins=origins,
                 limits=config.limits,
                 padding=Padding() if config.pad_stream else None,
                 operations=Operations(keeper, store, drafters),

@@ -166,6 +166,14 @@ def _add_security(group: argparse._ArgumentGroup) -> None:
         help="without keys: a name by which this server may be called, beside localhost and addresses; may be repeated",
     )
     add(
+        "--allow-origin",
+        action="append",
+        default=[],
+        metavar="ORIGIN",
+        help="let web pages of this origin, such as http://localhost:3000, call the server from a browser; * is any; "
+        "may be repeated (default: none)",
+    )
+    add(
         "--pad-stream",
         action="store_true",
         help="stream in packets of one size and pace, which do not show what speculation did",

@@ -34,6 +34,7 @@ _NAMES: Mapping[str, str] = {
     "metrics_compat": "compat_vllm",
     "journal_megabytes": "journal_bytes",
     "allow_host": "allowed_hosts",
+    "allow_origin": "allowed_origins",
     "otlp_endpoint": "endpoint",
     "otlp_metrics": "wanted",
     **{f"trace_{name}": name for name in ("level", "slow_seconds", "round_share", "content")},
@@ -43,6 +44,7 @@ _VALUES: Mapping[str, Callable[[Any], Any]] = {
     "journal_bytes": lambda value: value * 2**20,
     "allowed_hosts": tuple,
     "served_model_name": lambda names: names[0] if len(names) == 1 else tuple(names),
+    "allowed_origins": tuple,
     "level": TraceLevel,
 }
 # Of secrets a configuration shows only this much.
@@ -146,6 +148,7 @@ def shown_config(config: ServeConfig) -> dict[str, Any]:
     values["allowed_hosts"] = list(config.allowed_hosts)
     if isinstance(config.served_model_name, tuple):
         values["served_model_name"] = list(config.served_model_name)
+    values["allowed_origins"] = list(config.allowed_origins)
     values["api_keys"] = len(config.api_keys)
     values["admin_key"] = config.admin_key is not None
     return values

@@ -21,6 +21,7 @@ from adaptspec.server.api.codec import Codec
 from adaptspec.server.api.reasoning import AUTO, FormatName, reasoning_format
 from adaptspec.server.api.warnings import WarningLog
 from adaptspec.server.auth import Hosts, Keys, auth, named_key
+from adaptspec.server.cors import Origins, cors, sharing
 from adaptspec.server.http_errors import answer_errors, shape_refusal
 from adaptspec.server.limits import ServerLimits
 from adaptspec.server.live import add_live
@@ -47,6 +48,7 @@ def make_app(
     admin_key: str | None = None,
     api_keys: Collection[str] = (),
     hosts: Hosts | None = None,
+    origins: Origins | None = None,
     limits: ServerLimits = ServerLimits(),
     padding: Padding | None = None,
     operations: Operations | None = None,
@@ -61,17 +63,19 @@ def make_app(
 
     `policies` adds the routes about them; those that change something exist only with an `admin_key`. `traces` None:
     nothing is traced. With `api_keys`, only who has one of them is served. `hosts` are the names it may be called by,
-    None for any. `padding` hides in streams what speculation did, and leaves out the live feed. `operations` adds the
-    admin routes about the server as it runs, which need an `admin_key` and `policies` as well. `live` adds the live
-    feed and its page, with `facts` about the server. `journal` is what policies are tried on. `template` None: the
-    tokenizer's own writes chats. `reasoning` is a name of `reasoning.CHOICES`: how a model marks its reasoning.
-    `names` are those of the model, None for its own.
+    None for any; web pages of `origins` may call it from a browser. `padding` hides in streams what speculation did,
+    and leaves out the live feed. `operations` adds the admin routes about the server as it runs, which need an
+    `admin_key` and `policies` as well. `live` adds the live feed and its page, with `facts` about the server. `journal`
+    is what policies are tried on. `template` None: the tokenizer's own writes chats. `reasoning` is a name of
+    `reasoning.CHOICES`: how a model marks its reasoning. `names` are those of the model, None for its own.
 
     Serve it with `adaptspec.server.run.serve`, or with a runner that has `handler_cancellation=True`: that is what
     aborts a request whose client has gone.
     """
     guard = auth(Keys(map(named_key, api_keys)), Keys([(admin_key, None)] if admin_key else []), hosts)
     middlewares = [counting(exposition.responded), answer_errors, guard]
+    if origins is not None:
+        middlewares.insert(1, cors(origins))
     if traces is not None:
         middlewares.insert(0, tracing(traces))
     app = web.Application(middlewares=middlewares, client_max_size=limits.body_bytes)
@@ -83,6 +87,8 @@ def make_app(
     app[status.STARTED] = int(time.time())
     app[KEYED] = bool(api_keys)
     app.on_response_prepare.extend((shape_refusal, add_request_id))
+    if origins is not None:
+        app.on_response_prepare.append(sharing(origins))
     add_operations(app, (*handlers.ROUTES, *status.ROUTES, *tokenize.ROUTES, openapi))
     if policies is not None:
         app[admin.POLICIES] = policies

@@ -17,8 +17,9 @@ EVERYTHING = (
     "--eager --max-rows 3 --no-task-detection --host 127.0.0.2 --port 0 --served-model-name fox * cub --max-waiting 7 "
     "--drain-seconds 2.5 --state-dir s --keep-history --journal j --journal-megabytes 2 --journal-files 9 "
     "--no-watch-policies --metrics-compat vllm --otlp-endpoint http://c:4318 --trace-level round --trace-slow-seconds "
-    "2 --trace-round-share 0.5 --trace-content --otlp-metrics --insecure --allow-host fox.local --pad-stream --limit "
-    "choices=3 --limit body-seconds=1.5 --exact strict --allow-pickle --learn-draft --threads 3 "
+    "2 --trace-round-share 0.5 --trace-content --otlp-metrics --insecure --allow-host fox.local "
+    "--allow-origin http://fox.local --pad-stream --limit choices=3 --limit body-seconds=1.5 --exact strict "
+    "--allow-pickle --learn-draft --threads 3 "
     '--chat-template t.jinja --chat-template-kwargs {"enable_thinking":false} --sanitize-control-tokens'
 )
 
@@ -47,7 +48,8 @@ def test_everything_is_everything(capsys: pytest.CaptureFixture[str]) -> None:
     usual, changed = (set(shown(capsys, *arguments.split()).splitlines()) for arguments in ("", EVERYTHING))
     same = {line.split(":")[0].strip() for line in usual & changed} - {"-"}
     limits = {line.split(":")[0].strip() for line in shown(capsys).partition("\nlimits:\n")[2].splitlines()}
-    parts = {"engine", "policies", "limits", "traces", "push", "allowed_hosts", "chat_template_kwargs"}
+    parts = {"engine", "policies", "limits", "traces", "push", "allowed_hosts", "allowed_origins"}
+    parts |= {"chat_template_kwargs"}
     assert same - limits - parts == {"cache_tokens", "prefill_tokens", "max_depth", "admin_key", "api_keys"}
 
 
