@@ -8,6 +8,7 @@ import re
 from collections import OrderedDict
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from threading import Lock
 from typing import Any
 from weakref import WeakValueDictionary
@@ -27,8 +28,9 @@ CACHE_BYTES = 128 * 2**20
 _BYTES_EACH, _BYTES_PER_CHARACTER = 5 * 2**19, 320
 _MAX_STATES = 50_000  # of the lexer of one request, at 1 to 2 kB; schemas of real clients make some thousand
 _EXCERPT = re.compile(r"\n\s*[0-9]+ \| ")  # begins the lines of a grammar that an error of the compiler ends with
+_REASON = 300  # characters of the compiler's words in a message
 # Without a bound a weak model may write white space until its tokens run out.
-_JSON_STYLE = {"whitespace_pattern": r"[\x20\x0A\x0D\x09]{1,16}"}
+JSON_STYLE = {"whitespace_pattern": r"[\x20\x0A\x0D\x09]{1,16}"}
 
 
 @dataclass(frozen=True, eq=False)
@@ -158,7 +160,7 @@ class Grammars:
 def _source(grammar: Grammar, matcher: Any) -> str:
     """A grammar as llguidance takes it. `matcher` is its LLMatcher."""
     if grammar.syntax == "json-schema":
-        text = str(matcher.grammar_from_json_schema(grammar.text, overrides=_JSON_STYLE))
+        text = str(matcher.grammar_from_json_schema(grammar.text, overrides=JSON_STYLE))
     else:
         text = grammar.text if grammar.syntax == "lark" else str(matcher.grammar_from_regex(grammar.text))
     if grammar.reasoning is None:
@@ -209,6 +211,25 @@ class _Words:
         return list(self._encode(text, add_special_tokens=False))
 
 
+def schema_fault(schema: str, param: str) -> str | None:
+    """Why a JSON schema cannot be compiled, whatever the tokenizer, in one line; None if it can.
+
+    Raises RequestError, with the field `param`, if llguidance is missing.
+    """
+    return _schema_fault(library(param).LLMatcher, schema)
+
+
+@lru_cache(256)
+def _schema_fault(matcher: Any, schema: str) -> str | None:
+    try:
+        failed, words = matcher.validate_grammar_with_warnings(matcher.grammar_from_json_schema(schema))
+    except (ValueError, RuntimeError, RecursionError) as error:
+        failed, words = True, [str(error)]
+    if not failed:
+        return None
+    return " ".join((words[0] if words else "no reason is given").split())[:_REASON]
+
+
 def _estimated_bytes(grammar: Grammar) -> int:
     return _BYTES_EACH + _BYTES_PER_CHARACTER * len(grammar.text)
 
@@ -217,8 +238,8 @@ def _unusable(grammar: Grammar, reason: str) -> RequestError:
     if grammar.syntax != "json-schema":
         reason = _EXCERPT.split(reason)[0]
     return RequestError(
-        f"{grammar.param} cannot be turned into a grammar: {' '.join(reason.split())[:300]}; change or leave out that "
-        "part of it",
+        f"{grammar.param} cannot be turned into a grammar: {' '.join(reason.split())[:_REASON]}; change or leave out "
+        "that part of it",
         grammar.param,
     )
 

@@ -92,7 +92,7 @@ def _leaves(schema: dict[str, Any]) -> Iterator[tuple[str, object]]:
                 yield "pattern", name
         parts.extend(_members(keyword, part))
         if keyword not in _VALUES and isinstance(part.get("$ref"), str):
-            parts.append(("", _target(schema, part["$ref"])))  # a schema, even if it lies among examples
+            parts.append(("", target_of(schema, part["$ref"])))  # a schema, even if it lies among examples
 
 
 def _members(keyword: str, part: dict[str, Any]) -> Iterator[tuple[str, object]]:
@@ -106,7 +106,7 @@ def _members(keyword: str, part: dict[str, Any]) -> Iterator[tuple[str, object]]
             yield name, value
 
 
-def _target(schema: Mapping[str, Any], reference: str) -> object:
+def target_of(schema: Mapping[str, Any], reference: str) -> object:
     """The part of a schema that a `$ref` refers to; None if it is not in it."""
     at: Any = schema
     for step in reference.removeprefix("#").split("/")[1:]:
@@ -305,7 +305,7 @@ class _Measure:
                 yield self._referred(target)
 
     def _referred(self, reference: str) -> object:
-        target = _target(self._schema, reference)
+        target = target_of(self._schema, reference)
         if target is None:
             self._refuse(f"refers to {shown(reference)}, which is not in it", "refer to its parts as in #/$defs/NAME")
         return target

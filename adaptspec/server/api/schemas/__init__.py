@@ -1,0 +1,1 @@
+"""JSON schemas of clients, made fit for the grammar compiler."""
