@@ -35,7 +35,7 @@ from adaptspec.journal import JournalHeader
 from adaptspec.models.heads.hearing import HeadRunner
 from adaptspec.models.tokenization import fingerprint
 from adaptspec.server.api.reasoning import AUTO, FormatName, reasoning_format
-from adaptspec.server.api.tools import OPEN
+from adaptspec.server.api.tool_forms import own_form
 from adaptspec.server.application import make_app
 from adaptspec.server.auth import Hosts, check_exposure, is_loopback, named_key
 from adaptspec.server.cors import Origins
@@ -348,9 +348,9 @@ def _template(built: Built) -> str:
         return "none: /v1/completions only"
     systems = "" if traits.system else "; system text goes before the user's"
     parts = "; content as parts" if traits.parts else ""
-    own = template.renders_tools and template.writes(OPEN)
     turns = "" if traits.earlier_turns else "; only the latest messages"
-    return f"{'tools in its own form' if own else 'tools by written instructions'}{systems}{parts}{turns}"
+    form = "tools in its own form" if own_form(template) else "tools by written instructions"
+    return f"{form}{systems}{parts}{turns}"
 
 
 def _announce(

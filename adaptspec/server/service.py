@@ -18,6 +18,7 @@ from adaptspec.server.api.codec import Codec
 from adaptspec.server.api.completions import CompletionBody
 from adaptspec.server.api.generation_body import GenerationBody
 from adaptspec.server.api.reasoning import TAIL, begun, continued
+from adaptspec.server.api.tool_forms import HERMES, ToolForm
 from adaptspec.server.api.warnings import WarningLog
 from adaptspec.server.api.wire import Body, parse, renamed
 from adaptspec.server.http_errors import DrainingError, EngineStoppedError, RefusedError
@@ -84,6 +85,10 @@ class Service:
             given = f"{load.waiting} waiting and {quantity(load.running, 'running request')}"
             raise OverloadedError(f"the server has {given}; send the request again later")
 
+    def tool_form(self, body: ChatBody) -> ToolForm:
+        """How the model writes calls by itself; templates are looked at only where there may be calls."""
+        return self.codec.tool_form if body.calls else HERMES
+
     async def completion_requests(self, identity: str, body: CompletionBody, key: str | None = None) -> list[Request]:
         """One engine request per prompt and choice, prompt by prompt. `key` is the name of the client's API key.
 
@@ -107,7 +112,8 @@ class Service:
     async def chat_requests(self, identity: str, body: ChatBody, key: str | None = None) -> list[Request]:
         """One engine request per choice. Raises RequestError if the engine can never serve them."""
         self._check(body, 1)
-        prompt = await self.codec.encode_chat(body.messages, body.tools or (), body.render_options)
+        form = body.call_form(self.tool_form(body)) if body.calls else None
+        prompt = await self.codec.encode_chat(body.messages, body.tools or (), body.render_options, form)
         reasoning = await self.reasoning(body, prompt)
         grammar = await self._compiled(body, reasoning) if body.constrained else None
         prediction: tuple[int, ...] = ()
@@ -175,7 +181,10 @@ class Service:
         """
 
         def compiled() -> Grammar | None:
-            grammar = body.grammar(self.limits)
+            if isinstance(body, ChatBody):
+                grammar = body.grammar(self.limits, self.tool_form(body))
+            else:
+                grammar = body.grammar(self.limits)
             if grammar is None:
                 return None
             return self.engine.compile_grammar(replace(grammar, reasoning=reasoning), self.limits.grammar_bytes)

@@ -126,9 +126,9 @@ async def test_a_grammar_is_written_and_compiled_off_the_event_loop(
     threads: list[threading.Thread] = []
     written = ChatBody.grammar
 
-    def noting(body: ChatBody, limits: ServerLimits) -> Any:
+    def noting(body: ChatBody, *args: Any) -> Any:
         threads.append(threading.current_thread())
-        return written(body, limits)
+        return written(body, *args)
 
     monkeypatch.setattr(ChatBody, "grammar", noting)
     talk: dict[str, Any] = {"messages": [{"role": "user", "content": "x"}]}

@@ -12,8 +12,10 @@ from pydantic import Field, model_validator
 from adaptspec.errors import RequestError
 from adaptspec.models.chat.chat_template import RenderOptions
 from adaptspec.models.chat.template_traits import new_call_id
+from adaptspec.models.grammars import JSON_STYLE
 from adaptspec.request import Grammar, Reasoning
 from adaptspec.server.api.answers import Answer, Bytes, Finish, Json, Metrics, Reply, Usage, shown_pieces
+from adaptspec.server.api.call_reader import CallReader, CallStart, Part, TextPiece
 from adaptspec.server.api.content_logprobs import ContentLogprobs, ShownToken
 from adaptspec.server.api.generation_body import (
     EFFORT,
@@ -35,19 +37,18 @@ from adaptspec.server.api.reasoning import (
     Span,
     with_effort,
 )
-from adaptspec.server.api.response_format import GrammarFormat, RegexFormat, ResponseFormat, grammar_of
+from adaptspec.server.api.response_format import (
+    SCHEMA_PATH,
+    GrammarFormat,
+    RegexFormat,
+    ResponseFormat,
+    grammar_of,
+    schema_of,
+)
 from adaptspec.server.api.structured_outputs import Asked, ConstraintFields, constraint_grammar
 from adaptspec.server.api.template_fields import TemplateFields
-from adaptspec.server.api.tools import (
-    CallReader,
-    CallStart,
-    Part,
-    TextPiece,
-    ToolChoice,
-    Tools,
-    check_tools,
-    tool_grammar,
-)
+from adaptspec.server.api.tool_forms import HERMES, ToolForm
+from adaptspec.server.api.tools import TOOL_PATH, ToolChoice, Tools, check_tools, tool_grammar
 from adaptspec.server.api.wire import WireModel
 from adaptspec.server.limits import ServerLimits
 from adaptspec.types import Completion, Delta, FinishReason, Piece, TokenLogprob
@@ -114,6 +115,8 @@ class ChatBody(GenerationBody, TemplateFields, ConstraintFields, Hints):
 
     prompt_field: ClassVar[str] = "messages"
     operation: ClassVar[str] = "chat"
+    tool_path: ClassVar[str] = TOOL_PATH  # of schemas, for messages
+    schema_path: ClassVar[str] = SCHEMA_PATH
 
     @property
     def contents(self) -> list[dict[str, str]]:
@@ -153,11 +156,39 @@ class ChatBody(GenerationBody, TemplateFields, ConstraintFields, Hints):
         """Whether there may be a grammar, which takes its time to write."""
         return bool(self.tools) or self._formatted or self.asked is not None
 
-    def grammar(self, limits: ServerLimits = ServerLimits()) -> Grammar | None:
-        """What the answer must be; None where any text will do. Raises RequestError for too much of a schema."""
-        parallel = self.parallel_tool_calls is not False
-        called = tool_grammar(self.tools or (), self.tool_choice, parallel=parallel, limits=limits)
-        return called or constraint_grammar(self.asked, limits) or grammar_of(self.response_format, limits)
+    def grammar(self, limits: ServerLimits = ServerLimits(), form: ToolForm = HERMES) -> Grammar | None:
+        """What the answer must be; None where any text will do. `form` is how the model writes calls by itself.
+
+        Where a call may be made, but need not be, an answer is calls or what `response_format` asks for; a call that
+        must be made leaves the format to a later turn. Words of schemas that are left out are added to `warnings`.
+
+        Raises RequestError for a schema that is not valid, too much, or strict and cannot be kept to.
+        """
+        if not self.calls:
+            constraint = constraint_grammar(self.asked, limits, self.warnings)
+            return constraint or grammar_of(self.response_format, limits, self.warnings, self.schema_path)
+        answer = None
+        if self.tool_choice in (None, "auto"):
+            answer = schema_of(self.response_format, limits, self.warnings, self.schema_path)
+        return tool_grammar(
+            self.tools or (),
+            self.tool_choice,
+            parallel=self.parallel_tool_calls is not False,
+            limits=limits,
+            form=self.call_form(form),
+            answer=None if answer is None else answer | {"x-guidance": JSON_STYLE},
+            warnings=self.warnings,
+            path=self.tool_path,
+        )
+
+    def call_form(self, own: ToolForm) -> ToolForm:
+        """The form in which calls are to be written: the model's `own`, unless an answer in JSON can begin as it."""
+        is_either = self._formatted and self.tool_choice in (None, "auto")
+        return own if own.mark or own.token_id is not None or not is_either else HERMES
+
+    def call_reader(self, form: ToolForm = HERMES) -> CallReader:
+        """Reads the calls of one answer. `form` is how the model writes them by itself."""
+        return CallReader(self.calls, self.call_form(form), [tool.function.name for tool in self.tools or ()])
 
     @model_validator(mode="after")
     def _check_chat(self) -> ChatBody:
@@ -166,11 +197,6 @@ class ChatBody(GenerationBody, TemplateFields, ConstraintFields, Hints):
             other = "tools" if self.calls else "response_format"
             raise RequestError(
                 f"{self.asked.param} and {other} cannot both say what to write; send one of them", self.asked.param
-            )
-        if self.calls and self._formatted:
-            raise RequestError(
-                "response_format and tools cannot both say what to write; send one of them, or tool_choice none",
-                "response_format",
             )
         if self.calls and self.adaptspec is not None and self.adaptspec.provenance:
             raise RequestError("adaptspec.provenance is of text, not of calls; leave it or tools out", PROVENANCE)
@@ -268,13 +294,18 @@ class ChatReply(Reply):
         bytes_of: Bytes,
         hidden: Collection[int] = (),
         leading: Bytes | None = None,
+        *,
+        form: ToolForm = HERMES,
     ) -> None:
-        """`hidden` are the special tokens, which are in no text. `leading` are the bytes of a token that begins one."""
+        """`hidden` are the special tokens, which are in no text. `leading` are the bytes of a token that begins one.
+
+        `form` is how the model writes calls by itself.
+        """
         super().__init__(model, body.choices, body.warnings)
         self._bytes_of = bytes_of
         self._match = partial(ContentLogprobs, bytes_of, hidden, leading)
         self._logprobs = bool(body.logprobs)
-        self._calls = body.calls
+        self._new_reader = partial(body.call_reader, form)
         self._reasoning: Reasoning | None = None
         self._readings: dict[int, _Reading] = {}
 
@@ -330,7 +361,7 @@ class ChatReply(Reply):
         )
 
     def _begun(self) -> _Reading:
-        return _Reading(self._reasoning, CallReader(self._calls), self._match())
+        return _Reading(self._reasoning, self._new_reader(), self._match())
 
     def _count(self, reading: _Reading, tokens: Sequence[int]) -> None:
         """Count the tokens of the reasoning, if there may be one."""

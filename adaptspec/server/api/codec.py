@@ -14,7 +14,8 @@ from adaptspec.models.chat.chat_template import ChatTemplate, RenderOptions
 from adaptspec.models.tokenization import TokenBytes
 from adaptspec.server.api.answers import Json
 from adaptspec.server.api.messages import Message
-from adaptspec.server.api.tools import OPEN, Tool, written_out
+from adaptspec.server.api.tool_forms import HERMES, ToolForm, own_form
+from adaptspec.server.api.tools import Tool, written_out
 from adaptspec.server.threads import Lanes, within
 
 SHORT_TEXT = 4_000  # characters; encoding more than this would be felt by the streams of other clients
@@ -50,6 +51,15 @@ class Codec:
     def bytes_of(self) -> TokenBytes:
         return TokenBytes(self._tokenizer)
 
+    @property
+    def tool_form(self) -> ToolForm:
+        """How the model writes tool calls."""
+        return self._own_form or HERMES
+
+    @cached_property
+    def _own_form(self) -> ToolForm | None:
+        return own_form(self.template)
+
     async def encode(self, text: str, *, add_special_tokens: bool = True, param: str = "prompt") -> tuple[int, ...]:
         """Token ids of a text, which came in the field `param`. Raises PromptTooLongError."""
         return (await self.encode_all([text], add_special_tokens=add_special_tokens, param=param))[0]
@@ -78,14 +88,18 @@ class Codec:
         return encoded
 
     async def encode_chat(
-        self, messages: Sequence[Message], tools: Sequence[Tool] = (), options: RenderOptions | None = None
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Tool] = (),
+        options: RenderOptions | None = None,
+        form: ToolForm | None = None,
     ) -> tuple[int, ...]:
-        """Token ids of a conversation.
+        """Token ids of a conversation. `form` is how calls are to be written; None: as the model does by itself.
 
         Raises RequestError if the model has no chat template, or it refuses the conversation or takes too long;
         PromptTooLongError.
         """
-        text = await self._rendered(messages, tools, options or RenderOptions())
+        text = await self._rendered(messages, tools, options or RenderOptions(), form)
         self._check_length(text, "messages")
         return tuple(await self._encoding.run(len(text), lambda: self.template.encode(text)))
 
@@ -115,24 +129,28 @@ class Codec:
             "chat_template": tokenizer.chat_template,
         }
 
-    async def _rendered(self, messages: Sequence[Message], tools: Sequence[Tool], options: RenderOptions) -> str:
+    async def _rendered(
+        self, messages: Sequence[Message], tools: Sequence[Tool], options: RenderOptions, form: ToolForm | None
+    ) -> str:
         """Templates come with the model, and may do anything with what clients send: compare all messages, say."""
         weight = sum(message.characters + _MESSAGE for message in messages)
         if weight > self._most_bytes:
             self._refuse_length("messages")
         async with self._rendering.lane(weight):
             try:
-                return await within(self._template_seconds, lambda: self._render(messages, tools, options))
+                return await within(self._template_seconds, lambda: self._render(messages, tools, options, form))
             except asyncio.TimeoutError as error:
                 told = f"the model's chat template takes longer than {self._template_seconds:g} seconds"
                 raise RequestError(f"{told} for these messages; send fewer or shorter ones", "messages") from error
 
-    def _render(self, messages: Sequence[Message], tools: Sequence[Tool], options: RenderOptions) -> str:
+    def _render(
+        self, messages: Sequence[Message], tools: Sequence[Tool], options: RenderOptions, form: ToolForm | None
+    ) -> str:
         template = self.template
         plain = template.marked([message.plain() for message in messages])
         tools = [_marked(tool, template) for tool in tools]
         given: list[Json] | None = None
-        if tools and template.renders_tools and template.writes(OPEN):
+        if tools and self._own_form is not None and form in (None, self._own_form):
             given = [tool.plain() for tool in tools]
         elif tools or (not template.renders_calls and any(m.tool_calls or m.role == "tool" for m in messages)):
             plain = written_out(plain, tools)

@@ -87,7 +87,7 @@ class CompletionBody(GenerationBody, ConstraintFields):
 
     def grammar(self, limits: ServerLimits = ServerLimits()) -> Grammar | None:
         """What each answer must be; None where any text will do. Raises RequestError for too much of a constraint."""
-        return constraint_grammar(self.asked, limits)
+        return constraint_grammar(self.asked, limits, self.warnings)
 
 
 class CompletionLogprobs(Answer):

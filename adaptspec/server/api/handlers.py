@@ -43,7 +43,8 @@ async def chat_completions(http: web.Request) -> web.StreamResponse:
     service.admit()
     body = await read_body(http, ChatBody)
     bytes_of = service.codec.bytes_of
-    reply = ChatReply(service.engine.target.name, body, bytes_of, bytes_of.hidden, bytes_of.leading)
+    form = service.tool_form(body)
+    reply = ChatReply(service.engine.target.name, body, bytes_of, bytes_of.hidden, bytes_of.leading, form=form)
     requests = await service.chat_requests(reply.id, body, http.get(KEY_NAME))
     reply.expect(await service.reasoning(body, requests[0].prompt))
     return await _answer(http, body, reply, requests)
@@ -57,9 +58,9 @@ async def responses(http: web.Request) -> web.StreamResponse:
     body = await read_body(http, ResponsesBody)
     try:
         chat = await service.reading.run(body.weight, body.chat)
-        bytes_of = service.codec.bytes_of
-        name = service.engine.target.name
-        reply = ResponseReply(name, body, bytes_of, bytes_of.hidden, bytes_of.leading, calls=chat.calls)
+        bytes_of, name = service.codec.bytes_of, service.engine.target.name
+        reader = chat.call_reader(service.tool_form(chat))
+        reply = ResponseReply(name, body, bytes_of, reader, bytes_of.hidden, bytes_of.leading)
         requests = await service.chat_requests(reply.id, chat, http.get(KEY_NAME))
         reply.expect(await service.reasoning(chat, requests[0].prompt))
     except RequestError as error:

@@ -14,7 +14,7 @@ from typing import Generic, Literal, TypeVar, get_args
 
 from adaptspec.models.chat.chat_template import ChatTemplate, RenderOptions
 from adaptspec.request import Reasoning
-from adaptspec.server.api.tools import CallReader, Part
+from adaptspec.server.api.call_reader import CallReader, Part
 from adaptspec.types import Piece
 
 T = TypeVar("T")

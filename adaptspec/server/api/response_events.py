@@ -14,11 +14,11 @@ from pydantic import BaseModel
 from adaptspec.models.chat.template_traits import new_call_id
 from adaptspec.request import Reasoning
 from adaptspec.server.api.answers import Bytes, Json, Metrics, metrics
+from adaptspec.server.api.call_reader import CallReader, CallStart, Part, TextPiece
 from adaptspec.server.api.chat import answer_logprobs
 from adaptspec.server.api.content_logprobs import ContentLogprobs, ShownToken
 from adaptspec.server.api.reasoning import ReasoningPiece, ReasoningReader, ReasoningTokens
 from adaptspec.server.api.responses import ResponsesBody
-from adaptspec.server.api.tools import CallReader, CallStart, Part, TextPiece
 from adaptspec.types import Completion, Delta, FinishReason, TokenLogprob
 
 
@@ -37,17 +37,16 @@ class Response(BaseModel):
 
 
 class ResponseReply:
-    """One response in the making. `calls`: it may call tools."""
+    """One response in the making. `reader` reads the calls of its answer."""
 
     def __init__(
         self,
         model: str,
         body: ResponsesBody,
         bytes_of: Bytes,
+        reader: CallReader,
         hidden: Collection[int] = (),
         leading: Bytes | None = None,
-        *,
-        calls: bool,
     ) -> None:
         """`hidden` are the special tokens, which are in no text; `leading` are the bytes of a token that begins one."""
         self.id = _id("resp", 32)
@@ -55,7 +54,7 @@ class ResponseReply:
         self._model = model
         self._asked = body.model_dump(by_alias=True, exclude={"input"})
         self._warnings = body.warnings
-        self._calls = CallReader(calls)
+        self._calls = reader
         self._bytes_of = bytes_of
         self._matched = ContentLogprobs(bytes_of, hidden, leading) if body.logprobs else None
         self.expect(None)

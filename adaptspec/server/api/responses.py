@@ -193,6 +193,13 @@ class ResponseStreamOptions(WireModel):
     include_obfuscation: Annotated[bool | None, Idle] = None
 
 
+class ResponseChat(ChatBody):
+    """The chat that a response asks for."""
+
+    tool_path: ClassVar[str] = "tools[{index}].parameters"
+    schema_path: ClassVar[str] = "text.format.schema"
+
+
 class ResponsesBody(Hints):
     """A request for a response. Nothing is stored, also where `store` says so: the answer's `store` is false."""
 
@@ -272,7 +279,7 @@ class ResponsesBody(Hints):
             "adaptspec": self.adaptspec,
         }
         try:
-            return ChatBody.model_validate(document, context=self.warnings)
+            return ResponseChat.model_validate(document, context=self.warnings)
         except ValidationError as error:
             said = error.errors()[0]["msg"]
             raise RequestError(f"input cannot be read as a conversation: {said}", "input") from error

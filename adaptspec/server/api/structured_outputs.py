@@ -18,7 +18,10 @@ from adaptspec.errors import RequestError
 from adaptspec.models.grammars import MAX_CHARACTERS
 from adaptspec.request import Grammar
 from adaptspec.server.api.grammar_text import lark_of
-from adaptspec.server.api.json_schema import check_schema, spelled_out
+from adaptspec.server.api.json_schema import spelled_out
+from adaptspec.server.api.schemas.rewriting import rewrite
+from adaptspec.server.api.schemas.schema_words import Origin
+from adaptspec.server.api.warnings import Warnings
 from adaptspec.server.api.wire import WireModel, check_depth, check_structure, shown, without_no_ops
 from adaptspec.server.limits import ServerLimits
 
@@ -117,17 +120,23 @@ class ConstraintFields(WireModel):
         return self
 
 
-def constraint_grammar(asked: Asked | None, limits: ServerLimits = ServerLimits()) -> Grammar | None:
-    """The grammar of a constraint. Raises RequestError, with its field, if it cannot be read or is too much."""
+def constraint_grammar(
+    asked: Asked | None, limits: ServerLimits = ServerLimits(), warnings: Warnings | None = None
+) -> Grammar | None:
+    """The grammar of a constraint. `warnings` get the words of a schema that are left out.
+
+    Raises RequestError, with its field, if it cannot be read or is too much.
+    """
     if asked is None:
         return None
     param, value = asked.param, asked.value
     if asked.kind == "json_object":
         return Grammar('{"type": "object"}', param=param)
     if asked.kind == "json":
-        schema = read_schema(value, param, limits)
-        check_schema(schema, param, limits)
-        return Grammar(json.dumps(schema), param=param)
+        rewritten = rewrite(read_schema(value, param, limits), Origin(param), limits)
+        if warnings is not None:
+            rewritten.warn(warnings)
+        return Grammar(json.dumps(rewritten.schema), param=param)
     if asked.kind == "choice":
         return _choice(value, param, limits)
     if asked.kind == "grammar":

@@ -1,14 +1,13 @@
-"""Tools on the wire, how a prompt tells a model of them, the grammar of their calls, and reading calls in an answer.
+"""Tools on the wire, how a prompt describes them to a model, and the grammar of their calls.
 
-A call is written as <tool_call>, one line of JSON with name and arguments, </tool_call>: the form that Qwen's and
-Hermes' models are trained on. The grammar makes it exact, so reading it back needs no guessing.
+Calls are written in the form of the model's chat template, or in that of Hermes, which is described in words then. The
+grammar makes them exact, so reading them back needs no guessing.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from pydantic import BeforeValidator, Field, GetJsonSchemaHandler, ValidationInfo
@@ -16,23 +15,31 @@ from pydantic_core import CoreSchema, PydanticKnownError
 
 from adaptspec.errors import RequestError
 from adaptspec.request import Grammar
-from adaptspec.server.api.json_schema import check_schema
 from adaptspec.server.api.messages import IDLE_KEYS, FunctionName
+from adaptspec.server.api.schemas.rewriting import rewrite
+from adaptspec.server.api.schemas.schema_words import Origin
+from adaptspec.server.api.tool_forms import CLOSE, HERMES, OPEN, ToolForm
 from adaptspec.server.api.warnings import Warnings, name_of
 from adaptspec.server.api.wire import LenientModel, WireModel, shown
 from adaptspec.server.limits import ServerLimits
 
 MAX_TOOLS = 128
-OPEN, CLOSE = "<tool_call>", "</tool_call>"
-HEAD, MIDDLE, TAIL = f'{OPEN}\n{{"name": "', '", "arguments": ', f"}}\n{CLOSE}"
+TOOL_PATH = "tools[{index}].function.parameters"
 # As models write it; and without line ends within, what closes a call cannot occur in its arguments.
 _STYLE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 Item = TypeVar("Item")
 _TEXT = r"/(.|\n)*/"
+_BLANK = r"/[ \t\r\n]*/"
+_NO_PARAMETERS = {"type": "object", "properties": {}}
 
 
 class Function(LenientModel):
-    """A function that may be called. Its parameters are always kept to, whatever `strict` says."""
+    """A function that may be called.
+
+    Its parameters are kept to. Without `strict`, words of their schema that no grammar can hold, such as `uniqueItems`,
+    are left out, and the answer's `warnings` name them; with it, they are refused. An object with `properties` takes no
+    other keys, unless it has `additionalProperties`.
+    """
 
     name: FunctionName
     description: str | None = None
@@ -121,30 +128,116 @@ def check_tools(tools: Sequence[Tool], choice: ToolChoice | None) -> None:
 
 
 def tool_grammar(
-    tools: Sequence[Tool], choice: ToolChoice | None, *, parallel: bool, limits: ServerLimits = ServerLimits()
+    tools: Sequence[Tool],
+    choice: ToolChoice | None,
+    *,
+    parallel: bool,
+    limits: ServerLimits = ServerLimits(),
+    form: ToolForm = HERMES,
+    answer: Mapping[str, Any] | None = None,
+    warnings: Warnings | None = None,
+    path: str = TOOL_PATH,
 ) -> Grammar | None:
-    """What may be written; None where nothing can be called. `parallel`: several calls in one answer.
+    """What may be written; None where nothing can be called.
 
-    Raises RequestError for too much of a schema.
+    `parallel`: several calls in one answer, where their form has any. `answer` is the schema of an answer without
+    calls; None: any text. `warnings` get the words of schemas that are left out, by `path`, with an `{index}`.
+
+    Raises RequestError, with the path at fault: a schema is not valid, too much, or strict and cannot be kept to.
     """
     if not tools or choice == "none":
         return None
+    numbered = list(enumerate(tools))
     if isinstance(choice, NamedTool):
-        tools, parallel = [tool for tool in tools if tool.function.name == choice.function.name], False
-    names = [f"tool_{i}" for i in range(len(tools))]
-    lines = ["%llguidance {}"]
-    if choice in (None, "auto"):
-        lines.append("start: call* TEXT" if parallel else "start: call | TEXT")
-        lines += [f"TEXT: {_TEXT}", f"head[lazy]: TEXT {json.dumps(OPEN)}"]
+        numbered = [(i, tool) for i, tool in numbered if tool.function.name == choice.function.name]
+        parallel = False
+    names = [tool.function.name for _, tool in numbered]
+    if choice not in (None, "auto"):
+        lines = ["start: calls", *_calls(form, names, parallel=parallel)]
+    elif answer is not None:
+        lines = [
+            "start: calls | answer",
+            f"answer: %json {json.dumps(answer)}",
+            *_calls(form, names, parallel=parallel),
+        ]
+    elif form.mark:
+        lines = _calls_among_text(form, names, parallel=parallel)
     else:
-        lines.append('start: call ("\\n" call)*' if parallel else "start: call")
-        lines.append(f"head: {json.dumps(OPEN)}")
-    lines.append(f"call: head {json.dumps(HEAD.removeprefix(OPEN))} ({' | '.join(names)}) {json.dumps(TAIL)}")
-    for name, tool in zip(names, tools, strict=True):
-        check_schema(tool.function.parameters or {}, "tools", limits)
-        schema = {**(tool.function.parameters or {"type": "object", "properties": {}}), "x-guidance": _STYLE}
-        lines.append(f"{name}: {json.dumps(tool.function.name + MIDDLE)} %json {json.dumps(schema)}")
-    return Grammar("\n".join(lines), "lark", "tools")
+        lines = _calls_or_text(form, names, parallel=parallel)
+    for place, (index, tool) in enumerate(numbered):
+        origin = Origin(path.format(index=index), bool(tool.function.strict))
+        schema = _parameters(tool.function, origin, limits, warnings)
+        lines.append(f"arguments_{place}: %json {json.dumps(schema)}")
+    return Grammar("\n".join(["%llguidance {}", *lines]), "lark", "tools")
+
+
+def _parameters(function: Function, origin: Origin, limits: ServerLimits, warnings: Warnings | None) -> dict[str, Any]:
+    """The schema of a function's arguments, as the compiler takes it."""
+    try:
+        rewritten = rewrite(function.parameters or _NO_PARAMETERS, origin, limits, arguments=True)
+    except RequestError as error:
+        raise type(error)(f"{error} (function {shown(function.name)})", error.param) from error
+    if warnings is not None:
+        rewritten.warn(warnings, f" of the function {name_of(function.name)}")
+    return {**rewritten.schema, "x-guidance": _STYLE}
+
+
+def _calls(form: ToolForm, names: Sequence[str], *, parallel: bool) -> list[str]:
+    """Rules of an answer that has calls and no text."""
+    return [
+        f"calls: {_token(form)} {_literal(form.opening)} call {_more(form, parallel=parallel)}",
+        f"head: {_literal(form.head)}",
+        _call(form, names),
+    ]
+
+
+def _calls_among_text(form: ToolForm, names: Sequence[str], *, parallel: bool) -> list[str]:
+    """Rules of an answer in which the mark of a call cannot occur but in one."""
+    return [
+        "start: call* TEXT" if parallel else "start: call | TEXT",
+        f"TEXT: {_TEXT}",
+        f"marked[lazy]: TEXT {_literal(form.mark)}",
+        f"head: marked {_literal(form.head.removeprefix(form.mark))}",
+        _call(form, names),
+    ]
+
+
+def _calls_or_text(form: ToolForm, names: Sequence[str], *, parallel: bool) -> list[str]:
+    """Rules of an answer that has calls or is a text: it is text unless it begins as the call of a tool does.
+
+    That beginning, up to the arguments, is one lexeme: where it ends, no text can go on.
+    """
+    starts = [_literal(f"{form.start}{name}{form.separator}".lstrip()) for name in names]
+    first = " | ".join(f"START_{i} arguments_{i}" for i in range(len(names)))
+    token = _token(form) if form.token_id is not None else ""
+    lines = [
+        f"start: {token} first {_more(form, parallel=parallel)} | TEXT",
+        f"first: ({first}) {_literal(form.tail)}",
+        f"TEXT: {_TEXT} & ~CALLED",
+        f"CALLED: {_BLANK} ({' | '.join(starts)}) {_TEXT}",
+        *(f"START_{i}: {_BLANK} {start}" for i, start in enumerate(starts)),
+    ]
+    return [*lines, f"head: {_literal(form.head)}", _call(form, names)] if parallel and form.between else lines
+
+
+def _call(form: ToolForm, names: Sequence[str]) -> str:
+    written = " | ".join(f"{_literal(name + form.separator)} arguments_{i}" for i, name in enumerate(names))
+    return f"call: head ({written}) {_literal(form.tail)}"
+
+
+def _more(form: ToolForm, *, parallel: bool) -> str:
+    """Further calls, and what closes all of them."""
+    several = f"({_literal(form.between)} call)* " if parallel and form.between is not None else ""
+    return several + _literal(form.closing)
+
+
+def _token(form: ToolForm) -> str:
+    return _literal(form.token) if form.token_id is None else f"<[{form.token_id}]>"
+
+
+def _literal(text: str | None) -> str:
+    """A text in Lark; nothing for no text."""
+    return json.dumps(text) if text else ""
 
 
 def written_out(messages: Sequence[dict[str, Any]], tools: Sequence[Tool]) -> list[dict[str, Any]]:
@@ -166,97 +259,8 @@ def _without_calls(message: dict[str, Any]) -> dict[str, Any]:
     if message["role"] == "tool":
         return {"role": "user", "content": f"<tool_response>\n{message['content']}\n</tool_response>"}
     calls = [
-        HEAD + call["function"]["name"] + MIDDLE + json.dumps(call["function"]["arguments"]) + TAIL
+        HERMES.written(call["function"]["name"], json.dumps(call["function"]["arguments"]))
         for call in message.get("tool_calls", ())
     ]
     content = "\n".join([message["content"], *calls] if message["content"] else calls)
     return {"role": message["role"], "content": content}
-
-
-@dataclass(frozen=True)
-class TextPiece:
-    """Text beside all calls."""
-
-    text: str
-
-
-@dataclass(frozen=True)
-class CallStart:
-    """A call begins; `index` counts them from 0."""
-
-    index: int
-    name: str
-
-
-@dataclass(frozen=True)
-class CallArguments:
-    """The next piece of a call's arguments."""
-
-    index: int
-    text: str
-
-
-Part = TextPiece | CallStart | CallArguments
-
-
-class CallReader:
-    """Reads tool calls out of one answer as it comes, piece by piece; the whole answer is read by the same rules.
-
-    White space before a call is left out, and so is what ends an answer with calls.
-    """
-
-    def __init__(self, expected: bool = True) -> None:
-        """`expected` False: the answer may call nothing, and all of it is text."""
-        self._expected = expected
-        self._buffer = ""
-        self._place = HEAD  # what is looked for next
-        self._blank = ""  # white space that is text only if text follows
-        self.calls = 0
-
-    @property
-    def whole(self) -> bool:
-        """Whether every call that was begun has been closed."""
-        return self._place == HEAD
-
-    def feed(self, text: str) -> Iterator[Part]:
-        if not self._expected:
-            yield from (TextPiece(text),) if text else ()
-            return
-        self._buffer += text
-        while self._place in self._buffer:
-            before, _, self._buffer = self._buffer.partition(self._place)
-            yield from self._told(before)
-            if self._place == HEAD:
-                self._place, self._blank = MIDDLE, ""
-            elif self._place == MIDDLE:
-                self._place = TAIL
-                self.calls += 1
-                yield CallStart(self.calls - 1, before)
-            else:
-                self._place = HEAD
-        if self._place != MIDDLE:
-            certain = len(self._buffer) - _overlap(self._buffer, self._place)
-            ready, self._buffer = self._buffer[:certain], self._buffer[certain:]
-            yield from self._told(ready)
-
-    def end(self) -> Iterator[Part]:
-        """What was held back; a call that was cut short stays as it is."""
-        if self._place != MIDDLE:
-            yield from self._told(self._buffer)
-        if self._blank and not self.calls:
-            yield TextPiece(self._blank)
-
-    def _told(self, text: str) -> Iterator[Part]:
-        if self._place == TAIL and text:
-            yield CallArguments(self.calls - 1, text)
-        elif self._place == HEAD and text:
-            held = self._blank + text
-            told = held.rstrip()
-            self._blank = held[len(told) :]
-            if told:
-                yield TextPiece(told)
-
-
-def _overlap(text: str, wanted: str) -> int:
-    """How many characters at the end of `text` may be the beginning of `wanted`."""
-    return next((size for size in range(min(len(text), len(wanted) - 1), 0, -1) if text.endswith(wanted[:size])), 0)

@@ -49,7 +49,6 @@ def test_calls_belong_to_the_message_before_them() -> None:
         ({"input": []}, "input"),
         ({"max_output_tokens": 0}, "max_output_tokens"),
         ({"max_output_tokens": 9999}, "max_output_tokens"),
-        ({"text": {"format": {"type": "json_object"}}, "tools": [TOOL]}, "text.format"),
         ({"tool_choice": "required"}, "tool_choice"),
         ({"input": "x" * 40_000}, "input"),
         ({"frobnicate": 1}, "frobnicate"),

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import json
-from itertools import pairwise
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
+from adaptspec.errors import RequestError
 from adaptspec.models.grammars import Grammars
-from adaptspec.server.api.chat import ChatBody, ChatReply, gathered
+from adaptspec.server.api.chat import ChatBody, ChatReply
 from adaptspec.server.api.messages import Message
-from adaptspec.server.api.tools import HEAD, MIDDLE, TAIL, CallReader, NamedTool, Part, Tool, tool_grammar, written_out
+from adaptspec.server.api.responses import ResponsesBody
+from adaptspec.server.api.tool_forms import HERMES, LLAMA3, ToolForm
+from adaptspec.server.api.tools import NamedTool, Tool, tool_grammar, written_out
 from adaptspec.types import Completion, Delta, FinishReason, SpeculationStats, Timings
 
 F = Tool.model_validate(
@@ -31,6 +31,7 @@ F = Tool.model_validate(
         },
     }
 )
+HEAD, MIDDLE, TAIL = HERMES.head, HERMES.separator, HERMES.tail
 G = Tool.model_validate({"type": "function", "function": {"name": "g"}})
 NAMED = NamedTool.model_validate({"type": "function", "function": {"name": "g"}})
 
@@ -103,41 +104,137 @@ def test_a_call_that_a_stop_string_cut_short_is_none_to_make(end: str, finish: s
     assert [*reply.chunks(0, Delta("r", text, (1,), done), first=True)][-1]["finish_reason"] == finish
 
 
-WORDS = st.text(alphabet="ab<tool_c>\n {\"'", max_size=12).filter(lambda text: HEAD not in text)
-CALL = st.tuples(st.sampled_from(["f", "get-it"]), st.sampled_from(["{}", '{"a": "}"}', '{"a": {"b": []}}']))
-ANSWER = st.lists(WORDS | CALL, max_size=5)
+ANSWER_SCHEMA = {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]}
+FORMAT = {"type": "json_schema", "json_schema": {"name": "a", "schema": ANSWER_SCHEMA}}
 
 
-def _read(pieces: list[str]) -> list[Part]:
-    reader = CallReader()
-    return [part for piece in pieces for part in reader.feed(piece)] + list(reader.end())
+def body(**more: Any) -> ChatBody:
+    asked = {"messages": [{"role": "user", "content": "x"}], "tools": [F.model_dump(), G.model_dump()], **more}
+    return ChatBody.model_validate(asked)
 
 
-def _plain(parts: list[Part]) -> tuple[str | None, list[tuple[str, str]]]:
-    content, calls = gathered(parts)
-    return content, [(call.function.name, call.function.arguments) for call in calls]
+def fitting(tokenizer: Any, asked: ChatBody, texts: list[str], form: ToolForm = HERMES) -> list[str]:
+    """Which of the texts the grammar of a request lets be written."""
+    grammars, grammar = Grammars(tokenizer, 260, (1,)), asked.grammar(form=form)
+    assert grammar is not None
+
+    def fits(text: str) -> bool:
+        tokens = [*tokenizer.encode(text, add_special_tokens=False), 1]
+        return grammars.start(grammar).valid(tokens) == len(tokens)
+
+    return [text for text in texts if fits(text)]
 
 
-@given(answer=ANSWER, cuts=st.lists(st.integers(0, 200), max_size=8), length=st.integers(0, 200))
-def test_pieces_say_what_the_whole_says(answer: list[str | tuple[str, str]], cuts: list[int], length: int) -> None:
-    """Also where the answer ends in the middle of a call."""
-    text = "".join(part if isinstance(part, str) else HEAD + part[0] + MIDDLE + part[1] + TAIL for part in answer)
-    text = text[: max(len(text) - length, 0)] if length < len(text) else text
-    places = sorted({0, len(text), *(cut % (len(text) + 1) for cut in cuts)})
-    pieces = [text[a:b] for a, b in pairwise(places)]
-    assert _plain(_read(pieces)) == _plain(_read([text]))
+JSON_ANSWER = '{"name": "Ann"}'
 
 
-@given(answer=ANSWER)
-def test_calls_come_back_as_they_were_written(answer: list[str | tuple[str, str]]) -> None:
-    """And nothing of them is left in the text."""
-    text = "".join(part if isinstance(part, str) else HEAD + part[0] + MIDDLE + part[1] + TAIL for part in answer)
-    content, calls = _plain(_read(list(text)))
-    assert calls == [part for part in answer if not isinstance(part, str)]
-    assert HEAD not in (content or "")
+@pytest.mark.parametrize(
+    ("choice", "parallel", "good"),
+    [
+        ("auto", True, [ONE, f"{ONE}\n{OTHER}", JSON_ANSWER]),
+        (None, True, [ONE, f"{ONE}\n{OTHER}", JSON_ANSWER]),
+        ("auto", False, [ONE, JSON_ANSWER]),
+        ("required", True, [ONE, f"{ONE}\n{OTHER}"]),
+        ({"type": "function", "function": {"name": "f"}}, True, [ONE]),
+        ("none", True, [JSON_ANSWER]),
+    ],
+)
+@pytest.mark.parametrize("format_of", [FORMAT, {"type": "json_object", "schema": ANSWER_SCHEMA}])
+def test_tools_and_a_format_ask_for_calls_or_an_answer(
+    tokenizer: Any, choice: Any, parallel: bool, good: list[str], format_of: Any
+) -> None:
+    """An agent's last answer has a type of its own; a call that must be made leaves it to a later turn."""
+    asked = body(tool_choice=choice, parallel_tool_calls=parallel, response_format=format_of)
+    texts = [ONE, f"{ONE}\n{OTHER}", JSON_ANSWER, "hello", "{}", '{"name": 1}', f"hm {ONE}", "", "<tool_call>"]
+    assert fitting(tokenizer, asked, texts) == good
 
 
-def test_text_without_calls_is_left_alone() -> None:
-    """White space included."""
-    assert _plain(_read([" \n a <tool_call> ", " \n"])) == (" \n a <tool_call>  \n", [])
-    assert _plain(_read(["\n" + HEAD + "f" + MIDDLE + "{}" + TAIL + "\n"])) == (None, [("f", "{}")])
+@pytest.mark.parametrize(
+    "format_of", [FORMAT, {"type": "json_object"}, {"type": "json_object", "schema": ANSWER_SCHEMA}]
+)
+@pytest.mark.parametrize("text", [ONE, f"{ONE}\n{OTHER}", JSON_ANSWER])
+def test_answers_to_tools_and_a_format_are_read_alike_whole_and_in_pieces(format_of: Any, text: str) -> None:
+    """Calls as calls, the answer as text: also in forms in which a call begins as an answer may."""
+    done = Completion("r", text, (1,), 1, FinishReason.STOP, SpeculationStats(), Timings(0.0, 0.0, 0.0, 1.0))
+    reply = ChatReply("tiny", body(response_format=format_of), lambda _: b"", form=LLAMA3)
+    message = reply.choice(0, done).message
+    deltas = [Delta("r", letter, (1,)) for letter in text] + [Delta("r", "", (), done)]
+    chunks = [chunk["delta"] for i, delta in enumerate(deltas) for chunk in reply.chunks(0, delta, first=i == 0)]
+    streamed = "".join(chunk.get("content") or "" for chunk in chunks)
+    assert streamed == (message.content or "") == ("" if "<tool_call>" in text else text)
+    pieces = [call for chunk in chunks for call in chunk.get("tool_calls", ())]
+    arguments = ["".join(one["function"].get("arguments", "") for one in pieces if one["index"] == i) for i in range(2)]
+    assert [one for one in arguments if one] == [one.function.arguments for one in message.tool_calls or ()]
+
+
+@pytest.mark.parametrize("word", ["uniqueItems", "not", "contains"])
+def test_one_odd_tool_leaves_the_others_as_they_are(tokenizer: Any, word: str) -> None:
+    """What is left out of its schema is named in the answer, with the tool; the model is shown the tool unchanged."""
+    part = {"type": "array", "items": {"type": "integer"}, word: True if word == "uniqueItems" else {"const": 1}}
+    odd = {"name": "odd", "parameters": {"type": "object", "properties": {"p": part}}}
+    asked = body(tools=[F.model_dump(), {"type": "function", "function": odd}])
+    written = call("odd", '{"p": [1, 1]}')
+    assert fitting(tokenizer, asked, [written, call("f", "{}"), ONE]) == [written, ONE]
+    path = f"tools[1].function.parameters.properties.p.{word}"
+    assert asked.warnings.texts == [f"{path} of the function odd is not enforced"]
+    assert asked.tools is not None
+    assert asked.tools[1].plain()["function"]["parameters"]["properties"]["p"][word] == part[word]
+    with pytest.raises(RequestError, match=r"cannot be kept to.*\(function `odd`\)") as refused:
+        body(tools=[F.model_dump(), {"type": "function", "function": {**odd, "strict": True}}]).grammar()
+    assert refused.value.param == "tools"
+    assert str(refused.value).startswith(f"{path} cannot be kept to")
+
+
+def test_a_format_that_is_not_strict_leaves_out_what_cannot_be_held() -> None:
+    """By its path; the same in `/v1/responses`, where paths are others."""
+    schema = {"type": "object", "properties": {"p": {"type": "array", "uniqueItems": True}}}
+    chat = body(tools=None, response_format={"type": "json_schema", "json_schema": {"name": "a", "schema": schema}})
+    chat.grammar()
+    assert chat.warnings.texts == ["response_format.json_schema.schema.properties.p.uniqueItems is not enforced"]
+    for field in ("guided_json", "json_schema"):
+        chat = body(tools=None, **{field: schema})
+        chat.grammar()
+        assert chat.warnings.texts == [f"{field}.properties.p.uniqueItems is not enforced"]
+    response = ResponsesBody.model_validate(
+        {
+            "input": "x",
+            "text": {"format": {"type": "json_schema", "name": "a", "schema": schema}},
+            "tools": [{"type": "function", "name": "f", "parameters": schema}],
+        }
+    )
+    response.chat().grammar()
+    assert response.warnings.texts == [
+        "text.format.schema.properties.p.uniqueItems is not enforced",
+        "tools[0].parameters.properties.p.uniqueItems of the function f is not enforced",
+    ]
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"response_format": FORMAT},
+        {"response_format": {"type": "json_object", "schema": ANSWER_SCHEMA}},
+        {"response_format": {"type": "json", "value": ANSWER_SCHEMA}},
+        {"structured_outputs": {"json": ANSWER_SCHEMA}},
+        {"guided_json": json.dumps(ANSWER_SCHEMA)},
+    ],
+)
+def test_objects_are_closed_in_every_spelling_of_a_format(tokenizer: Any, asked: dict[str, Any]) -> None:
+    """Also where other servers' fields ask for the schema."""
+    assert fitting(tokenizer, body(tools=None, **asked), [JSON_ANSWER, '{"name": "Ann", "b": 1}']) == [JSON_ANSWER]
+
+
+@pytest.mark.parametrize("parameters", [None, {}, {"type": "object", "properties": {}}, {"properties": None}])
+def test_a_function_without_parameters_gets_an_empty_object(tokenizer: Any, parameters: Any) -> None:
+    """Weak models never closed it otherwise."""
+    tool = {"type": "function", "function": {"name": "h", "parameters": parameters}}
+    texts = [call("h", "{}"), call("h", '{"type": 1}')]
+    good = texts if parameters == {"properties": None} else texts[:1]
+    assert fitting(tokenizer, body(tools=[tool]), texts) == good
+
+
+@pytest.mark.parametrize("name", ["mcp.search", "files/read", "server:tool", "x" * 128])
+def test_names_as_servers_of_tools_give_them_are_taken(tokenizer: Any, name: str) -> None:
+    """Those of MCP have dots, and up to 128 characters."""
+    asked = body(tools=[{"type": "function", "function": {"name": name}}], tool_choice="required")
+    assert fitting(tokenizer, asked, [call(name, "{}"), call("f", "{}")]) == [call(name, "{}")]

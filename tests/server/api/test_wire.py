@@ -131,7 +131,6 @@ ONLY_CHAT = [
     ({"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "h"}}}, "tool_choice"),
     ({"tools": [TOOL], "tool_choice": "sometimes"}, "tool_choice"),
     ({"tools": [TOOL], "parallel_tool_calls": 1}, "parallel_tool_calls"),
-    ({"tools": [TOOL], "response_format": {"type": "json_object"}}, "response_format"),
     ({"tools": [TOOL], "ignore_eos": True}, "ignore_eos"),
     ({"response_format": {"type": "xml"}}, "response_format"),
     ({"response_format": {"type": "json_schema"}}, "response_format.json_schema"),
