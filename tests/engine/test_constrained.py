@@ -19,6 +19,9 @@ from adaptspec.drafting.ngram import NgramDrafter
 from adaptspec.engine.core import EngineCore, EngineLimits
 from adaptspec.errors import OverloadedError, RequestError
 from adaptspec.request import Grammar, Reasoning, Request, SamplingParams
+from adaptspec.server.api.chat import ChatBody, gathered
+from adaptspec.server.api.tool_forms import FORMS
+from adaptspec.server.api.tools import Tool
 from adaptspec.types import Completion, FinishReason
 from tests.engine.conftest import Dictated, make_core, run
 from tests.models.packing import load_runner
@@ -29,6 +32,32 @@ SCHEMA = {
     "required": ["kind", "n", "ok"],
     "additionalProperties": False,
 }
+TOOLS = [
+    Tool.model_validate(
+        {
+            "type": "function",
+            "function": {
+                "name": name,
+                "parameters": {
+                    "type": "object",
+                    "properties": {"n": {"type": "integer"}, "tags": {"type": "array", "uniqueItems": True}},
+                    "required": ["n"],
+                },
+            },
+        }
+    )
+    for name in ("a", "ab")
+]
+BODY = {"messages": [{"role": "user", "content": "x"}], "tools": TOOLS}
+OPEN_SCHEMA = {"type": "object", "properties": {"a": {"type": "boolean"}, "b": {"type": "object", "properties": {}}}}
+FORMAT = {"type": "json_schema", "json_schema": {"name": "a", "schema": OPEN_SCHEMA}}
+TYPED = {**BODY, "response_format": FORMAT}
+CALLS = [
+    grammar
+    for form in FORMS.values()
+    for asked in (BODY, TYPED, {**BODY, "tool_choice": "required"})
+    if (grammar := ChatBody.model_validate(asked).grammar(form=form)) is not None
+]
 GRAMMARS = [
     Grammar(json.dumps(SCHEMA)),
     Grammar('{"type": "array", "items": {"enum": ["aa", "ab"]}, "minItems": 2, "maxItems": 9}'),
@@ -39,6 +68,7 @@ GRAMMARS = [
     Grammar(json.dumps(SCHEMA), reasoning=Reasoning("<think>", "e", opened=True)),
     Grammar("(ab|ba){2,4}", "regex", reasoning=Reasoning("<", " ", opened=True)),
 ]
+ALL = [*GRAMMARS, *CALLS, None]
 
 
 class Cores:
@@ -70,14 +100,12 @@ def cores(target_path: Path, draft_path: Path, tokenizer: PreTrainedTokenizerFas
 
 
 def _requests(seeds: list[int], params: dict[str, Any]) -> list[Request]:
-    """Every grammar and none side by side, so that rows are reused by other grammars."""
+    """Every grammar and none next to each other, so that rows are reused by other grammars."""
     return [
         Request(
             f"r{i}",
             tuple(range(40 + seed, 60 + seed)),
-            SamplingParams(
-                max_tokens=24, seed=seed, grammar=[*GRAMMARS, None][(seed + i) % (len(GRAMMARS) + 1)], **params
-            ),
+            SamplingParams(max_tokens=24, seed=seed, grammar=ALL[(seed + i) % len(ALL)], **params),
         )
         for i, seed in enumerate(seeds)
     ]
@@ -131,6 +159,29 @@ def test_the_grammar_begins_behind_the_reasoning(cores: Cores, method: str, open
         elif done.finish is FinishReason.STOP:
             assert re.fullmatch(r"\s{0,16}(xy|yx){2,4}", answer)
             assert opened or thoughts.strip().startswith("e")
+
+
+@pytest.mark.parametrize("method", ["coupled", "rejection", "block"])
+@pytest.mark.parametrize("form", FORMS)
+def test_calls_and_typed_answers_are_whole_in_every_form(cores: Cores, form: str, method: str) -> None:
+    """What was drafted and verified is read as it was written: calls of known tools, or an answer by the schema."""
+    ended = 0
+    for seed in range(6):
+        asked = ChatBody.model_validate(TYPED)
+        params = SamplingParams(max_tokens=120, seed=seed, temperature=1.2, grammar=asked.grammar(form=FORMS[form]))
+        done = cores.run([Request("r", (50, 51, 52 + seed), params)], [4, 7, 2], method)["r"]
+        if done.finish is not FinishReason.STOP:
+            continue
+        ended += 1
+        reader = asked.call_reader(FORMS[form])
+        content, calls = gathered([*reader.feed(done.text), *reader.end()])
+        assert (content is None) is bool(calls)
+        for call in calls:
+            assert call.function.name in ("a", "ab")
+            assert json.loads(call.function.arguments).keys() <= {"n", "tags"}
+        if content is not None:
+            assert json.loads(content).keys() <= {"a", "b"}
+    assert ended > 0
 
 
 def test_lookup_drafts_are_cut_before_they_are_verified(cores: Cores) -> None:

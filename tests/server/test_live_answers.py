@@ -213,6 +213,35 @@ async def test_a_tool_that_must_be_called_is_called(live: Client, choice: Any) -
     await ask(live, CHAT, messages=[*ASKED, message, result], max_tokens=3, tools=[TOOL], tool_choice="none")
 
 
+async def test_an_odd_tool_and_a_format_are_answered_and_named(live: Client) -> None:
+    """A call or an answer by the schema, whole as streamed; the words that are not enforced are in `warnings`."""
+    parameters = {"type": "object", "properties": {"a": {"enum": ["x", "y"], "not": {"const": "z"}}}, "required": ["a"]}
+    odd = {"type": "function", "function": {"name": "odd", "parameters": parameters}}
+    schema = {"type": "object", "properties": {"kind": {"enum": ["fox", "fog"]}}, "required": ["kind"]}
+    asked = {"messages": ASKED, "max_tokens": 200, "temperature": 1.2, "tools": [TOOL, odd]}
+    asked["response_format"] = {"type": "json_object", "schema": schema}
+    told_of = ["tools[1].function.parameters.properties.a.not of the function odd is not enforced"]
+    kinds = set()
+    for seed in range(8):
+        answer = await ask(live, CHAT, **asked, seed=seed)
+        assert answer["warnings"] == told_of
+        (choice,) = answer["choices"]
+        chunks = await ask(live, CHAT, **asked, seed=seed, stream=True)
+        assert [chunk["warnings"] for chunk in chunks if "warnings" in chunk] == [told_of]
+        (streamed,) = joined(chunks, 1)
+        assert (streamed["text"], streamed["finish"]) == (choice["message"]["content"] or "", choice["finish_reason"])
+        kinds.add(choice["finish_reason"])
+        if choice["finish_reason"] == "stop":
+            assert json.loads(streamed["text"]) in ({"kind": "fox"}, {"kind": "fog"})
+    assert kinds <= {"stop", "tool_calls", "length"}
+    assert "stop" in kinds
+    strict = {**odd, "function": {**odd["function"], "strict": True}}
+    async with live.post(CHAT, json={**asked, "tools": [TOOL, strict]}) as response:
+        error = (await response.json())["error"]
+        assert (response.status, error["param"]) == (400, "tools")
+        assert error["message"].startswith("tools[1].function.parameters.properties.a.not cannot be kept to")
+
+
 async def test_text_beside_tools_streams_as_it_is(live: Client) -> None:
     """`auto`: a model that calls nothing answers as if there were no tools, but for what they add to its prompt."""
     body = {"messages": ASKED, "max_tokens": 30, "seed": 4, "tools": [TOOL]}
