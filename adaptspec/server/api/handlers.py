@@ -12,6 +12,7 @@ from adaptspec.server import sse
 from adaptspec.server.api.answers import Reply
 from adaptspec.server.api.chat import ChatBody, ChatCompletion, ChatReply
 from adaptspec.server.api.completions import Completion, CompletionBody, CompletionReply
+from adaptspec.server.api.content_logprobs import ContentLogprobs
 from adaptspec.server.api.generation_body import GenerationBody, StreamOptions
 from adaptspec.server.api.response_events import Response, ResponseReply
 from adaptspec.server.api.responses import OWN_NAMES, ResponsesBody
@@ -60,7 +61,8 @@ async def responses(http: web.Request) -> web.StreamResponse:
         chat = await service.reading.run(body.weight, body.chat)
         bytes_of, name = service.codec.bytes_of, service.engine.target.name
         reader = chat.call_reader(service.tool_form(chat))
-        reply = ResponseReply(name, body, bytes_of, reader, bytes_of.hidden, bytes_of.leading)
+        matched = ContentLogprobs(bytes_of, bytes_of.hidden, bytes_of.leading) if body.logprobs else None
+        reply = ResponseReply(name, body, bytes_of, reader, matched)
         requests = await service.chat_requests(reply.id, chat, http.get(KEY_NAME))
         reply.expect(await service.reasoning(chat, requests[0].prompt))
     except RequestError as error:

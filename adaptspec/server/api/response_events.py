@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import AsyncGenerator, Collection, Iterator, Sequence
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing
 from copy import deepcopy
 from typing import Any, Literal
@@ -45,10 +45,9 @@ class ResponseReply:
         body: ResponsesBody,
         bytes_of: Bytes,
         reader: CallReader,
-        hidden: Collection[int] = (),
-        leading: Bytes | None = None,
+        matched: ContentLogprobs | None = None,
     ) -> None:
-        """`hidden` are the special tokens, which are in no text; `leading` are the bytes of a token that begins one."""
+        """`matched` finds the tokens of its text, whose log-probabilities are wanted."""
         self.id = _id("resp", 32)
         self._created = int(time.time())
         self._model = model
@@ -56,7 +55,7 @@ class ResponseReply:
         self._warnings = body.warnings
         self._calls = reader
         self._bytes_of = bytes_of
-        self._matched = ContentLogprobs(bytes_of, hidden, leading) if body.logprobs else None
+        self._matched = matched
         self.expect(None)
         self._items: OutputItems | None = None  # from the first piece on
 

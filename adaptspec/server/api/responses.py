@@ -275,7 +275,6 @@ class ResponsesBody(Hints):
             "response_format": asked.chat() if isinstance(asked, SchemaFormat) else asked,
             "tools": None if self.tools is None else [tool.chat() for tool in self.tools],
             "tool_choice": choice.chat() if isinstance(choice, NamedFunctionTool) else choice,
-            "reasoning_effort": None if self.reasoning is None else self.reasoning.effort,
             "adaptspec": self.adaptspec,
         }
         try:

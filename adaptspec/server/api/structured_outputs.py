@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import Field, model_validator
 from pydantic_core import from_json
 
 from adaptspec.errors import RequestError
@@ -52,6 +52,16 @@ class StructuredOutputs(WireModel):
         "structural_tag": (None,),
     }
 
+    @model_validator(mode="before")
+    @classmethod
+    def _neutral(cls, value: Any) -> Any:
+        if not isinstance(value, dict):
+            return value
+        try:
+            return without_no_ops(cls, value)
+        except RequestError as error:
+            raise RequestError(f"structured_outputs.{error}", f"structured_outputs.{error.param}") from error
+
 
 @dataclass(frozen=True)
 class Asked:
@@ -85,7 +95,7 @@ _PARTS: Mapping[str, tuple[str, Kind]] = {
 class ConstraintFields(WireModel):
     """Other ways to say what an answer must be, beside `response_format`; a request may have one of all these."""
 
-    structured_outputs: Annotated[StructuredOutputs, BeforeValidator(without_no_ops(StructuredOutputs))] | None = None
+    structured_outputs: StructuredOutputs | None = None
     guided_choice: Choices | None = None
     guided_regex: str | None = None
     guided_json: dict[str, Any] | str | None = None

@@ -169,7 +169,7 @@ def parse(model: type[Body], raw: bytes, limits: ServerLimits = ServerLimits()) 
         raise RequestError("the body must be a JSON object, such as {...}")
     check_depth(raw, document, limits.json_depth)
     check_bounds(document, limits)
-    document = _without_no_ops(model, document)
+    document = without_no_ops(model, document)
     try:
         return model.model_validate(document, context=Warnings())
     except ValidationError as error:
@@ -197,7 +197,8 @@ def renamed(error: RequestError, names: Mapping[str, str]) -> RequestError:
     return told
 
 
-def _without_no_ops(model: type[WireModel], document: dict[str, Any]) -> dict[str, Any]:
+def without_no_ops(model: type[WireModel], document: dict[str, Any]) -> dict[str, Any]:
+    """An object without the fields that change nothing. Raises RequestError at one that would change something."""
     for name, allowed in model.no_ops.items():
         given = document.get(name)
         if given is not None and not any(_same(given, value) for value in allowed):
