@@ -159,6 +159,9 @@ class Connection(web.RequestHandler):
         transport, request, since = self.transport, self._current_request, self._half_closed
         if transport is None or since is None:
             return
+        if self._idle:  # the end came when the last answer had just been sent
+            self.force_close()
+            return
         sock = transport.get_extra_info("socket")
         if sock is not None and sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
             transport.abort()
