@@ -112,7 +112,8 @@ class GenerationBody(RequestBody):
     """What completions and chat completions have in common. null means the default, as at OpenAI.
 
     `max_tokens` above what the context has room for is refused; left out, the answer may end where the context does,
-    with the finish reason `length`. `adaptspec.max_depth` is a ceiling: a policy may stay below it.
+    with the finish reason `length`. `adaptspec.max_depth` is a ceiling: a policy may stay below it. Fields of vLLM,
+    SGLang and llama.cpp are accepted at the values that `x-neutral-values` lists, which change nothing.
     """
 
     prompt_field: ClassVar[str]  # where prompts come from, for messages

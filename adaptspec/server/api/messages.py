@@ -179,7 +179,8 @@ class Message(LenientModel):
         if value.get("function_call") is not None and not value.get("tool_calls"):
             value["tool_calls"] = [{"id": CALL_OF_FUNCTION, "type": "function", "function": value["function_call"]}]
         if value.get("role") == "function":
-            value |= {"role": "tool", "tool_call_id": CALL_OF_FUNCTION}
+            given = value.get("tool_call_id")
+            value |= {"role": "tool", "tool_call_id": CALL_OF_FUNCTION if given is None else given}
         refusal = value.pop("refusal", None)
         if isinstance(refusal, str) and not value.get("content"):
             value["content"] = refusal

@@ -28,7 +28,7 @@ from pydantic_core import CoreSchema, ErrorDetails, from_json, to_json
 
 from adaptspec.errors import RequestError
 from adaptspec.quantity import quantity
-from adaptspec.server.api.neutral_values import ANY
+from adaptspec.server.api.neutral_values import ANY, NEUTRAL
 from adaptspec.server.api.warnings import Warnings, name_of
 from adaptspec.server.limits import ServerLimits
 
@@ -46,6 +46,7 @@ TokenId = Annotated[
     int, Field(ge=0, le=2**31 - 1), WithJsonSchema({"type": "integer", "minimum": 0, "format": TOKEN_ID})
 ]
 
+NEUTRAL_VALUES = "x-neutral-values"  # in a schema: fields of other servers, and the values that are accepted
 _SHOWN = 60  # characters of a client's own words that are repeated in a message
 _AT_ONCE = 2**16  # bytes of a body that are looked at together
 # Which limit bounds a number, and which one the length of a list or an object.
@@ -100,11 +101,15 @@ class WireModel(BaseModel):
 
     @classmethod
     def __get_pydantic_json_schema__(cls, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
-        """Its JSON schema, no-ops included."""
+        """Its JSON schema, no-ops included; those of other servers' APIs stand in an extension, as they are many.
+
+        Programs that make requests of a schema, such as schemathesis, give up on that many properties.
+        """
         written = handler.resolve_ref_schema(handler(schema))
         for name, allowed in cls.no_ops.items():
             values: list[object] = [*allowed, *(() if None in allowed else (None,))]
-            written.setdefault("properties", {})[name] = {} if allowed == ANY else {"enum": values}
+            place = NEUTRAL_VALUES if NEUTRAL.get(name) == allowed else "properties"
+            written.setdefault(place, {})[name] = {} if allowed == ANY else {"enum": values}
         if written.get("additionalProperties") is False:
             written["additionalProperties"] = {"type": "null"}
         if cls.together:
