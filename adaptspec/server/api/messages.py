@@ -56,9 +56,7 @@ _RESULT: dict[str, Any] = {
     "properties": {"role": {"const": "tool"}, "tool_call_id": {"type": "string"}, "tool_calls": _NO_CALLS},
     "required": ["tool_call_id"],
 }
-_OLD_RESULT: dict[str, Any] = {
-    "properties": {"role": {"const": "function"}, "tool_call_id": _NOTHING, "tool_calls": _NO_CALLS}
-}
+_OLD_RESULT: dict[str, Any] = {"properties": {"role": {"const": "function"}, "tool_calls": _NO_CALLS}}
 _SAID: dict[str, Any] = {
     "properties": {
         "role": {"enum": ["system", "developer", "user"]},

@@ -38,13 +38,8 @@ def test_a_message_that_is_none_is_named_by_its_place() -> None:
 USER = {"role": "user", "content": "x"}
 CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}
 RESULT = {"role": "tool", "tool_call_id": "c", "content": "3"}
-<<<<<<< HEAD
-# Messages of histories that other programs wrote, what a chat template gets of them besides role and content, the
-# text that is their content, and what the warning names.
-=======
 # Messages of histories that other programs wrote, what a chat template gets of them in addition to role and content,
 # the text that is their content, and what the warning names.
->>>>>>> 0260bb9 (Keep the description small enough for programs that make requests of it)
 HISTORY: dict[str, tuple[dict[str, Any], dict[str, Any], str, str | None]] = {
     "name of a user": (USER | {"name": "ann"}, {"name": "ann"}, "x", None),
     "name of an assistant": ({"role": "assistant", "content": "x", "name": "bob"}, {"name": "bob"}, "x", None),
