@@ -10,7 +10,8 @@ from adaptspec.errors import RequestError
 from adaptspec.models.grammars import schema_fault
 from adaptspec.server.api.schemas.schema_words import KEYWORDS, SCHEMAS, Origin, not_kept, shortened
 
-_MAX_CHECKS = 200  # compilations that look for the part at fault
+# Of all compilations that look for parts at fault. A schema that is so large, or has so many of them, is given up.
+_MAX_CHARACTERS = 10**6
 
 
 class Repairer:
@@ -21,12 +22,12 @@ class Repairer:
         self.dropped: list[str] = []
         self._origin = origin
         self._paths = paths
-        self._checks = 0
+        self._compiled = 0  # characters
 
     def repair(self) -> None:
         """Raises RequestError for a strict schema."""
         while (fault := self._fault(self.schema)) is not None:
-            if self._checks > _MAX_CHECKS:
+            if self._compiled > _MAX_CHARACTERS:
                 self._give_up(fault)
                 return
             part, fault = self._smallest(fault)
@@ -39,6 +40,8 @@ class Repairer:
             self.dropped.append(path)
             if word is not None:
                 del part[word]
+                if word in ("properties", "patternProperties"):  # their keys may still be written
+                    part.pop("additionalProperties", None)
             elif part is self.schema:
                 self._give_up(fault)
                 return
@@ -54,18 +57,14 @@ class Repairer:
 
     def _smallest(self, fault: str) -> tuple[dict[str, Any], str]:
         """The smallest part that does not compile, and why."""
-        part, seen = self.schema, {id(self.schema)}
-        while self._checks <= _MAX_CHECKS:
-            for inner in _inner_parts(part):
-                if id(inner) in seen:
-                    continue
-                seen.add(id(inner))
-                found = self._fault(inner)
-                if found is not None:
-                    part, fault = inner, found
-                    break
-            else:
-                break
+        part, waiting, seen = self.schema, _inner_parts(self.schema), {id(self.schema)}
+        while self._compiled <= _MAX_CHARACTERS and (inner := next(waiting, None)) is not None:
+            if id(inner) in seen:
+                continue
+            seen.add(id(inner))
+            found = self._fault(inner)
+            if found is not None:
+                part, waiting, fault = inner, _inner_parts(inner), found
         return part, fault
 
     def _is_at_fault(self, part: dict[str, Any], word: str) -> bool:
@@ -75,9 +74,9 @@ class Repairer:
         return self._fault({name: value for name, value in part.items() if name != word}) is None
 
     def _fault(self, part: Mapping[str, Any]) -> str | None:
-        self._checks += 1
-        whole = {**part, "$defs": self.schema["$defs"]} if "$defs" in self.schema else part
-        return schema_fault(json.dumps(whole), self._origin.path)
+        whole = json.dumps({**part, "$defs": self.schema["$defs"]} if "$defs" in self.schema else part)
+        self._compiled += len(whole)
+        return schema_fault(whole, self._origin.path)
 
 
 def _inner_parts(part: Mapping[str, Any]) -> Iterator[dict[str, Any]]:

@@ -51,6 +51,7 @@ from adaptspec.server.limits import ServerLimits
 
 MAX_PARTS = 2**16  # that a rewritten schema may have, names of keys included
 MAX_DROPPED = 64  # words of one schema that are named
+_MAX_PATTERNS = 500  # that are compiled alone
 _MAX_KEPT = 16_384  # characters of a schema that is remembered
 
 # closed: an object with properties takes no others. open: it is a part of an object that is closed as a whole, but
@@ -150,6 +151,7 @@ class _Rewriter:
         self._origin = origin
         self._limits = limits
         self._parts = 0
+        self._patterns = 0
         self._definitions: dict[str, Any] = {}
         self._names: dict[tuple[int, Mode, frozenset[str]], str] = {}  # of definitions
         self._waiting: list[tuple[str, object, Mode, frozenset[str], str]] = []
@@ -195,7 +197,9 @@ class _Rewriter:
                 self._not_held(value, words, place)
             else:
                 self._write(written, value, place)
-        if mode == "closed" and (composed or "properties" in words or "unevaluatedProperties" in words):
+        if len(written.get("patternProperties", ())) < len(words.get("patternProperties", ())):
+            written.pop("additionalProperties", None)  # keys of patterns that were left out may still be written
+        elif mode == "closed" and (composed or "properties" in words or "unevaluatedProperties" in words):
             self._close(written, self._keys_of(part), composed=composed)
         if words.get("nullable") is True:
             written = _nullable(written)
@@ -335,8 +339,12 @@ class _Rewriter:
         return value
 
     def _compiles(self, pattern: str, path: str) -> bool:
-        """Whether a pattern compiles; it is dropped if not. One that is too long is refused later."""
-        if spelled_out(pattern) > self._limits.schema_literal_bytes:
+        """Whether a pattern compiles; it is dropped if not.
+
+        One that is too long is refused later, and many are compiled with the whole schema.
+        """
+        self._patterns += 1
+        if spelled_out(pattern) > self._limits.schema_literal_bytes or self._patterns > _MAX_PATTERNS:
             return True
         fault = schema_fault(json.dumps({"type": "string", "pattern": pattern}), path)
         if fault is not None:

@@ -15,6 +15,7 @@ from transformers import PreTrainedTokenizerFast
 from adaptspec.errors import RequestError
 from adaptspec.models.grammars import MAX_CHARACTERS, Grammars, schema_fault
 from adaptspec.request import Grammar
+from adaptspec.server.api.schemas import repair
 from adaptspec.server.api.schemas.rewriting import rewrite
 from adaptspec.server.api.schemas.schema_words import KEYWORDS as KEYWORDS_OF_SCHEMAS
 from adaptspec.server.api.schemas.schema_words import NOT_HELD as WORDS_NOT_HELD
@@ -381,12 +382,34 @@ def test_what_grows_without_bound_is_refused() -> None:
         rewrite(obj(x={"enum": [f"{i:050}" for i in range(3000)]}), Origin(PATH))
 
 
-def test_a_schema_of_many_faults_is_given_up_as_a_whole() -> None:
-    """Looking for them takes a bounded number of compilations."""
+def test_keys_of_patterns_that_are_left_out_may_still_be_written(accepts: Accepting) -> None:
+    """An object that was closed around them would have none."""
+    for patterns in ({"^a": {"type": "integer"}, "^ab": {}}, {"^a(?!x)": {"type": "integer"}}):
+        for more in ({}, {"properties": {"b": {}}}):
+            part = {"type": "object", "patternProperties": patterns, "additionalProperties": False, **more}
+            assert accepts(obj(x=part), {"x": {"abc": 1}})
+
+
+@pytest.mark.parametrize("definitions", [0, 500])
+def test_looking_for_faults_is_bounded(monkeypatch: pytest.MonkeyPatch, definitions: int) -> None:
+    """A schema of very many faults, or a large one, is given up as a whole after some compilations."""
+    compiled = 0
+
+    def counting(schema: str, param: str) -> str | None:
+        nonlocal compiled
+        compiled += len(schema)
+        return schema_fault(schema, param)
+
+    monkeypatch.setattr(repair, "schema_fault", counting)
     bad = {"type": "object", "patternProperties": {"^a": {}, "^ab": {}}}
-    rewritten = rewrite(obj(**{f"p{i}": bad for i in range(300)}), Origin(PATH), arguments=True)
-    assert rewritten.dropped[-1] == PATH or len(rewritten.dropped) == 64
-    assert schema_fault(json.dumps(rewritten.schema), PATH) is None
+    schema = obj(
+        **{f"p{i}": bad for i in range(300)}, **{f"r{i}": {"$ref": f"#/$defs/q{i}"} for i in range(definitions)}
+    )
+    schema["$defs"] = {f"q{i}": obj(a={"type": "integer", "maximum": i}) for i in range(definitions)}
+    rewritten = rewrite(schema, Origin(PATH), arguments=True)
+    assert rewritten.dropped[-1] == PATH
+    assert rewritten.schema == {"type": "object"}
+    assert compiled < 1_500_000
 
 
 NAMES = st.sampled_from(["a", "b", "c"])
