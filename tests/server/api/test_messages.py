@@ -13,7 +13,7 @@ from adaptspec.errors import RequestError
 from adaptspec.server.api.chat import ChatBody, ChatReply
 from adaptspec.server.api.messages import CALL_OF_FUNCTION, Message
 from adaptspec.server.api.response_format import JsonObjectFormat, JsonSchemaFormat, TextFormat, grammar_of
-from adaptspec.server.api.tools import HEAD, MIDDLE, TAIL
+from adaptspec.server.api.tool_forms import HERMES
 from adaptspec.server.api.warnings import MAX_WARNINGS
 from adaptspec.server.api.wire import parse
 from adaptspec.types import Completion, Delta, FinishReason, SpeculationStats, Timings
@@ -213,9 +213,7 @@ def _add_calls(calls: list[dict[str, Any]], more: list[dict[str, Any]]) -> None:
             calls[call["index"]]["function"]["arguments"] += call["function"]["arguments"]
 
 
-@pytest.mark.parametrize(
-    "text", ["x", "Text\n" + HEAD + "f" + MIDDLE + '{"a": 1}' + TAIL, (HEAD + "f" + MIDDLE + "{}" + TAIL) * 2]
-)
+@pytest.mark.parametrize("text", ["x", "Text\n" + HERMES.written("f", '{"a": 1}'), HERMES.written("f", "{}") * 2])
 def test_an_answer_can_be_sent_back(text: str) -> None:
     """As it came, whole or put together from deltas: nothing of it is refused, dropped or named."""
     for answer in _answered(text):

@@ -90,8 +90,16 @@ def test_neutral_values_ask_for_nothing(fields: dict[str, Any]) -> None:
         ({"guided_json": SCHEMA, "regex": "a"}, "regex", "guided_json and regex both say"),
         ({"structured_outputs": {"json_object": True}, "ebnf": "root ::="}, "structured_outputs.json_object", "ebnf"),
         ({"structured_outputs": {"choice": []}}, "structured_outputs.choice", "too short"),
-        ({"structured_outputs": {"structural_tag": "{}"}}, "structured_outputs", "structural_tag is not supported"),
-        ({"structured_outputs": {"whitespace_pattern": " "}}, "structured_outputs", "whitespace_pattern is not"),
+        (
+            {"structured_outputs": {"structural_tag": "{}"}},
+            "structured_outputs.structural_tag",
+            "structural_tag is not",
+        ),
+        (
+            {"structured_outputs": {"whitespace_pattern": " "}},
+            "structured_outputs.whitespace_pattern",
+            "whitespace_pattern is not",
+        ),
         ({"structured_outputs": {"regx": "a"}}, "structured_outputs.regx", "did you mean structured_outputs.regex"),
         ({"guided_choice": ["x" * 5000]}, "guided_choice", "more than 4096 bytes"),
         ({"regex": "(a{1000}){1000}"}, "regex", "spells out a text of 1000000 bytes"),
