@@ -116,7 +116,7 @@ class ChatTemplate:
         return before
 
     def marked(self, value: Any) -> Any:
-        """Messages or tools, as they came from a client, of which `encode` reads no part as a control token."""
+        """Messages, tools or variables of a client, of which `encode` reads no part as a control token."""
         return self._controls.marked(value) if self._sanitize else value
 
     def encode(self, text: str) -> list[int]:

@@ -26,7 +26,7 @@ class ControlTokens:
         self._pattern = re.compile("|".join(map(re.escape, longest_first)) or "(?!)")
 
     def marked(self, value: Any) -> Any:
-        """Messages or tools, as they came from a client, in which no text is a control token any more."""
+        """Messages, tools or variables of a client, in which no text is a control token any more."""
         if isinstance(value, str):
             return self._pattern.sub(f"{_MARK}\\g<0>{_UNMARK}", _RAW.sub("", value))
         if isinstance(value, dict):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import cached_property, partial
 from typing import NoReturn
 
@@ -149,6 +150,7 @@ class Codec:
         template = self.template
         plain = template.marked([message.plain() for message in messages])
         tools = [_marked(tool, template) for tool in tools]
+        options = replace(options, values=template.marked(dict(options.values)))
         given: list[Json] | None = None
         if tools and self._own_form is not None and form in (None, self._own_form):
             given = [tool.plain() for tool in tools]

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from adaptspec.errors import PromptTooLongError, RequestError
-from adaptspec.models.chat.chat_template import ChatTemplate
+from adaptspec.models.chat.chat_template import ChatTemplate, RenderOptions
 from adaptspec.server.api.codec import SHORT_IDS, SHORT_TEXT, Codec
 from adaptspec.server.api.messages import Message
 from adaptspec.server.api.tools import Function, Tool
@@ -239,3 +239,28 @@ async def test_control_tokens_in_calls_and_results_can_be_kept_out(family: str) 
         counts.append(list(ids).count(tokenizer.convert_tokens_to_ids(end)))
         assert tokenizer.decode(ids).count(word) >= 4
     assert counts[0] == counts[1]
+
+
+@pytest.mark.parametrize(
+    ("source", "values"),
+    [
+        ("{{ about }}", {"about": "x WORD y"}),
+        ("{{ documents[0].text }}", {"documents": [{"text": "WORD"}]}),
+        ("{% for key in about %}{{ key }}{% endfor %}", {"about": {"a WORD": 1}}),
+        ("{{ about | tojson }}", {"about": {"WORD": ["WORD"]}}),
+        ("{{ about[0][0] }}", {"about": [["WORDWORD"]]}),
+    ],
+)
+async def test_control_tokens_in_variables_of_a_request_can_be_kept_out(source: str, values: dict[str, Any]) -> None:
+    """A gateway lets users set variables, too; those that the server was started with are its operator's."""
+    tokenizer = tokenizer_of("qwen2.5")
+    end = "<|im_end|>"
+    tokenizer.chat_template = f"{source}{{{{ messages[-1].content }}}}{end}"
+    given = json.loads(json.dumps(values).replace("WORD", end))
+    talk, number = [Message(role="user", content="hello")], tokenizer.convert_tokens_to_ids(end)
+    by_request = Codec(tokenizer, template=ChatTemplate(tokenizer, sanitize=True))
+    ids = list(await by_request.encode_chat(talk, options=RenderOptions(values=given)))
+    assert ids.count(number) == 1
+    assert tokenizer.decode(ids).count(end) >= 2
+    by_operator = Codec(tokenizer, template=ChatTemplate(tokenizer, given, sanitize=True))
+    assert list(await by_operator.encode_chat(talk)).count(number) >= 2
