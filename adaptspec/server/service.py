@@ -171,7 +171,8 @@ class Service:
         if self._marks is None:
             return None
         if body.continue_final_message:
-            return continued(self._marks, str(body.messages[-1].plain()["content"]))
+            last = body.messages[-1].plain()
+            return continued(self._marks, last["role"], str(last["content"]))
         return begun(self._marks, await self.codec.decode(prompt[-TAIL:]))
 
     async def _compiled(self, body: ChatBody | CompletionBody, reasoning: Reasoning | None = None) -> Grammar | None:

@@ -50,8 +50,10 @@ def begun(marks: Reasoning, prompt: str) -> Reasoning | None:
     return replace(marks, opened=end.endswith(marks.open))
 
 
-def continued(marks: Reasoning, message: str) -> Reasoning | None:
-    """The reasoning as it goes on behind an assistant's unfinished `message`; None where that is past it."""
+def continued(marks: Reasoning, role: str, message: str) -> Reasoning | None:
+    """The reasoning as it goes on behind an unfinished `message`; None past it, or in a user's."""
+    if role != "assistant":
+        return None
     opens, closes = message.rfind(marks.open), message.rfind(marks.close)
     if message.strip(_BLANK) and opens <= closes:
         return None

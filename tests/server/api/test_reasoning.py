@@ -46,6 +46,8 @@ SWITCHED_ON = (
 )
 PLAIN = TURNS.replace("</think>", "|") + "{% if add_generation_prompt %}me: {% endif %}"
 
+Say = Callable[..., Any]
+
 
 def _split(marks: Reasoning | None, pieces: list[str]) -> tuple[str, str, str]:
     """Reasoning and answer of an output that came in pieces, and all of it but what was skipped at its end."""
@@ -140,7 +142,17 @@ def test_a_model_without_marks_has_no_reasoning_unless_it_is_named(tokenizer: An
     [("", THINK), ("<think>\nLet me", OPENED), ("<think>a</think>The", None), ("The", None), ("a<think>b", OPENED)],
 )
 def test_a_continued_message_says_where_it_stands(message: str, goes_on: Reasoning | None) -> None:
-    assert continued(THINK, message) == goes_on
+    assert continued(THINK, "assistant", message) == goes_on
+
+
+@pytest.mark.parametrize("message", ["Is <think> a tag?", "<think>", "<think>\n", "", "</think> <think>b"])
+async def test_a_continued_message_of_a_user_is_no_reasoning(say: Say, message: str) -> None:
+    """It is the user's own text, and what follows goes on with it."""
+    talk = [{"role": "user", "content": message}]
+    told, _ = await say(HYBRID, "is it?</think>Yes.", messages=talk, continue_final_message=True)
+    answer = told["choices"][0]["message"]
+    assert answer["content"] == "is it?</think>Yes."
+    assert not answer.get("reasoning_content")
 
 
 @pytest.mark.parametrize(
@@ -205,9 +217,6 @@ class Scripted(FakeEngine):
             request.id, "".join(words), tuple(kept), len(request.prompt), finish, stats, times, logprobs=told
         )
         yield Delta(request.id, "", (), done)
-
-
-Say = Callable[..., Any]
 
 
 @pytest.fixture
