@@ -211,7 +211,7 @@ class Service:
     ) -> list[Request]:
         """A request for each choice, all of one name. The one place where they are checked."""
         room = self.engine.target.context - len(prompt)
-        field, asked = body.asked_tokens or (None, body.usual_tokens)
+        field, asked = body.asked_tokens or (None, body.open_tokens)
         sampling = body.sampling(max(room, 0) if asked is None else asked, grammar)
         request = Request(identity, prompt, sampling, body.speculation(), body.operation, prediction, key)
         try:

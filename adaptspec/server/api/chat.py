@@ -22,10 +22,10 @@ from adaptspec.server.api.generation_body import (
     NO_PROVENANCE,
     PROVENANCE,
     Alternatives,
-    AtLeastOne,
     Effort,
     GenerationBody,
     Hints,
+    MostTokens,
     Verbosity,
 )
 from adaptspec.server.api.messages import Messages, Text
@@ -70,7 +70,7 @@ class ChatBody(GenerationBody, TemplateFields, ConstraintFields, Hints):
     """A request for the next message of a conversation."""
 
     messages: Messages
-    max_completion_tokens: AtLeastOne | None = None
+    max_completion_tokens: MostTokens = None
     logprobs: bool | None = None
     top_logprobs: Alternatives | None = None
     response_format: ResponseFormat | None = None

@@ -6,7 +6,15 @@ from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import AfterValidator, Field, PlainValidator, ValidationInfo, WithJsonSchema, model_validator
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Field,
+    PlainValidator,
+    ValidationInfo,
+    WithJsonSchema,
+    model_validator,
+)
 
 from adaptspec.errors import RequestError
 from adaptspec.request import MAX_LOGPROBS, Grammar, SamplingParams, SpeculationParams
@@ -23,6 +31,13 @@ Idle = Field(description=NO_EFFECT)
 Int = Annotated[int, Whole, Field(ge=-(2**63) + 1, le=2**63 - 1)]
 AtLeastNone = Annotated[int, Whole, Field(ge=0, le=2**63 - 1)]
 AtLeastOne = Annotated[int, Whole, Field(ge=1, le=2**63 - 1)]
+OPEN = -1  # tokens: as many as there is room for, as at llama.cpp and LM Studio
+Tokens = Annotated[int, Whole, Field(ge=OPEN, le=2**63 - 1)]
+MostTokens = Annotated[
+    AtLeastOne | None,
+    BeforeValidator(lambda tokens: None if tokens == OPEN else tokens),
+    WithJsonSchema({"anyOf": [{"type": "integer", "minimum": 1}, {"const": OPEN}, {"type": "null"}]}),
+]
 Alternatives = Annotated[int, Whole, Field(ge=0, le=MAX_LOGPROBS)]
 # vLLM's -1 and llama.cpp's 0 both mean that any token may be drawn.
 TopK = Annotated[int, Whole, Field(ge=-1, le=2**63 - 1), AfterValidator(lambda top_k: max(top_k, 0))]
@@ -66,7 +81,12 @@ _BIASES = {
     "propertyNames": {"pattern": "^[0-9]{1,18}$"},
     "additionalProperties": {"type": "number", "minimum": -100, "maximum": 100},
 }
-Biases = Annotated[dict[str, float], AfterValidator(_keyed_by_tokens), WithJsonSchema(_BIASES)]
+Biases = Annotated[
+    dict[str, float],
+    BeforeValidator(lambda biases: {} if biases == [] else biases),  # llama.cpp has lists
+    AfterValidator(_keyed_by_tokens),
+    WithJsonSchema({"anyOf": [_BIASES, {"type": "array", "maxItems": 0}]}),
+]
 STREAMS: Mapping[str, Any] = {"properties": {"stream": {"const": True}}, "required": ["stream"]}
 NO_PROVENANCE: Mapping[str, Any] = {
     "properties": {"adaptspec": {"properties": {"provenance": {"enum": [False, None]}}}}
@@ -111,9 +131,9 @@ class StreamOptions(WireModel):
 class GenerationBody(RequestBody):
     """What completions and chat completions have in common. null means the default, as at OpenAI.
 
-    `max_tokens` above what the context has room for is refused; left out, the answer may end where the context does,
-    with the finish reason `length`. `adaptspec.max_depth` is a ceiling: a policy may stay below it. Fields of vLLM,
-    SGLang and llama.cpp are accepted at the values that `x-neutral-values` lists, which change nothing.
+    `max_tokens` above what the context has room for is refused; left out or -1, the answer may end where the context
+    does, with the finish reason `length`. `adaptspec.max_depth` is a ceiling: a policy may stay below it. Fields of
+    vLLM, SGLang and llama.cpp are accepted at the values that `x-neutral-values` lists, which change nothing.
     """
 
     prompt_field: ClassVar[str]  # where prompts come from, for messages
@@ -124,7 +144,7 @@ class GenerationBody(RequestBody):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     n: Choices | None = None
-    max_tokens: AtLeastNone | None = None
+    max_tokens: Tokens | None = None
     temperature: Temperature | None = None
     top_p: TopP | None = None
     top_k: TopK | None = None
@@ -155,7 +175,12 @@ class GenerationBody(RequestBody):
     @property
     def asked_tokens(self) -> tuple[str, int] | None:
         """The field that says how many output tokens are wanted, and how many; None where the client left it open."""
-        return None if self.max_tokens is None else ("max_tokens", self.max_tokens)
+        return None if self.max_tokens in (None, OPEN) else ("max_tokens", self.max_tokens)
+
+    @property
+    def open_tokens(self) -> int | None:
+        """Output tokens where the client left open how many are wanted; None: as many as there is room for."""
+        return None if self.max_tokens == OPEN else self.usual_tokens
 
     @property
     def choices(self) -> int:

@@ -20,17 +20,17 @@ from adaptspec.server.api.generation_body import (
     PROVENANCE,
     Alternatives,
     AtLeastNone,
-    AtLeastOne,
     Effort,
     Hints,
     Idle,
+    MostTokens,
     SpeculationFields,
     Temperature,
     TopP,
     Verbosity,
 )
 from adaptspec.server.api.messages import IDLE_KEYS, FunctionName, TextIfAny
-from adaptspec.server.api.neutral_values import ANY
+from adaptspec.server.api.neutral_values import ANY, OF_OTHERS
 from adaptspec.server.api.response_format import JsonObjectFormat, NamedSchema, TextFormat
 from adaptspec.server.api.tools import Function, NamedFunction, ToolsOf
 from adaptspec.server.api.warnings import Warnings
@@ -206,7 +206,7 @@ class ResponsesBody(Hints):
     model: Name | None = None
     input: str | Items
     instructions: str | None = None
-    max_output_tokens: AtLeastOne | None = None
+    max_output_tokens: MostTokens = None
     temperature: Temperature | None = None
     top_p: TopP | None = None
     stream: bool | None = None
@@ -228,6 +228,7 @@ class ResponsesBody(Hints):
     adaptspec: SpeculationFields | None = None
 
     no_ops: ClassVar[Mapping[str, tuple[object, ...]]] = {
+        **OF_OTHERS,
         "access_programs": (),
         "background": (False,),
         "background_options": (),

@@ -186,7 +186,7 @@ async def test_null_is_as_good_as_no_field(post: Any, path: str) -> None:
         assert status == 200, (name, answer)
 
 
-@pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
+@pytest.mark.parametrize("path", PARAMS)
 async def test_neutral_values_of_other_servers_change_nothing(post: Any, engine: Any, path: str) -> None:
     """And any other value of their fields is refused by name."""
     await post(path, **GOOD[path])
@@ -196,15 +196,16 @@ async def test_neutral_values_of_other_servers_change_nothing(post: Any, engine:
         "min_p": (0, 0.0),
         "repetition_penalty": (1,),
         "presence_penalty": (0,),
-        "logit_bias": ({},),
+        "frequency_penalty": (0,),
+        "logit_bias": ({}, []),
+        "n": (1,),
         "stop": ([],),
         "stop_token_ids": ([],),
         "ignore_eos": (False,),
         "min_tokens": (0,),
-        "echo": (False,),
-        "add_special_tokens": (path == COMPLETIONS,),
-        "max_tokens": (3.0,),
     }
+    if path != RESPONSES:
+        own |= {"echo": (False,), "add_special_tokens": (path == COMPLETIONS,), "max_tokens": (3.0,)}
     for name, values in {**NEUTRAL, **own}.items():
         for value in ("any", [1], 0.5) if values == ANY else values:
             body = GOOD[path] | {name: value}
@@ -216,6 +217,42 @@ async def test_neutral_values_of_other_servers_change_nothing(post: Any, engine:
         if values != ANY:
             status, answer = await post(path, **GOOD[path], **{name: "other"})
             assert (status, answer["error"]["param"]) == (400, name)
+
+
+async def test_responses_refuse_sampling_that_they_do_not_have(post: Any, engine: Any) -> None:
+    """Its effect would be missing from the answer."""
+    for name, value in {
+        "top_k": 5,
+        "min_p": 0.1,
+        "n": 2,
+        "stop": ["x"],
+        "logit_bias": {"1": 5},
+        "n_predict": 3,
+    }.items():
+        status, answer = await post(RESPONSES, **GOOD[RESPONSES], **{name: value})
+        assert (status, answer["error"]["param"]) == (400, name)
+    assert engine.seen == []
+
+
+@pytest.mark.parametrize(
+    ("path", "name"),
+    [
+        (CHAT, "max_tokens"),
+        (CHAT, "max_completion_tokens"),
+        (COMPLETIONS, "max_tokens"),
+        (RESPONSES, "max_output_tokens"),
+    ],
+)
+async def test_minus_one_is_as_many_tokens_as_there_is_room_for(post: Any, engine: Any, path: str, name: str) -> None:
+    """As at llama.cpp and LM Studio; also where an answer has few tokens unless more are asked for."""
+    body = {key: value for key, value in GOOD[path].items() if "tokens" not in key}
+    status, answer = await post(path, **body, **{name: -1})
+    assert status == 200, answer
+    seen = engine.seen[-1]
+    assert len(seen.prompt) + seen.sampling.max_tokens == engine.target.context
+    for value in (-2, 0, -1.5, True):
+        status, answer = await post(path, **body, **{name: value})
+        assert (status, answer["error"]["param"]) == (400, name)
 
 
 async def test_switches_are_no_numbers(post: Any) -> None:

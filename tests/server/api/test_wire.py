@@ -97,7 +97,7 @@ ONLY_COMPLETIONS = [
     ({"echo": 1}, "echo"),
     ({"logprobs": 21}, "logprobs"),
     ({"logprobs": -1}, "logprobs"),
-    ({"max_tokens": -1, "echo": True}, "max_tokens"),
+    ({"max_tokens": -2, "echo": True}, "max_tokens"),
     ({"logprobs": False}, "logprobs"),
     ({"best_of": 2}, "best_of"),
     ({"suffix": "end"}, "suffix"),
