@@ -5,7 +5,8 @@ Three rules:
 - Annotations and unknown words are left out; so are formats that the compiler does not know, which JSON Schema calls
   annotations. Targets of references are collected in `$defs`, so that whatever else a schema holds counts for nothing.
 - Words that no grammar can hold (`not`, `if`, `uniqueItems`, a pattern that looks ahead ...) are left out of a schema
-  without `strict`, and named; in a strict schema they are refused. A schema that is not valid is always refused.
+  without `strict`, and named; in a strict schema they are refused. Values that are not valid are refused, too, but in
+  tools without `strict`: one odd tool must not keep an agent from the others.
 - An object with `properties` takes no other keys, unless the schema says so by `additionalProperties`: weak models
   invent keys, or never end the object. Parts that hold for the same object (`allOf`, `$ref` and `anyOf` next to
   other words) are left open, and are closed together, by all their names.
@@ -36,6 +37,7 @@ from adaptspec.server.api.schemas.schema_words import (
     PLAIN,
     SCHEMAS,
     TYPES,
+    InvalidSchemaError,
     Origin,
     bound_of,
     count_of,
@@ -98,7 +100,9 @@ def _rewritten_text(text: str, origin: Origin, limits: ServerLimits, arguments: 
 
 
 def _rewritten(schema: Mapping[str, Any], origin: Origin, limits: ServerLimits, arguments: bool) -> Rewritten:
-    rewriter = _Rewriter(_of_arguments(schema, origin) if arguments else dict(schema), origin, limits)
+    rewriter = _Rewriter(dict(schema), origin, limits, is_forgiving=arguments and not origin.strict)
+    if arguments:
+        rewriter.take_arguments()
     written = rewriter.root()
     # Options of the compiler are ours alone; a client's are refused where they are too much, and else left out.
     options = {EXTENSION: schema[EXTENSION]} if EXTENSION in schema else {}
@@ -112,19 +116,6 @@ def _rewritten(schema: Mapping[str, Any], origin: Origin, limits: ServerLimits, 
     repairer = Repairer(written, origin, rewriter.paths)
     repairer.repair()
     return Rewritten(repairer.schema, tuple(dict.fromkeys([*rewriter.dropped, *repairer.dropped]))[:MAX_DROPPED])
-
-
-def _of_arguments(schema: Mapping[str, Any], origin: Origin) -> dict[str, Any]:
-    kind = schema.get("type")
-    if kind not in (None, "any", "object") and not (isinstance(kind, list) and "object" in kind) and kind in TYPES:
-        path = f"{origin.path}.type"
-        raise RequestError(f"{path} is {shown(kind)}, but the arguments of a function are an object", path)
-    is_given = kind is None or kind == "any" or isinstance(kind, list)
-    return (
-        {"type": "object", **{name: value for name, value in schema.items() if name != "type"}}
-        if is_given
-        else dict(schema)
-    )
 
 
 @dataclass(frozen=True)
@@ -146,8 +137,10 @@ class _Place:
 class _Rewriter:
     """Rewrites one schema, part by part; `dropped` and `paths` grow meanwhile."""
 
-    def __init__(self, schema: dict[str, Any], origin: Origin, limits: ServerLimits) -> None:
+    def __init__(self, schema: dict[str, Any], origin: Origin, limits: ServerLimits, *, is_forgiving: bool) -> None:
+        """`is_forgiving`: values that are not valid are left out."""
         self._schema = schema
+        self._is_forgiving = is_forgiving
         self._origin = origin
         self._limits = limits
         self._parts = 0
@@ -160,6 +153,20 @@ class _Rewriter:
         self._identity = identity.rstrip("#") if isinstance(identity, str) else ""
         self.dropped: list[str] = []
         self.paths: dict[int, str] = {}  # of rewritten parts, by their ids
+
+    def take_arguments(self) -> None:
+        """Have the schema be of an object: those of functions leave that out, or say something else of it."""
+        kind, path = self._schema.get("type"), f"{self._origin.path}.type"
+        if kind not in (None, "any", "object") and not isinstance(kind, list):
+            if self._is_forgiving:
+                self._drop(path)
+            elif kind in TYPES:
+                raise RequestError(f"{path} is {shown(str(kind))}, but the arguments of a function are an object", path)
+            else:
+                return  # no type at all, which is refused with the rest
+        if kind != "object":
+            others = {name: value for name, value in self._schema.items() if name != "type"}
+            self._schema = {"type": "object", **others}
 
     def root(self) -> dict[str, Any]:
         written = self._part(self._schema, "closed", self._origin.path, 0)
@@ -178,6 +185,9 @@ class _Rewriter:
         if isinstance(part, bool):
             return part
         if not isinstance(part, dict):
+            if self._is_forgiving:
+                self._drop(path)
+                return True
             refuse_value(path, part, "an object, or true or false")
         if level > DEEPEST:
             self._refuse_size(f"lies deeper than {DEEPEST} parts within each other; make it flatter")
@@ -208,6 +218,14 @@ class _Rewriter:
 
     def _write(self, written: dict[str, Any], value: object, place: _Place) -> None:
         """Add one keyword to what is written, or leave it out."""
+        try:
+            self._write_valid(written, value, place)
+        except InvalidSchemaError:
+            if not self._is_forgiving:
+                raise
+            self._drop(place.path)
+
+    def _write_valid(self, written: dict[str, Any], value: object, place: _Place) -> None:
         name = place.name
         if name in ("properties", "patternProperties"):
             written[name] = self._named(value, place)

@@ -53,6 +53,10 @@ EXTENSION = "x-guidance"  # the compiler's own options, at the root
 _logger = getLogger(__name__)
 
 
+class InvalidSchemaError(RequestError):
+    """The value of a keyword is not what JSON Schema allows."""
+
+
 @dataclass(frozen=True)
 class Origin:
     """Where a schema comes from: its path in the request, and whether all of it must be kept to."""
@@ -95,12 +99,12 @@ def bound_of(name: str, value: object, path: str) -> int | float | bool:
 
 
 def refuse_value(path: str, value: object, wanted: str) -> NoReturn:
-    """Raise RequestError: the value of a keyword is not what JSON Schema allows."""
+    """Raise InvalidSchemaError: the value of a keyword is not what JSON Schema allows."""
     try:
         given = shown(json.dumps(value))
     except ValueError:
         given = "a number of thousands of digits"
-    raise RequestError(f"{path} is {given}, which is no valid JSON schema; it must be {wanted}", path)
+    raise InvalidSchemaError(f"{path} is {given}, which is no valid JSON schema; it must be {wanted}", path)
 
 
 def not_kept(path: str, why: str) -> str:

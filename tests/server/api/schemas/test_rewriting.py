@@ -195,39 +195,51 @@ def test_older_spellings_are_understood(accepts: Accepting, part: Json, good: li
     assert [value for value in bad if accepts(schema, {"x": value})] == []
 
 
-@pytest.mark.parametrize(
-    ("part", "at"),
-    [
-        ({"type": "nonsense"}, ".type"),
-        ({"type": ["string", "nonsense"]}, ".type"),
-        ({"type": 5}, ".type"),
-        ({"enum": "a"}, ".enum"),
-        ({"required": "a"}, ".required"),
-        ({"required": [1]}, ".required"),
-        ({"properties": ["a"]}, ".properties"),
-        ({"properties": {"a": "string"}}, ".properties.a"),
-        ({"items": "string"}, ".items"),
-        ({"items": [{}, 5]}, ".items[1]"),
-        ({"anyOf": {}}, ".anyOf"),
-        ({"allOf": [{"minLength": -1}]}, ".allOf[0].minLength"),
-        ({"maxItems": True}, ".maxItems"),
-        ({"minItems": -(10**4999)}, ".minItems"),
-        ({"maxLength": [10**4999]}, ".maxLength"),
-        ({"maximum": "5"}, ".maximum"),
-        ({"multipleOf": 0}, ".multipleOf"),
-        ({"pattern": 5}, ".pattern"),
-        ({"format": ["a"]}, ".format"),
-        ({"$ref": 5}, ".$ref"),
-        ({"patternProperties": {"^a": 3}}, ".patternProperties.<2 characters>"),
-    ],
-)
+INVALID: list[tuple[Json, str]] = [
+    ({"type": "nonsense"}, ".type"),
+    ({"type": ["string", "nonsense"]}, ".type"),
+    ({"type": 5}, ".type"),
+    ({"enum": "a"}, ".enum"),
+    ({"required": "a"}, ".required"),
+    ({"required": [1]}, ".required"),
+    ({"properties": ["a"]}, ".properties"),
+    ({"properties": {"a": "string"}}, ".properties.a"),
+    ({"items": "string"}, ".items"),
+    ({"items": [{}, 5]}, ".items[1]"),
+    ({"anyOf": {}}, ".anyOf"),
+    ({"allOf": [{"minLength": -1}]}, ".allOf[0].minLength"),
+    ({"maxItems": True}, ".maxItems"),
+    ({"minItems": -(10**4999)}, ".minItems"),
+    ({"maxLength": [10**4999]}, ".maxLength"),
+    ({"maximum": "5"}, ".maximum"),
+    ({"multipleOf": 0}, ".multipleOf"),
+    ({"pattern": 5}, ".pattern"),
+    ({"format": ["a"]}, ".format"),
+    ({"$ref": 5}, ".$ref"),
+    ({"patternProperties": {"^a": 3}}, ".patternProperties.<2 characters>"),
+]
+
+
+@pytest.mark.parametrize(("part", "at"), INVALID)
 @pytest.mark.parametrize("strict", [False, True])
 def test_what_is_no_valid_schema_is_refused_by_path(part: Json, at: str, strict: bool) -> None:
-    """With or without `strict`: it means nothing, so nothing can be left out of it."""
+    """With or without `strict`: an answer's schema that means nothing is its client's to correct."""
     with pytest.raises(RequestError, match="which is no valid JSON schema; it must be") as refused:
         rewrite(obj(x=part), Origin(PATH, strict))
     assert refused.value.param == "tools"
     assert str(refused.value).startswith(f"{PATH}.properties.x{at} is ")
+
+
+@pytest.mark.parametrize(("part", "at"), INVALID)
+def test_in_tools_what_is_not_valid_is_left_out_and_named(part: Json, at: str) -> None:
+    """One odd tool among many must not keep an agent from the others; a strict one is refused."""
+    schema = {**obj(x=part, y={"type": "integer"}), "required": ["y"]}
+    rewritten = rewrite(schema, Origin(PATH), arguments=True)
+    assert rewritten.dropped == (f"{PATH}.properties.x{at}",)
+    assert rewritten.schema["properties"]["y"] == {"type": "integer"}
+    assert schema_fault(json.dumps(rewritten.schema), PATH) is None
+    with pytest.raises(RequestError, match="which is no valid JSON schema; it must be"):
+        rewrite(schema, Origin(PATH, strict=True), arguments=True)
 
 
 BASE = {**obj(a={"type": "integer"}), "required": ["a"]}
@@ -355,7 +367,7 @@ def test_alternatives_that_exclude_each_other_may_be_strict(parts: list[Json]) -
 
 
 def test_arguments_of_a_function_are_an_object() -> None:
-    """Also where the schema does not say it; a schema of something else is refused."""
+    """Also where the schema does not say it, or says something else, which is refused in a strict one."""
     for schema in (
         {},
         {"properties": {"a": {}}},
@@ -363,8 +375,11 @@ def test_arguments_of_a_function_are_an_object() -> None:
         {"anyOf": [obj(a={}), {"type": "null"}]},
     ):
         assert rewrite(schema, Origin(PATH), arguments=True).schema["type"] == "object"
-    with pytest.raises(RequestError, match="the arguments of a function are an object"):
-        rewrite({"type": "string"}, Origin(PATH), arguments=True)
+    for kind in ("string", "array", "str", 5, {}):
+        rewritten = rewrite({"type": kind, "properties": {"a": {}}}, Origin(PATH), arguments=True)
+        assert (rewritten.schema["type"], rewritten.dropped) == ("object", (f"{PATH}.type",))
+        with pytest.raises(RequestError, match=r"the arguments of a function are an object|no valid JSON schema"):
+            rewrite({"type": kind}, Origin(PATH, strict=True), arguments=True)
 
 
 def test_what_grows_without_bound_is_refused() -> None:
