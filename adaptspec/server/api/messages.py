@@ -9,12 +9,12 @@ where answers or results of calls can be empty, and refused elsewhere.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import (
     AfterValidator,
-    BeforeValidator,
     Field,
     PlainValidator,
     ValidationError,
@@ -25,6 +25,7 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from adaptspec.errors import RequestError
+from adaptspec.server.api.warnings import Warnings
 from adaptspec.server.api.wire import NOT_TEXT, LenientModel, drop_keys, shown
 
 MAX_CALLS = 128  # in one message, as many as there may be tools
@@ -46,7 +47,19 @@ TEXT_SCHEMA: dict[str, Any] = {
 }
 _NULLABLE: dict[str, Any] = {"anyOf": [*TEXT_SCHEMA["anyOf"], {"type": "null"}]}
 # Names of MCP's tools have dots and slashes; none of these characters needs an escape in JSON.
-FunctionName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.:/-]{1,128}$")]
+FUNCTION_NAME = r"^[a-zA-Z0-9_.:/-]{1,128}$"
+NAME_RULE = "1 to 128 letters, digits and characters of _ . : / -"
+
+
+def _function_name(name: str) -> str:
+    if not re.fullmatch(FUNCTION_NAME, name):
+        raise PydanticCustomError("function_name", f"it must be {NAME_RULE}; rename the function")
+    return name
+
+
+FunctionName = Annotated[
+    str, AfterValidator(_function_name), WithJsonSchema({"type": "string", "pattern": FUNCTION_NAME})
+]
 CALL_OF_FUNCTION = "function0"  # the id of a call in OpenAI's older form, which has none
 
 # Messages are text, the result of a call, or an answer, which may have calls and may be empty.
@@ -132,7 +145,7 @@ class CalledFunction(LenientModel):
     """What an assistant called: a function's name, and its arguments as the text of a JSON object."""
 
     name: FunctionName
-    arguments: Annotated[str, BeforeValidator(lambda value: "" if value is None else value)] = ""
+    arguments: str = ""
 
     where: ClassVar[str] = "tool_calls[].function"
     idle: ClassVar[frozenset[str]] = IDLE_KEYS | {"description", "parsed_arguments"}
@@ -147,6 +160,19 @@ class ToolCall(LenientModel):
 
     where: ClassVar[str] = "tool_calls[]"
     idle: ClassVar[frozenset[str]] = IDLE_KEYS
+
+    @model_validator(mode="before")
+    @classmethod
+    def _custom(cls, value: Any, info: ValidationInfo) -> Any:
+        """A call of OpenAI's custom tools, whose input is any text, as the call of a function."""
+        custom = value.get("custom") if isinstance(value, dict) and value.get("type") == "custom" else None
+        if not isinstance(custom, dict) or not isinstance(custom.get("input"), str):
+            return value
+        if isinstance(info.context, Warnings):
+            info.context.add("item", "tool_calls[] of the type custom are read as calls of functions")
+        arguments = json.dumps({"input": custom["input"]}, ensure_ascii=False)
+        others = {name: inner for name, inner in value.items() if name != "custom"}
+        return {**others, "type": "function", "function": {"name": custom.get("name"), "arguments": arguments}}
 
 
 class Message(LenientModel):

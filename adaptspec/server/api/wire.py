@@ -121,7 +121,7 @@ class LenientModel(WireModel):
     """A JSON object within a history or a list of tools, which other programs write: unknown keys are dropped.
 
     A warning names each key and `where` it stood, such as `messages[]`. Keys in `idle`, and those without a value, are
-    dropped without one: no model has a use for them.
+    dropped without one: no model has a use for them. A null is as good as no key.
     """
 
     model_config = ConfigDict(extra="ignore")
@@ -131,10 +131,11 @@ class LenientModel(WireModel):
     @model_validator(mode="before")
     @classmethod
     def _known_fields(cls, value: Any, info: ValidationInfo) -> Any:
-        if not isinstance(value, dict) or value.keys() <= cls.known:
+        if not isinstance(value, dict):
             return value
-        drop_keys(value, cls.known | cls.idle, cls.where, info)
-        return {name: given for name, given in value.items() if name in cls.known}
+        if not value.keys() <= cls.known:
+            drop_keys(value, cls.known | cls.idle, cls.where, info)
+        return {name: given for name, given in value.items() if given is not None and name in cls.known}
 
 
 def drop_keys(value: Mapping[str, Any], known: Set[str], where: str, info: ValidationInfo) -> None:
@@ -307,15 +308,22 @@ def _refusal(model: type[WireModel], detail: ErrorDetails, place: tuple[int | st
 
 def _place(document: dict[str, Any], detail: ErrorDetails) -> tuple[int | str, ...]:
     """Where in the document it is: pydantic also names the kinds that it tried where several are possible."""
-    at: Any = document
-    place: list[int | str] = []
-    for step, name in enumerate(detail["loc"], start=1):
-        inside = name in at if isinstance(at, dict) else isinstance(at, list) and isinstance(name, int)
-        if inside:
-            at = at[name]
-        if inside or (detail["type"] == "missing" and step == len(detail["loc"])):
-            place.append(name)
-    return tuple(place)
+    steps = detail["loc"]
+    if detail["type"] == "missing":
+        return (*max(_ways(document, steps[:-1]), key=len), steps[-1])
+    # A kind may have the name of a key that is there, too: what is at fault comes last, and is there.
+    return max(_ways(document, steps), key=lambda way: (way[-1:] == steps[-1:], len(way)))
+
+
+def _ways(at: Any, steps: tuple[int | str, ...]) -> Iterator[tuple[int | str, ...]]:
+    """Places in a document that steps may mean, some of which are names of kinds."""
+    if not steps:
+        yield ()
+        return
+    name, rest = steps[0], steps[1:]
+    if name in at if isinstance(at, dict) else isinstance(at, list) and isinstance(name, int) and name < len(at):
+        yield from ((name, *way) for way in _ways(at[name], rest))
+    yield from _ways(at, rest)
 
 
 def _reason(detail: ErrorDetails) -> str:

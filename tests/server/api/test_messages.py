@@ -137,6 +137,42 @@ HISTORY: dict[str, tuple[dict[str, Any], dict[str, Any], str, str | None]] = {
         "",
         "tool_calls[].extra_content",
     ),
+    "a call whose keys are null": (
+        {
+            "role": "assistant",
+            "name": None,
+            "tool_call_id": None,
+            "tool_calls": [{"id": "c", "type": None, "function": {"name": "f", "arguments": None}}],
+        },
+        {"tool_calls": [{"type": "function", "id": "c", "function": {"name": "f", "arguments": {}}}]},
+        "",
+        None,
+    ),
+    "a call of a custom tool": (
+        {
+            "role": "assistant",
+            "tool_calls": [{"id": "c", "type": "custom", "custom": {"name": "patch", "input": '*** "x"\né'}}],
+        },
+        {
+            "tool_calls": [
+                {"type": "function", "id": "c", "function": {"name": "patch", "arguments": {"input": '*** "x"\né'}}}
+            ]
+        },
+        "",
+        "tool_calls[] of the type custom",
+    ),
+    "a call of a custom tool as it is streamed": (
+        {
+            "role": "assistant",
+            "content": None,
+            "tool_calls": [
+                {"id": "c", "index": 0, "type": "custom", "function": None, "custom": {"name": "p", "input": ""}}
+            ],
+        },
+        {"tool_calls": [{"type": "function", "id": "c", "function": {"name": "p", "arguments": {"input": ""}}}]},
+        "",
+        "tool_calls[] of the type custom",
+    ),
     "keys without values": (
         {"role": "assistant", "content": "x", "audio": None, "annotations": [], "images": [], "citations": None},
         {},
@@ -179,7 +215,17 @@ async def test_histories_are_answered(post: Any, path: str) -> None:
         ({"role": "assistant", "content": "x", "reasoning_content": 1}, "messages[0].reasoning_content"),
         ({"role": "assistant", "function_call": {"name": "f", "arguments": {}}}, "messages[0].function_call.arguments"),
         ({"role": "assistant", "tool_calls": [{"id": "c", "type": "custom"}]}, "messages[0].tool_calls[0].type"),
+        ({"role": "assistant", "tool_calls": [{"id": "c", "type": "mcp"}]}, "messages[0].tool_calls[0].type"),
+        (
+            {"role": "assistant", "tool_calls": [{"id": "c", "type": "custom", "custom": {"name": "p", "input": 5}}]},
+            "messages[0].tool_calls[0].type",
+        ),
+        (
+            {"role": "assistant", "tool_calls": [{"id": "c", "function": {"name": "a b", "arguments": ""}}]},
+            "messages[0].tool_calls[0].function.name",
+        ),
         ({"role": "ipython", "content": "x"}, "messages[0].role"),
+        ({"role": None, "content": "x"}, "messages[0].role"),
     ],
 )
 async def test_what_cannot_be_read_is_refused_at_its_place(post: Any, message: dict[str, Any], param: str) -> None:
