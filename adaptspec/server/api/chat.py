@@ -47,8 +47,9 @@ from adaptspec.server.api.response_format import (
 )
 from adaptspec.server.api.structured_outputs import Asked, ConstraintFields, constraint_grammar
 from adaptspec.server.api.template_fields import TemplateFields
+from adaptspec.server.api.tool_choice import ToolChoice, check_choice, chosen_names, mode_of
 from adaptspec.server.api.tool_forms import HERMES, ToolForm
-from adaptspec.server.api.tools import TOOL_PATH, ToolChoice, Tools, check_tools, tool_grammar
+from adaptspec.server.api.tools import TOOL_PATH, Tools, tool_grammar
 from adaptspec.server.api.wire import WireModel
 from adaptspec.server.limits import ServerLimits
 from adaptspec.types import Completion, Delta, FinishReason, Piece, TokenLogprob
@@ -168,7 +169,7 @@ class ChatBody(GenerationBody, TemplateFields, ConstraintFields, Hints):
             constraint = constraint_grammar(self.asked, limits, self.warnings)
             return constraint or grammar_of(self.response_format, limits, self.warnings, self.schema_path)
         answer = None
-        if self.tool_choice in (None, "auto"):
+        if mode_of(self.tool_choice) == "auto":
             answer = schema_of(self.response_format, limits, self.warnings, self.schema_path)
         return tool_grammar(
             self.tools or (),
@@ -183,16 +184,18 @@ class ChatBody(GenerationBody, TemplateFields, ConstraintFields, Hints):
 
     def call_form(self, own: ToolForm) -> ToolForm:
         """The form in which calls are to be written: the model's `own`, unless an answer in JSON can begin as it."""
-        is_either = self._formatted and self.tool_choice in (None, "auto")
+        is_either = self._formatted and mode_of(self.tool_choice) == "auto"
         return own if own.mark or own.token_id is not None or not is_either else HERMES
 
     def call_reader(self, form: ToolForm = HERMES) -> CallReader:
         """Reads the calls of one answer. `form` is how the model writes them by itself."""
-        return CallReader(self.calls, self.call_form(form), [tool.function.name for tool in self.tools or ()])
+        names, wanted = self._tool_names, chosen_names(self.tool_choice)
+        callable_names = names if wanted is None else [name for name in names if name in wanted]
+        return CallReader(self.calls, self.call_form(form), callable_names)
 
     @model_validator(mode="after")
     def _check_chat(self) -> ChatBody:
-        check_tools(self.tools or (), self.tool_choice)
+        check_choice(self._tool_names, self.tool_choice, self.warnings)
         if self.asked is not None and (self.calls or self._formatted):
             other = "tools" if self.calls else "response_format"
             raise RequestError(
@@ -205,6 +208,10 @@ class ChatBody(GenerationBody, TemplateFields, ConstraintFields, Hints):
         if self.max_tokens is not None and self.max_completion_tokens is not None:
             raise RequestError("send max_completion_tokens or max_tokens, not both", "max_tokens")
         return self
+
+    @property
+    def _tool_names(self) -> list[str]:
+        return [tool.function.name for tool in self.tools or ()]
 
     @property
     def _formatted(self) -> bool:

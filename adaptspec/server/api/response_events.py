@@ -52,6 +52,7 @@ class ResponseReply:
         self._created = int(time.time())
         self._model = model
         self._asked = body.model_dump(by_alias=True, exclude={"input"})
+        self._choice = body.choice
         self._warnings = body.warnings
         self._calls = reader
         self._bytes_of = bytes_of
@@ -131,7 +132,7 @@ class ResponseReply:
             "store": False,
             "temperature": 1.0 if asked["temperature"] is None else asked["temperature"],
             "text": {"format": (asked["text"] or {}).get("format") or {"type": "text"}},
-            "tool_choice": asked["tool_choice"] or "auto",
+            "tool_choice": self._choice,
             "tools": asked["tools"] or [],
             "top_p": 1.0 if asked["top_p"] is None else asked["top_p"],
             "top_logprobs": asked["top_logprobs"] or 0,

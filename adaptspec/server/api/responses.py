@@ -6,6 +6,7 @@ Nothing is stored: every request brings its whole conversation.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Discriminator, Field, GetJsonSchemaHandler, Tag, ValidationError, ValidationInfo
@@ -32,7 +33,8 @@ from adaptspec.server.api.generation_body import (
 from adaptspec.server.api.messages import IDLE_KEYS, FunctionName, TextIfAny
 from adaptspec.server.api.neutral_values import ANY, OF_OTHERS
 from adaptspec.server.api.response_format import JsonObjectFormat, NamedSchema, TextFormat
-from adaptspec.server.api.tools import Function, NamedFunction, ToolsOf
+from adaptspec.server.api.tool_choice import MAX_TOOLS, AllowedTools, NamedTool, ToolChoice
+from adaptspec.server.api.tools import Function, OrOtherTools, usable_tools
 from adaptspec.server.api.warnings import Warnings
 from adaptspec.server.api.wire import LenientModel, Name, WireModel
 
@@ -79,7 +81,7 @@ class FunctionCall(_Item):
     type: Literal["function_call"]
     call_id: Name
     name: FunctionName
-    arguments: str
+    arguments: str = ""
 
 
 class FunctionCallOutput(_Item):
@@ -92,7 +94,9 @@ class FunctionCallOutput(_Item):
 
 def _kind(item: object) -> str | None:
     """What an item is: clients leave out that a message is one."""
-    kind = item.get("type", "message") if isinstance(item, dict) else getattr(item, "type", None)
+    kind = item.get("type") if isinstance(item, dict) else getattr(item, "type", None)
+    if kind is None and isinstance(item, dict):
+        return "message"
     return kind if isinstance(kind, str) else None
 
 
@@ -138,13 +142,12 @@ class FunctionTool(Function):
         return {"type": "function", "function": self.model_dump(exclude={"type"})}
 
 
-class NamedFunctionTool(NamedFunction):
-    """The one function that is to be called."""
-
-    type: Literal["function"]
-
-    def chat(self) -> dict[str, Any]:
-        return {"type": "function", "function": {"name": self.name}}
+FunctionTools = Annotated[
+    list[FunctionTool],
+    Field(max_length=MAX_TOOLS, fail_fast=True),
+    BeforeValidator(partial(usable_tools, flat=True)),
+    OrOtherTools(),
+]
 
 
 class SchemaFormat(NamedSchema):
@@ -211,8 +214,8 @@ class ResponsesBody(Hints):
     top_p: TopP | None = None
     stream: bool | None = None
     text: TextOptions | None = None
-    tools: ToolsOf[FunctionTool] | None = None
-    tool_choice: Literal["none", "auto", "required"] | NamedFunctionTool | None = None
+    tools: FunctionTools | None = None
+    tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
     max_tool_calls: Annotated[
         AtLeastNone | None, Field(description=f"{NO_EFFECT} It counts tools run by a server.")
@@ -262,12 +265,22 @@ class ResponsesBody(Hints):
         items = 0 if isinstance(self.input, str) else len(self.input)
         return _ITEM * (items + len(self.tools or ()))
 
+    @property
+    def choice(self) -> str | dict[str, Any]:
+        """`tool_choice` as responses spell it."""
+        choice = self.tool_choice
+        if isinstance(choice, NamedTool):
+            return _flat(choice)
+        if isinstance(choice, AllowedTools):
+            allowed = choice.allowed_tools
+            return {"type": choice.type, "mode": allowed.mode, "tools": [_flat(tool) for tool in allowed.tools]}
+        return choice or "auto"
+
     def chat(self) -> ChatBody:
         """The same as a chat. Raises RequestError in the words of this body."""
         if self.adaptspec is not None and self.adaptspec.provenance:
             raise RequestError("adaptspec.provenance is not told here; stream /v1/chat/completions for it", PROVENANCE)
         asked = None if self.text is None else self.text.format
-        choice = self.tool_choice
         document = {name: getattr(self, name) for name in _SAME} | {
             "messages": self._messages(),
             "max_completion_tokens": self.max_output_tokens,
@@ -275,7 +288,7 @@ class ResponsesBody(Hints):
             "reasoning_effort": None if self.reasoning is None else self.reasoning.effort,
             "response_format": asked.chat() if isinstance(asked, SchemaFormat) else asked,
             "tools": None if self.tools is None else [tool.chat() for tool in self.tools],
-            "tool_choice": choice.chat() if isinstance(choice, NamedFunctionTool) else choice,
+            "tool_choice": self.tool_choice,
             "adaptspec": self.adaptspec,
         }
         try:
@@ -290,6 +303,10 @@ class ResponsesBody(Hints):
         if self.instructions is not None:
             messages.insert(0, {"role": "system", "content": self.instructions})
         return messages
+
+
+def _flat(tool: NamedTool) -> dict[str, Any]:
+    return {"type": tool.type, "name": tool.function.name}
 
 
 def _conversation(items: Sequence[InputMessage | FunctionCall | FunctionCallOutput]) -> list[dict[str, Any]]:

@@ -7,30 +7,36 @@ grammar makes them exact, so reading them back needs no guessing.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, ClassVar, Literal, TypeVar
+import re
+from collections.abc import Mapping, Sequence, Set
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, GetJsonSchemaHandler, ValidationInfo
 from pydantic_core import CoreSchema, PydanticKnownError
 
 from adaptspec.errors import RequestError
 from adaptspec.request import Grammar
-from adaptspec.server.api.messages import IDLE_KEYS, FunctionName
+from adaptspec.server.api.messages import FUNCTION_NAME, IDLE_KEYS, NAME_RULE, FunctionName
 from adaptspec.server.api.schemas.rewriting import rewrite
 from adaptspec.server.api.schemas.schema_words import Origin
+from adaptspec.server.api.tool_choice import MAX_TOOLS, AllowedTools, Mode, NamedTool, chosen_names, mode_of
 from adaptspec.server.api.tool_forms import CLOSE, HERMES, OPEN, ToolForm
 from adaptspec.server.api.warnings import Warnings, name_of
-from adaptspec.server.api.wire import LenientModel, WireModel, shown
+from adaptspec.server.api.wire import LenientModel, shown
 from adaptspec.server.limits import ServerLimits
 
-MAX_TOOLS = 128
 TOOL_PATH = "tools[{index}].function.parameters"
 # As models write it; and without line ends within, what closes a call cannot occur in its arguments.
 _STYLE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
-Item = TypeVar("Item")
 _TEXT = r"/(.|\n)*/"
 _BLANK = r"/[ \t\r\n]*/"
 _NO_PARAMETERS = {"type": "object", "properties": {}}
+# Keys of a function, and what their values are.
+_KINDS: Mapping[str, tuple[type, str]] = {
+    "description": (str, "text"),
+    "parameters": (dict, "object"),
+    "strict": (bool, "switch"),
+}
 
 
 class Function(LenientModel):
@@ -63,73 +69,86 @@ class Tool(LenientModel):
         return {"type": "function", "function": self.function.model_dump(exclude_none=True, exclude={"strict"})}
 
 
-class NamedFunction(WireModel):
-    """A function by its name."""
+def usable_tools(tools: object, info: ValidationInfo, *, flat: bool = False) -> object:
+    """The same tools without those that cannot be called here, in the form of chats or, `flat`, of responses.
 
-    name: FunctionName
-
-
-class NamedTool(WireModel):
-    """The one tool that is to be called."""
-
-    type: Literal["function"] = "function"
-    function: NamedFunction
-
-
-def functions_only(tools: object, info: ValidationInfo) -> object:
-    """The same tools without those that are no functions: only OpenAI's own servers can run them.
-
-    Agents send them next to functions, and are served by these; a warning names each type.
+    One odd tool does not keep an agent from the others: what is no function, has no name that can be used, or has the
+    name of an earlier one is dropped; so are a description that is no text and parameters that are no object, unless
+    the function is strict. A warning names each. A `tool_choice` that needs a dropped tool is refused elsewhere.
     """
     if not isinstance(tools, list):
         return tools
     if len(tools) > MAX_TOOLS:
         sizes = {"field_type": "List", "max_length": MAX_TOOLS, "actual_length": len(tools)}
         raise PydanticKnownError("too_long", sizes)
-    kept = []
-    for tool in tools:
-        kind = tool.get("type") if isinstance(tool, dict) else None
-        if not isinstance(kind, str) or kind == "function":
+    warnings = info.context if isinstance(info.context, Warnings) else Warnings()
+    kept: list[object] = []
+    names: set[str] = set()
+    for index, tool in enumerate(tools):
+        if not isinstance(tool, dict):
             kept.append(tool)
-        elif isinstance(info.context, Warnings):
-            info.context.add("tool", f"tools[] of the type {name_of(kind)} cannot be called here and were dropped")
+            continue
+        kind = tool.get("type")
+        if kind is not None and kind != "function":
+            of = f"of the type {name_of(kind)}" if isinstance(kind, str) else "whose type is no text"
+            warnings.add("tool", f"tools[] {of} cannot be called here and were dropped")
+            continue
+        function = tool if tool.get("function") is None else tool["function"]
+        name = function.get("name") if isinstance(function, dict) else None
+        fault = _fault_of(name, names)
+        if fault is not None:
+            warnings.add("tool", f"tools[{index}] {fault}; it was dropped")
+            continue
+        names.add(str(name))
+        cleaned = _without_odd_keys(function, warnings)
+        if flat:
+            kept.append({**cleaned, "type": "function"})
+        elif function is tool:
+            kept.append({"type": "function", "function": {k: v for k, v in cleaned.items() if k != "type"}})
+        else:
+            kept.append({**tool, "function": cleaned})
+    return kept
+
+
+def _fault_of(name: object, names: Set[str]) -> str | None:
+    """Why a function of this name cannot be called, next to those of the `names`; None if it can."""
+    if name is None:
+        return "has no function with a name"
+    if not isinstance(name, str) or not re.fullmatch(FUNCTION_NAME, name):
+        given = name_of(name) if isinstance(name, str) else "no text"
+        return f"has a name ({given}) that is not {NAME_RULE}"
+    return f"has the name {name_of(name)} of an earlier one" if name in names else None
+
+
+def _without_odd_keys(function: Mapping[str, Any], warnings: Warnings) -> dict[str, Any]:
+    """The same function without keys whose value no function has; a strict one keeps them, and is refused."""
+    kept = dict(function)
+    if kept.get("strict") is True:
+        return kept
+    for key, (kind, wanted) in _KINDS.items():
+        if kept.get(key) is not None and not isinstance(kept[key], kind):
+            del kept[key]
+            warnings.add("tool", f"{key} of the function {name_of(kept['name'])} is no {wanted} and was dropped")
     return kept
 
 
 class OrOtherTools:
-    """Says in the schema of a list of functions that it may have other tools."""
+    """Says in the schema of a list of functions that it may have other tools, which are dropped."""
 
     def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
         written = handler(schema)
-        other = {"type": "string", "not": {"const": "function"}}
-        written["items"] = {
-            "anyOf": [written["items"], {"type": "object", "properties": {"type": other}, "required": ["type"]}]
-        }
+        written["items"] = {"anyOf": [written["items"], {"type": "object"}]}
         return written
 
 
-ToolsOf = Annotated[
-    list[Item], Field(max_length=MAX_TOOLS, fail_fast=True), BeforeValidator(functions_only), OrOtherTools()
+Tools = Annotated[
+    list[Tool], Field(max_length=MAX_TOOLS, fail_fast=True), BeforeValidator(usable_tools), OrOtherTools()
 ]
-Tools = ToolsOf[Tool]
-ToolChoice = Literal["none", "auto", "required"] | NamedTool
-
-
-def check_tools(tools: Sequence[Tool], choice: ToolChoice | None) -> None:
-    """What no single field can say. Raises RequestError."""
-    names = [tool.function.name for tool in tools]
-    twice = next((name for i, name in enumerate(names) if name in names[:i]), None)
-    if twice is not None:
-        raise RequestError(f"tools has two functions called {shown(twice)}; rename one", "tools")
-    if choice not in (None, "none", "auto") and not tools:
-        raise RequestError("tool_choice needs tools; leave it out, or say what there is to call", "tool_choice")
-    if isinstance(choice, NamedTool) and choice.function.name not in names:
-        raise RequestError(f"tool_choice names {shown(choice.function.name)}, which is not in tools", "tool_choice")
 
 
 def tool_grammar(
     tools: Sequence[Tool],
-    choice: ToolChoice | None,
+    choice: Mode | NamedTool | AllowedTools | None,
     *,
     parallel: bool,
     limits: ServerLimits = ServerLimits(),
@@ -147,12 +166,11 @@ def tool_grammar(
     """
     if not tools or choice == "none":
         return None
-    numbered = list(enumerate(tools))
-    if isinstance(choice, NamedTool):
-        numbered = [(i, tool) for i, tool in numbered if tool.function.name == choice.function.name]
-        parallel = False
+    wanted = chosen_names(choice)
+    numbered = [(i, tool) for i, tool in enumerate(tools) if wanted is None or tool.function.name in wanted]
+    parallel = parallel and not isinstance(choice, NamedTool)
     names = [tool.function.name for _, tool in numbered]
-    if choice not in (None, "auto"):
+    if mode_of(choice) == "required":
         lines = ["start: calls", *_calls(form, names, parallel=parallel)]
     elif answer is not None:
         lines = [

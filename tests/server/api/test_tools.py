@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,8 +13,10 @@ from adaptspec.models.grammars import Grammars
 from adaptspec.server.api.chat import ChatBody, ChatReply
 from adaptspec.server.api.messages import Message
 from adaptspec.server.api.responses import ResponsesBody
+from adaptspec.server.api.tool_choice import NamedTool
 from adaptspec.server.api.tool_forms import HERMES, LLAMA3, ToolForm
-from adaptspec.server.api.tools import NamedTool, Tool, tool_grammar, written_out
+from adaptspec.server.api.tools import Tool, tool_grammar, written_out
+from adaptspec.server.api.warnings import Warnings
 from adaptspec.types import Completion, Delta, FinishReason, SpeculationStats, Timings
 
 F = Tool.model_validate(
@@ -104,13 +107,14 @@ def test_a_call_that_a_stop_string_cut_short_is_none_to_make(end: str, finish: s
     assert [*reply.chunks(0, Delta("r", text, (1,), done), first=True)][-1]["finish_reason"] == finish
 
 
+SAYS = [{"role": "user", "content": "x"}]
 ANSWER_SCHEMA = {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]}
 FORMAT = {"type": "json_schema", "json_schema": {"name": "a", "schema": ANSWER_SCHEMA}}
 
 
 def body(**more: Any) -> ChatBody:
     asked = {"messages": [{"role": "user", "content": "x"}], "tools": [F.model_dump(), G.model_dump()], **more}
-    return ChatBody.model_validate(asked)
+    return ChatBody.model_validate(asked, context=Warnings())
 
 
 def fitting(tokenizer: Any, asked: ChatBody, texts: list[str], form: ToolForm = HERMES) -> list[str]:
@@ -238,3 +242,90 @@ def test_names_as_servers_of_tools_give_them_are_taken(tokenizer: Any, name: str
     """Those of MCP have dots, and up to 128 characters."""
     asked = body(tools=[{"type": "function", "function": {"name": name}}], tool_choice="required")
     assert fitting(tokenizer, asked, [call(name, "{}"), call("f", "{}")]) == [call(name, "{}")]
+
+
+ODD: dict[str, tuple[Any, str | None]] = {
+    "a description that is no text": ({"name": "odd", "description": ["a"]}, "description"),
+    "a description that is an object": ({"name": "odd", "description": {"en": "a"}}, "description"),
+    "parameters in a list": ({"name": "odd", "parameters": [{"name": "a"}]}, "parameters"),
+    "parameters as JSON text": ({"name": "odd", "parameters": '{"type": "object"}'}, "parameters"),
+    "a switch that is text": ({"name": "odd", "strict": "no"}, "strict"),
+    "nulls": ({"name": "odd", "description": None, "parameters": None, "strict": None, "type": None}, None),
+}
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/responses", "/tokenize"])
+@pytest.mark.parametrize("case", ODD)
+async def test_odd_keys_of_one_tool_are_dropped_and_named(post: Any, engine: Any, path: str, case: str) -> None:
+    """The tool stays, and so do those next to it; in both APIs and in both of their spellings."""
+    engine.target = replace(engine.target, context=2048)
+    function, key = ODD[case]
+    talk = {"input": "x", "max_output_tokens": 3} if path.endswith("responses") else {"messages": SAYS}
+    nested, flat = {"type": "function", "function": function}, {**function, "type": "function"}
+    for tool in (nested, flat):
+        status, answer = await post(path, **talk, tools=[tool, F.model_dump()])
+        assert status == 200, answer
+        said = [f"{key} of the function odd is no" in text for text in answer.get("warnings", ())]
+        assert said == ([] if key is None else [True])
+        if path != "/tokenize":
+            grammar = engine.seen[-1].sampling.grammar.text
+            assert '"odd' in grammar
+            assert '"f' in grammar
+
+
+UNUSABLE: dict[str, tuple[Any, str]] = {
+    "a name with a space": ({"type": "function", "function": {"name": "a b"}}, "that is not 1 to 128 letters"),
+    "an empty name": ({"type": "function", "function": {"name": ""}}, "that is not 1 to 128 letters"),
+    "a long name": ({"type": "function", "function": {"name": "x" * 129}}, "that is not 1 to 128 letters"),
+    "a name with a line end": ({"type": "function", "function": {"name": "x\n"}}, "that is not 1 to 128 letters"),
+    "a name that is no text": ({"type": "function", "function": {"name": 5}}, "that is not 1 to 128 letters"),
+    "no name": ({"type": "function", "function": {"description": "d"}}, "has no function with a name"),
+    "no function": ({"type": "function"}, "has no function with a name"),
+    "a function that is no object": ({"type": "function", "function": "f"}, "has no function with a name"),
+    "nothing": ({}, "has no function with a name"),
+    "the same again": (F.model_dump(), "has the name f of an earlier one"),
+    "the same name": ({"function": {"name": "f", "parameters": {}}}, "has the name f of an earlier one"),
+    "a type that is no text": ({"type": 5, "function": {"name": "g"}}, "whose type is no text"),
+}
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/responses"])
+@pytest.mark.parametrize("case", UNUSABLE)
+async def test_a_tool_that_cannot_be_called_is_dropped_and_named(post: Any, engine: Any, path: str, case: str) -> None:
+    """The first of a name stays as it is."""
+    engine.target = replace(engine.target, context=2048)
+    tool, why = UNUSABLE[case]
+    talk = {"input": "x", "max_output_tokens": 3} if path.endswith("responses") else {"messages": SAYS}
+    status, answer = await post(path, **talk, tools=[F.model_dump(), tool, G.model_dump()])
+    assert status == 200, answer
+    assert [why in text for text in answer["warnings"]] == [True]
+    dropped = engine.seen[-1]
+    await post(path, **talk, tools=[F.model_dump(), G.model_dump()])
+    assert engine.seen[-1].prompt == dropped.prompt
+    assert engine.seen[-1].sampling.grammar.text == dropped.sampling.grammar.text
+
+
+async def test_a_strict_tool_is_refused_for_what_is_odd(post: Any) -> None:
+    for key, value in (("description", 5), ("parameters", "{}"), ("parameters", {"type": "str"})):
+        tool = {"function": {"name": "odd", "strict": True, key: value}}
+        status, answer = await post("/v1/chat/completions", messages=SAYS, tools=[tool])
+        assert status == 400, answer
+
+
+async def test_a_type_of_python_in_a_tool_is_dropped_and_named(post: Any, engine: Any) -> None:
+    """Servers of tools write `str` for `string`; the model still sees it."""
+    engine.target = replace(engine.target, context=2048)
+    parameters = {"type": "object", "properties": {"q": {"type": "str"}}}
+    status, answer = await post(
+        "/v1/chat/completions", messages=SAYS, tools=[{"function": {"name": "odd", "parameters": parameters}}]
+    )
+    assert status == 200, answer
+    path = "tools[0].function.parameters.properties.q.type"
+    assert answer["warnings"] == [f"{path} of the function odd is not enforced"]
+
+
+def test_many_odd_tools_are_named_within_bounds() -> None:
+    tools = [{"function": {"name": "x" * 5000, "description": 5}}] * 128
+    written = body(tools=tools)
+    assert written.tools == []
+    assert sum(map(len, written.warnings.texts)) < 16 * 301
