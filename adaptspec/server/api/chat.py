@@ -37,15 +37,8 @@ from adaptspec.server.api.reasoning import (
     Span,
     with_effort,
 )
-from adaptspec.server.api.response_format import (
-    SCHEMA_PATH,
-    GrammarFormat,
-    RegexFormat,
-    ResponseFormat,
-    grammar_of,
-    schema_of,
-)
-from adaptspec.server.api.structured_outputs import Asked, ConstraintFields, constraint_grammar
+from adaptspec.server.api.response_format import schema_of
+from adaptspec.server.api.structured_outputs import ConstraintFields
 from adaptspec.server.api.template_fields import TemplateFields
 from adaptspec.server.api.tool_choice import ToolChoice, check_choice, chosen_names, mode_of
 from adaptspec.server.api.tool_forms import HERMES, ToolForm
@@ -74,7 +67,6 @@ class ChatBody(GenerationBody, TemplateFields, ConstraintFields, Hints):
     max_completion_tokens: MostTokens = None
     logprobs: bool | None = None
     top_logprobs: Alternatives | None = None
-    response_format: ResponseFormat | None = None
     prediction: PredictedText | None = None
     tools: Tools | None = None
     tool_choice: ToolChoice | None = None
@@ -117,7 +109,6 @@ class ChatBody(GenerationBody, TemplateFields, ConstraintFields, Hints):
     prompt_field: ClassVar[str] = "messages"
     operation: ClassVar[str] = "chat"
     tool_path: ClassVar[str] = TOOL_PATH  # of schemas, for messages
-    schema_path: ClassVar[str] = SCHEMA_PATH
 
     @property
     def contents(self) -> list[dict[str, str]]:
@@ -138,24 +129,13 @@ class ChatBody(GenerationBody, TemplateFields, ConstraintFields, Hints):
         return with_effort(super().render_options, self.reasoning_effort)
 
     @property
-    def asked(self) -> Asked | None:
-        found, wanted = super().asked, self.response_format
-        if not isinstance(wanted, (RegexFormat, GrammarFormat)):
-            return found
-        if found is not None:
-            raise RequestError(f"response_format and {found.param} both say what to write; send one", found.param)
-        if isinstance(wanted, RegexFormat):
-            return Asked("response_format.pattern", "regex", wanted.pattern)
-        return Asked("response_format.grammar", "grammar", wanted.grammar)
-
-    @property
     def calls(self) -> bool:
         return bool(self.tools) and self.tool_choice != "none"
 
     @property
     def constrained(self) -> bool:
         """Whether there may be a grammar, which takes its time to write."""
-        return bool(self.tools) or self._formatted or self.asked is not None
+        return bool(self.tools) or self.formatted or self.asked is not None
 
     def grammar(self, limits: ServerLimits = ServerLimits(), form: ToolForm = HERMES) -> Grammar | None:
         """What the answer must be; None where any text will do. `form` is how the model writes calls by itself.
@@ -166,8 +146,7 @@ class ChatBody(GenerationBody, TemplateFields, ConstraintFields, Hints):
         Raises RequestError for a schema that is not valid, too much, or strict and cannot be kept to.
         """
         if not self.calls:
-            constraint = constraint_grammar(self.asked, limits, self.warnings)
-            return constraint or grammar_of(self.response_format, limits, self.warnings, self.schema_path)
+            return self.constraint(limits)
         answer = None
         if mode_of(self.tool_choice) == "auto":
             answer = schema_of(self.response_format, limits, self.warnings, self.schema_path)
@@ -184,7 +163,7 @@ class ChatBody(GenerationBody, TemplateFields, ConstraintFields, Hints):
 
     def call_form(self, own: ToolForm) -> ToolForm:
         """The form in which calls are to be written: the model's `own`, unless an answer in JSON can begin as it."""
-        is_either = self._formatted and mode_of(self.tool_choice) == "auto"
+        is_either = self.formatted and mode_of(self.tool_choice) == "auto"
         return own if own.mark or own.token_id is not None or not is_either else HERMES
 
     def call_reader(self, form: ToolForm = HERMES) -> CallReader:
@@ -196,10 +175,9 @@ class ChatBody(GenerationBody, TemplateFields, ConstraintFields, Hints):
     @model_validator(mode="after")
     def _check_chat(self) -> ChatBody:
         check_choice(self._tool_names, self.tool_choice, self.warnings)
-        if self.asked is not None and (self.calls or self._formatted):
-            other = "tools" if self.calls else "response_format"
+        if self.asked is not None and self.calls:
             raise RequestError(
-                f"{self.asked.param} and {other} cannot both say what to write; send one of them", self.asked.param
+                f"{self.asked.param} and tools cannot both say what to write; send one of them", self.asked.param
             )
         if self.calls and self.adaptspec is not None and self.adaptspec.provenance:
             raise RequestError("adaptspec.provenance is of text, not of calls; leave it or tools out", PROVENANCE)
@@ -212,10 +190,6 @@ class ChatBody(GenerationBody, TemplateFields, ConstraintFields, Hints):
     @property
     def _tool_names(self) -> list[str]:
         return [tool.function.name for tool in self.tools or ()]
-
-    @property
-    def _formatted(self) -> bool:
-        return self.response_format is not None and self.response_format.type in ("json_object", "json_schema")
 
 
 class Alternative(Answer):

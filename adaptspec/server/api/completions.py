@@ -13,7 +13,7 @@ from adaptspec import types
 from adaptspec.request import Grammar
 from adaptspec.server.api.answers import Answer, Bytes, Finish, Json, Metrics, Reply, Usage
 from adaptspec.server.api.generation_body import Alternatives, GenerationBody
-from adaptspec.server.api.structured_outputs import ConstraintFields, constraint_grammar
+from adaptspec.server.api.structured_outputs import ConstraintFields
 from adaptspec.server.api.wire import TOKEN_ID
 from adaptspec.server.limits import ServerLimits
 from adaptspec.types import Delta, FinishReason, TokenLogprob
@@ -83,11 +83,11 @@ class CompletionBody(GenerationBody, ConstraintFields):
     @property
     def constrained(self) -> bool:
         """Whether there is a grammar, which takes its time to compile."""
-        return self.asked is not None
+        return self.formatted or self.asked is not None
 
     def grammar(self, limits: ServerLimits = ServerLimits()) -> Grammar | None:
         """What each answer must be; None where any text will do. Raises RequestError for too much of a constraint."""
-        return constraint_grammar(self.asked, limits, self.warnings)
+        return self.constraint(limits)
 
 
 class CompletionLogprobs(Answer):

@@ -1,7 +1,8 @@
 """Spellings of `response_format` at other servers, turned into OpenAI's.
 
 A schema may stand in `json_schema`, as at OpenAI; in the format itself, as in OpenAI's responses, at Together and in
-llama.cpp; or in `value`, as in TGI, which also calls the type `json`. `json_schema` may leave out the name.
+llama.cpp; or in `value`, as in TGI, which also calls the type `json`. `json_schema` may leave out the name, and what
+belongs to a schema may stand next to `json_schema`.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 _TYPES = ("json_schema", "json_object", "json")
-_BESIDE = ("name", "description", "strict")  # a schema, in the object that holds it
+_NEXT_TO = ("name", "description", "strict")  # a schema, in the object that holds it
 _SCHEMA_WORDS = ("type", "properties", "items", "$ref", "anyOf", "oneOf", "allOf", "enum", "const")
 
 
@@ -23,14 +24,25 @@ def one_spelling(value: object) -> object:
     given = {name: inner for name, inner in value.items() if inner is not None or name == "type"}
     if given.get("type") == "regex" and "value" in given and "pattern" not in given:
         given["pattern"] = given.pop("value")
-    if given.get("type") not in _TYPES or isinstance(given.get("json_schema"), dict):
+    if given.get("type") not in _TYPES:
         return given
+    if isinstance(given.get("json_schema"), dict):
+        outside = {name: given.pop(name) for name in _NEXT_TO if name in given}
+        return {**given, "json_schema": {**outside, **given["json_schema"]}}
     if "value" in given and "schema" not in given:
         given |= _unwrapped(given.pop("value"))
     if "schema" not in given:
         return {**given, "type": "json_object"} if given["type"] == "json" else given
-    named = {name: given.pop(name) for name in ("schema", *_BESIDE) if name in given}
+    named = {name: given.pop(name) for name in ("schema", *_NEXT_TO) if name in given}
     return {**given, "type": "json_schema", "json_schema": named}
+
+
+def flat_spelling(value: object) -> object:
+    """The same format as responses spell it, with the schema in the format itself."""
+    known = one_spelling(value)
+    if isinstance(known, dict) and known.get("type") == "json_schema" and isinstance(known.get("json_schema"), dict):
+        return {**{name: inner for name, inner in known.items() if name != "json_schema"}, **known["json_schema"]}
+    return known
 
 
 def _unwrapped(value: Any) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from pydantic_core import CoreSchema
 
 from adaptspec.errors import RequestError
 from adaptspec.server.api.chat import ChatBody
+from adaptspec.server.api.format_spellings import flat_spelling
 from adaptspec.server.api.generation_body import (
     EFFORT,
     NO_EFFECT,
@@ -162,7 +163,14 @@ class SchemaFormat(NamedSchema):
 class TextOptions(WireModel):
     """What the text is to be like."""
 
-    format: Annotated[TextFormat | JsonObjectFormat | SchemaFormat, Field(discriminator="type")] | None = None
+    format: (
+        Annotated[
+            TextFormat | JsonObjectFormat | SchemaFormat,
+            Field(discriminator="type"),
+            BeforeValidator(flat_spelling),
+        ]
+        | None
+    ) = None
     verbosity: Verbosity = None
 
 

@@ -19,10 +19,20 @@ from adaptspec.models.grammars import MAX_CHARACTERS
 from adaptspec.request import Grammar
 from adaptspec.server.api.grammar_text import lark_of
 from adaptspec.server.api.json_schema import spelled_out
+from adaptspec.server.api.response_format import (
+    SCHEMA_PATH,
+    GrammarFormat,
+    JsonObjectFormat,
+    JsonSchemaFormat,
+    RegexFormat,
+    ResponseFormat,
+    TextFormat,
+    grammar_of,
+)
 from adaptspec.server.api.schemas.rewriting import rewrite
 from adaptspec.server.api.schemas.schema_words import Origin
 from adaptspec.server.api.warnings import Warnings
-from adaptspec.server.api.wire import WireModel, check_depth, check_structure, shown, without_no_ops
+from adaptspec.server.api.wire import RequestBody, WireModel, check_depth, check_structure, shown, without_no_ops
 from adaptspec.server.limits import ServerLimits
 
 MAX_CHOICES = 4096
@@ -92,9 +102,10 @@ _PARTS: Mapping[str, tuple[str, Kind]] = {
 }
 
 
-class ConstraintFields(WireModel):
-    """Other ways to say what an answer must be, beside `response_format`; a request may have one of all these."""
+class ConstraintFields(RequestBody):
+    """What an answer must be, in OpenAI's words (`response_format`) or in others; a request may have one of these."""
 
+    response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
     guided_choice: Choices | None = None
     guided_regex: str | None = None
@@ -104,6 +115,8 @@ class ConstraintFields(WireModel):
     ebnf: str | None = None
     grammar_: Annotated[str | None, Field(alias="grammar")] = None
     json_schema: dict[str, Any] | str | None = None
+
+    schema_path: ClassVar[str] = SCHEMA_PATH  # of the schema in `response_format`, for messages
 
     @property
     def asked(self) -> Asked | None:
@@ -122,7 +135,29 @@ class ConstraintFields(WireModel):
         if len(found) > 1:
             first, second = found[0].param, found[1].param
             raise RequestError(f"{first} and {second} both say what the answer must be; send one of them", second)
+        wanted = self.response_format
+        if found and wanted is not None and not isinstance(wanted, TextFormat):
+            param = found[0].param
+            raise RequestError(f"{param} and response_format cannot both say what to write; send one of them", param)
+        if isinstance(wanted, RegexFormat):
+            return Asked("response_format.pattern", "regex", wanted.pattern)
+        if isinstance(wanted, GrammarFormat):
+            return Asked("response_format.grammar", "grammar", wanted.grammar)
         return found[0] if found else None
+
+    @property
+    def formatted(self) -> bool:
+        """Whether `response_format` asks for JSON."""
+        return isinstance(self.response_format, (JsonObjectFormat, JsonSchemaFormat))
+
+    def constraint(self, limits: ServerLimits = ServerLimits()) -> Grammar | None:
+        """The grammar of what these fields ask for; None where any text will do. Words left out go to `warnings`.
+
+        Raises RequestError, with the field at fault, if it cannot be read, is not valid or is too much.
+        """
+        return constraint_grammar(self.asked, limits, self.warnings) or grammar_of(
+            self.response_format, limits, self.warnings, self.schema_path
+        )
 
     @model_validator(mode="after")
     def _check_one_constraint(self) -> ConstraintFields:

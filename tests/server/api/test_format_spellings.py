@@ -12,23 +12,26 @@ from adaptspec.server.api.chat import ChatBody
 from adaptspec.server.api.wire import parse
 from tests.server.api.test_structured_outputs import SCHEMA, TOOL
 
+SAYS = [{"role": "user", "content": "x"}]
 OPTIONAL = {"name": "p", "strict": True, "description": "a person"}
 
 
-@pytest.mark.parametrize(
-    "wanted",
-    [
-        {"type": "json_schema", "json_schema": {"schema": SCHEMA}},
-        {"type": "json_schema", "json_schema": {"schema": SCHEMA, **OPTIONAL}, "value": None},
-        {"type": "json_schema", "schema": SCHEMA, **OPTIONAL},
-        {"type": "json_schema", "value": SCHEMA},
-        {"type": "json_schema", "value": {"name": "p", "schema": SCHEMA}},
-        {"type": "json", "value": SCHEMA},
-        {"type": "json", "schema": SCHEMA},
-        {"type": "json_object", "schema": SCHEMA, "json_schema": None},
-        {"type": "json_object", "value": SCHEMA},
-    ],
-)
+SPELLINGS: list[dict[str, Any]] = [
+    {"type": "json_schema", "json_schema": {"schema": SCHEMA}},
+    {"type": "json_schema", **OPTIONAL, "json_schema": {"schema": SCHEMA}},
+    {"type": "json_schema", "strict": True, "json_schema": {"schema": SCHEMA, **OPTIONAL}},
+    {"type": "json_schema", "json_schema": {"schema": SCHEMA, **OPTIONAL}, "value": None},
+    {"type": "json_schema", "schema": SCHEMA, **OPTIONAL},
+    {"type": "json_schema", "value": SCHEMA},
+    {"type": "json_schema", "value": {"name": "p", "schema": SCHEMA}},
+    {"type": "json", "value": SCHEMA},
+    {"type": "json", "schema": SCHEMA},
+    {"type": "json_object", "schema": SCHEMA, "json_schema": None},
+    {"type": "json_object", "value": SCHEMA},
+]
+
+
+@pytest.mark.parametrize("wanted", SPELLINGS)
 def test_a_schema_may_be_spelled_as_elsewhere(wanted: dict[str, Any]) -> None:
     """OpenAI's chats and responses, llama.cpp, Together, and TGI in two ages."""
     chat = {"messages": [{"role": "user", "content": "Hi"}], "response_format": wanted}
@@ -79,3 +82,60 @@ def test_what_is_no_spelling_is_refused_by_name(wanted: dict[str, Any], param: s
     with pytest.raises(RequestError) as refused:
         parse(ChatBody, json.dumps(chat).encode())
     assert str(refused.value.param).startswith(param)
+
+
+@pytest.mark.parametrize("wanted", SPELLINGS)
+async def test_a_schema_is_spelled_alike_in_all_routes(post: Any, engine: Any, wanted: dict[str, Any]) -> None:
+    """vLLM takes formats in completions, too; in responses they stand in `text.format`."""
+    bodies: dict[str, dict[str, Any]] = {
+        "/v1/chat/completions": {"messages": [{"role": "user", "content": "x"}], "response_format": wanted},
+        "/v1/completions": {"prompt": "x", "response_format": wanted, "max_tokens": 3},
+        "/v1/responses": {"input": "x", "text": {"format": wanted}},
+    }
+    texts = []
+    for path, body in bodies.items():
+        status, answer = await post(path, **body)
+        assert status == 200, (path, answer)
+        texts.append(engine.seen[-1].sampling.grammar.text)
+    assert len(set(texts)) == 1
+    assert json.loads(texts[0])["properties"] == SCHEMA["properties"]
+
+
+@pytest.mark.parametrize(
+    ("wanted", "text", "syntax"),
+    [
+        ({"type": "text"}, None, None),
+        ({"type": "json_object"}, '{"type": "object"}', "json-schema"),
+        ({"type": "regex", "value": "a+"}, "a+", "regex"),
+        ({"type": "grammar", "grammar": 'start: "a"'}, 'start : "a"\n', "lark"),
+    ],
+)
+async def test_completions_take_every_format(post: Any, engine: Any, wanted: Any, text: Any, syntax: Any) -> None:
+    status, answer = await post("/v1/completions", prompt=["x", "y"], response_format=wanted, max_tokens=3)
+    assert status == 200, answer
+    found = [request.sampling.grammar for request in engine.seen]
+    assert [None if one is None else (one.text, one.syntax) for one in found] == [text and (text, syntax)] * 2
+
+
+async def test_a_format_and_another_constraint_are_refused_in_completions(post: Any) -> None:
+    body = {"prompt": "x", "response_format": {"type": "json_object"}}
+    for name, value in (("guided_regex", "a"), ("structured_outputs", {"choice": ["a"]}), ("json_schema", SCHEMA)):
+        status, answer = await post("/v1/completions", **body, **{name: value})
+        assert (status, answer["error"]["param"].split(".")[0]) == (400, name)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "param"),
+    [
+        ({"type": "json_schema", "extra": True, "json_schema": {"schema": SCHEMA}}, "extra"),
+        ({"type": "json_schema", "json_schema": {"schema": SCHEMA, "strict": "yes"}}, "json_schema.strict"),
+        ({"type": "json_schema", "json_schema": {"schema": 5}}, "json_schema.schema"),
+        ({"type": "json_schema", "strict": 5, "json_schema": {"schema": SCHEMA}}, "strict"),
+        ({"type": "grammar", "grammar": 5}, "grammar"),
+        ({"type": "grammar", "grammar": "start: A", "pattern": "a"}, "pattern"),
+    ],
+)
+async def test_the_field_at_fault_is_named_where_a_kind_has_a_key_s_name(post: Any, wanted: Any, param: str) -> None:
+    for path, body in (("/v1/completions", {"prompt": "x"}), ("/v1/chat/completions", {"messages": SAYS})):
+        status, answer = await post(path, **body, response_format=wanted)
+        assert (status, answer["error"]["param"]) == (400, f"response_format.{param}"), answer
