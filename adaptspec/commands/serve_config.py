@@ -102,7 +102,8 @@ class ConfigFile:
 
 
 def read_config(path: Path) -> ConfigFile:
-    """Read a configuration; what it does not say is as by default. Policy files are found from its folder.
+    """Read a configuration; what it does not say is as by default. Files of policies and of a chat template are found
+    from its folder.
 
     Raises ConfigError: it cannot be read, or has keys or values that cannot be used; says where.
     """
@@ -115,7 +116,7 @@ def read_config(path: Path) -> ConfigFile:
     secrets = {name: getattr(read, name) for name in _SECRETS if name in read.model_fields_set}
     try:
         config = _settings(ServeConfig, read, secrets)
-        policies = tuple(str(path.parent / name) if is_file_name(name) else name for name in config.engine.policies)
+        policies = tuple(_in(path.parent, name) if is_file_name(name) else name for name in config.engine.policies)
         engine = replace(config.engine, policies=policies, chat_template=_found(path.parent, config.engine))
         return ConfigFile(source, replace(config, engine=engine), secrets)
     except ConfigError as error:
@@ -129,7 +130,12 @@ def _found(folder: Path, engine: EngineConfig) -> str | None:
     except ValueError as error:
         raise ConfigError(f"engine.chat_template_kwargs: {error}") from error
     name = engine.chat_template
-    return name if name in (None, NONE) else str(folder / name)
+    return name if name in (None, NONE) else _in(folder, name)
+
+
+def _in(folder: Path, name: str) -> str:
+    """A file by its path from a folder; `~` is the home, where there is one."""
+    return str(folder / os.path.expanduser(name))
 
 
 def shown_config(config: ServeConfig) -> dict[str, Any]:
@@ -141,7 +147,7 @@ def shown_config(config: ServeConfig) -> dict[str, Any]:
         str(Path(name).absolute()) if is_file_name(name) else name for name in config.engine.policy_names
     ]
     if config.engine.chat_template not in (None, NONE):
-        values["engine"]["chat_template"] = str(Path(config.engine.chat_template).absolute())
+        values["engine"]["chat_template"] = _in(Path.cwd(), config.engine.chat_template)
     values["traces"]["level"] = config.traces.level.value
     for part in ("traces", "push"):
         values[part]["endpoint"] = _without_login(values[part]["endpoint"])

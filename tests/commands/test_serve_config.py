@@ -99,6 +99,39 @@ def test_policy_files_are_found_next_to_the_configuration(
     assert f"- {elsewhere / 'mine.yaml'}\n" in shown(capsys, "--policy", "mine.yaml")
 
 
+@pytest.mark.parametrize("name", ["x.jinja", "sub/x.jinja", "../x.jinja", "~/x.jinja", "/etc/x.jinja", "none"])
+def test_a_chat_template_is_found_from_the_folder_of_the_configuration(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Or from the home; and what is shown, of a file or of flags, may be saved anywhere and read back."""
+    home, elsewhere, folder = tmp_path / "home", tmp_path / "elsewhere", tmp_path / "etc"
+    for one in (home, elsewhere, folder):
+        one.mkdir()
+    monkeypatch.setenv("HOME", str(home))
+    monkeypatch.chdir(elsewhere)
+    file = folder / "c.yaml"
+    file.write_text(f"engine: {{chat_template: {name}}}\n")
+    meant = {"~/x.jinja": home / "x.jinja", "none": Path("none")}
+    for config in (file, Path("../etc/c.yaml")):
+        found = read_config(config).config.engine.chat_template
+        assert found is not None
+        assert os.path.normpath(found if name == "none" else Path.cwd() / found) == str(
+            meant.get(name, Path(os.path.normpath(folder / name)))
+        )
+    for arguments in (["--config", str(file)], ["--chat-template", name]):
+        text = shown(capsys, *arguments)
+        saved = folder / "saved.yaml"
+        saved.write_text(text)
+        assert shown(capsys, "--config", str(saved)) == text
+
+
+def test_a_policy_may_be_in_the_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    file = tmp_path / "c.yaml"
+    file.write_text("engine: {policies: [~/mine.yaml]}\n")
+    assert read_config(file).config.engine.policies == (str(tmp_path / "home" / "mine.yaml"),)
+
+
 def test_keys_come_beside_the_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

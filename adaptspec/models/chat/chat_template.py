@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -145,7 +146,9 @@ def use_template(tokenizer: PreTrainedTokenizerFast, file: str | None) -> None:
     if file is None:
         return
     try:
-        text = None if file == NONE else read_text(Path(file).expanduser(), MAX_FILE_BYTES).removeprefix("\ufeff")
+        text = (
+            None if file == NONE else read_text(Path(os.path.expanduser(file)), MAX_FILE_BYTES).removeprefix("\ufeff")
+        )
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
         raise ConfigError(f"{FLAG} {file}: cannot be read ({reason}); give a file that holds a template") from error
