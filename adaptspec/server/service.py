@@ -113,7 +113,9 @@ class Service:
         """One engine request per choice. Raises RequestError if the engine can never serve them."""
         self._check(body, 1)
         form = body.call_form(self.tool_form(body)) if body.calls else None
-        prompt = await self.codec.encode_chat(body.messages, body.tools or (), body.render_options, form)
+        prompt = await self.codec.encode_chat(
+            body.messages, body.tools or (), body.render_options, form, warnings=body.warnings
+        )
         reasoning = await self.reasoning(body, prompt)
         grammar = await self._compiled(body, reasoning) if body.constrained else None
         prediction: tuple[int, ...] = ()

@@ -17,10 +17,12 @@ from adaptspec.server.api.answers import Json
 from adaptspec.server.api.messages import Message
 from adaptspec.server.api.tool_forms import HERMES, ToolForm, own_form
 from adaptspec.server.api.tools import Tool, written_out
+from adaptspec.server.api.warnings import Warnings
 from adaptspec.server.threads import Lanes, within
 
 SHORT_TEXT = 4_000  # characters; encoding more than this would be felt by the streams of other clients
 SHORT_IDS = 4_000  # token ids; so would decoding more than this
+_LOST = "earlier messages are not in the prompt: the model's chat template writes only the latest ones"
 _MESSAGE = 64  # characters that a message counts for beside its own: a template has words around each
 
 
@@ -94,13 +96,19 @@ class Codec:
         tools: Sequence[Tool] = (),
         options: RenderOptions | None = None,
         form: ToolForm | None = None,
+        *,
+        warnings: Warnings | None = None,
     ) -> tuple[int, ...]:
         """Token ids of a conversation. `form` is how calls are to be written; None: as the model does by itself.
+
+        `warnings` get it where the template leaves out earlier messages.
 
         Raises RequestError if the model has no chat template, or it refuses the conversation or takes too long;
         PromptTooLongError.
         """
-        text = await self._rendered(messages, tools, options or RenderOptions(), form)
+        text, lost = await self._rendered(messages, tools, options or RenderOptions(), form)
+        if lost and warnings is not None:
+            warnings.add("template", _LOST)
         self._check_length(text, "messages")
         return tuple(await self._encoding.run(len(text), lambda: self.template.encode(text)))
 
@@ -132,8 +140,11 @@ class Codec:
 
     async def _rendered(
         self, messages: Sequence[Message], tools: Sequence[Tool], options: RenderOptions, form: ToolForm | None
-    ) -> str:
-        """Templates come with the model, and may do anything with what clients send: compare all messages, say."""
+    ) -> tuple[str, bool]:
+        """The text of a conversation, and whether earlier messages are not in it.
+
+        Templates come with the model, and may do anything with what clients send: compare all messages, say.
+        """
         weight = sum(message.characters + _MESSAGE for message in messages)
         if weight > self._most_bytes:
             self._refuse_length("messages")
@@ -146,7 +157,7 @@ class Codec:
 
     def _render(
         self, messages: Sequence[Message], tools: Sequence[Tool], options: RenderOptions, form: ToolForm | None
-    ) -> str:
+    ) -> tuple[str, bool]:
         template = self.template
         plain = template.marked([message.plain() for message in messages])
         tools = [_marked(tool, template) for tool in tools]
@@ -156,7 +167,12 @@ class Codec:
             given = [tool.plain() for tool in tools]
         elif tools or (not template.renders_calls and any(m.tool_calls or m.role == "tool" for m in messages)):
             plain = written_out(plain, tools)
-        return template.render(plain, given, options)
+        text = template.render(plain, given, options)
+        # Few templates leave messages out, and only for these is it worth a search.
+        lost = not template.traits.earlier_turns and any(
+            message["content"].strip() not in text for message in plain[:-1]
+        )
+        return text, lost
 
     def _check_length(self, text: str, param: str) -> None:
         if len(text) > self._most_bytes or (not text.isascii() and len(text.encode()) > self._most_bytes):

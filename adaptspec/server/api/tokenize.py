@@ -107,7 +107,9 @@ async def tokenize(http: web.Request) -> web.Response:
         special = body.add_special_tokens is not False
         tokens = await service.codec.encode(body.prompt or "", add_special_tokens=special)
     else:
-        tokens = await service.codec.encode_chat(body.messages, body.tools or (), options=body.render_options)
+        tokens = await service.codec.encode_chat(
+            body.messages, body.tools or (), options=body.render_options, warnings=body.warnings
+        )
     context = service.engine.target.context
     service.warning_log.report(body.warnings)
 

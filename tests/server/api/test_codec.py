@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import json
 import threading
 from typing import Any
 
 import pytest
+from aiohttp.test_utils import TestClient, TestServer
 
 from adaptspec.errors import PromptTooLongError, RequestError
 from adaptspec.models.chat.chat_template import ChatTemplate, RenderOptions
 from adaptspec.server.api.codec import SHORT_IDS, SHORT_TEXT, Codec
 from adaptspec.server.api.messages import Message
 from adaptspec.server.api.tools import Function, Tool
+from adaptspec.server.api.warnings import Warnings
+from adaptspec.server.application import make_app
+from adaptspec.telemetry.metrics import Metrics
 from tests.models.chat.families import FAMILIES, tokenizer_of
+from tests.server.conftest import FakeEngine
 
 
 class Watched:
@@ -264,3 +270,40 @@ async def test_control_tokens_in_variables_of_a_request_can_be_kept_out(source: 
     assert tokenizer.decode(ids).count(end) >= 2
     by_operator = Codec(tokenizer, template=ChatTemplate(tokenizer, given, sanitize=True))
     assert list(await by_operator.encode_chat(talk)).count(number) >= 2
+
+
+@pytest.mark.parametrize(
+    ("source", "roles", "lost"),
+    [
+        ("{{ messages[-1].content }}", "user", False),
+        ("{{ messages[-1].content }}", "user assistant user", True),
+        ("{{ messages[-1].content }}", "system user", False),
+        ("{% for m in messages[-2:] %}{{ m.content | trim }}{% endfor %}", "assistant user", False),
+        ("{% for m in messages[-2:] %}{{ m.content }}{% endfor %}", "user assistant user", True),
+        ("{% for m in messages %}{{ m.content | trim }}{% endfor %}", "user assistant user", False),
+    ],
+)
+async def test_a_template_that_leaves_messages_out_is_named_in_the_answer(
+    tokenizer: Any, source: str, roles: str, lost: bool
+) -> None:
+    """Models that judge a last message do so on purpose; others lose a conversation without a word."""
+    mine, warnings = copy.deepcopy(tokenizer), Warnings()
+    mine.chat_template = source
+    talk = [Message.model_validate({"role": role, "content": f" text {i} "}) for i, role in enumerate(roles.split())]
+    await Codec(mine).encode_chat(talk, warnings=warnings)
+    assert warnings.counts["template"] == int(lost)
+    assert [text for text in warnings.texts if "writes only the latest" not in text] == []
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/responses", "/tokenize"])
+async def test_every_route_that_renders_names_it(tokenizer: Any, path: str) -> None:
+    mine = copy.deepcopy(tokenizer)
+    mine.chat_template = "{{ messages[-1].content }}"
+    talk = [{"role": role, "content": "some text " + role} for role in ("user", "assistant", "user")]
+    body = {"input": talk} if path.endswith("responses") else {"messages": talk}
+    async with (
+        TestClient(TestServer(make_app(FakeEngine(), mine, Metrics()))) as client,
+        client.post(path, json=body) as response,
+    ):
+        answer = await response.json()
+    assert ["earlier messages are not in the prompt" in text for text in answer["warnings"]] == [True]
