@@ -34,7 +34,8 @@ from adaptspec.errors import ConfigError
 from adaptspec.journal import JournalHeader
 from adaptspec.models.heads.hearing import HeadRunner
 from adaptspec.models.tokenization import fingerprint
-from adaptspec.server.api.reasoning import AUTO, FormatName, reasoning_format
+from adaptspec.server.api.reasoning import reasoning_format
+from adaptspec.server.api.reasoning_formats import AUTO, FormatName
 from adaptspec.server.api.tool_forms import own_form
 from adaptspec.server.application import make_app
 from adaptspec.server.auth import Hosts, check_exposure, is_loopback, named_key
@@ -42,7 +43,7 @@ from adaptspec.server.cors import Origins
 from adaptspec.server.limits import ServerLimits
 from adaptspec.server.operations import Operations
 from adaptspec.server.run import serve as serve_app
-from adaptspec.server.served_names import ANY, ServedNames
+from adaptspec.server.served_names import ANY_NAME, ServedNames
 from adaptspec.server.sse import Padding
 from adaptspec.start_status import StartStatus, resident_bytes
 from adaptspec.telemetry.earnings import Earnings
@@ -68,7 +69,7 @@ HURRY_SECONDS = 1.0  # from a second signal to the end, come what may
 
 @dataclass(frozen=True)
 class ServeConfig:
-    """What `adaptspec serve` was asked for. `served_model_name` None: the directory's or repository's name;
+    """What `adaptspec serve` was asked for. `served_model_name` empty: the directory's or repository's name;
     several: the first is in answers, and `*` stands for any.
 
     `state_dir` None: what is learned ends with the server. `keep_history`: what was served is kept there, too, as
@@ -81,7 +82,7 @@ class ServeConfig:
     engine: EngineConfig = field(default_factory=EngineConfig)
     host: str = "127.0.0.1"
     port: int = 8000
-    served_model_name: str | tuple[str, ...] | None = None
+    served_model_name: tuple[str, ...] = ()
     max_waiting: int = 1024
     drain_seconds: float = 30.0
     compat_vllm: bool = False
@@ -105,14 +106,8 @@ class ServeConfig:
     @property
     def name(self) -> str | None:
         """What answers call the model; None for its own name."""
-        given = [name for name in self.given_names if name != ANY]
+        given = [name for name in self.served_model_name if name != ANY_NAME]
         return given[0] if given else BUNDLED if self.engine.model == BUNDLED else None
-
-    @property
-    def given_names(self) -> tuple[str, ...]:
-        """What clients may call the model; empty for its own name alone."""
-        given = self.served_model_name or ()
-        return (given,) if isinstance(given, str) else tuple(given)
 
     @property
     def shown_name(self) -> str:
@@ -128,7 +123,7 @@ async def serve(config: ServeConfig, console: Console, status: StartStatus | Non
     """
     if config.keep_history and config.state_dir is None:
         raise ConfigError("--keep-history needs a directory to keep it in: give --state-dir DIR")
-    ServedNames.of(config.given_names, "")  # before minutes of loading
+    ServedNames.of(config.served_model_name, "")  # before minutes of loading
     check_exposure(config.host, keyed=bool(config.api_keys), insecure=config.insecure)
     origins = Origins(config.allowed_origins) if config.allowed_origins else None
     status = status or StartStatus(console, "starting")
@@ -190,7 +185,7 @@ async def serve(config: ServeConfig, console: Console, status: StartStatus | Non
                 journal=config.journal,
                 template=built.template,
                 reasoning=config.reasoning_format,
-                names=ServedNames.of(config.given_names, engine.target.name),
+                names=ServedNames.of(config.served_model_name, engine.target.name),
                 api_keys=config.api_keys,
                 # With keys, or open to the network on purpose, any name will do.
                 hosts=None if config.api_keys or not is_loopback(config.host) else Hosts(config.allowed_hosts),

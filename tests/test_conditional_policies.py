@@ -47,7 +47,7 @@ async def test_the_policy_that_when_chose_is_reported_everywhere(
         )
         traces = TraceSettings(endpoint=collector.url, level=TraceLevel.ROUND, round_share=1.0)
         server = Running(
-            ServeConfig(engine, port=0, served_model_name="tiny", journal=journal, traces=traces, admin_key="key")
+            ServeConfig(engine, port=0, served_model_name=("tiny",), journal=journal, traces=traces, admin_key="key")
         )
         try:
             url = await server.url()

@@ -6,10 +6,11 @@ import argparse
 import asyncio
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
 from adaptspec.command_line import Lines
 from adaptspec.commands.arguments import add_models, positive, seconds, share
+from adaptspec.server.api.reasoning_formats import AUTO, FormatName
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -94,8 +95,8 @@ def _add_server(group: argparse._ArgumentGroup) -> None:
     )
     add(
         "--reasoning-format",
-        choices=["auto", "none", "think", "seed", "kimi", "thought"],
-        default="auto",
+        choices=get_args(FormatName),
+        default=AUTO,
         help="how the model marks its reasoning, which chats return as reasoning_content and responses as an item of "
         "its own; auto: as its chat template does, if any; think: <think>...</think>; none: it stays in the answer "
         "(default: %(default)s)",

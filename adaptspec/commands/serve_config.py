@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, TypeVar, get_type_hints
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, create_model
 
 from adaptspec.app import ServeConfig
 from adaptspec.command_line import given_values
@@ -43,12 +43,19 @@ _VALUES: Mapping[str, Callable[[Any], Any]] = {
     "compat_vllm": lambda value: value == "vllm",
     "journal_bytes": lambda value: value * 2**20,
     "allowed_hosts": tuple,
-    "served_model_name": lambda names: names[0] if len(names) == 1 else tuple(names),
+    "served_model_name": tuple,
     "allowed_origins": tuple,
     "level": TraceLevel,
 }
 # Of secrets a configuration shows only this much.
 _SECRETS: Mapping[str, Any] = {"api_keys": int, "admin_key": bool}
+
+
+def _one_or_several(value: Any) -> Any:
+    """Names as a text or a list; null for none."""
+    return () if value is None else (value,) if isinstance(value, str) else value
+
+
 # What the command line checks while it parses has to hold here, too.
 _COUNT, _SECONDS = Annotated[int, Field(ge=1)], Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
 _BOUNDS: Mapping[str, Any] = {
@@ -56,6 +63,7 @@ _BOUNDS: Mapping[str, Any] = {
     **dict.fromkeys(("context", "cache_tokens", "threads"), _COUNT | None),
     "prefill_tokens": Annotated[int, Field(ge=0)],
     "drain_seconds": _SECONDS,
+    "served_model_name": Annotated[tuple[str, ...], BeforeValidator(_one_or_several)],
 }
 _Settings = TypeVar("_Settings")
 
@@ -152,8 +160,7 @@ def shown_config(config: ServeConfig) -> dict[str, Any]:
     for part in ("traces", "push"):
         values[part]["endpoint"] = _without_login(values[part]["endpoint"])
     values["allowed_hosts"] = list(config.allowed_hosts)
-    if isinstance(config.served_model_name, tuple):
-        values["served_model_name"] = list(config.served_model_name)
+    values["served_model_name"] = list(config.served_model_name)
     values["allowed_origins"] = list(config.allowed_origins)
     values["api_keys"] = len(config.api_keys)
     values["admin_key"] = config.admin_key is not None

@@ -18,7 +18,8 @@ from adaptspec.server import admin, status, trials
 from adaptspec.server import operations as operating
 from adaptspec.server.api import handlers, tokenize
 from adaptspec.server.api.codec import Codec
-from adaptspec.server.api.reasoning import AUTO, FormatName, reasoning_format
+from adaptspec.server.api.reasoning import reasoning_format
+from adaptspec.server.api.reasoning_formats import AUTO, FormatName
 from adaptspec.server.api.warnings import WarningLog
 from adaptspec.server.auth import Hosts, Keys, auth, named_key
 from adaptspec.server.cors import Origins, cors, sharing
@@ -66,8 +67,8 @@ def make_app(
     None for any; web pages of `origins` may call it from a browser. `padding` hides in streams what speculation did,
     and leaves out the live feed. `operations` adds the admin routes about the server as it runs, which need an
     `admin_key` and `policies` as well. `live` adds the live feed and its page, with `facts` about the server. `journal`
-    is what policies are tried on. `template` None: the tokenizer's own writes chats. `reasoning` is a name of
-    `reasoning.CHOICES`: how a model marks its reasoning. `names` are those of the model, None for its own.
+    is what policies are tried on. `template` None: the tokenizer's own writes chats. `reasoning` says how a
+    model marks its reasoning. `names` are those of the model, None for its own.
 
     Serve it with `adaptspec.server.run.serve`, or with a runner that has `handler_cancellation=True`: that is what
     aborts a request whose client has gone.

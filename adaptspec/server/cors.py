@@ -17,7 +17,7 @@ from aiohttp import hdrs, web
 from adaptspec.errors import ConfigError
 from adaptspec.server.http_errors import Handler
 
-ANY = "*"
+ANY_ORIGIN = "*"
 MAX_AGE = "600"  # seconds for which a browser need not ask again
 _METHODS = "GET, HEAD, POST"
 _EXPOSED = "x-request-id, Retry-After"
@@ -35,14 +35,14 @@ class Origins:
 
     @property
     def any(self) -> bool:
-        return ANY in self._allowed
+        return ANY_ORIGIN in self._allowed
 
     def granted(self, http: web.Request) -> str | None:
         """The value of `Access-Control-Allow-Origin` for a request; None where its origin may not read the answer."""
         origin = http.headers.get(hdrs.ORIGIN)
         if origin is None:
             return None
-        return ANY if self.any else origin if origin in self._allowed else None
+        return ANY_ORIGIN if self.any else origin if origin in self._allowed else None
 
 
 def cors(origins: Origins) -> Any:
@@ -98,7 +98,7 @@ def _shared(found: web.UrlMappingMatchInfo, path: str) -> bool:
 
 def _normal(origin: str) -> str:
     """An origin as browsers write it. Raises ConfigError."""
-    if origin == ANY:
+    if origin == ANY_ORIGIN:
         return origin
     try:
         parts = urlsplit(origin)

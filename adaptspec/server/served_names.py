@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from adaptspec.errors import ConfigError, UnknownModelError
 from adaptspec.server.api.wire import MAX_NAME, shown
 
-ANY = "*"  # among the names: every name is served
+ANY_NAME = "*"  # among the names: every name is served
 
 
 @dataclass(frozen=True)
@@ -27,8 +27,8 @@ class ServedNames:
                     f"--served-model-name {name[:MAX_NAME]!r} cannot be used: a name has 1 to {MAX_NAME} printable "
                     "characters"
                 )
-        names = tuple(dict.fromkeys(name for name in given if name != ANY))
-        return cls(names or (own,), ANY in given)
+        names = tuple(dict.fromkeys(name for name in given if name != ANY_NAME))
+        return cls(names or (own,), ANY_NAME in given)
 
     def check(self, name: str | None) -> None:
         """Raise UnknownModelError unless `name` is served; None means the first one."""

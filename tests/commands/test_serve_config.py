@@ -43,6 +43,16 @@ def test_what_is_shown_is_read_back(arguments: str, tmp_path: Path, capsys: pyte
     assert shown(capsys, "--config", str(file)) == file.read_text()
 
 
+@pytest.mark.parametrize(
+    ("written", "names"),
+    [("fox", ("fox",)), ("[fox, cub]", ("fox", "cub")), ("['*']", ("*",)), ("[]", ()), ("null", ())],
+)
+def test_names_of_the_model_are_a_text_or_a_list(written: str, names: tuple[str, ...], tmp_path: Path) -> None:
+    file = tmp_path / "config.yaml"
+    file.write_text(f"served_model_name: {written}\n")
+    assert read_config(file).config.served_model_name == names
+
+
 def test_everything_is_everything(capsys: pytest.CaptureFixture[str]) -> None:
     """A setting that no flag changes would not be tested above."""
     usual, changed = (set(shown(capsys, *arguments.split()).splitlines()) for arguments in ("", EVERYTHING))

@@ -44,7 +44,7 @@ def config_of(target: Path, draft: Path, folder: Path, url: str) -> ServeConfig:
     return ServeConfig(
         engine,
         port=0,
-        served_model_name="tiny",
+        served_model_name=("tiny",),
         journal=folder / "journal.jsonl",
         traces=TraceSettings(endpoint=url),
         push=PushSettings(True, url),

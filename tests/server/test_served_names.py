@@ -70,7 +70,7 @@ def test_names_that_no_client_could_send_are_refused(name: str) -> None:
 
 @pytest.mark.parametrize(
     ("given", "first"),
-    [(None, BUNDLED), ("fox", "fox"), (("fox", "cub"), "fox"), (("*",), BUNDLED), (("*", "fox"), "fox")],
+    [((), BUNDLED), (("fox",), "fox"), (("fox", "cub"), "fox"), (("*",), BUNDLED), (("*", "fox"), "fox")],
 )
 def test_answers_and_metrics_have_the_first_name(given: Any, first: str) -> None:
     assert ServeConfig(EngineConfig(model=BUNDLED), served_model_name=given).shown_name == first

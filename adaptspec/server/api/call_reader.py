@@ -106,7 +106,7 @@ class CallReader:
             yield from self._text(before)
             self._buffer, self._blank, self._state = rest, "", "name"
             return
-        certain = len(self._buffer) - _overlap(self._buffer, head)
+        certain = len(self._buffer) - overlap(self._buffer, head)
         ready, self._buffer = self._buffer[:certain], self._buffer[certain:]
         yield from self._text(ready)
 
@@ -191,6 +191,6 @@ class _ObjectEnd:
 _IN_STRING, _OUTSIDE = re.compile(r'["\\]'), re.compile(r'[{}"]')
 
 
-def _overlap(text: str, wanted: str) -> int:
+def overlap(text: str, wanted: str) -> int:
     """How many characters at the end of `text` may be the beginning of `wanted`."""
     return next((size for size in range(min(len(text), len(wanted) - 1), 0, -1) if text.endswith(wanted[:size])), 0)

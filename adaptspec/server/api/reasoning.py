@@ -1,4 +1,4 @@
-"""Reasoning: what a model writes before its answer, between two marks, and that answers tell apart from the answer.
+"""Reasoning: text between two marks that a model writes before its answer; answers return it separately.
 
 Where it begins is read off the prompt. DeepSeek R1's and Qwen 3 Thinking's templates end a prompt with the opening
 mark, so the output begins within the reasoning. Qwen 3 and SmolLM 3 write the mark themselves, or begin to answer.
@@ -8,27 +8,18 @@ Where thinking is switched off, templates close an empty reasoning in the prompt
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Generic, Literal, TypeVar, get_args
+from typing import Generic, TypeVar
 
 from adaptspec.models.chat.chat_template import ChatTemplate, RenderOptions
 from adaptspec.request import Reasoning
-from adaptspec.server.api.call_reader import CallReader, Part
+from adaptspec.server.api.call_reader import CallReader, Part, overlap
+from adaptspec.server.api.reasoning_formats import AUTO, FORMATS, FormatName
 from adaptspec.types import Piece
 
 T = TypeVar("T")
 
-# By the name that the flag takes. A template that has the closing mark in its text is of that family.
-FORMATS: Mapping[str, Reasoning] = {
-    "think": Reasoning("<think>", "</think>"),  # DeepSeek R1, Qwen 3, QwQ, SmolLM 3, GLM 4.5, MiniMax M2, Nemotron ...
-    "seed": Reasoning("<seed:think>", "</seed:think>"),  # Seed-OSS
-    "kimi": Reasoning("◁think▷", "◁/think▷"),  # Kimi-VL Thinking
-    "thought": Reasoning("<thought>", "</thought>"),  # EXAONE Deep
-}
-FormatName = Literal["auto", "none", "think", "seed", "kimi", "thought"]
-AUTO: FormatName = "auto"
-CHOICES: tuple[FormatName, ...] = get_args(FormatName)
 TAIL = 32  # tokens at the end of a prompt in which the opening mark is looked for
 _BLANK = " \t\r\n"
 # What templates call the switch; the rest of them do not know of it.
@@ -150,13 +141,13 @@ class Splitter:
             self._strip()
         text, found, rest = self._held.partition(self._marks.close)
         if not found:
-            certain = len(text) - _overlap(text, self._marks.close)
+            certain = len(text) - overlap(text, self._marks.close)
             text = text[:certain]
-        told = text.rstrip(_BLANK)
-        if told:
+        certain_text = text.rstrip(_BLANK)
+        if certain_text:
             self._begun = True
-            self._held = self._held[len(told) :]
-            yield self._span(told, reasoning=True)
+            self._held = self._held[len(certain_text) :]
+            yield self._span(certain_text, reasoning=True)
         if found:
             self._skip(len(self._held) - len(rest))
             self._place = "after"
@@ -209,7 +200,7 @@ class ReasoningReader:
 
 
 class ReasoningTokens(Generic[T]):
-    """Tells the tokens of an answer from those of its reasoning, by the bytes that they stand for.
+    """Separates the tokens of a reasoning from those of the answer, by their bytes.
 
     Marks and the white space around a reasoning are counted with it; a token that also begins the answer is not.
     """
@@ -221,9 +212,9 @@ class ReasoningTokens(Generic[T]):
         self.count = 0  # of the reasoning
 
     def answer(self, tokens: Iterable[tuple[bytes, T]]) -> list[tuple[T, int]]:
-        """Of tokens, by their bytes and what goes with them: those that are now known to belong to the answer.
+        """Add tokens; return those now known to belong to the answer, each with the number of its answer bytes.
 
-        Each is returned with how many of its last bytes are of the answer. The others are counted.
+        These are the last bytes of a token. Tokens of the reasoning are counted.
         """
         known: list[tuple[T, int]] = []
         for raw, item in tokens:
@@ -272,8 +263,3 @@ class PieceQueue:
 
 def _as_bytes(text: str) -> str:
     return text.encode().decode("latin-1")
-
-
-def _overlap(text: str, wanted: str) -> int:
-    """How many characters at the end of `text` may be the beginning of `wanted`."""
-    return next((size for size in range(min(len(text), len(wanted) - 1), 0, -1) if text.endswith(wanted[:size])), 0)

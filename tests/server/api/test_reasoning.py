@@ -1,4 +1,4 @@
-"""Reasoning: told from the answer wherever tokens and pieces end, and by what the prompt has opened or closed."""
+"""Reasoning is separated from the answer wherever tokens and pieces end, by what the prompt has opened or closed."""
 
 from __future__ import annotations
 
@@ -14,12 +14,9 @@ from aiohttp.test_utils import TestClient, TestServer
 from hypothesis import given
 from hypothesis import strategies as st
 
-from adaptspec.commands.serve_command import add_arguments
 from adaptspec.models.chat.chat_template import ChatTemplate, RenderOptions
 from adaptspec.request import Reasoning, Request
 from adaptspec.server.api.reasoning import (
-    CHOICES,
-    FORMATS,
     PieceQueue,
     ReasoningTokens,
     Splitter,
@@ -28,6 +25,7 @@ from adaptspec.server.api.reasoning import (
     reasoning_format,
     with_effort,
 )
+from adaptspec.server.api.reasoning_formats import FORMATS
 from adaptspec.server.application import make_app
 from adaptspec.telemetry.metrics import Metrics
 from adaptspec.types import Completion, Delta, FinishReason, Piece, SpeculationStats, Timings, TokenLogprob
@@ -182,16 +180,6 @@ def test_pieces_are_given_out_by_characters() -> None:
     assert queue.take(9) == [Piece("c", "ngram")]
 
 
-def test_the_flag_knows_every_format() -> None:
-    """The command line lists them without loading the server."""
-    import argparse
-
-    parser = argparse.ArgumentParser()
-    add_arguments(parser)
-    (flag,) = [one for one in parser._actions if "--reasoning-format" in one.option_strings]
-    assert tuple(flag.choices or ()) == CHOICES
-
-
 class Scripted(FakeEngine):
     """Says what it is given, token by token; with the length as its end unless there is room for it all."""
 
@@ -208,13 +196,13 @@ class Scripted(FakeEngine):
         entries = [TokenLogprob(token, -0.5, ()) for token in kept]
         for word, token, entry in zip(words, kept, entries, strict=True):
             pieces = (Piece(word, "ngram"),) if request.speculation.provenance else None
-            told = (entry,) if request.sampling.logprobs is not None else ()
-            yield Delta(request.id, word, (token,), pieces=pieces, logprobs=told)
+            logprobs = (entry,) if request.sampling.logprobs is not None else ()
+            yield Delta(request.id, word, (token,), pieces=pieces, logprobs=logprobs)
         finish = FinishReason.STOP if len(kept) == len(tokens) else FinishReason.LENGTH
         stats, times = SpeculationStats("goodput", 1), Timings(0.0, 0.0, 0.1, 0.2)
-        told = tuple(entries) if request.sampling.logprobs is not None else ()
+        logprobs = tuple(entries) if request.sampling.logprobs is not None else ()
         done = Completion(
-            request.id, "".join(words), tuple(kept), len(request.prompt), finish, stats, times, logprobs=told
+            request.id, "".join(words), tuple(kept), len(request.prompt), finish, stats, times, logprobs=logprobs
         )
         yield Delta(request.id, "", (), done)
 
@@ -311,14 +299,14 @@ async def test_logprobs_are_of_the_answer(say: Say) -> None:
 
 async def test_provenance_is_of_each_chunk(say: Say) -> None:
     chunks, _ = await say(HYBRID, THOUGHT, stream=True, adaptspec={"provenance": True})
-    told = 0
+    counted = 0
     for chunk in chunks:
         delta = chunk["choices"][0]["delta"]
         words = delta.get("reasoning_content") or delta.get("content")
         if words:
-            told += 1
+            counted += 1
             assert "".join(one["text"] for one in chunk["adaptspec"]["provenance"]) == words
-    assert told > 2
+    assert counted > 2
 
 
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}
