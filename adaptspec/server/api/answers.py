@@ -196,8 +196,8 @@ class Reply(ABC):
     def whole(self, completions: Sequence[Completion]) -> Json:
         choices = [self.choice(index, completion) for index, completion in enumerate(completions)]
         counted = usage(completions, self.choices, self.reasoning_tokens)
-        told = {"usage": counted, "metrics": metrics(completions)} | self.warnings.written()
-        return self.whole_model.model_validate(self._envelope(self.whole_object, choices) | told).written()
+        totals = {"usage": counted, "metrics": metrics(completions)} | self.warnings.written()
+        return self.whole_model.model_validate(self._envelope(self.whole_object, choices) | totals).written()
 
     @abstractmethod
     def choice(self, index: int, completion: Completion) -> Answer:
@@ -233,15 +233,15 @@ class Reply(ABC):
                     ended[index] = delta.completion
                 written = list(self.chunks(index, delta, first=index not in opened))
                 opened.add(index)
-                beside: Json = {"usage": None} if options.include_usage else {}
+                extra: Json = {"usage": None} if options.include_usage else {}
                 for place, choice in enumerate(written, start=1):
                     if options.include_usage and options.continuous_usage_stats:
                         # The chunk that opens a message has none of its tokens.
                         opens = "role" in choice.get("delta", {})
-                        beside = {"usage": usage_of(prompt, output - len(delta.tokens) * opens).written()}
+                        extra = {"usage": usage_of(prompt, output - len(delta.tokens) * opens).written()}
                     if place == len(written) and len(ended) == len(requests) and not options.include_usage:
-                        beside |= {"metrics": metrics(ended.values()).written()} | self.warnings.written()
-                    yield self._envelope(self.chunk_object, [choice]) | beside | self.provenance(delta, choice)
+                        extra |= {"metrics": metrics(ended.values()).written()} | self.warnings.written()
+                    yield self._envelope(self.chunk_object, [choice]) | extra | self.provenance(delta, choice)
         if options.include_usage:
             counted, made = usage(ended.values(), self.choices, self.reasoning_tokens), metrics(ended.values())
             last = {"usage": counted.written(), "metrics": made.written()} | self.warnings.written()

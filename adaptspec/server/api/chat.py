@@ -38,6 +38,7 @@ from adaptspec.server.api.reasoning import (
     with_effort,
 )
 from adaptspec.server.api.response_format import schema_of
+from adaptspec.server.api.schemas.schema_words import EXTENSION
 from adaptspec.server.api.structured_outputs import ConstraintFields
 from adaptspec.server.api.template_fields import TemplateFields
 from adaptspec.server.api.tool_choice import ToolChoice, check_choice, chosen_names, mode_of
@@ -56,7 +57,7 @@ class PredictedText(WireModel):
 
 
 _NO_ALTERNATIVES = {"properties": {"top_logprobs": {"enum": [0, None]}}}
-_TELLS_LOGPROBS = {"properties": {"logprobs": {"const": True}}, "required": ["logprobs"]}
+_WITH_LOGPROBS = {"properties": {"logprobs": {"const": True}}, "required": ["logprobs"]}
 _NO_TOOLS = {"anyOf": [{"type": "null"}, {"type": "array", "maxItems": 0}]}
 
 
@@ -95,7 +96,7 @@ class ChatBody(GenerationBody, TemplateFields, ConstraintFields, Hints):
     together: ClassVar[Sequence[Mapping[str, Any]]] = (
         *GenerationBody.together,
         *TemplateFields.together,
-        {"anyOf": [_TELLS_LOGPROBS, _NO_ALTERNATIVES]},
+        {"anyOf": [_WITH_LOGPROBS, _NO_ALTERNATIVES]},
         {"anyOf": [{"properties": {name: {"type": "null"}}} for name in ("max_tokens", "max_completion_tokens")]},
         {
             "anyOf": [
@@ -156,7 +157,7 @@ class ChatBody(GenerationBody, TemplateFields, ConstraintFields, Hints):
             parallel=self.parallel_tool_calls is not False,
             limits=limits,
             form=self.call_form(form),
-            answer=None if answer is None else answer | {"x-guidance": JSON_STYLE},
+            answer=None if answer is None else answer | {EXTENSION: JSON_STYLE},
             warnings=self.warnings,
             path=self.tool_path,
         )
@@ -300,7 +301,7 @@ class ChatReply(Reply):
             yield _chunk(index, {"role": "assistant", "content": ""})
         reading = self._readings.get(index) or self._readings.setdefault(index, self._begun())
         pieces = [_piece(part) for part in reading.parts(delta)]
-        logprobs = self._told(reading, delta.logprobs, delta.text, final=delta.completion is not None)
+        logprobs = self._answer_logprobs(reading, delta.logprobs, delta.text, final=delta.completion is not None)
         self._count(reading, delta.tokens)
         if logprobs is not None and not logprobs.content:
             logprobs = None
@@ -337,7 +338,7 @@ class ChatReply(Reply):
         return ChatChoice(
             index=index,
             message=message,
-            logprobs=self._told(reading, completion.logprobs, completion.text, final=True),
+            logprobs=self._answer_logprobs(reading, completion.logprobs, completion.text, final=True),
             finish_reason=_finish(completion, reading.calls),
         )
 
@@ -351,7 +352,7 @@ class ChatReply(Reply):
             reading.tokens.answer((self._bytes_of(token), None) for token in tokens)
             self.reasoning_tokens += reading.tokens.count - before
 
-    def _told(
+    def _answer_logprobs(
         self, reading: _Reading, entries: Sequence[TokenLogprob], text: str, *, final: bool
     ) -> ChatLogprobs | None:
         """The log-probabilities of tokens of the answer whose text is out."""
@@ -391,7 +392,7 @@ class _Reading:
 def answer_logprobs(
     tokens: ReasoningTokens[ShownToken], shown: Sequence[ShownToken], bytes_of: Bytes, *, final: bool
 ) -> ChatLogprobs:
-    """The `logprobs` of those of the next `shown` tokens that `tokens` knows to be of the answer."""
+    """Log-probabilities of the `shown` tokens that belong to the answer."""
     known = tokens.answer((one.raw, one) for one in shown) + (tokens.end() if final else [])
     raws = [one.raw[len(one.raw) - size :] for one, size in known]
     return chat_logprobs([one.entry for one, _ in known], bytes_of, raws)
@@ -444,7 +445,7 @@ def _piece(part: Part | ReasoningPiece) -> Json:
 
 
 def _finish(completion: Completion, reader: CallReader) -> Finish:
-    # A stop string may cut a call short: its arguments are no JSON then, and nobody should call with them.
+    # A stop string may cut a call short: its arguments are no JSON then, and no client should call with them.
     if completion.finish is FinishReason.STOP:
         return "tool_calls" if reader.calls and reader.whole else "stop"
     return "length"

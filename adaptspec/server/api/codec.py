@@ -143,7 +143,7 @@ class Codec:
     ) -> tuple[str, bool]:
         """The text of a conversation, and whether earlier messages are not in it.
 
-        Templates come with the model, and may do anything with what clients send: compare all messages, say.
+        Rendering runs in a thread with a time limit, since a template may take quadratic time.
         """
         weight = sum(message.characters + _MESSAGE for message in messages)
         if weight > self._most_bytes:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 _TYPES = ("json_schema", "json_object", "json")
-_NEXT_TO = ("name", "description", "strict")  # a schema, in the object that holds it
+_DESCRIPTION_KEYS = ("name", "description", "strict")  # a schema, in the object that holds it
 _SCHEMA_WORDS = ("type", "properties", "items", "$ref", "anyOf", "oneOf", "allOf", "enum", "const")
 
 
@@ -33,7 +33,7 @@ def one_spelling(value: object) -> object:
         given |= _unwrapped(given.pop("value"))
     if "schema" not in given:
         return {**given, "type": "json_object"} if given["type"] == "json" else given
-    named = {name: given.pop(name) for name in ("schema", *_NEXT_TO) if name in given}
+    named = {name: given.pop(name) for name in ("schema", *_DESCRIPTION_KEYS) if name in given}
     return {**given, "type": "json_schema", "json_schema": named}
 
 

@@ -239,7 +239,7 @@ Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
 
 def _without_effect(value: object, info: ValidationInfo) -> object:
-    """Warn of a wish that OpenAI's models know and these do not; the default needs no warning."""
+    """Warn that verbosity has no effect; the default value gets no warning."""
     if isinstance(info.context, Warnings) and value not in (None, "medium"):
         info.context.add("field", "verbosity has no effect: no model here knows it; ask for a length in the prompt")
     return value

@@ -16,7 +16,7 @@ from typing import NoReturn
 
 from adaptspec.errors import RequestError
 from adaptspec.models.grammars import library
-from adaptspec.server.api.json_schema import spelled_out
+from adaptspec.server.api.schemas.bounds import spelled_out
 from adaptspec.server.api.wire import shown
 from adaptspec.server.limits import ServerLimits
 

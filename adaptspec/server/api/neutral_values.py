@@ -11,14 +11,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-ANY: tuple[object, ...] = (...,)  # no value of the field has an effect
+ANY_VALUE: tuple[object, ...] = (...,)  # no value of the field has an effect
 _OFF = (False,)
 _BOTH = (True, False)
 _VLLM: Mapping[str, tuple[object, ...]] = {
     "bad_words": ([],),
     "allowed_token_ids": ([],),
     "best_of": (1,),
-    "cache_salt": ANY,  # no prefix is cached, so none is shared
+    "cache_salt": ANY_VALUE,  # no prefix is cached, so none is shared
     "documents": ([],),
     "enable_response_messages": _OFF,
     "include_reasoning": (True,),
@@ -28,25 +28,25 @@ _VLLM: Mapping[str, tuple[object, ...]] = {
     "media_io_kwargs": ({},),
     "mm_processor_kwargs": ({},),
     "priority": (0,),
-    "request_id": ANY,  # the header X-Request-Id names a request here
+    "request_id": ANY_VALUE,  # the header X-Request-Id names a request here
     "return_mm_kwargs": _BOTH,
     "return_prompt_text": _OFF,
     "return_token_ids": _OFF,
     "return_token_offsets": _OFF,
     "return_tokens_as_token_ids": _OFF,
     "routed_experts_prompt_start": (0,),
-    "session_id": ANY,
+    "session_id": ANY_VALUE,
     "skip_special_tokens": (True,),
     "spaces_between_special_tokens": _BOTH,  # it is about tokenizers that write no bytes
-    "truncation_side": ANY,  # it belongs to `truncate_prompt_tokens`
+    "truncation_side": ANY_VALUE,  # it belongs to `truncate_prompt_tokens`
     "use_beam_search": _OFF,
     "vllm_xargs": ({},),
     "watermarking": _OFF,
 }
 _SGLANG: Mapping[str, tuple[object, ...]] = {
-    "custom_labels": ANY,
+    "custom_labels": ANY_VALUE,
     "custom_params": ({},),
-    "extra_key": ANY,  # of its prefix cache
+    "extra_key": ANY_VALUE,  # of its prefix cache
     "images_config": ({},),
     "no_stop_trim": _OFF,
     "return_cached_tokens_details": _OFF,
@@ -54,7 +54,7 @@ _SGLANG: Mapping[str, tuple[object, ...]] = {
     "return_meta_info": _OFF,
     "return_prompt_token_ids": _OFF,
     "return_routed_experts": _OFF,
-    "rid": ANY,
+    "rid": ANY_VALUE,
     "routed_experts_start_len": (0,),
     "separate_reasoning": (True,),
     "session_params": ({},),
@@ -66,12 +66,12 @@ _LLAMA_CPP: Mapping[str, tuple[object, ...]] = {
     "backend_sampling": _OFF,
     "cache_prompt": _BOTH,
     "dry_multiplier": (0,),
-    "dry_allowed_length": ANY,  # this and the others with ANY belong to a field that must be off
-    "dry_base": ANY,
-    "dry_penalty_last_n": ANY,
-    "dry_sequence_breakers": ANY,
+    "dry_allowed_length": ANY_VALUE,  # this and the others with ANY_VALUE belong to a field that must be off
+    "dry_base": ANY_VALUE,
+    "dry_penalty_last_n": ANY_VALUE,
+    "dry_sequence_breakers": ANY_VALUE,
     "dynatemp_range": (0,),
-    "dynatemp_exponent": ANY,
+    "dynatemp_exponent": ANY_VALUE,
     "grammar_lazy": _OFF,
     "grammar_triggers": ([],),
     "id_slot": (-1,),
@@ -79,9 +79,9 @@ _LLAMA_CPP: Mapping[str, tuple[object, ...]] = {
     "lora": ([],),
     "min_keep": (0,),
     "mirostat": (0,),
-    "mirostat_eta": ANY,
-    "mirostat_tau": ANY,
-    "n_cache_reuse": ANY,
+    "mirostat_eta": ANY_VALUE,
+    "mirostat_tau": ANY_VALUE,
+    "n_cache_reuse": ANY_VALUE,
     "n_discard": (0,),
     "n_indent": (0,),
     "n_keep": (0,),
@@ -95,7 +95,7 @@ _LLAMA_CPP: Mapping[str, tuple[object, ...]] = {
     "reasoning_format": ("auto",),
     "reasoning_in_content": _OFF,
     "repeat_penalty": (1,),
-    "repeat_last_n": ANY,
+    "repeat_last_n": ANY_VALUE,
     "response_fields": ([],),
     "return_progress": _OFF,
     "return_tokens": _OFF,
@@ -108,7 +108,7 @@ _LLAMA_CPP: Mapping[str, tuple[object, ...]] = {
     "top_n_sigma": (-1, 0),
     "typical_p": (1,),
     "xtc_probability": (0,),
-    "xtc_threshold": ANY,
+    "xtc_threshold": ANY_VALUE,
 }
 # Fields that chats and completions use, and responses do not have.
 SAMPLING: Mapping[str, tuple[object, ...]] = MappingProxyType(

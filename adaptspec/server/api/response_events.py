@@ -87,8 +87,8 @@ class ResponseReply:
                 yield {"type": f"response.{kind}", "response": self._object("in_progress", OutputItems())}
         if self._matched is not None:
             shown = self._matched.take(logprobs, text, final=completion is not None)
-            told = answer_logprobs(self._shown, shown, self._bytes_of, final=completion is not None)
-            self._items.logprobs += told.written()["content"]
+            found = answer_logprobs(self._shown, shown, self._bytes_of, final=completion is not None)
+            self._items.logprobs += found.written()["content"]
         for part in self._reader.feed(text):
             yield from self._items.take(part)
         if completion is not None:

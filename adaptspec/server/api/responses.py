@@ -32,7 +32,7 @@ from adaptspec.server.api.generation_body import (
     Verbosity,
 )
 from adaptspec.server.api.messages import IDLE_KEYS, FunctionName, TextIfAny
-from adaptspec.server.api.neutral_values import ANY, OF_OTHERS
+from adaptspec.server.api.neutral_values import ANY_VALUE, OF_OTHERS
 from adaptspec.server.api.response_format import JsonObjectFormat, NamedSchema, TextFormat
 from adaptspec.server.api.tool_choice import MAX_TOOLS, AllowedTools, NamedTool, ToolChoice
 from adaptspec.server.api.tools import Function, OrOtherTools, usable_tools
@@ -243,7 +243,7 @@ class ResponsesBody(Hints):
         "access_programs": (),
         "background": (False,),
         "background_options": (),
-        "client_metadata": ANY,
+        "client_metadata": ANY_VALUE,
         "context_management": ([],),
         "conversation": (),
         "image": (),

@@ -18,7 +18,6 @@ from adaptspec.errors import RequestError
 from adaptspec.models.grammars import MAX_CHARACTERS
 from adaptspec.request import Grammar
 from adaptspec.server.api.grammar_text import lark_of
-from adaptspec.server.api.json_schema import spelled_out
 from adaptspec.server.api.response_format import (
     SCHEMA_PATH,
     GrammarFormat,
@@ -29,6 +28,7 @@ from adaptspec.server.api.response_format import (
     TextFormat,
     grammar_of,
 )
+from adaptspec.server.api.schemas.bounds import spelled_out
 from adaptspec.server.api.schemas.rewriting import rewrite
 from adaptspec.server.api.schemas.schema_words import Origin
 from adaptspec.server.api.warnings import Warnings

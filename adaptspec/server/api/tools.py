@@ -18,7 +18,7 @@ from adaptspec.errors import RequestError
 from adaptspec.request import Grammar
 from adaptspec.server.api.messages import FUNCTION_NAME, IDLE_KEYS, NAME_RULE, FunctionName
 from adaptspec.server.api.schemas.rewriting import rewrite
-from adaptspec.server.api.schemas.schema_words import Origin
+from adaptspec.server.api.schemas.schema_words import EXTENSION, Origin
 from adaptspec.server.api.tool_choice import MAX_TOOLS, AllowedTools, Mode, NamedTool, chosen_names, mode_of
 from adaptspec.server.api.tool_forms import CLOSE, HERMES, OPEN, ToolForm
 from adaptspec.server.api.warnings import Warnings, name_of
@@ -197,7 +197,7 @@ def _parameters(function: Function, origin: Origin, limits: ServerLimits, warnin
         raise type(error)(f"{error} (function {shown(function.name)})", error.param) from error
     if warnings is not None:
         rewritten.warn(warnings, f" of the function {name_of(function.name)}")
-    return {**rewritten.schema, "x-guidance": _STYLE}
+    return {**rewritten.schema, EXTENSION: _STYLE}
 
 
 def _calls(form: ToolForm, names: Sequence[str], *, parallel: bool) -> list[str]:

@@ -66,7 +66,7 @@ class ObjectKeys:
 
     @property
     def contested(self) -> frozenset[str]:
-        """What several parts that hold together say something of."""
+        """Keys that more than one part of an `allOf` describes."""
         several = {name for name, count in self.shared.items() if count > 1}
         patterns = {PATTERNS} if PATTERNS in self.shared or PATTERNS in self.alternative else set[str]()
         return frozenset(several | (self.shared.keys() & self.alternative) | patterns)

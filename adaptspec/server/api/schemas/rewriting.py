@@ -23,8 +23,8 @@ from urllib.parse import unquote
 
 from adaptspec.errors import RequestError
 from adaptspec.models.grammars import MAX_CHARACTERS, schema_fault
-from adaptspec.server.api.json_schema import DEEPEST, check_schema, spelled_out, target_of
 from adaptspec.server.api.schemas.alternatives import are_exclusive
+from adaptspec.server.api.schemas.bounds import DEEPEST, check_schema, spelled_out, target_of
 from adaptspec.server.api.schemas.object_keys import ITEMS, PATTERNS, ObjectKeys, is_composed
 from adaptspec.server.api.schemas.repair import Repairer
 from adaptspec.server.api.schemas.schema_words import (

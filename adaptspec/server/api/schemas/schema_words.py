@@ -49,7 +49,7 @@ OF_OBJECTS = (
 PLAIN = ("type", "enum", "const", "required", "pattern", "format", *COUNTS, *BOUNDS)
 KEYWORDS = frozenset((*PLAIN, *SCHEMAS, *APPLICATORS, "properties", "patternProperties"))
 _FIELDS = ("tools", "response_format", "text.format")
-EXTENSION = "x-guidance"  # the compiler's own options, at the root
+EXTENSION = "x-guidance"  # the compiler's own options; their strings are patterns
 _logger = getLogger(__name__)
 
 

@@ -17,6 +17,7 @@ from decimal import Decimal
 from typing import Any, NoReturn
 
 from adaptspec.errors import RequestError
+from adaptspec.server.api.schemas.schema_words import EXTENSION
 from adaptspec.server.api.wire import shown
 from adaptspec.server.limits import ServerLimits
 
@@ -27,7 +28,6 @@ _NOT_CHOSEN = ("allOf", "enum", "const", "default", "examples")  # lists that ho
 _ANNOTATIONS = frozenset(
     {"title", "description", "$comment", "default", "examples"}
 )  # never written, so never compiled
-_EXTENSION = "x-guidance"  # the compiler's own options; their strings are patterns
 _DEFINITIONS = ("$defs", "definitions")
 _VALUES = ("const", "enum")  # below them everything is data: no name is a keyword, and every string is written
 _NAMED = ("properties", "patternProperties", *_DEFINITIONS, "dependentSchemas")  # their names are no keywords
@@ -78,7 +78,7 @@ def _leaves(schema: dict[str, Any]) -> Iterator[tuple[str, object]]:
     while parts:
         keyword, part = parts.pop()
         if not isinstance(part, (dict, list)):
-            yield "pattern" if keyword in ("pattern", _EXTENSION) else "string", part
+            yield "pattern" if keyword in ("pattern", EXTENSION) else "string", part
             continue
         if (keyword, id(part)) in seen:
             continue
@@ -98,7 +98,7 @@ def _leaves(schema: dict[str, Any]) -> Iterator[tuple[str, object]]:
 def _members(keyword: str, part: dict[str, Any]) -> Iterator[tuple[str, object]]:
     """The values of an object below a keyword that may be written, each with the keyword that it stands below."""
     for name, value in part.items():
-        if keyword in (*_VALUES, _EXTENSION):
+        if keyword in (*_VALUES, EXTENSION):
             yield keyword, value
         elif keyword in _NAMED:
             yield "", value

@@ -10,7 +10,7 @@ from pydantic import BaseModel, Field
 
 from adaptspec.errors import RequestError
 from adaptspec.server.api.chat import ChatBody
-from adaptspec.server.api.json_schema import DEEPEST, MOST_PATTERNS, check_schema, spelled_out
+from adaptspec.server.api.schemas.bounds import DEEPEST, MOST_PATTERNS, check_schema, spelled_out
 from adaptspec.server.api.wire import parse
 from adaptspec.server.limits import ServerLimits
 
