@@ -42,7 +42,7 @@ def watchdog_seconds(environment: Mapping[str, str] = os.environ) -> float | Non
     return microseconds / 1e6 if microseconds > 0 and process == os.getpid() else None
 
 
-async def keep_watchdog_quiet(alive: Callable[[], bool]) -> None:
+async def send_watchdog_reports(alive: Callable[[], bool]) -> None:
     """Notify systemd in half the time it allows, as long as `alive()`; returns at once where it does not ask for it."""
     seconds = watchdog_seconds()
     while seconds is not None:

@@ -522,7 +522,7 @@ async def until(condition: Callable[[], bool]) -> None:
 @pytest.mark.parametrize("quiet", [True, False])
 @pytest.mark.parametrize("stream", [True, False])
 @pytest.mark.parametrize("version", [b"HTTP/1.1", b"HTTP/1.0"])
-async def test_a_client_that_has_gone_is_told_from_one_that_only_sends_no_more(
+async def test_closed_and_half_closed_clients_are_distinguished(
     engine: Any, tokenizer: Any, stream: bool, quiet: bool, version: bytes
 ) -> None:
     """Its request is aborted, though no token comes by which to see it."""

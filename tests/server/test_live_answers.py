@@ -220,14 +220,14 @@ async def test_an_odd_tool_and_a_format_are_answered_and_named(live: Client) -> 
     schema = {"type": "object", "properties": {"kind": {"enum": ["fox", "fog"]}}, "required": ["kind"]}
     asked = {"messages": ASKED, "max_tokens": 200, "temperature": 1.2, "tools": [TOOL, odd]}
     asked["response_format"] = {"type": "json_object", "schema": schema}
-    told_of = ["tools[1].function.parameters.properties.a.not of the function odd is not enforced"]
+    expected = ["tools[1].function.parameters.properties.a.not of the function odd is not enforced"]
     kinds = set()
     for seed in range(8):
         answer = await ask(live, CHAT, **asked, seed=seed)
-        assert answer["warnings"] == told_of
+        assert answer["warnings"] == expected
         (choice,) = answer["choices"]
         chunks = await ask(live, CHAT, **asked, seed=seed, stream=True)
-        assert [chunk["warnings"] for chunk in chunks if "warnings" in chunk] == [told_of]
+        assert [chunk["warnings"] for chunk in chunks if "warnings" in chunk] == [expected]
         (streamed,) = joined(chunks, 1)
         assert (streamed["text"], streamed["finish"]) == (choice["message"]["content"] or "", choice["finish_reason"])
         kinds.add(choice["finish_reason"])

@@ -146,9 +146,7 @@ def use_template(tokenizer: PreTrainedTokenizerFast, file: str | None) -> None:
     if file is None:
         return
     try:
-        text = (
-            None if file == NONE else read_text(Path(os.path.expanduser(file)), MAX_FILE_BYTES).removeprefix("\ufeff")
-        )
+        text = None if file == NONE else read_text(Path(os.path.expanduser(file)), MAX_FILE_BYTES)
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
         raise ConfigError(f"{FLAG} {file}: cannot be read ({reason}); give a file that holds a template") from error

@@ -147,16 +147,15 @@ def _says(role: str, content: str) -> dict[str, Any]:
 
 def _round(ids: Sequence[str]) -> list[Message]:
     """A user's message, a call for each id, and their results."""
-    values, results = (_VALUE, _VALUE_2), (_RESULT, _RESULT_2)
+    values, texts = (_VALUE, _VALUE_2), (_RESULT, _RESULT_2)
     calls = [
         {"type": "function", "id": identity, "function": {"name": _CALLED, "arguments": {_ARGUMENT: value}}}
         for identity, value in zip(ids, values, strict=False)
     ]
-    told = [
-        {"role": "tool", "tool_call_id": identity, "content": result}
-        for identity, result in zip(ids, results, strict=False)
+    results = [
+        {"role": "tool", "tool_call_id": identity, "content": text} for identity, text in zip(ids, texts, strict=False)
     ]
-    return [_says("user", _USER), {"role": "assistant", "content": "", "tool_calls": calls}, *told]
+    return [_says("user", _USER), {"role": "assistant", "content": "", "tool_calls": calls}, *results]
 
 
 def _words(messages: Sequence[Message]) -> list[str]:

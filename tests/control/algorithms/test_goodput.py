@@ -52,8 +52,8 @@ def test_only_where_stopping_saves_steps_is_the_deepest_draft_asked_for() -> Non
             depths = made.choose(signals([7])).depths.tolist()
             drafted = [min(depth, 3) for depth in depths] if not together else depths
             sure = [[0.9, 0.9, 0.1, 0.1, 0.1, 0.1, 0.1][:7]]
-            told = record(drafted, [min(one, 2) for one in drafted], confidence=0.9)
-            made.learn(replace(told, depths=np.array(depths), confidence=np.array(sure)[:, : max(drafted)]))
+            kept = record(drafted, [min(one, 2) for one in drafted], confidence=0.9)
+            made.learn(replace(kept, depths=np.array(depths), confidence=np.array(sure)[:, : max(drafted)]))
         deepest[together] = depths[0]
     assert deepest[False] == 7
     assert 0 < deepest[True] <= 3

@@ -120,13 +120,13 @@ def with_form(form: CallForm, *messages: Mapping[str, Any]) -> list[Plain]:
 @pytest.mark.parametrize("identity", ["call_abc", "x", "fc_" + "0" * 40, "toolu_01", "123456789\n", "\u00e91234567"])
 def test_ids_of_any_form_become_nine_letters_and_digits(identity: str) -> None:
     """OpenAI's, Anthropic's and our former ids were refused by Mistral's templates on every second turn."""
-    called, told = with_form(
+    called, answered = with_form(
         CallForm(long_ids=False),
         {"role": "assistant", "content": "", "tool_calls": [call(identity)]},
         result(identity, "r"),
     )
     (made,) = (one["id"] for one in called["tool_calls"])
-    assert made == told["tool_call_id"] != identity
+    assert made == answered["tool_call_id"] != identity
     assert len(made) == 9
     assert made.isascii()
     assert made.isalnum()
@@ -150,10 +150,10 @@ def test_new_ids_have_nine_letters_and_digits(seed: bytes) -> None:
 
 def test_arguments_content_and_names_are_given_as_the_template_reads_them() -> None:
     message = {"role": "assistant", "content": "", "tool_calls": [call("i", "look", {"city": "K\u00f6ln"})]}
-    as_text, told = with_form(CallForm(arguments_as_text=True, content=None), message, result("i", "rain"))
+    as_text, answered = with_form(CallForm(arguments_as_text=True, content=None), message, result("i", "rain"))
     assert as_text["tool_calls"][0]["function"]["arguments"] == '{"city": "K\u00f6ln"}'
     assert "content" not in as_text
-    assert told["name"] == "look"
+    assert answered["name"] == "look"
     (plain,) = with_form(CallForm(), message)
     assert plain == message
 

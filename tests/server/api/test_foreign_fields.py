@@ -12,7 +12,7 @@ from openai.types.chat.completion_create_params import CompletionCreateParamsBas
 from openai.types.completion_create_params import CompletionCreateParamsBase as CompletionParams
 from openai.types.responses.response_create_params import ResponseCreateParamsBase as ResponseParams
 
-from adaptspec.server.api.neutral_values import ANY, NEUTRAL
+from adaptspec.server.api.neutral_values import ANY_VALUE, NEUTRAL
 
 CHAT, COMPLETIONS, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
 GOOD: dict[str, dict[str, Any]] = {
@@ -207,14 +207,14 @@ async def test_neutral_values_of_other_servers_change_nothing(post: Any, engine:
     if path != RESPONSES:
         own |= {"echo": (False,), "add_special_tokens": (path == COMPLETIONS,), "max_tokens": (3.0,)}
     for name, values in {**NEUTRAL, **own}.items():
-        for value in ("any", [1], 0.5) if values == ANY else values:
+        for value in ("any", [1], 0.5) if values == ANY_VALUE else values:
             body = GOOD[path] | {name: value}
             status, answer = await post(path, **body)
             assert status == 200, (name, value, answer)
             seen = engine.seen[-1]
             assert (seen.prompt, seen.sampling) == (plain.prompt, plain.sampling), (name, value)
     for name, values in NEUTRAL.items():
-        if values != ANY:
+        if values != ANY_VALUE:
             status, answer = await post(path, **GOOD[path], **{name: "other"})
             assert (status, answer["error"]["param"]) == (400, name)
 

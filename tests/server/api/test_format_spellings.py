@@ -57,7 +57,7 @@ def test_any_object_is_spelled_as_elsewhere(wanted: dict[str, Any]) -> None:
     ],
 )
 def test_a_format_may_be_no_json(wanted: dict[str, Any], text: str, syntax: str) -> None:
-    """TGI's, Together's and Fireworks'; beside tools it is refused like the others."""
+    """TGI's, Together's and Fireworks'; next to tools it is refused like the others."""
     chat = {"messages": [{"role": "user", "content": "Hi"}], "response_format": wanted}
     grammar = parse(ChatBody, json.dumps(chat).encode()).grammar()
     assert grammar is not None

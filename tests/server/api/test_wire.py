@@ -288,7 +288,7 @@ MANY = {f"k{i:x}": 0 for i in range(10_000)}
         (DetokenizeBody, {"tokens": ["a"] * 60_000}, "tokens[0]"),
     ],
 )
-def test_what_is_wrong_is_told_once_and_not_collected(
+def test_what_is_wrong_is_reported_once_and_not_collected(
     model: type[RequestBody], body: dict[str, Any], param: str
 ) -> None:
     """A body of 4 MB can be wrong a million times: gathering that took 15 s. What is named is the first of it."""
