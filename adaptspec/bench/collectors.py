@@ -53,7 +53,7 @@ async def run_collectors(workloads: Workloads, load: Load, tick: Callable[[], No
     servers = {name: _Server(name, built) for name in COLLECTORS}
     longest = built.target.info.context - load.tokens
     prompts = [
-        encode(built.tokenizer, prompt, longest) for turn in zip(*workloads.values(), strict=False) for prompt in turn
+        encode(built.template, prompt, longest) for turn in zip(*workloads.values(), strict=False) for prompt in turn
     ]
     try:
         for server in servers.values():  # warm

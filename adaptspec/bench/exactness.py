@@ -107,7 +107,7 @@ def run_exactness(
         built = replace(built, drafters=tuple(one for one in built.drafters if one.name in drafters))
     dtype = built.target.info.dtype
     longest = built.target.info.context - tokens
-    prompts = [encode(built.tokenizer, p, longest) for all_of in workloads.values() for p in all_of]
+    prompts = [encode(built.template, p, longest) for all_of in workloads.values() for p in all_of]
     references = []
     for reference in _references(model_place(config.model, "target"), built.target, prompts, tokens):
         references.append(reference)

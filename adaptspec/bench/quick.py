@@ -73,11 +73,11 @@ def run_quick(
     longest = built.target.info.context - settings.tokens
     runs: Runs = {(c.name, task): [[] for _ in range(settings.repeats)] for c in contenders for task in workloads}
     for contender in contenders:  # warm
-        contender.run(encode(built.tokenizer, next(iter(workloads.values()))[0], longest), 16)
+        contender.run(encode(built.template, next(iter(workloads.values()))[0], longest), 16)
     for repeat in range(settings.repeats):
         for task, prompts in workloads.items():
             for prompt in prompts:
-                ids = encode(built.tokenizer, prompt, longest)
+                ids = encode(built.template, prompt, longest)
                 # Whoever goes first meets a colder machine: take turns.
                 order = contenders[repeat % len(contenders) :] + contenders[: repeat % len(contenders)]
                 for contender in order:

@@ -97,7 +97,7 @@ def _jobs(built: Built, workloads: Workloads, settings: RecordSettings, longest:
             for i, prompt in enumerate(prompts):
                 seed = settings.seed * 1_000_003 + len(jobs)
                 sampling = SamplingParams(settings.tokens, temperature, seed=seed, ignore_eos=True)
-                ids = encode(built.tokenizer, prompt, longest)
+                ids = encode(built.template, prompt, longest)
                 request = Request(f"{task}-{i}@{temperature:g}", ids, sampling, SpeculationParams(max_depth=0))
                 jobs.append(_Job(request, task, prompt.source))
     return jobs

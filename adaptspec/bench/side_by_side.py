@@ -63,7 +63,7 @@ def run_side_by_side(
     engines = {spec.name: _engine(built, spec, config) for spec in asked}
     longest = built.target.info.context - settings.tokens
     groups = [
-        (task, [encode(built.tokenizer, prompt, longest) for prompt in prompts[i : i + settings.batch]])
+        (task, [encode(built.template, prompt, longest) for prompt in prompts[i : i + settings.batch]])
         for task, prompts in workloads.items()
         for i in range(0, len(prompts), settings.batch)
     ]

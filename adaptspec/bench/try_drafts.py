@@ -115,7 +115,7 @@ def try_draft(
     free_of: list[Tape] = []
     for task, prompts in workloads.items():
         for i, prompt in enumerate(prompts):
-            ids = encode(built.tokenizer, prompt, longest)
+            ids = encode(built.template, prompt, longest)
             runs, rounds = [], list[RoundRecord]()
             for trial in trials:
                 began = clock()

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from transformers import PreTrainedTokenizerFast
-
-from adaptspec.models.tokenization import encode_turn
+from adaptspec.models.chat.chat_template import ChatTemplate
 from adaptspec.training.corpus import BUILT_IN, Prompt, read_prompts, spread
 
 Workloads = dict[str, list[Prompt]]
@@ -24,6 +22,6 @@ def read_workloads(folder: Path | None, per_task: int) -> Workloads:
     return {task: spread(all_of, per_task) for task, all_of in sorted(tasks.items())}
 
 
-def encode(tokenizer: PreTrainedTokenizerFast, prompt: Prompt, longest: int) -> tuple[int, ...]:
+def encode(template: ChatTemplate, prompt: Prompt, longest: int) -> tuple[int, ...]:
     """The prompt as one user turn; its last `longest` tokens if it is longer."""
-    return tuple(encode_turn(tokenizer, prompt.text)[-longest:])
+    return tuple(template.encode_turn(prompt.text)[-longest:])

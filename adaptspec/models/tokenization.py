@@ -105,28 +105,6 @@ def chat_text(
         ) from error
 
 
-def encode_turn(tokenizer: PreTrainedTokenizerFast, text: str) -> list[int]:
-    """Token ids of a user's message, ready for the answer. A base model, which has no template, goes on from it.
-
-    Raises RequestError: the template does not take the message.
-    """
-    base = tokenizer.chat_template is None
-    if not base:  # the template writes the special tokens itself
-        text = _turn_text(tokenizer, text)
-    ids: list[int] = tokenizer.encode(text, add_special_tokens=base)
-    return ids
-
-
-def _turn_text(tokenizer: PreTrainedTokenizerFast, text: str) -> str:
-    """A user's message by the template: as a string, or as parts where only these come out."""
-    written = chat_text(tokenizer, [{"role": "user", "content": text}], answer=True)
-    if text.strip() in written:
-        return written
-    parts = [{"type": "text", "text": text}]
-    in_parts = chat_text(tokenizer, [{"role": "user", "content": parts}], answer=True)
-    return in_parts if text.strip() in in_parts else written
-
-
 def check_tokenizer(tokenizer: PreTrainedTokenizerBase, info: ModelInfo) -> None:
     """Raise ModelError if the tokenizer has token ids the model has no embedding for."""
     largest = max(tokenizer.get_vocab().values(), default=-1)

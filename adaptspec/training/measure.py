@@ -16,8 +16,9 @@ import numpy as np
 import torch
 from torch import nn
 
+from adaptspec.models.chat.chat_template import ChatTemplate
 from adaptspec.models.model_files import resolve_model
-from adaptspec.models.tokenization import encode_turn, load_tokenizer
+from adaptspec.models.tokenization import load_tokenizer
 from adaptspec.models.transformers_runner import load_module
 from adaptspec.types import BoolArray, FloatArray
 
@@ -51,12 +52,13 @@ class MeasuredTarget:
     def __init__(self, target: Path, device: str = "cpu") -> None:
         self._device = torch.device(device)
         self._tokenizer = load_tokenizer(str(target))
+        self._template = ChatTemplate(self._tokenizer)
         self.model = load_transformers(target, torch.float32, self._device)
         self.context = int(self.model.config.max_position_embeddings)
 
     def encode_chat(self, message: str) -> list[int]:
         """Token ids of one user message, ready for the answer."""
-        return encode_turn(self._tokenizer, message)[: self.context]
+        return self._template.encode_turn(message)[: self.context]
 
     def encode(self, text: str) -> list[int]:
         """Token ids of a text as it stands, cut to the context."""

@@ -17,7 +17,6 @@ from adaptspec.engine.engine_config import EngineConfig
 from adaptspec.engine.sync_engine import Engine
 from adaptspec.errors import ConfigError, CorpusError
 from adaptspec.files import DAMAGE, open_file, write_file
-from adaptspec.models.tokenization import encode_turn
 from adaptspec.request import SamplingParams
 from adaptspec.training.corpus import Record, spread
 
@@ -83,7 +82,7 @@ def _read(path: Path) -> npt.NDArray[np.uint32]:
 def _answered(
     engine: Engine, records: Sequence[Record], settings: AnswerSettings, first: int
 ) -> npt.NDArray[np.uint32]:
-    prompts = [encode_turn(engine.tokenizer, str(record.prompt)) for record in records]
+    prompts = [engine.template.encode_turn(str(record.prompt)) for record in records]
     room = engine.core.inputs.info.context - settings.tokens
     numbered = [(first + i, ids) for i, ids in enumerate(prompts) if len(ids) <= room]
     sampling = [

@@ -84,7 +84,7 @@ def engine_records(
         limits=EngineLimits(max_rows=4),
     )
     for i, name in enumerate(tape.ids):
-        ids = encode(built.tokenizer, prompts[i % len(prompts)], built.target.info.context - SETTINGS.tokens)
+        ids = encode(built.template, prompts[i % len(prompts)], built.target.info.context - SETTINGS.tokens)
         sampling = SamplingParams(SETTINGS.tokens, float(tape.temperatures[i]), seed=int(tape.seeds[i]))
         core.add(Request(name, ids, sampling, SpeculationParams(task="chat")))
     if branch is not None:

@@ -11,6 +11,7 @@ from transformers import PreTrainedTokenizerFast
 
 from adaptspec.bench.workloads import encode, read_workloads
 from adaptspec.errors import CorpusError
+from adaptspec.models.chat.chat_template import ChatTemplate
 
 
 def test_built_in_prompts_cover_every_task() -> None:
@@ -37,7 +38,7 @@ def test_an_empty_folder_says_what_to_give(tmp_path: Path) -> None:
 def test_long_prompts_keep_their_end(tokenizer: PreTrainedTokenizerFast) -> None:
     """The newest part of a prompt that does not fit matters most: the answer's turn stays in."""
     prompt = read_workloads(None, 1)["chat"][0]
-    whole, cut = encode(tokenizer, prompt, 10**6), encode(tokenizer, prompt, 12)
+    whole, cut = encode(ChatTemplate(tokenizer), prompt, 10**6), encode(ChatTemplate(tokenizer), prompt, 12)
     assert cut == whole[-12:]
 
 
@@ -46,5 +47,5 @@ def test_a_base_model_goes_on_from_the_text_itself(tokenizer: PreTrainedTokenize
     base = copy.deepcopy(tokenizer)
     base.chat_template = None
     prompt = read_workloads(None, 1)["chat"][0]
-    assert encode(base, prompt, 10**6) == tuple(base.encode(prompt.text))
-    assert encode(base, prompt, 5) == tuple(base.encode(prompt.text)[-5:])
+    assert encode(ChatTemplate(base), prompt, 10**6) == tuple(base.encode(prompt.text))
+    assert encode(ChatTemplate(base), prompt, 5) == tuple(base.encode(prompt.text)[-5:])

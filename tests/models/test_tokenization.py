@@ -14,8 +14,9 @@ from tokenizers import Tokenizer, decoders, models
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from adaptspec.errors import ModelError, RequestError
+from adaptspec.models.chat.chat_template import ChatTemplate
 from adaptspec.models.runner import ModelInfo
-from adaptspec.models.tokenization import Spelling, TokenBytes, chat_text, check_tokenizer, encode_turn, load_tokenizer
+from adaptspec.models.tokenization import Spelling, TokenBytes, chat_text, check_tokenizer, load_tokenizer
 from tests.conftest import TINY_VOCAB, MakeModel, tiny_tokenizer
 from tests.drafting.spellings import gpt2_like, metaspace
 
@@ -65,7 +66,7 @@ def test_a_template_that_fails_is_a_refusal_that_says_what_to_do(template: str) 
     tokenizer = tiny_tokenizer()
     tokenizer.chat_template = template
     with pytest.raises(RequestError, match=r"does not take these messages .*; change their roles or order") as refused:
-        encode_turn(tokenizer, "x")
+        ChatTemplate(tokenizer).encode_turn("x")
     assert refused.value.param == "messages"
     assert str(refused.value.__cause__) in str(refused.value)
 
@@ -76,7 +77,7 @@ def test_a_conversation_needs_a_template() -> None:
     tokenizer.chat_template = None
     with pytest.raises(RequestError, match="has no chat template; give the prompt as plain text"):
         chat_text(tokenizer, [{"role": "user", "content": "x"}], answer=True)
-    assert tokenizer.decode(encode_turn(tokenizer, "x")) == tokenizer.decode(tokenizer.encode("x"))
+    assert tokenizer.decode(ChatTemplate(tokenizer).encode_turn("x")) == tokenizer.decode(tokenizer.encode("x"))
 
 
 def test_a_long_text_is_no_cause_for_a_warning(

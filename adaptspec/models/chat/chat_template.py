@@ -73,11 +73,6 @@ class ChatTemplate:
         return Traits("the model has none") if self.source is None else probe(self.tokenizer, self._values)
 
     @property
-    def renders_tools(self) -> bool:
-        """Whether the tools that may be called, calls and their results all come out in the prompt."""
-        return self.traits.native_tools
-
-    @property
     def renders_calls(self) -> bool:
         """Whether calls of earlier turns and their results come out in the prompt."""
         return self.traits.calls is not None
@@ -125,6 +120,16 @@ class ChatTemplate:
         if self._sanitize:
             return self._controls.encode(text)
         ids: list[int] = self.tokenizer.encode(text, add_special_tokens=False)
+        return ids
+
+    def encode_turn(self, text: str) -> list[int]:
+        """Token ids of a user's message, ready for the answer. A base model, which has no template, goes on from it.
+
+        Raises RequestError: the template does not take the message.
+        """
+        if self.source is not None:
+            return self.encode(self.render([{"role": "user", "content": text}]))
+        ids: list[int] = self.tokenizer.encode(text, add_special_tokens=True)
         return ids
 
     def _source(self, *names: str) -> str | None:

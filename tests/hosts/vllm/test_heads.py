@@ -20,7 +20,8 @@ import torch
 
 from adaptspec.engine.engine_config import BUNDLED, EngineConfig, model_place
 from adaptspec.engine.sync_engine import Engine
-from adaptspec.models.tokenization import encode_turn, load_tokenizer
+from adaptspec.models.chat.chat_template import ChatTemplate
+from adaptspec.models.tokenization import load_tokenizer
 from adaptspec.request import SamplingParams
 from adaptspec.training.corpus import BUILT_IN, read_prompts, spread
 from adaptspec.training.distillation import head_loss
@@ -34,8 +35,8 @@ TARGET = model_place(BUNDLED, "target")
 
 
 def asked(prompts: Path = BUILT_IN, longest: int = LONGEST) -> list[list[int]]:
-    tokenizer = load_tokenizer(TARGET)
-    turns = [encode_turn(tokenizer, one.text) for one in spread(read_prompts(prompts), 60)]
+    template = ChatTemplate(load_tokenizer(TARGET))
+    turns = [template.encode_turn(one.text) for one in spread(read_prompts(prompts), 60)]
     return [tokens for tokens in turns if len(tokens) <= longest]
 
 

@@ -10,7 +10,7 @@ import pytest
 from adaptspec.errors import ConfigError, ModelError, RequestError
 from adaptspec.models.chat.chat_template import ChatTemplate, RenderOptions, use_template
 from tests.conftest import tiny_tokenizer
-from tests.models.chat.families import FAMILIES, source_of, template_of
+from tests.models.chat.families import FAMILIES, source_of, template_of, tokenizer_of
 
 CONTINUED = RenderOptions(continued=True)
 
@@ -99,6 +99,18 @@ def test_an_answer_that_the_template_drops_cannot_be_continued() -> None:
         ChatTemplate(tokenizer).render([*TALK, says("assistant", "x")], options=CONTINUED)
 
 
+def test_a_turn_of_a_benchmark_is_written_as_that_of_a_chat() -> None:
+    """With the variables of the server, and as parts where the template wants these."""
+    message = {"role": "user", "content": "First question."}
+    for family, values in (("qwen3", {"enable_thinking": False}), ("llava", {}), ("gemma2", {}), ("smollm2", {})):
+        tokenizer = tokenizer_of(family)
+        template = ChatTemplate(tokenizer, values)
+        text = tokenizer.decode(template.encode_turn("First question."))
+        assert text == tokenizer.decode(template.encode(template.render([message])))
+        assert "First question." in text
+        assert text.endswith("</think>\n\n") == bool(values)
+
+
 def test_variables_of_a_request_go_over_those_of_the_server() -> None:
     """Qwen 3's thinking is switched off by one."""
     tokenizer = tiny_tokenizer()
@@ -138,7 +150,7 @@ def test_several_templates_of_one_model_are_used_for_what_they_are_for() -> None
     tokenizer = tiny_tokenizer()
     tokenizer.chat_template = {"default": source_of("smollm2"), "tool_use": source_of("qwen2.5")}
     template = ChatTemplate(tokenizer)
-    assert template.renders_tools
+    assert template.traits.native_tools
     assert template.writes("<tool_call>")
     assert "<tools>" not in template.render(TALK)
     assert "SmolLM" in template.render(TALK)
@@ -176,7 +188,7 @@ def test_a_model_without_a_template_is_no_fault() -> None:
     tokenizer.chat_template = None
     template = ChatTemplate(tokenizer)
     template.check()
-    assert not template.renders_tools
+    assert not template.traits.native_tools
     with pytest.raises(RequestError, match="no chat template"):
         template.render(TALK)
 
