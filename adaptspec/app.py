@@ -34,9 +34,8 @@ from adaptspec.errors import ConfigError
 from adaptspec.journal import JournalHeader
 from adaptspec.models.heads.hearing import HeadRunner
 from adaptspec.models.tokenization import fingerprint
-from adaptspec.server.api.reasoning import reasoning_format
+from adaptspec.server.api.codec import Codec
 from adaptspec.server.api.reasoning_formats import AUTO, FormatName
-from adaptspec.server.api.tool_forms import own_form
 from adaptspec.server.application import make_app
 from adaptspec.server.auth import Hosts, check_exposure, is_loopback, named_key
 from adaptspec.server.cors import Origins
@@ -44,6 +43,7 @@ from adaptspec.server.limits import ServerLimits
 from adaptspec.server.operations import Operations
 from adaptspec.server.run import serve as serve_app
 from adaptspec.server.served_names import ANY_NAME, ServedNames
+from adaptspec.server.service import SERVICE, Service
 from adaptspec.server.sse import Padding
 from adaptspec.start_status import StartStatus, resident_bytes
 from adaptspec.telemetry.earnings import Earnings
@@ -172,32 +172,33 @@ async def serve(config: ServeConfig, console: Console, status: StartStatus | Non
         # for 0.15 s at a time.
         gc.collect()
         gc.freeze()
+        app = make_app(
+            engine,
+            built.tokenizer,
+            metrics,
+            policies=manager,
+            traces=traced,
+            admin_key=config.admin_key,
+            live=live,
+            facts=_facts(built, config),
+            journal=config.journal,
+            template=built.template,
+            reasoning=config.reasoning_format,
+            names=ServedNames.of(config.served_model_name, engine.target.name),
+            api_keys=config.api_keys,
+            # With keys, or open to the network on purpose, any name will do.
+            hosts=None if config.api_keys or not is_loopback(config.host) else Hosts(config.allowed_hosts),
+            origins=origins,
+            limits=config.limits,
+            padding=Padding() if config.pad_stream else None,
+            operations=Operations(keeper, store, drafters),
+        )
         await serve_app(
-            make_app(
-                engine,
-                built.tokenizer,
-                metrics,
-                policies=manager,
-                traces=traced,
-                admin_key=config.admin_key,
-                live=live,
-                facts=_facts(built, config),
-                journal=config.journal,
-                template=built.template,
-                reasoning=config.reasoning_format,
-                names=ServedNames.of(config.served_model_name, engine.target.name),
-                api_keys=config.api_keys,
-                # With keys, or open to the network on purpose, any name will do.
-                hosts=None if config.api_keys or not is_loopback(config.host) else Hosts(config.allowed_hosts),
-                origins=origins,
-                limits=config.limits,
-                padding=Padding() if config.pad_stream else None,
-                operations=Operations(keeper, store, drafters),
-            ),
+            app,
             config.host,
             config.port,
             drain_seconds=config.drain_seconds,
-            on_listening=lambda url: _announce(console, url, engine, built, status, reasoning=config.reasoning_format),
+            on_listening=lambda url: _announce(console, url, app[SERVICE], built, status),
             on_hurry=_exit_soon,
         )
 
@@ -336,30 +337,28 @@ def _ends(built: Built) -> str:
     return ", ".join(named) or "none: answers end at max_tokens or with the context"
 
 
-def _template(built: Built) -> str:
+def _template(codec: Codec) -> str:
     """How conversations are written."""
-    template, traits = built.template, built.template.traits
-    if template.source is None:
+    traits = codec.template.traits
+    if codec.template.source is None:
         return "none: /v1/completions only"
     systems = "" if traits.system else "; system text goes before the user's"
     parts = "; content as parts" if traits.parts else ""
     turns = "" if traits.earlier_turns else "; only the latest messages"
-    form = "tools in its own form" if own_form(template) else "tools by written instructions"
+    form = "tools by written instructions" if codec.tool_form.in_words else "tools in the template's form"
     return f"{form}{systems}{parts}{turns}"
 
 
-def _announce(
-    console: Console, url: str, engine: AsyncEngine, built: Built, status: StartStatus, *, reasoning: FormatName
-) -> None:
+def _announce(console: Console, url: str, service: Service, built: Built, status: StartStatus) -> None:
+    engine, marks = service.engine, service.marks
     info, resident = engine.target, resident_bytes()
     status.close()
     console.print(f"[bold]AdaptSpec listens on {url}[/bold]")
     console.print(f"  target   {info.name} ({info.parameters / 1e6:.1f} M parameters, context {info.context})")
     console.print(f"  ends     {_ends(built)}", soft_wrap=True, markup=False, highlight=False)
-    console.print(f"  template {_template(built)}", soft_wrap=True, markup=False, highlight=False)
-    marks = reasoning_format(reasoning, built.template)
+    console.print(f"  template {_template(service.codec)}", soft_wrap=True, markup=False, highlight=False)
     if marks is not None:
-        console.print(f"  thoughts {marks.open} ... {marks.close} as reasoning_content", markup=False, highlight=False)
+        console.print(f"  reasoning {marks.open} ... {marks.close} as reasoning_content", markup=False, highlight=False)
     console.print(f"  drafters {', '.join(drafter.name for drafter in built.drafters)}")
     for drafter in built.drafters:
         if isinstance(drafter, ModelDrafter):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 
@@ -17,8 +17,9 @@ from adaptspec.server.api.chat import ChatBody
 from adaptspec.server.api.codec import Codec
 from adaptspec.server.api.completions import CompletionBody
 from adaptspec.server.api.generation_body import GenerationBody
+from adaptspec.server.api.prompt_fields import PromptFields
 from adaptspec.server.api.reasoning import TAIL, begun, continued
-from adaptspec.server.api.tool_forms import HERMES, ToolForm
+from adaptspec.server.api.tool_forms import IN_WORDS, ToolForm
 from adaptspec.server.api.warnings import WarningLog
 from adaptspec.server.api.wire import Body, parse, renamed
 from adaptspec.server.http_errors import DrainingError, EngineStoppedError, RefusedError
@@ -54,7 +55,7 @@ class Service:
         self.names = names or ServedNames((engine.target.name,))
         self.limits = limits
         self.padding = padding
-        self._marks = reasoning
+        self.marks = reasoning
         self.reading = Lanes(SMALL_BODY)
         self.draining = False
         self._compiling = asyncio.Lock()
@@ -85,9 +86,9 @@ class Service:
             given = f"{load.waiting} waiting and {quantity(load.running, 'running request')}"
             raise OverloadedError(f"the server has {given}; send the request again later")
 
-    def tool_form(self, body: ChatBody) -> ToolForm:
-        """How the model writes calls by itself; templates are looked at only where there may be calls."""
-        return self.codec.tool_form if body.calls else HERMES
+    def tool_form(self, body: PromptFields) -> ToolForm:
+        """The form of calls in the prompt and the answer. Only for a request with tools is the template probed."""
+        return body.call_form(self.codec.tool_form) if body.tools else IN_WORDS
 
     async def completion_requests(self, identity: str, body: CompletionBody, key: str | None = None) -> list[Request]:
         """One engine request per prompt and choice, prompt by prompt. `key` is the name of the client's API key.
@@ -95,7 +96,7 @@ class Service:
         Raises RequestError, before the next prompt is encoded, if the engine can never serve one of them.
         """
         self._check(body, len(body.prompt))
-        grammar = await self._compiled(body) if body.constrained else None
+        grammar = await self._compiled(lambda: body.grammar(self.limits)) if body.constrained else None
         requests: list[Request] = []
 
         def add(prompt: tuple[int, ...]) -> None:
@@ -109,21 +110,28 @@ class Service:
         self._check_echoes(body, requests)
         return _numbered(requests)
 
-    async def chat_requests(self, identity: str, body: ChatBody, key: str | None = None) -> list[Request]:
-        """One engine request per choice. Raises RequestError if the engine can never serve them."""
+    async def chat_requests(
+        self, identity: str, body: ChatBody, form: ToolForm, key: str | None = None
+    ) -> tuple[list[Request], Reasoning | None]:
+        """One engine request per choice, and the reasoning that their answers may begin with or go on in.
+
+        `form`: that of calls, as `tool_form` returns it. Raises RequestError if the engine can never serve them.
+        """
         self._check(body, 1)
-        form = body.call_form(self.tool_form(body)) if body.calls else None
         prompt = await self.codec.encode_chat(
             body.messages, body.tools or (), body.render_options, form, warnings=body.warnings
         )
-        reasoning = await self.reasoning(body, prompt)
-        grammar = await self._compiled(body, reasoning) if body.constrained else None
+        reasoning = await self._reasoning(body, prompt)
+        grammar = None
+        if body.constrained:
+            grammar = await self._compiled(lambda: body.grammar(self.limits, form), reasoning)
         prediction: tuple[int, ...] = ()
         if body.prediction is not None:
             text = body.prediction.content
             tokens = await self.codec.encode(text, add_special_tokens=False, param="prediction")
             prediction = tokens[: self.engine.target.context]
-        return _numbered(self._requests(identity, body, prompt, grammar=grammar, prediction=prediction, key=key))
+        requests = self._requests(identity, body, prompt, grammar=grammar, prediction=prediction, key=key)
+        return _numbered(requests), reasoning
 
     async def complete(self, requests: Sequence[Request]) -> list[Completion]:
         """Answers in the order of the requests. Raises as `stream` does."""
@@ -168,26 +176,24 @@ class Service:
         if prompts * body.choices > self.engine.capacity:
             raise RequestError(f"n is {body.choices} for {quantity(prompts, 'prompt')}; {holds}: ask for fewer", "n")
 
-    async def reasoning(self, body: ChatBody, prompt: Sequence[int]) -> Reasoning | None:
-        """The reasoning that an answer may begin with, or goes on in; None where there is none. `prompt`: token ids."""
-        if self._marks is None:
+    async def _reasoning(self, body: ChatBody, prompt: Sequence[int]) -> Reasoning | None:
+        if self.marks is None:
             return None
         if body.continue_final_message:
             last = body.messages[-1].plain()
-            return continued(self._marks, last["role"], str(last["content"]))
-        return begun(self._marks, await self.codec.decode(prompt[-TAIL:]))
+            return continued(self.marks, last["role"], str(last["content"]))
+        return begun(self.marks, await self.codec.decode(prompt[-TAIL:]))
 
-    async def _compiled(self, body: ChatBody | CompletionBody, reasoning: Reasoning | None = None) -> Grammar | None:
-        """What the answer must be, behind a reasoning if there may be one.
+    async def _compiled(
+        self, write: Callable[[], Grammar | None], reasoning: Reasoning | None = None
+    ) -> Grammar | None:
+        """What the answer must be, behind a reasoning if there may be one; `write` makes the grammar.
 
         One is compiled at a time, in a thread of its own: a compiler cannot be bounded.
         """
 
         def compiled() -> Grammar | None:
-            if isinstance(body, ChatBody):
-                grammar = body.grammar(self.limits, self.tool_form(body))
-            else:
-                grammar = body.grammar(self.limits)
+            grammar = write()
             if grammar is None:
                 return None
             return self.engine.compile_grammar(replace(grammar, reasoning=reasoning), self.limits.grammar_bytes)

@@ -56,7 +56,7 @@ CALLS = [
     grammar
     for form in FORMS.values()
     for asked in (BODY, TYPED, {**BODY, "tool_choice": "required"})
-    if (grammar := ChatBody.model_validate(asked).grammar(form=form)) is not None
+    if (chat := ChatBody.model_validate(asked)) and (grammar := chat.grammar(form=chat.call_form(form))) is not None
 ]
 GRAMMARS = [
     Grammar(json.dumps(SCHEMA)),
@@ -168,12 +168,13 @@ def test_calls_and_typed_answers_are_whole_in_every_form(cores: Cores, form: str
     ended = 0
     for seed in range(6):
         asked = ChatBody.model_validate(TYPED)
-        params = SamplingParams(max_tokens=120, seed=seed, temperature=1.2, grammar=asked.grammar(form=FORMS[form]))
+        written = asked.call_form(FORMS[form])
+        params = SamplingParams(max_tokens=120, seed=seed, temperature=1.2, grammar=asked.grammar(form=written))
         done = cores.run([Request("r", (50, 51, 52 + seed), params)], [4, 7, 2], method)["r"]
         if done.finish is not FinishReason.STOP:
             continue
         ended += 1
-        reader = asked.call_reader(FORMS[form])
+        reader = asked.call_reader(written)
         content, calls = gathered([*reader.feed(done.text), *reader.end()])
         assert (content is None) is bool(calls)
         for call in calls:

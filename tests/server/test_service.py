@@ -52,6 +52,11 @@ def chatting(tokens: int, **fields: Any) -> ChatBody:
     return ChatBody.model_validate({"messages": [{"role": "user", "content": "x" * (tokens - 3)}], **fields})
 
 
+async def requests_of(service: Service, body: ChatBody) -> list[Request]:
+    requests, _ = await service.chat_requests("id", body, service.tool_form(body))
+    return requests
+
+
 async def test_what_the_engine_cannot_serve_is_refused_before_anything_runs(service: Service, engine: Any) -> None:
     with pytest.raises(UnknownModelError, match="goodput or static"):
         await service.completion_requests("id", completing(["x", "y"], adaptspec={"policy": "nope"}))
@@ -66,22 +71,22 @@ async def test_a_prompt_needs_a_token_and_room_for_another(service: Service) -> 
     with pytest.raises(RequestError, match="prompt is empty"):
         await service.completion_requests("id", completing(["x", ""]))
     with pytest.raises(PromptTooLongError, match="your messages resulted in 300 tokens") as refused:
-        await service.chat_requests("id", chatting(300))
+        await requests_of(service, chatting(300))
     assert refused.value.param == "messages"
 
 
 @pytest.mark.parametrize("field", ["max_tokens", "max_completion_tokens"])
 async def test_an_answer_that_is_asked_for_must_fit(service: Service, field: str) -> None:
     """Clipped silently it would look like the model's own end; the largest that fits is told, and is taken."""
-    (request,) = await service.chat_requests("id", chatting(200, **{field: 56}))
+    (request,) = await requests_of(service, chatting(200, **{field: 56}))
     assert (len(request.prompt), request.sampling.max_tokens) == (200, 56)
     with pytest.raises(
         PromptTooLongError,
         match=f"257 tokens .200 in the (prompt|messages), 57 in the completion.: let {field} be at most 56",
     ) as refused:
-        await service.chat_requests("id", chatting(200, **{field: 57}))
+        await requests_of(service, chatting(200, **{field: 57}))
     assert refused.value.param == field
-    (request,) = await service.chat_requests("id", chatting(200, **{field: None}))
+    (request,) = await requests_of(service, chatting(200, **{field: None}))
     assert request.sampling.max_tokens == 56
 
 
@@ -133,13 +138,13 @@ async def test_a_grammar_is_written_and_compiled_off_the_event_loop(
     monkeypatch.setattr(ChatBody, "grammar", noting)
     talk: dict[str, Any] = {"messages": [{"role": "user", "content": "x"}]}
     for more in ({}, {"tools": []}, {"response_format": {"type": "text"}}):
-        (request,) = await service.chat_requests("id", ChatBody.model_validate(talk | more))
+        (request,) = await requests_of(service, ChatBody.model_validate(talk | more))
         assert request.sampling.grammar is None
     assert not threads
     wanted = {"type": "json_schema", "json_schema": {"name": "n", "schema": {"type": "object"}}}
     tool = {"type": "function", "function": {"name": "f"}}
     for more in ({"response_format": wanted}, {"response_format": {"type": "json_object"}}, {"tools": [tool]}):
-        (request,) = await service.chat_requests("id", ChatBody.model_validate(talk | more))
+        (request,) = await requests_of(service, ChatBody.model_validate(talk | more))
         assert request.sampling.grammar == engine.grammars[-1]
     assert len(engine.grammars) == 3
     assert len(threads) == 3
@@ -159,10 +164,10 @@ async def test_a_grammar_that_takes_too_long_is_refused_and_holds_nobody_up(
     try:
         monkeypatch.setattr(engine, "compile_grammar", lambda *of: forever.wait())
         with pytest.raises(RequestError, match="seconds to compile"):
-            await service.chat_requests("id", body)
+            await requests_of(service, body)
         monkeypatch.setattr(engine, "compile_grammar", compiled)
         service.limits = replace(service.limits, grammar_seconds=60.0)
-        await service.chat_requests("id", body)
+        await requests_of(service, body)
         assert len(engine.grammars) == 1
     finally:
         forever.set()
@@ -177,20 +182,20 @@ async def test_requests_beyond_what_grammars_may_take_are_refused_until_others_e
 
     engine.compile_grammar = Grammars(tokenizer, 260, (1,)).compile
     service = Service(engine, Codec(tokenizer))
-    (first,) = await service.chat_requests("id", body(0))
+    (first,) = await requests_of(service, body(0))
     assert first.sampling.grammar is not None
     most = 5 * first.sampling.grammar.compiled.num_bytes
     del first
     service.limits = ServerLimits().changed([f"grammar_bytes={most}"])
-    waiting = [await service.chat_requests("id", body(number)) for number in range(5)]
+    waiting = [await requests_of(service, body(number)) for number in range(5)]
     for number in range(5, 50):
         with pytest.raises(OverloadedError, match="compiled schemas and tools"):
-            await service.chat_requests("id", body(number))
-    await service.chat_requests("id", body(3))  # what another has compiled takes no room
+            await requests_of(service, body(number))
+    await requests_of(service, body(3))  # what another has compiled takes no room
     waiting.pop(0)
-    waiting.append(await service.chat_requests("id", body(5)))
+    waiting.append(await requests_of(service, body(5)))
     with pytest.raises(OverloadedError):
-        await service.chat_requests("id", body(6))
+        await requests_of(service, body(6))
 
 
 @given(seed=st.integers(-MAX_SEED, MAX_SEED))

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
-from pydantic import Field, model_validator
+from pydantic import model_validator
 
 from adaptspec.errors import RequestError
-from adaptspec.models.chat.chat_template import RenderOptions
 from adaptspec.models.chat.template_traits import new_call_id
 from adaptspec.models.grammars import JSON_STYLE
 from adaptspec.request import Grammar, Reasoning
@@ -18,32 +17,29 @@ from adaptspec.server.api.answers import Answer, Bytes, Finish, Json, Metrics, R
 from adaptspec.server.api.call_reader import CallReader, CallStart, Part, TextPiece
 from adaptspec.server.api.content_logprobs import ContentLogprobs, ShownToken
 from adaptspec.server.api.generation_body import (
-    EFFORT,
     NO_PROVENANCE,
     PROVENANCE,
     Alternatives,
-    Effort,
     GenerationBody,
     Hints,
     MostTokens,
     Verbosity,
 )
 from adaptspec.server.api.messages import Messages, Text
+from adaptspec.server.api.prompt_fields import PromptFields
 from adaptspec.server.api.reasoning import (
     PieceQueue,
     ReasoningPiece,
     ReasoningReader,
     ReasoningTokens,
     Span,
-    with_effort,
 )
 from adaptspec.server.api.response_format import schema_of
 from adaptspec.server.api.schemas.schema_words import EXTENSION
 from adaptspec.server.api.structured_outputs import ConstraintFields
-from adaptspec.server.api.template_fields import TemplateFields
-from adaptspec.server.api.tool_choice import ToolChoice, check_choice, chosen_names, mode_of
+from adaptspec.server.api.tool_choice import chosen_names, mode_of
 from adaptspec.server.api.tool_forms import HERMES, ToolForm
-from adaptspec.server.api.tools import TOOL_PATH, Tools, tool_grammar
+from adaptspec.server.api.tools import TOOL_PATH, tool_grammar
 from adaptspec.server.api.wire import WireModel
 from adaptspec.server.limits import ServerLimits
 from adaptspec.types import Completion, Delta, FinishReason, Piece, TokenLogprob
@@ -61,7 +57,7 @@ _WITH_LOGPROBS = {"properties": {"logprobs": {"const": True}}, "required": ["log
 _NO_TOOLS = {"anyOf": [{"type": "null"}, {"type": "array", "maxItems": 0}]}
 
 
-class ChatBody(GenerationBody, TemplateFields, ConstraintFields, Hints):
+class ChatBody(GenerationBody, PromptFields, ConstraintFields, Hints):
     """A request for the next message of a conversation."""
 
     messages: Messages
@@ -69,11 +65,8 @@ class ChatBody(GenerationBody, TemplateFields, ConstraintFields, Hints):
     logprobs: bool | None = None
     top_logprobs: Alternatives | None = None
     prediction: PredictedText | None = None
-    tools: Tools | None = None
-    tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
     verbosity: Verbosity = None
-    reasoning_effort: Annotated[Effort | None, Field(description=EFFORT)] = None
 
     no_ops: ClassVar[Mapping[str, tuple[object, ...]]] = {
         **GenerationBody.no_ops,
@@ -95,7 +88,7 @@ class ChatBody(GenerationBody, TemplateFields, ConstraintFields, Hints):
     }
     together: ClassVar[Sequence[Mapping[str, Any]]] = (
         *GenerationBody.together,
-        *TemplateFields.together,
+        *PromptFields.together,
         {"anyOf": [_WITH_LOGPROBS, _NO_ALTERNATIVES]},
         {"anyOf": [{"properties": {name: {"type": "null"}}} for name in ("max_tokens", "max_completion_tokens")]},
         {
@@ -126,9 +119,6 @@ class ChatBody(GenerationBody, TemplateFields, ConstraintFields, Hints):
         return (self.top_logprobs or 0) if self.logprobs else None
 
     @property
-    def render_options(self) -> RenderOptions:
-        return with_effort(super().render_options, self.reasoning_effort)
-
     @property
     def calls(self) -> bool:
         return bool(self.tools) and self.tool_choice != "none"
@@ -136,10 +126,10 @@ class ChatBody(GenerationBody, TemplateFields, ConstraintFields, Hints):
     @property
     def constrained(self) -> bool:
         """Whether there may be a grammar, which takes its time to write."""
-        return bool(self.tools) or self.formatted or self.asked is not None
+        return bool(self.tools) or self.wants_json or self.asked is not None
 
     def grammar(self, limits: ServerLimits = ServerLimits(), form: ToolForm = HERMES) -> Grammar | None:
-        """What the answer must be; None where any text will do. `form` is how the model writes calls by itself.
+        """What the answer must be; None where any text will do. `form` is how calls are written.
 
         Where a call may be made, but need not be, an answer is calls or what `response_format` asks for; a call that
         must be made leaves the format to a later turn. Words of schemas that are left out are added to `warnings`.
@@ -156,26 +146,20 @@ class ChatBody(GenerationBody, TemplateFields, ConstraintFields, Hints):
             self.tool_choice,
             parallel=self.parallel_tool_calls is not False,
             limits=limits,
-            form=self.call_form(form),
+            form=form,
             answer=None if answer is None else answer | {EXTENSION: JSON_STYLE},
             warnings=self.warnings,
             path=self.tool_path,
         )
 
-    def call_form(self, own: ToolForm) -> ToolForm:
-        """The form in which calls are to be written: the model's `own`, unless an answer in JSON can begin as it."""
-        is_either = self.formatted and mode_of(self.tool_choice) == "auto"
-        return own if own.mark or own.token_id is not None or not is_either else HERMES
-
     def call_reader(self, form: ToolForm = HERMES) -> CallReader:
-        """Reads the calls of one answer. `form` is how the model writes them by itself."""
-        names, wanted = self._tool_names, chosen_names(self.tool_choice)
+        """Reads the calls of one answer, which are written in `form`."""
+        names, wanted = self.tool_names, chosen_names(self.tool_choice)
         callable_names = names if wanted is None else [name for name in names if name in wanted]
-        return CallReader(self.calls, self.call_form(form), callable_names)
+        return CallReader(self.calls, form, callable_names)
 
     @model_validator(mode="after")
     def _check_chat(self) -> ChatBody:
-        check_choice(self._tool_names, self.tool_choice, self.warnings)
         if self.asked is not None and self.calls:
             raise RequestError(
                 f"{self.asked.param} and tools cannot both say what to write; send one of them", self.asked.param
@@ -187,10 +171,6 @@ class ChatBody(GenerationBody, TemplateFields, ConstraintFields, Hints):
         if self.max_tokens is not None and self.max_completion_tokens is not None:
             raise RequestError("send max_completion_tokens or max_tokens, not both", "max_tokens")
         return self
-
-    @property
-    def _tool_names(self) -> list[str]:
-        return [tool.function.name for tool in self.tools or ()]
 
 
 class Alternative(Answer):
@@ -281,7 +261,7 @@ class ChatReply(Reply):
     ) -> None:
         """`hidden` are the special tokens, which are in no text. `leading` are the bytes of a token that begins one.
 
-        `form` is how the model writes calls by itself.
+        `form` is how calls are written.
         """
         super().__init__(model, body.choices, body.warnings)
         self._bytes_of = bytes_of

@@ -15,7 +15,7 @@ from adaptspec.models.chat.chat_template import ChatTemplate, RenderOptions
 from adaptspec.models.tokenization import TokenBytes
 from adaptspec.server.api.answers import Json
 from adaptspec.server.api.messages import Message
-from adaptspec.server.api.tool_forms import HERMES, ToolForm, own_form
+from adaptspec.server.api.tool_forms import IN_WORDS, ToolForm, form_of
 from adaptspec.server.api.tools import Tool, written_out
 from adaptspec.server.api.warnings import Warnings
 from adaptspec.server.threads import Lanes, within
@@ -54,14 +54,10 @@ class Codec:
     def bytes_of(self) -> TokenBytes:
         return TokenBytes(self._tokenizer)
 
-    @property
-    def tool_form(self) -> ToolForm:
-        """How the model writes tool calls."""
-        return self._own_form or HERMES
-
     @cached_property
-    def _own_form(self) -> ToolForm | None:
-        return own_form(self.template)
+    def tool_form(self) -> ToolForm:
+        """The form of tool calls in the chat template, probed at the first use."""
+        return form_of(self.template)
 
     async def encode(self, text: str, *, add_special_tokens: bool = True, param: str = "prompt") -> tuple[int, ...]:
         """Token ids of a text, which came in the field `param`. Raises PromptTooLongError."""
@@ -95,11 +91,11 @@ class Codec:
         messages: Sequence[Message],
         tools: Sequence[Tool] = (),
         options: RenderOptions | None = None,
-        form: ToolForm | None = None,
+        form: ToolForm = IN_WORDS,
         *,
         warnings: Warnings | None = None,
     ) -> tuple[int, ...]:
-        """Token ids of a conversation. `form` is how calls are to be written; None: as the model does by itself.
+        """Token ids of a conversation. `form` is how calls are to be written.
 
         `warnings` get it where the template leaves out earlier messages.
 
@@ -139,7 +135,7 @@ class Codec:
         }
 
     async def _rendered(
-        self, messages: Sequence[Message], tools: Sequence[Tool], options: RenderOptions, form: ToolForm | None
+        self, messages: Sequence[Message], tools: Sequence[Tool], options: RenderOptions, form: ToolForm
     ) -> tuple[str, bool]:
         """The text of a conversation, and whether earlier messages are not in it.
 
@@ -156,14 +152,14 @@ class Codec:
                 raise RequestError(f"{told} for these messages; send fewer or shorter ones", "messages") from error
 
     def _render(
-        self, messages: Sequence[Message], tools: Sequence[Tool], options: RenderOptions, form: ToolForm | None
+        self, messages: Sequence[Message], tools: Sequence[Tool], options: RenderOptions, form: ToolForm
     ) -> tuple[str, bool]:
         template = self.template
         plain = template.marked([message.plain() for message in messages])
         tools = [_marked(tool, template) for tool in tools]
         options = replace(options, values=template.marked(dict(options.values)))
         given: list[Json] | None = None
-        if tools and self._own_form is not None and form in (None, self._own_form):
+        if tools and not form.in_words:
             given = [tool.plain() for tool in tools]
         elif tools or (not template.renders_calls and any(m.tool_calls or m.role == "tool" for m in messages)):
             plain = written_out(plain, tools)

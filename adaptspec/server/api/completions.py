@@ -83,7 +83,7 @@ class CompletionBody(GenerationBody, ConstraintFields):
     @property
     def constrained(self) -> bool:
         """Whether there is a grammar, which takes its time to compile."""
-        return self.formatted or self.asked is not None
+        return self.wants_json or self.asked is not None
 
     def grammar(self, limits: ServerLimits = ServerLimits()) -> Grammar | None:
         """What each answer must be; None where any text will do. Raises RequestError for too much of a constraint."""

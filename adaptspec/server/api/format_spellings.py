@@ -27,7 +27,7 @@ def one_spelling(value: object) -> object:
     if given.get("type") not in _TYPES:
         return given
     if isinstance(given.get("json_schema"), dict):
-        outside = {name: given.pop(name) for name in _NEXT_TO if name in given}
+        outside = {name: given.pop(name) for name in _DESCRIPTION_KEYS if name in given}
         return {**given, "json_schema": {**outside, **given["json_schema"]}}
     if "value" in given and "schema" not in given:
         given |= _unwrapped(given.pop("value"))

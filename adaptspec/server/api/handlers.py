@@ -46,8 +46,8 @@ async def chat_completions(http: web.Request) -> web.StreamResponse:
     bytes_of = service.codec.bytes_of
     form = service.tool_form(body)
     reply = ChatReply(service.engine.target.name, body, bytes_of, bytes_of.hidden, bytes_of.leading, form=form)
-    requests = await service.chat_requests(reply.id, body, http.get(KEY_NAME))
-    reply.expect(await service.reasoning(body, requests[0].prompt))
+    requests, reasoning = await service.chat_requests(reply.id, body, form, http.get(KEY_NAME))
+    reply.expect(reasoning)
     return await _answer(http, body, reply, requests)
 
 
@@ -60,11 +60,11 @@ async def responses(http: web.Request) -> web.StreamResponse:
     try:
         chat = await service.reading.run(body.weight, body.chat)
         bytes_of, name = service.codec.bytes_of, service.engine.target.name
-        reader = chat.call_reader(service.tool_form(chat))
+        form = service.tool_form(chat)
         matched = ContentLogprobs(bytes_of, bytes_of.hidden, bytes_of.leading) if body.logprobs else None
-        reply = ResponseReply(name, body, bytes_of, reader, matched)
-        requests = await service.chat_requests(reply.id, chat, http.get(KEY_NAME))
-        reply.expect(await service.reasoning(chat, requests[0].prompt))
+        reply = ResponseReply(name, body, bytes_of, chat.call_reader(form), matched)
+        requests, reasoning = await service.chat_requests(reply.id, chat, form, http.get(KEY_NAME))
+        reply.expect(reasoning)
     except RequestError as error:
         raise renamed(error, OWN_NAMES) from error
     service.warning_log.report(body.warnings)

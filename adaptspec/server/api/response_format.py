@@ -72,6 +72,16 @@ ResponseFormat = Annotated[
 ]
 
 
+class FormatField(WireModel):
+    """OpenAI's word for what an answer must be."""
+
+    response_format: ResponseFormat | None = None
+
+    @property
+    def wants_json(self) -> bool:
+        return isinstance(self.response_format, (JsonObjectFormat, JsonSchemaFormat))
+
+
 def schema_of(
     wanted: TextFormat | JsonObjectFormat | JsonSchemaFormat | RegexFormat | GrammarFormat | None,
     limits: ServerLimits = ServerLimits(),

@@ -20,11 +20,9 @@ from adaptspec.request import Grammar
 from adaptspec.server.api.grammar_text import lark_of
 from adaptspec.server.api.response_format import (
     SCHEMA_PATH,
+    FormatField,
     GrammarFormat,
-    JsonObjectFormat,
-    JsonSchemaFormat,
     RegexFormat,
-    ResponseFormat,
     TextFormat,
     grammar_of,
 )
@@ -102,10 +100,9 @@ _PARTS: Mapping[str, tuple[str, Kind]] = {
 }
 
 
-class ConstraintFields(RequestBody):
+class ConstraintFields(FormatField, RequestBody):
     """What an answer must be, in OpenAI's words (`response_format`) or in others; a request may have one of these."""
 
-    response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
     guided_choice: Choices | None = None
     guided_regex: str | None = None
@@ -144,11 +141,6 @@ class ConstraintFields(RequestBody):
         if isinstance(wanted, GrammarFormat):
             return Asked("response_format.grammar", "grammar", wanted.grammar)
         return found[0] if found else None
-
-    @property
-    def formatted(self) -> bool:
-        """Whether `response_format` asks for JSON."""
-        return isinstance(self.response_format, (JsonObjectFormat, JsonSchemaFormat))
 
     def constraint(self, limits: ServerLimits = ServerLimits()) -> Grammar | None:
         """The grammar of what these fields ask for; None where any text will do. Words left out go to `warnings`.

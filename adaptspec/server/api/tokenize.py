@@ -13,8 +13,7 @@ from adaptspec.errors import RequestError
 from adaptspec.models.sampling import check_tokens
 from adaptspec.server.api.answers import Answer
 from adaptspec.server.api.messages import Messages
-from adaptspec.server.api.template_fields import TemplateFields
-from adaptspec.server.api.tools import Tools
+from adaptspec.server.api.prompt_fields import PromptFields
 from adaptspec.server.api.wire import Name, RequestBody, TokenId
 from adaptspec.server.routes import Operation
 from adaptspec.server.service import SERVICE, read_body
@@ -22,18 +21,17 @@ from adaptspec.server.service import SERVICE, read_body
 _TOKEN = 8  # bytes of an answer
 
 
-class TokenizeBody(TemplateFields, RequestBody):
+class TokenizeBody(PromptFields):
     """A text or a conversation to count or look at; exactly one of the two."""
 
     model: Name | None = None
     prompt: str | None = None
     messages: Messages | None = None
-    tools: Tools | None = None
     add_special_tokens: bool | None = None
     return_token_strs: bool | None = None
 
     together: ClassVar[Sequence[Mapping[str, Any]]] = (
-        *TemplateFields.together,
+        *PromptFields.together,
         {
             "anyOf": [
                 {"properties": {one: {"not": {"type": "null"}}, other: {"type": "null"}}, "required": [one]}
@@ -45,8 +43,9 @@ class TokenizeBody(TemplateFields, RequestBody):
     @model_validator(mode="after")
     def _check_one(self) -> TokenizeBody:
         if self.prompt is None and self.messages is None:
-            told = "there is nothing to tokenize; send prompt (a text) or messages (a conversation)"
-            raise RequestError(told, "prompt")
+            raise RequestError(
+                "there is nothing to tokenize; send prompt (a text) or messages (a conversation)", "prompt"
+            )
         if self.prompt is not None and self.messages is not None:
             raise RequestError("send prompt or messages, not both", "prompt")
         if self.tools and self.messages is None:
@@ -107,9 +106,8 @@ async def tokenize(http: web.Request) -> web.Response:
         special = body.add_special_tokens is not False
         tokens = await service.codec.encode(body.prompt or "", add_special_tokens=special)
     else:
-        tokens = await service.codec.encode_chat(
-            body.messages, body.tools or (), options=body.render_options, warnings=body.warnings
-        )
+        form, options = service.tool_form(body), body.render_options
+        tokens = await service.codec.encode_chat(body.messages, body.tools or (), options, form, warnings=body.warnings)
     context = service.engine.target.context
     service.warning_log.report(body.warnings)
 

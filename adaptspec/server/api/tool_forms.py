@@ -1,7 +1,7 @@
 """The forms in which models write tool calls, and which of them a chat template uses.
 
 A form is what stands around the name and the arguments of a call. Where the template writes calls in no form of the
-table, the prompt describes that of Hermes in words (see `tools.written_out`), so that prompt and grammar agree.
+table, the prompt describes that of Hermes in words, so that prompt and grammar agree.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ class ToolForm:
 
     `mark` begins `head` and no text: calls may follow text, and text them. Without one an answer is calls or text.
     `token` comes before `opening`: a token of its own that is no text where the tokenizer calls it special; its id is
-    `token_id` then. `between` None: one call in an answer.
+    `token_id` then. `between` None: one call in an answer. `in_words`: the template does not write calls in this form,
+    so the prompt describes it (see `tools.written_out`).
     """
 
     head: str
@@ -32,6 +33,7 @@ class ToolForm:
     token: str = ""
     token_id: int | None = None
     mark: str = ""
+    in_words: bool = False
 
     @property
     def start(self) -> str:
@@ -48,6 +50,7 @@ OPEN, CLOSE = "<tool_call>", "</tool_call>"
 HERMES = ToolForm(
     head=f'{OPEN}\n{{"name": "', separator='", "arguments": ', tail=f"}}\n{CLOSE}", between="\n", mark=OPEN
 )
+IN_WORDS = replace(HERMES, in_words=True)
 LLAMA3 = ToolForm(head='{"name": "', separator='", "parameters": ', tail="}")
 MISTRAL = ToolForm(
     head='{"name": "',
@@ -86,10 +89,10 @@ _CALLED: Sequence[Mapping[str, Any]] = (
 )
 
 
-def own_form(template: ChatTemplate) -> ToolForm | None:
-    """The form in which a chat template writes calls; None: it is in no table, or the template renders no tools."""
-    if not template.renders_tools:
-        return None
+def form_of(template: ChatTemplate) -> ToolForm:
+    """The form in which a chat template writes calls; `IN_WORDS`: it is in no table, or the template lacks tools."""
+    if not template.traits.native_tools:
+        return IN_WORDS
     try:
         called = template.render(_CALLED, [_TOOL])
     except RequestError:
@@ -99,7 +102,7 @@ def own_form(template: ChatTemplate) -> ToolForm | None:
             return _with_token(form, template)
     # Its white space may be other than ours, or it writes no calls of earlier turns.
     is_hermes = template.writes(OPEN) and not any(template.writes(mark) for mark in _OTHER_FORMS)
-    return HERMES if is_hermes else None
+    return HERMES if is_hermes else IN_WORDS
 
 
 def _with_token(form: ToolForm, template: ChatTemplate) -> ToolForm:

@@ -209,7 +209,7 @@ async def test_a_round_of_tools_comes_out_in_every_family(family: str, ids: tupl
     tokenizer = tokenizer_of(family)
     codec, talk = Codec(tokenizer), round_of(*ids)
     for turn in (len(talk), 5):
-        text = tokenizer.decode(await codec.encode_chat(talk[:turn], tools))
+        text = tokenizer.decode(await codec.encode_chat(talk[:turn], tools, form=codec.tool_form))
         words = ["Be brief.", "Where is it warm?", "look", "Rome", "31 degrees", "find", "Oslo", "4 degrees"]
         assert [word for word in words if word not in text] == []
         assert text.index("Rome") < text.index("31 degrees") < text.index("4 degrees")
@@ -241,7 +241,8 @@ async def test_control_tokens_in_calls_and_results_can_be_kept_out(family: str) 
             Message(role="tool", tool_call_id="1", content=word),
         ]
         tool = Tool(type="function", function=Function(name="look", description=f"of {word}"))
-        ids = await Codec(tokenizer, template=ChatTemplate(tokenizer, sanitize=True)).encode_chat(talk, [tool])
+        codec = Codec(tokenizer, template=ChatTemplate(tokenizer, sanitize=True))
+        ids = await codec.encode_chat(talk, [tool], form=codec.tool_form)
         counts.append(list(ids).count(tokenizer.convert_tokens_to_ids(end)))
         assert tokenizer.decode(ids).count(word) >= 4
     assert counts[0] == counts[1]

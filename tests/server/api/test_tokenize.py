@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
+from aiohttp.test_utils import TestClient, TestServer
 
 from adaptspec.server.api.tokenize import TokenizerInfo
+from adaptspec.server.application import make_app
+from adaptspec.telemetry.metrics import Metrics
+from tests.models.chat.families import tokenizer_of
+from tests.server.conftest import FakeEngine
 
 
 @pytest.mark.parametrize("text", ["hello", "größer 猫\n", "x" * 21_000, ""])
@@ -33,6 +39,46 @@ async def test_a_conversation_with_tools_is_counted_as_a_chat_reads_it(post: Any
         await post("/v1/chat/completions", messages=messages, max_tokens=1, **fields)
         status, body = await post("/tokenize", messages=messages, **fields)
         assert (status, tuple(body["tokens"])) == (200, engine.seen[-1].prompt)
+
+
+JSON = {"type": "json_object"}
+CHOSEN = {"type": "function", "function": {"name": "f"}}
+
+
+@pytest.mark.parametrize("family", ["llama3", "qwen3", "mistral", "smollm2"])
+async def test_fields_that_change_the_prompt_are_counted_as_in_chats(family: str) -> None:
+    """An answer that is calls or JSON moves calls into another form; an effort sets variables of the template."""
+    tokenizer, engine = tokenizer_of(family), FakeEngine()
+    engine.target = replace(engine.target, vocab_size=len(tokenizer), context=10_000)
+    counts = []
+    async with TestClient(TestServer(make_app(engine, tokenizer, Metrics()))) as client:  # type: ignore[arg-type]
+        for fields in (
+            {},
+            {"reasoning_effort": "none"},
+            {"reasoning_effort": "high", "chat_template_kwargs": {"enable_thinking": False}},
+            {"tools": [TOOL]},
+            {"tools": [TOOL], "tool_choice": "none"},
+            {"tools": [TOOL], "tool_choice": CHOSEN, "response_format": JSON},
+            {"tools": [TOOL], "response_format": JSON},
+        ):
+            body = {"messages": [{"role": "user", "content": "a"}], **fields}
+            answers = []
+            for path in ("/v1/chat/completions", "/tokenize"):
+                async with client.post(path, json=body | ({"max_tokens": 1} if "chat" in path else {})) as response:
+                    assert response.status == 200, await response.text()
+                    answers.append(await response.json())
+            assert answers[0]["usage"]["prompt_tokens"] == answers[1]["count"]
+            counts.append(answers[1]["count"])
+    assert (counts[0] != counts[1]) == (family == "qwen3"), "the effort reaches a template that reads it"
+    assert (counts[3] != counts[6]) == (family in ("llama3", "mistral")), "a call there begins as JSON does"
+
+
+@pytest.mark.parametrize(
+    "fields", [{"tool_choice": "required"}, {"tools": [TOOL], "tool_choice": {**CHOSEN, "function": {"name": "g"}}}]
+)
+async def test_a_choice_of_tools_is_checked_as_in_chats(post: Any, fields: dict[str, Any]) -> None:
+    status, answer = await post("/tokenize", messages=[{"role": "user", "content": "a"}], **fields)
+    assert (status, answer["error"]["param"]) == (400, "tool_choice")
 
 
 @pytest.mark.parametrize("text", ["hello", "größer 猫\n", ""])

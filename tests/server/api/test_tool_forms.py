@@ -14,7 +14,17 @@ from adaptspec.server.api.call_reader import CallReader
 from adaptspec.server.api.chat import gathered
 from adaptspec.server.api.codec import Codec
 from adaptspec.server.api.messages import Message
-from adaptspec.server.api.tool_forms import FORMS, HERMES, LLAMA3, MISTRAL, MISTRAL_SPACED, OPEN, ToolForm, own_form
+from adaptspec.server.api.tool_forms import (
+    FORMS,
+    HERMES,
+    IN_WORDS,
+    LLAMA3,
+    MISTRAL,
+    MISTRAL_SPACED,
+    OPEN,
+    ToolForm,
+    form_of,
+)
 from adaptspec.server.api.tools import Tool, tool_grammar
 from tests.conftest import tiny_tokenizer
 from tests.models.chat.families import FAMILIES, source_of, template_of, tokenizer_of
@@ -42,7 +52,7 @@ def messages(*more: dict[str, Any]) -> list[Message]:
 
 def rendered(codec: Codec, conversation: list[Message], tools: list[Tool]) -> str:
     async def text() -> str:
-        return await codec.decode(await codec.encode_chat(conversation, tools))
+        return await codec.decode(await codec.encode_chat(conversation, tools, form=codec.tool_form))
 
     return asyncio.run(text())
 
@@ -50,7 +60,7 @@ def rendered(codec: Codec, conversation: list[Message], tools: list[Tool]) -> st
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_template_gives_its_form_or_none(family: str) -> None:
     """Those that write calls otherwise, or know of no tools, are helped with words."""
-    assert own_form(template_of(family)) == OWN.get(family)
+    assert form_of(template_of(family)) == OWN.get(family, IN_WORDS)
 
 
 def test_calls_in_the_same_tags_but_in_another_form_are_not_taken_for_ours() -> None:
@@ -64,17 +74,17 @@ def test_calls_in_the_same_tags_but_in_another_form_are_not_taken_for_ours() -> 
         "<parameter={{ key }}>{{ value }}</parameter>{% endfor %}"
         "</function>\n</tool_call>{% endfor %}\n{% endfor %}"
     )
-    assert ChatTemplate(template).renders_tools
-    assert own_form(ChatTemplate(template)) is None
+    assert ChatTemplate(template).traits.native_tools
+    assert form_of(ChatTemplate(template)) == IN_WORDS
     template.chat_template = template.chat_template.replace("<function=", "<tool:")
-    assert own_form(ChatTemplate(template)) == HERMES, "a form that is not known to be another"
+    assert form_of(ChatTemplate(template)) == HERMES, "a form that is not known to be another"
 
 
 def test_white_space_before_a_list_of_calls_is_the_templates() -> None:
     """As SentencePiece has it."""
     tokenizer = tokenizer_of("mistral")
     tokenizer.chat_template = source_of("mistral").replace('"[TOOL_CALLS]["', '"[TOOL_CALLS] ["')
-    assert own_form(ChatTemplate(tokenizer)) == MISTRAL_SPACED
+    assert form_of(ChatTemplate(tokenizer)) == MISTRAL_SPACED
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -85,7 +95,7 @@ def test_prompt_grammar_and_reader_agree(family: str) -> None:
     form = codec.tool_form
     asked = rendered(codec, messages(), TOOLS)
     assert "weather_now" in asked
-    assert (OPEN in asked) is (form == HERMES)
+    assert (OPEN in asked) is (form in (HERMES, IN_WORDS))
     text = form.token + form.opening + form.written("weather", CALLED) + form.closing
     grammar = tool_grammar(TOOLS, "auto", parallel=True, form=form)
     assert grammar is not None

@@ -119,7 +119,7 @@ def body(**more: Any) -> ChatBody:
 
 def fitting(tokenizer: Any, asked: ChatBody, texts: list[str], form: ToolForm = HERMES) -> list[str]:
     """Which of the texts the grammar of a request lets be written."""
-    grammars, grammar = Grammars(tokenizer, 260, (1,)), asked.grammar(form=form)
+    grammars, grammar = Grammars(tokenizer, 260, (1,)), asked.grammar(form=asked.call_form(form))
     assert grammar is not None
 
     def fits(text: str) -> bool:
@@ -160,7 +160,8 @@ def test_tools_and_a_format_ask_for_calls_or_an_answer(
 def test_answers_to_tools_and_a_format_are_read_alike_whole_and_in_pieces(format_of: Any, text: str) -> None:
     """Calls as calls, the answer as text: also in forms in which a call begins as an answer may."""
     done = Completion("r", text, (1,), 1, FinishReason.STOP, SpeculationStats(), Timings(0.0, 0.0, 0.0, 1.0))
-    reply = ChatReply("tiny", body(response_format=format_of), lambda _: b"", form=LLAMA3)
+    asked = body(response_format=format_of)
+    reply = ChatReply("tiny", asked, lambda _: b"", form=asked.call_form(LLAMA3))
     message = reply.choice(0, done).message
     deltas = [Delta("r", letter, (1,)) for letter in text] + [Delta("r", "", (), done)]
     chunks = [chunk["delta"] for i, delta in enumerate(deltas) for chunk in reply.chunks(0, delta, first=i == 0)]
