@@ -55,7 +55,7 @@ def test_every_argument_reaches_its_setting(asked: list[ServeConfig], tmp_path: 
             engine,
             "0.0.0.0",
             0,
-            "fox",
+            ("fox",),
             7,
             2.5,
             compat_vllm=True,

@@ -29,6 +29,7 @@ from pydantic_core import CoreSchema, ErrorDetails, from_json, to_json
 from adaptspec.errors import RequestError
 from adaptspec.quantity import quantity
 from adaptspec.server.api.neutral_values import ANY_VALUE, OF_OTHERS
+from adaptspec.server.api.value_faults import value_fault
 from adaptspec.server.api.warnings import Warnings, name_of
 from adaptspec.server.limits import ServerLimits
 
@@ -46,8 +47,8 @@ TokenId = Annotated[
     int, Field(ge=0, le=2**31 - 1), WithJsonSchema({"type": "integer", "minimum": 0, "format": TOKEN_ID})
 ]
 
-NEUTRAL_VALUES = "x-neutral-values"  # in a schema: fields of other servers, and the values that are accepted
 _SHOWN = 60  # characters of a client's own words that are repeated in a message
+NEUTRAL_VALUES = "x-neutral-values"  # in a schema: fields of other servers, and the values that are accepted
 _AT_ONCE = 2**16  # bytes of a body that are looked at together
 # Which limit bounds a number, and which one the length of a list or an object.
 _NUMBERS = {
@@ -185,12 +186,12 @@ def parse(model: type[Body], raw: bytes, limits: ServerLimits = ServerLimits()) 
         same = [detail for detail in details if detail["loc"][:1] == details[0]["loc"][:1]]
         near = ("literal_error", "too_short", "too_long")
         detail = max(same, key=lambda one: (len(_place(document, one)), one["type"] in near))
-        raise _refusal(model, detail, _place(document, detail)) from error
-
-
-def shown(text: str) -> str:
-    """A client's own words, quoted and cut, for use in a message."""
-    return f"`{text[:_SHOWN]}...`" if len(text) > _SHOWN else f"`{text}`"
+        place = _place(document, detail)
+        alike = [one for one in same if one is not detail and _place(document, one) == place]
+        fault = value_fault([detail, *alike], _quoted(document, place))
+        if fault is not None:
+            raise RequestError(f"{shown(_path(place))} {fault}", _path(place)[:_SHOWN]) from error
+        raise _refusal(model, detail, place) from error
 
 
 def renamed(error: RequestError, names: Mapping[str, str]) -> RequestError:
@@ -201,6 +202,11 @@ def renamed(error: RequestError, names: Mapping[str, str]) -> RequestError:
     told = type(error)(str(error).replace(field, names[field]), names[field])
     told.__cause__ = error
     return told
+
+
+def shown(text: str) -> str:
+    """A client's own words, quoted and cut, for use in a message."""
+    return f"`{text[:_SHOWN]}...`" if len(text) > _SHOWN else f"`{text}`"
 
 
 def without_no_ops(model: type[WireModel], document: dict[str, Any]) -> dict[str, Any]:
@@ -324,6 +330,16 @@ def _ways(at: Any, steps: tuple[int | str, ...]) -> Iterator[tuple[int | str, ..
     if name in at if isinstance(at, dict) else isinstance(at, list) and isinstance(name, int) and name < len(at):
         yield from ((name, *way) for way in _ways(at[name], rest))
     yield from _ways(at, rest)
+
+
+def _quoted(document: dict[str, Any], place: tuple[int | str, ...]) -> str | None:
+    """The value at a place, for use in a message; None for lists and objects, and where there is none."""
+    at: Any = document
+    for name in place:
+        if isinstance(at, dict) and name not in at:
+            return None
+        at = at[name]
+    return None if isinstance(at, (dict, list)) else shown(at if isinstance(at, str) else to_json(at).decode())
 
 
 def _reason(detail: ErrorDetails) -> str:

@@ -59,15 +59,15 @@ async def test_variables_reach_the_template(
     [
         ({"continue_final_message": True, "add_generation_prompt": True}, "continue_final_message", "send one of them"),
         ({"continue_final_message": True, "messages": [SYSTEM]}, "continue_final_message", "of the role assistant"),
-        ({"continue_final_message": "yes"}, "continue_final_message", "boolean"),
-        ({"add_generation_prompt": 1}, "add_generation_prompt", "boolean"),
+        ({"continue_final_message": "yes"}, "continue_final_message", "true or false"),
+        ({"add_generation_prompt": 1}, "add_generation_prompt", "true or false"),
         ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs", "set by the server"),
         ({"chat_template_kwargs": {"add_generation_prompt": False}}, "chat_template_kwargs", "set by the server"),
         ({"chat_template_kwargs": {"bos_token": "x"}}, "chat_template_kwargs", "set by the server"),
         ({"chat_template_kwargs": {"a": ["x" * 20_000]}}, "chat_template_kwargs", "characters"),
         ({"chat_template_kwargs": {"a": [[[[[1]]]]]}}, "chat_template_kwargs", "nests"),
         ({"chat_template_kwargs": {"a": [0] * 999}}, "chat_template_kwargs", "values"),
-        ({"chat_template_kwargs": [1]}, "chat_template_kwargs", "dictionary"),
+        ({"chat_template_kwargs": [1]}, "chat_template_kwargs", "a JSON object"),
         ({"chat_template": "{{ messages }}"}, "chat_template", "not a field"),
     ],
 )
