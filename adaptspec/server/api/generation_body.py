@@ -232,8 +232,8 @@ Metadata = Annotated[
     dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]], Field(max_length=16)
 ]
 EFFORT = (
-    "Goes to the chat template as `reasoning_effort`, and as `enable_thinking` and `thinking`: false for none, else "
-    "true. Templates that know none of these stay as they are; `chat_template_kwargs` win."
+    "Passed to the chat template. It also sets `enable_thinking` and `thinking`: false for none, true otherwise, over "
+    "the server's own values; `chat_template_kwargs` of the request win."
 )
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 

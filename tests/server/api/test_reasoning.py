@@ -172,6 +172,21 @@ def test_an_effort_becomes_variables_that_clients_may_overrule(
     assert with_effort(RenderOptions(values=given_values), effort).values == values
 
 
+@pytest.mark.parametrize("usual", [True, False])
+@pytest.mark.parametrize(("effort", "thinks"), [("none", False), ("low", True), ("max", True)])
+def test_an_effort_goes_over_what_the_server_was_started_with(
+    tokenizer: Any, usual: bool, effort: str, thinks: bool
+) -> None:
+    """As at vLLM: a client that asks for reasoning gets it, unless it switches it off itself."""
+    mine = copy.deepcopy(tokenizer)
+    mine.chat_template = HYBRID
+    server = ChatTemplate(mine, {"enable_thinking": usual})
+    talk = [{"role": "user", "content": "x"}]
+    assert server.render(talk, options=with_effort(RenderOptions(), effort)).endswith("</think>\n\n") != thinks
+    off = RenderOptions(values={"enable_thinking": False})
+    assert server.render(talk, options=with_effort(off, effort)).endswith("</think>\n\n")
+
+
 def test_pieces_are_given_out_by_characters() -> None:
     queue = PieceQueue()
     queue.put([Piece("<th", "ngram"), Piece("ink>a", None), Piece("bc", "ngram")])
