@@ -10,7 +10,7 @@ import asyncio
 import logging
 import os
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 
 READY, STOPPING, ALIVE = "READY=1", "STOPPING=1", "WATCHDOG=1"
 _log = logging.getLogger(__name__)
@@ -42,10 +42,12 @@ def watchdog_seconds(environment: Mapping[str, str] = os.environ) -> float | Non
     return microseconds / 1e6 if microseconds > 0 and process == os.getpid() else None
 
 
-async def send_watchdog_reports(alive: Callable[[], bool]) -> None:
+async def send_watchdog_reports(
+    alive: Callable[[], bool], sleep: Callable[[float], Awaitable[object]] = asyncio.sleep
+) -> None:
     """Notify systemd in half the time it allows, as long as `alive()`; returns at once where it does not ask for it."""
     seconds = watchdog_seconds()
     while seconds is not None:
         if alive():
             notify(ALIVE)
-        await asyncio.sleep(seconds / 2)
+        await sleep(seconds / 2)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import select
 import signal
 import socket
 from collections.abc import Iterator
@@ -13,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from adaptspec.server.systemd import notify, watchdog_seconds
+from adaptspec.server.systemd import notify, send_watchdog_reports, watchdog_seconds
 from tests.server.test_run import start
 
 
@@ -44,24 +43,40 @@ async def test_a_server_is_ready_once_it_listens_and_stopping_at_a_signal(app: A
     await asyncio.wait_for(server, 5.0)
 
 
-async def test_the_watchdog_is_quiet_as_long_as_the_engine_lives(
-    app: Any, engine: Any, received: socket.socket, monkeypatch: pytest.MonkeyPatch
+async def test_reports_come_twice_in_the_time_of_the_watchdog_as_long_as_the_engine_lives(
+    received: socket.socket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An engine that hangs or has stopped lets systemd restart the server."""
+    monkeypatch.setenv("WATCHDOG_USEC", "30000000")
+    monkeypatch.setenv("WATCHDOG_PID", str(os.getpid()))
+    lives, slept = iter((True, True, False, True, False)), list[float]()
+
+    async def sleep(seconds: float) -> None:
+        slept.append(seconds)
+
+    with pytest.raises(RuntimeError, match="StopIteration"):
+        await send_watchdog_reports(lambda: next(lives), sleep)
+    assert slept == [15.0] * 5
+    received.setblocking(False)
+    assert [received.recv(1000) for _ in range(3)] == [b"WATCHDOG=1"] * 3
+    with pytest.raises(BlockingIOError):
+        received.recv(1000)
+
+
+async def test_a_server_reports_to_the_watchdog_until_it_stops(
+    app: Any, received: socket.socket, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("WATCHDOG_USEC", "20000")
     monkeypatch.setenv("WATCHDOG_PID", str(os.getpid()))
     _, server = await start(app)
-    assert [await next_report(received) for _ in range(4)].count("WATCHDOG=1") >= 3
-    engine.alive = False
-    await asyncio.sleep(0.05)
-    received.setblocking(False)
-    while select.select([received], [], [], 0.0)[0]:
-        received.recv(1000)
-    await asyncio.sleep(0.05)
-    with pytest.raises(BlockingIOError):
-        received.recv(1000)
+    assert {await next_report(received) for _ in range(3)} == {"READY=1", "WATCHDOG=1"}
     server.cancel()
     await asyncio.gather(server, return_exceptions=True)
+
+
+async def test_without_a_watchdog_nothing_is_reported(received: socket.socket, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("WATCHDOG_USEC", raising=False)
+    await send_watchdog_reports(lambda: pytest.fail("it was asked for"))
 
 
 @pytest.mark.parametrize("address", ["", "relative", "vsock:2:1234", "/nowhere/notify", "@adaptspec-no-such-socket"])

@@ -11,32 +11,55 @@ import pytest
 from adaptspec.server.api.chat import ChatBody
 from adaptspec.server.api.warnings import KINDS, MAX_LOGGED, MAX_WARNINGS, WarningLog, Warnings, name_of
 
+PLAIN = {"role": "user", "content": "x"}
+ODD = {**PLAIN, "mood": "good"}
+SCHEMA = {"type": "object", "not": {"required": ["a"]}, "uniqueItems": True}
 BODIES: dict[str, dict[str, Any]] = {
     "/v1/completions": {"prompt": "x", "max_tokens": 3},
-    "/v1/chat/completions": {"messages": [{"role": "user", "content": "x"}], "max_tokens": 3},
-    "/v1/responses": {"input": "x", "max_output_tokens": 3},
-    "/tokenize": {"prompt": "x"},
+    "/v1/chat/completions": {"messages": [PLAIN], "max_tokens": 3},
+    "/v1/responses": {"input": [PLAIN], "max_output_tokens": 3},
+    "/tokenize": {"messages": [PLAIN]},
+}
+_MOOD = "messages[].mood is not used by this server and was dropped"
+# What of each body has no effect, the warnings of it, and how many of each kind these are.
+ODDITIES: dict[str, tuple[dict[str, Any], list[str], dict[str, int]]] = {
+    "/v1/completions": (
+        {"guided_json": SCHEMA},
+        ["guided_json.not is not enforced", "guided_json.uniqueItems is not enforced"],
+        {"schema": 2},
+    ),
+    "/v1/chat/completions": (
+        {"messages": [ODD, ODD], "guided_json": {"type": "object", "not": {"required": ["a"]}}},
+        [_MOOD, "guided_json.not is not enforced"],
+        {"field": 2, "schema": 1},
+    ),
+    "/v1/responses": (
+        {"input": [{"type": "reasoning", "summary": []}, {**PLAIN, "mood": "good"}]},
+        [
+            "input[] of the type reasoning cannot be used here and were dropped",
+            "input[].mood is not used by this server and was dropped",
+        ],
+        {"item": 1, "field": 1},
+    ),
+    "/tokenize": (
+        {"messages": [ODD, {**ODD, "name_tag": 1}]},
+        [_MOOD, "messages[].name_tag is not used by this server and was dropped"],
+        {"field": 3},
+    ),
 }
 
 
-@pytest.fixture
-def warned(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every body comes with two warnings."""
-
-    def filled(warnings: Warnings) -> None:
-        plain(warnings)
-        warnings.add("field", "one")
-        warnings.add("schema", "two")
-        warnings.add("field", "one")
-
-    plain = Warnings.__init__
-    monkeypatch.setattr(Warnings, "__init__", filled)
+async def warned(post: Any, path: str) -> list[str]:
+    odd, _, _ = ODDITIES[path]
+    status, answer = await post(path, **BODIES[path] | odd)
+    assert status == 200
+    warnings: list[str] = answer["warnings"]
+    return warnings
 
 
 @pytest.mark.parametrize("path", BODIES)
-async def test_whole_answers_list_them(post: Any, warned: None, path: str) -> None:
-    status, answer = await post(path, **BODIES[path])
-    assert (status, answer["warnings"]) == (200, ["one", "two"])
+async def test_whole_answers_list_them(post: Any, path: str) -> None:
+    assert await warned(post, path) == ODDITIES[path][1]
 
 
 @pytest.mark.parametrize("path", BODIES)
@@ -48,27 +71,30 @@ async def test_answers_without_any_have_no_such_field(post: Any, path: str) -> N
 
 @pytest.mark.parametrize("usage", [False, True])
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/v1/responses"])
-async def test_the_last_chunk_of_a_stream_lists_them(client: Any, warned: None, path: str, usage: bool) -> None:
+async def test_the_last_chunk_of_a_stream_lists_them(client: Any, path: str, usage: bool) -> None:
+    odd, texts, _ = ODDITIES[path]
     options = {"stream_options": {"include_usage": True}} if usage and path != "/v1/responses" else {}
-    async with client.post(path, json=BODIES[path] | {"stream": True} | options) as response:
+    async with client.post(path, json=BODIES[path] | odd | {"stream": True} | options) as response:
         lines = [line[6:] for line in (await response.text()).splitlines() if line.startswith("data: {")]
     events = [json.loads(line) for line in lines]
     found = [event.get("response", event).get("warnings") for event in events]
-    assert found == [None] * (len(found) - 1) + [["one", "two"]]
+    assert found == [None] * (len(found) - 1) + [texts]
 
 
+@pytest.mark.parametrize("path", BODIES)
 async def test_they_are_counted_by_kind_and_logged_once(
-    client: Any, post: Any, warned: None, caplog: pytest.LogCaptureFixture
+    client: Any, post: Any, path: str, caplog: pytest.LogCaptureFixture
 ) -> None:
+    _, texts, counts = ODDITIES[path]
     with caplog.at_level(logging.WARNING):
         for _ in range(2):
-            await post("/tokenize", prompt="x")
-    assert [record.getMessage().rpartition(": ")[2] for record in caplog.records] == ["one", "two"]
+            await warned(post, path)
+    assert [record.getMessage().partition(": ")[2] for record in caplog.records] == texts
     async with client.get("/metrics") as response:
         text = await response.text()
     counted = {kind: f'adaptspec_request_warnings_total{{kind="{kind}"}} ' for kind in KINDS}
     assert {kind: float(text.split(line)[1].split()[0]) for kind, line in counted.items()} == {
-        kind: {"field": 4, "schema": 2}.get(kind, 0) for kind in KINDS
+        kind: 2 * counts.get(kind, 0) for kind in KINDS
     }
 
 
