@@ -9,6 +9,7 @@ import re
 import signal
 import time
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +58,46 @@ async def test_a_start_says_what_ends_a_text_and_how_chats_are_written(make_mode
     assert "  ends     <|pad|> (0), <|end|> (1)\n" in server.said
     assert "  template tools by written instructions\n" in server.said
     assert re.search(r"^  draft    model drafts .*, up to its own context of 64 tokens$", server.said, re.MULTILINE)
+
+
+LATEST_IN_PARTS = (
+    "<|user|>{{ messages[-1].content[0].text }}<|end|>{% if add_generation_prompt %}<|assistant|>"
+    "{% if not enable_thinking | default(true) %}<think></think>{% endif %}{% endif %}"
+)
+
+
+async def test_a_start_says_what_the_template_leaves_out_and_how_it_marks_reasoning(
+    target_path: Path, draft_path: Path, tmp_path: Path
+) -> None:
+    file = tmp_path / "template.jinja"
+    file.write_text(LATEST_IN_PARTS)
+    config = config_of(target_path, draft_path, tmp_path)
+    engine = replace(config.engine, chat_template=str(file))
+    server = Running(replace(config, engine=engine))
+    await server.url()
+    await server.stop()
+    form = "tools by written instructions; system text goes before the user's; content as parts"
+    assert f"  template {form}; only the latest messages\n" in server.said
+    assert "  reasoning <think> ... </think> as reasoning_content\n" in server.said
+
+
+@pytest.mark.parametrize("sanitize", [False, True])
+async def test_a_mark_in_a_message_is_a_control_token_only_where_that_is_not_kept_out(
+    target_path: Path, draft_path: Path, tmp_path: Path, sanitize: bool
+) -> None:
+    config = config_of(target_path, draft_path, tmp_path)
+    server = Running(replace(config, engine=replace(config.engine, sanitize_control_tokens=sanitize)))
+    url = await server.url()
+    async with aiohttp.ClientSession() as session:
+        ids = []
+        for text in ("x", "<|end|>"):
+            body = {"messages": [{"role": "user", "content": text}]}
+            async with session.post(f"{url}/tokenize", json=body) as response:
+                ids.append((await response.json())["tokens"])
+            async with session.post(f"{url}/v1/chat/completions", json={**body, "max_tokens": 1}) as response:
+                assert (await response.json())["usage"]["prompt_tokens"] == len(ids[-1])
+    await server.stop()
+    assert ids[1].count(1) - ids[0].count(1) == (0 if sanitize else 1)
 
 
 async def test_it_keeps_what_it_learns_writes_its_journal_and_reloads(
