@@ -95,10 +95,10 @@ class TransformersRunner:
         asked = self._listener.layers if self._listener is not None and self._listener.listens else ()
         parts = torch.split(torch.from_numpy(packed.tokens).to(self.device), packed.counts.tolist())
         rows = zip(packed.rows.tolist(), parts, packed.wanted.tolist(), packed.seen or [None] * len(parts), strict=True)
-        told = [self._run(*row, asked) for row in rows]
+        results = [self._run(*row, asked) for row in rows]
         if self._listener is not None:
-            self._listener.heard(packed, starts, torch.cat([states for _, states in told]))
-        return without_padding(torch.cat([logits for logits, _ in told]), self.info.drawn_tokens)
+            self._listener.heard(packed, starts, torch.cat([states for _, states in results]))
+        return without_padding(torch.cat([logits for logits, _ in results]), self.info.drawn_tokens)
 
     def _run(
         self, row: int, tokens: torch.Tensor, wanted: int, seen: BoolArray | None, asked: Sequence[int]
