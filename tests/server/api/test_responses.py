@@ -120,6 +120,29 @@ ITEMS: dict[str, tuple[dict[str, Any], dict[str, Any] | None, str | None]] = {
         {"role": "assistant", "content": "a"},
         None,
     ),
+    "a message whose keys are null": (
+        {"type": None, "role": "user", "content": "a", "id": None, "status": None},
+        {"role": "user", "content": "a"},
+        None,
+    ),
+    "a call whose arguments are null": (
+        {"type": "function_call", "call_id": "c", "name": "see", "arguments": None, "namespace": None},
+        {
+            "role": "assistant",
+            "content": "",
+            "tool_calls": [{"type": "function", "id": "c", "function": {"name": "see", "arguments": {}}}],
+        },
+        None,
+    ),
+    "a call without arguments": (
+        {"type": "function_call", "call_id": "c", "name": "see"},
+        {
+            "role": "assistant",
+            "content": "",
+            "tool_calls": [{"type": "function", "id": "c", "function": {"name": "see", "arguments": {}}}],
+        },
+        None,
+    ),
     "a refusal": (
         {"role": "assistant", "content": [{"type": "refusal", "refusal": "no"}]},
         {"role": "assistant", "content": "no"},
