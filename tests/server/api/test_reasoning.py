@@ -147,8 +147,8 @@ def test_a_continued_message_says_where_it_stands(message: str, goes_on: Reasoni
 async def test_a_continued_message_of_a_user_is_no_reasoning(say: Say, message: str) -> None:
     """It is the user's own text, and what follows goes on with it."""
     talk = [{"role": "user", "content": message}]
-    told, _ = await say(HYBRID, "is it?</think>Yes.", messages=talk, continue_final_message=True)
-    answer = told["choices"][0]["message"]
+    whole, _ = await say(HYBRID, "is it?</think>Yes.", messages=talk, continue_final_message=True)
+    answer = whole["choices"][0]["message"]
     assert answer["content"] == "is it?</think>Yes."
     assert not answer.get("reasoning_content")
 
