@@ -100,7 +100,7 @@ def test_drafts_run_whole_on_a_device_of_their_own(cuda: PretendCuda, monkeypatc
 def test_a_draft_of_another_vocabulary(
     cuda: PretendCuda, make_model: MakeModel, monkeypatch: pytest.MonkeyPatch, sizes: tuple[int, int]
 ) -> None:
-    """Tokens that the draft model does not have pass it by, and it draws none that the target does not have."""
+    """A model whose vocabulary is padded for more tokens than its tokenizer has draws none of these, target or draft."""
     target, draft = (make_model(seed=0, vocab_size=size, num_hidden_layers=1) for size in sizes)
     config = replace(CONFIG, model=str(target), draft=str(draft))
     drafted, read = list[int](), DeviceRounds.result
@@ -128,7 +128,7 @@ def test_a_draft_of_another_vocabulary(
             name: (one.tokens, None) for name, one in served[0].items()
         }
         tokens = [token for one in served[1].values() for token in one.tokens]
-        assert (max(tokens) >= sizes[1]) == (sizes[0] > sizes[1]), "the target writes tokens that the draft has not"
+        assert max(tokens) < min(sizes)
         assert len(drafted) > 20
         assert max(drafted) < min(sizes)
         drafted.clear()

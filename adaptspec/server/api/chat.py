@@ -119,7 +119,6 @@ class ChatBody(GenerationBody, PromptFields, ConstraintFields, Hints):
         return (self.top_logprobs or 0) if self.logprobs else None
 
     @property
-    @property
     def calls(self) -> bool:
         return bool(self.tools) and self.tool_choice != "none"
 
