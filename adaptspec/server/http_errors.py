@@ -69,7 +69,6 @@ _OTHER_ROUTES: Mapping[str, str] = {
     "/v1/videos": _TEXT_ONLY,
     "/v1/realtime": _TEXT_ONLY,
     "/v1/responses/": _NOT_STORED,
-    "/v1/responses/input_tokens": "use POST /tokenize",
     "/apply-template": f"{_LLAMA_CPP}, so use POST /tokenize",
     "/v1/conversations": _NOT_STORED,
     "/v1/chat/completions/": _NOT_STORED,

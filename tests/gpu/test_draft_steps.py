@@ -100,7 +100,7 @@ def test_drafts_run_whole_on_a_device_of_their_own(cuda: PretendCuda, monkeypatc
 def test_a_draft_of_another_vocabulary(
     cuda: PretendCuda, make_model: MakeModel, monkeypatch: pytest.MonkeyPatch, sizes: tuple[int, int]
 ) -> None:
-    """A model whose vocabulary is padded for more tokens than its tokenizer has draws none of these, target or draft."""
+    """Of a vocabulary that is padded for more tokens than the tokenizer has, neither model draws the padding."""
     target, draft = (make_model(seed=0, vocab_size=size, num_hidden_layers=1) for size in sizes)
     config = replace(CONFIG, model=str(target), draft=str(draft))
     drafted, read = list[int](), DeviceRounds.result

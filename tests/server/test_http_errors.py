@@ -136,7 +136,6 @@ OTHER_ROUTES = {
     "POST /tokenize/": "use /tokenize, with one slash",
     "GET /v1/health": "use /health, which is not below /v1",
     "POST /v1/tokenize": "use /tokenize, which is not below /v1",
-    "POST /v1/responses/input_tokens": "use POST /tokenize",
     "GET /v1/responses/resp_1": "keeps no responses",
     "POST /v1/files/": "no files",
 }

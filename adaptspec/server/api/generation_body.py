@@ -55,7 +55,7 @@ def _stops(value: object) -> tuple[str, ...] | None:
     stops = [value] if isinstance(value, str) else value
     if stops is None:
         return None
-    if not isinstance(stops, list) or not all(isinstance(text, str) for text in stops):
+    if not isinstance(stops, (list, tuple)) or not all(isinstance(text, str) for text in stops):
         raise RequestError("stop must be a string or a list of strings", "stop")
     return tuple(stops)
 
@@ -128,7 +128,25 @@ class StreamOptions(WireModel):
         return bool(self.include_usage or self.continuous_usage_stats)
 
 
-class GenerationBody(RequestBody):
+class SamplingFields(WireModel):
+    """How tokens are drawn, and when an answer ends."""
+
+    temperature: Temperature | None = None
+    top_p: TopP | None = None
+    top_k: TopK | None = None
+    min_p: Share | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    repetition_penalty: Annotated[float, Field(gt=0, le=100)] | None = None
+    logit_bias: Biases | None = None
+    seed: Int | None = None
+    stop: Stops = None
+    stop_token_ids: Annotated[list[TokenId], Field(fail_fast=True)] | None = None
+    ignore_eos: bool | None = None
+    min_tokens: AtLeastNone | None = None
+
+
+class GenerationBody(SamplingFields, RequestBody):
     """What completions and chat completions have in common. null means the default, as at OpenAI.
 
     `max_tokens` above what the context has room for is refused; left out or -1, the answer may end where the context
@@ -145,19 +163,6 @@ class GenerationBody(RequestBody):
     stream_options: StreamOptions | None = None
     n: Choices | None = None
     max_tokens: Tokens | None = None
-    temperature: Temperature | None = None
-    top_p: TopP | None = None
-    top_k: TopK | None = None
-    min_p: Share | None = None
-    presence_penalty: Penalty | None = None
-    frequency_penalty: Penalty | None = None
-    repetition_penalty: Annotated[float, Field(gt=0, le=100)] | None = None
-    logit_bias: Biases | None = None
-    seed: Int | None = None
-    stop: Stops = None
-    stop_token_ids: Annotated[list[TokenId], Field(fail_fast=True)] | None = None
-    ignore_eos: bool | None = None
-    min_tokens: AtLeastNone | None = None
     user: Annotated[str | None, Idle] = None
     adaptspec: SpeculationFields | None = None
 

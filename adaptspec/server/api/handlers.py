@@ -14,7 +14,7 @@ from adaptspec.server.api.chat import ChatBody, ChatCompletion, ChatReply
 from adaptspec.server.api.completions import Completion, CompletionBody, CompletionReply
 from adaptspec.server.api.content_logprobs import ContentLogprobs
 from adaptspec.server.api.generation_body import GenerationBody, StreamOptions
-from adaptspec.server.api.response_events import Response, ResponseReply
+from adaptspec.server.api.response_events import InputTokens, Response, ResponseReply
 from adaptspec.server.api.responses import OWN_NAMES, ResponsesBody
 from adaptspec.server.api.wire import renamed
 from adaptspec.server.auth import KEY_NAME
@@ -76,6 +76,24 @@ async def responses(http: web.Request) -> web.StreamResponse:
     return web.json_response(reply.whole(completion), headers=headers)
 
 
+@Operation("post", "/v1/responses/input_tokens", ResponsesBody, InputTokens)
+async def input_tokens(http: web.Request) -> web.Response:
+    """Count the tokens of a response's prompt, with its tools, without making the response."""
+    service = http.app[SERVICE]
+    body = await read_body(http, ResponsesBody)
+    service.names.check(body.model)
+    try:
+        chat = await service.reading.run(body.weight, body.chat)
+        form, options = service.tool_form(chat), chat.render_options
+        tools = chat.tools or ()
+        tokens = await service.codec.encode_chat(chat.messages, tools, options, form, warnings=body.warnings)
+    except RequestError as error:
+        raise renamed(error, OWN_NAMES) from error
+    service.warning_log.report(body.warnings)
+    answer = InputTokens(object="response.input_tokens", input_tokens=len(tokens))
+    return web.json_response(answer.written() | body.warnings.written())
+
+
 async def _answer(
     http: web.Request, body: GenerationBody, reply: Reply, requests: Sequence[Request]
 ) -> web.StreamResponse:
@@ -96,4 +114,4 @@ def _headers(http: web.Request, body: GenerationBody, identity: str, requests: S
     return headers
 
 
-ROUTES = (completions, chat_completions, responses)
+ROUTES = (completions, chat_completions, responses, input_tokens)

@@ -110,21 +110,4 @@ _LLAMA_CPP: Mapping[str, tuple[object, ...]] = {
     "xtc_probability": (0,),
     "xtc_threshold": ANY_VALUE,
 }
-# Fields that chats and completions use, and responses do not have.
-SAMPLING: Mapping[str, tuple[object, ...]] = MappingProxyType(
-    {
-        "frequency_penalty": (0,),
-        "ignore_eos": _OFF,
-        "logit_bias": ({}, []),
-        "min_p": (0,),
-        "min_tokens": (0,),
-        "n": (1,),
-        "presence_penalty": (0,),
-        "repetition_penalty": (1,),
-        "stop": ([],),
-        "stop_token_ids": ([],),
-        "top_k": (-1, 0),
-    }
-)
 NEUTRAL: Mapping[str, tuple[object, ...]] = MappingProxyType({**_VLLM, **_SGLANG, **_LLAMA_CPP})
-OF_OTHERS: Mapping[str, tuple[object, ...]] = MappingProxyType({**NEUTRAL, **SAMPLING})

@@ -13,7 +13,7 @@ from pydantic import BaseModel
 
 from adaptspec.models.chat.template_traits import new_call_id
 from adaptspec.request import Reasoning
-from adaptspec.server.api.answers import Bytes, Json, Metrics, metrics
+from adaptspec.server.api.answers import Answer, Bytes, Json, Metrics, metrics
 from adaptspec.server.api.call_reader import CallReader, CallStart, Part, TextPiece
 from adaptspec.server.api.chat import answer_logprobs
 from adaptspec.server.api.content_logprobs import ContentLogprobs, ShownToken
@@ -33,6 +33,14 @@ class Response(BaseModel):
     output: list[dict[str, Any]]
     usage: dict[str, Any]
     metrics: Metrics
+    warnings: list[str] | None = None
+
+
+class InputTokens(Answer):
+    """How many tokens the prompt of a response has."""
+
+    object: Literal["response.input_tokens"]
+    input_tokens: int
     warnings: list[str] | None = None
 
 

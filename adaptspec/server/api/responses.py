@@ -26,14 +26,14 @@ from adaptspec.server.api.generation_body import (
     Hints,
     Idle,
     MostTokens,
+    SamplingFields,
     SpeculationFields,
-    Temperature,
-    TopP,
     Verbosity,
 )
 from adaptspec.server.api.messages import IDLE_KEYS, FunctionName, TextIfAny
-from adaptspec.server.api.neutral_values import ANY_VALUE, OF_OTHERS
+from adaptspec.server.api.neutral_values import ANY_VALUE, NEUTRAL
 from adaptspec.server.api.response_format import JsonObjectFormat, NamedSchema, TextFormat
+from adaptspec.server.api.template_fields import TemplateValues
 from adaptspec.server.api.tool_choice import MAX_TOOLS, AllowedTools, NamedTool, ToolChoice
 from adaptspec.server.api.tools import Function, OrOtherTools, usable_tools
 from adaptspec.server.api.warnings import Warnings
@@ -45,7 +45,11 @@ OWN_NAMES: Mapping[str, str] = {
     "max_completion_tokens": "max_output_tokens",
     "response_format": "text.format",
 }
-_SAME = ("model", "temperature", "top_p", "stream", "parallel_tool_calls", "top_logprobs")  # as in a chat
+# As in a chat.
+_SAME = (
+    *("model", "stream", "parallel_tool_calls", "top_logprobs", "chat_template_kwargs"),
+    *SamplingFields.model_fields,
+)
 _ITEM = 256  # bytes
 
 
@@ -211,15 +215,13 @@ class ResponseChat(ChatBody):
     schema_path: ClassVar[str] = "text.format.schema"
 
 
-class ResponsesBody(Hints):
+class ResponsesBody(SamplingFields, Hints):
     """A request for a response. Nothing is stored, also where `store` says so: the answer's `store` is false."""
 
     model: Name | None = None
     input: str | Items
     instructions: str | None = None
     max_output_tokens: MostTokens = None
-    temperature: Temperature | None = None
-    top_p: TopP | None = None
     stream: bool | None = None
     text: TextOptions | None = None
     tools: FunctionTools | None = None
@@ -236,10 +238,11 @@ class ResponsesBody(Hints):
     reasoning: Reasoning | None = None
     stream_options: Annotated[ResponseStreamOptions | None, Idle] = None
     include: list[Includable] | None = None
+    chat_template_kwargs: TemplateValues | None = None
     adaptspec: SpeculationFields | None = None
 
     no_ops: ClassVar[Mapping[str, tuple[object, ...]]] = {
-        **OF_OTHERS,
+        **NEUTRAL,
         "access_programs": (),
         "background": (False,),
         "background_options": (),
@@ -248,6 +251,7 @@ class ResponsesBody(Hints):
         "conversation": (),
         "image": (),
         "moderation": (),
+        "n": (1,),
         "previous_response_id": (),
         "prompt": (),
     }

@@ -28,7 +28,7 @@ from pydantic_core import CoreSchema, ErrorDetails, from_json, to_json
 
 from adaptspec.errors import RequestError
 from adaptspec.quantity import quantity
-from adaptspec.server.api.neutral_values import ANY_VALUE, OF_OTHERS
+from adaptspec.server.api.neutral_values import ANY_VALUE, NEUTRAL
 from adaptspec.server.api.value_faults import value_fault
 from adaptspec.server.api.warnings import Warnings, name_of
 from adaptspec.server.limits import ServerLimits
@@ -109,7 +109,7 @@ class WireModel(BaseModel):
         written = handler.resolve_ref_schema(handler(schema))
         for name, allowed in cls.no_ops.items():
             values: list[object] = [*allowed, *(() if None in allowed else (None,))]
-            place = NEUTRAL_VALUES if OF_OTHERS.get(name) == allowed else "properties"
+            place = NEUTRAL_VALUES if NEUTRAL.get(name) == allowed else "properties"
             written.setdefault(place, {})[name] = {} if allowed == ANY_VALUE else {"enum": values}
         if written.get("additionalProperties") is False:
             written["additionalProperties"] = {"type": "null"}

@@ -219,19 +219,17 @@ async def test_neutral_values_of_other_servers_change_nothing(post: Any, engine:
             assert (status, answer["error"]["param"]) == (400, name)
 
 
-async def test_responses_refuse_sampling_that_they_do_not_have(post: Any, engine: Any) -> None:
-    """Its effect would be missing from the answer."""
-    for name, value in {
-        "top_k": 5,
-        "min_p": 0.1,
-        "n": 2,
-        "stop": ["x"],
-        "logit_bias": {"1": 5},
-        "n_predict": 3,
-    }.items():
+async def test_responses_are_drawn_as_chats_are(post: Any, engine: Any) -> None:
+    """By the same fields, as vLLM takes them; what would make several answers is refused."""
+    drawn = {"top_k": 5, "min_p": 0.1, "stop": ["x", "y"], "logit_bias": {"1": 5}, "seed": 3, "min_tokens": 2}
+    drawn |= {"presence_penalty": 1.0, "frequency_penalty": 0.5, "repetition_penalty": 1.2, "stop_token_ids": [4]}
+    await post(CHAT, messages=[{"role": "user", "content": "x"}], **drawn)
+    assert (await post(RESPONSES, input="x", **drawn))[0] == 200
+    chat, response = engine.seen
+    assert (response.prompt, response.sampling) == (chat.prompt, chat.sampling)
+    for name, value in {"n": 2, "n_predict": 3, "top_k": -2, "stop": [5]}.items():
         status, answer = await post(RESPONSES, **GOOD[RESPONSES], **{name: value})
         assert (status, answer["error"]["param"]) == (400, name)
-    assert engine.seen == []
 
 
 @pytest.mark.parametrize(

@@ -244,3 +244,19 @@ async def test_stored_items_say_what_to_send(post: Any) -> None:
     for fields in ({"previous_response_id": "resp_1"}, {"input": [{"type": "item_reference", "id": "msg_1"}]}):
         _, answer = await post(PATH, **({"input": "x"} | fields))
         assert "keeps no responses, so send" in answer["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"input": "Hello"},
+        {"input": "Hello", "instructions": "Be short."},
+        {"input": [{"role": "user", "content": "x"}], "tools": [TOOL], "chat_template_kwargs": {"a": 1}},
+    ],
+)
+async def test_a_prompt_can_be_counted_without_an_answer(post: Any, engine: Any, fields: dict[str, Any]) -> None:
+    status, counted = await post(f"{PATH}/input_tokens", **fields)
+    assert (status, counted["object"]) == (200, "response.input_tokens")
+    assert engine.seen == []
+    await post(PATH, **fields)
+    assert counted["input_tokens"] == len(engine.seen[-1].prompt)
