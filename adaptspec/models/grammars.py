@@ -27,7 +27,7 @@ CACHE_BYTES = 128 * 2**20
 # properties, 1.1 MB for a constant of 4,000, and 2.3 MB for the shortest grammars, with `multipleOf` 10,000.
 _BYTES_EACH, _BYTES_PER_CHARACTER = 5 * 2**19, 320
 _MAX_STATES = 50_000  # of the lexer of one request, at 1 to 2 kB; schemas of real clients make some thousand
-_EXCERPT = re.compile(r"\n\s*[0-9]+ \| ")  # begins the lines of a grammar that an error of the compiler ends with
+_EXCERPT = re.compile(r"\n\x20*[0-9]+ \| ")  # begins the lines of a grammar that an error of the compiler ends with
 _REASON = 300  # characters of the compiler's words in a message
 # Without a bound a weak model may write white space until its tokens run out.
 JSON_STYLE = {"whitespace_pattern": r"[\x20\x0A\x0D\x09]{1,16}"}

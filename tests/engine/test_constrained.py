@@ -20,6 +20,7 @@ from adaptspec.engine.core import EngineCore, EngineLimits
 from adaptspec.errors import OverloadedError, RequestError
 from adaptspec.request import Grammar, Reasoning, Request, SamplingParams
 from adaptspec.server.api.chat import ChatBody, gathered
+from adaptspec.server.api.grammar_text import ATTRIBUTES, lark_of
 from adaptspec.server.api.tool_forms import FORMS
 from adaptspec.server.api.tools import Tool
 from adaptspec.types import Completion, FinishReason
@@ -68,6 +69,11 @@ GRAMMARS = [
     Grammar(json.dumps(SCHEMA), reasoning=Reasoning("<think>", "e", opened=True)),
     Grammar("(ab|ba){2,4}", "regex", reasoning=Reasoning("<", " ", opened=True)),
 ]
+_ATTRIBUTES = ("lazy", "capture", 'capture = "x"', 'suffix = "ba"', "suffix = /b+c/", 'lazy, capture = "x"')
+GRAMMARS += [
+    Grammar(lark_of(f'start: (x y)+ "!"\nx[{attribute}]: /[a-d]*b[ac]/\ny: /[xyab]{{2,5}}/', "grammar"), "lark")
+    for attribute in _ATTRIBUTES
+]
 ALL = [*GRAMMARS, *CALLS, None]
 
 
@@ -111,9 +117,14 @@ def _requests(seeds: list[int], params: dict[str, Any]) -> list[Request]:
     ]
 
 
+def test_every_attribute_that_is_taken_is_checked() -> None:
+    """One that the compiler's parser does not take back made drafts change the text."""
+    assert {attribute.split()[0].strip(",") for attribute in _ATTRIBUTES} == set(ATTRIBUTES)
+
+
 @settings(max_examples=12, deadline=None)
 @given(
-    seeds=st.lists(st.integers(0, 30), min_size=1, max_size=7),
+    seeds=st.lists(st.integers(0, 40), min_size=1, max_size=7),
     depths=st.lists(st.integers(0, 7), min_size=1, max_size=10),
     params=st.sampled_from([{"temperature": 0.0}, {"temperature": 1.0}, {"top_p": 0.7, "frequency_penalty": 1.0}]),
 )

@@ -26,21 +26,27 @@ MAX_ALTERNATIVES = 1_500  # of all rules; the compiler's parser holds 2,000 at o
 DEEPEST = 128  # rules that refer to each other in a chain
 _ENOUGH = 10**9
 
-_LARK_WORDS = re.compile(r"(?m)^\s*(?:%llguidance\b|\??start\s*(?:\[[^\]\n]*\]\s*)?:)")
+# Attributes that leave the compiler's parser able to take drafts back exactly. With `max_tokens` and `stop` it is not,
+# and what the others ask for would have no effect.
+ATTRIBUTES = ("capture", "lazy", "suffix")
+# Patterns have no two repetitions in a row that take the same characters: a search would take quadratic time, and hold
+# all other threads meanwhile.
+_LARK_WORDS = re.compile(r"(?m)^[\x20\t\r\f]*(?:%llguidance\b|[!?]{0,2}start[\x20\t]*(?:\[[^\]\n]*\][\x20\t]*)?:)")
 _TOKEN = re.compile(
     r"""(?P<comment> (?://|\#)[^\n]* )
       | (?P<string> "(?:\\.|[^"\\\n])*"i? )
       | (?P<regex> /(?:\\.|[^/\\\n])+/[imslux]* )
       | (?P<header> %llguidance\s*\{\s*\} )
       | (?P<directive> %(?:ignore|import)\b )
-      | (?P<name> [!?]?[A-Za-z_][A-Za-z0-9_]* )
-      | (?P<repeat> [*+?] | \{\s*(?P<least>[0-9]{1,10})?\s*(?:,\s*(?P<most>[0-9]{1,10})?\s*)?\} )
+      | (?P<name> [!?]{0,2}[A-Za-z_][A-Za-z0-9_]* )
+      | (?P<repeat> [*+?] | \{\s*(?:(?P<least>[0-9]{1,10})\s*)?(?:,\s*(?:(?P<most>[0-9]{1,10})\s*)?)?\} )
       | (?P<number> [0-9]{1,10} )
       | (?P<line> \n )
       | (?P<space> [\x20\t\r\f]+ )
       | (?P<mark> -> | \.\. | [:|().=,\[\]] )""",
     re.VERBOSE,
 )
+_NAME = re.compile(r"!?\??_?(?:[a-z][a-z0-9_]*|[A-Z][A-Z0-9_]*)")
 _ESCAPE = re.compile(r"\\(?:x([0-9A-Fa-f]{2})|u([0-9A-Fa-f]{4})|U([0-9A-Fa-f]{8})|(.))", re.DOTALL)
 _ESCAPED = {"n": "\n", "r": "\r", "t": "\t", "b": "\b", "f": "\f", '"': '"', "'": "'", "\\": "\\", "/": "/"}
 _GBNF_UNICODE = re.compile(r"(?<!\\)((?:\\\\)*)\\(?:u([0-9A-Fa-f]{4})|U([0-9A-Fa-f]{8}))")
@@ -129,6 +135,10 @@ def _token(token: re.Match[str], param: str) -> _Token:
         if least is None and most is None:
             _refuse(param, f"has the repetition {shown(text)}; write it as {{2}}, {{2,}} or {{2,5}}")
         return _Token(kind, "".join(text.split()), count=max(1, int(least or 0)))
+    if kind == "name" and not _NAME.fullmatch(text):  # the compiler would read several names
+        _refuse(
+            param, f"has the name {shown(text)}; write names of rules in lower case, those of terminals in capitals"
+        )
     return _Token(kind, text)
 
 
@@ -139,6 +149,10 @@ def _unescaped(escape: re.Match[str], param: str) -> str:
     if escape[4] not in _ESCAPED:
         _refuse(param, f"has a string with the escape {shown(escape[0])}, which is unknown; write the character itself")
     return _ESCAPED[escape[4]]
+
+
+def _text(tokens: Sequence[_Token], place: int) -> str:
+    return tokens[place].text if place < len(tokens) else ""
 
 
 @dataclass
@@ -185,29 +199,53 @@ class _Rules:
             self._size(name, 0)
 
     def _split(self, tokens: Sequence[_Token]) -> None:
+        """Bodies by the names of their rules. A rule begins at the beginning of a line, so no other colon is read."""
         body: list[_Token] = []
-        begins = True
-        for place, token in enumerate(tokens):
-            head = token.kind == "name" and self._is_head(tokens[place + 1 : place + 64])
-            if begins and (head or token.kind == "directive"):
-                body = self._bodies.setdefault(token.text.lstrip("!?"), [])
+        begins, place = True, 0
+        while place < len(tokens):
+            token = tokens[place]
+            place += 1
+            if begins and token.kind == "name":
+                attributes, behind = self._head(tokens, place)
+                if behind > place:
+                    body = self._bodies.setdefault(token.text.lstrip("!?"), [])
+                    body += attributes
+                    place, begins = behind, False
+                    continue
+            if begins and token.kind == "directive":
+                body = self._bodies.setdefault(token.text, [])
+            if token.text in (":", "="):
+                _refuse(
+                    self._param,
+                    f"has {shown(token.text)} where no rule begins; write rules as `name: ...` or `name[attribute]: "
+                    "...`, each on lines of its own, without priorities and parameters",
+                )
             begins = token.kind == "line"
             body.append(token)
 
-    @staticmethod
-    def _is_head(following: Sequence[_Token]) -> bool:
-        """Whether a name at the beginning of a line is defined there: a colon follows, perhaps behind [attributes]."""
-        inside = False
-        for token in following:
-            if token.text == ":":
-                return True
-            if token.text == "[" and not inside:
-                inside = True
-            elif not inside:
-                return False
-            elif token.text == "]":
-                inside = False
-        return False
+    def _head(self, tokens: Sequence[_Token], place: int) -> tuple[list[_Token], int]:
+        """What the attributes of a rule spell out, and the place behind its colon; `place` is behind its name.
+
+        The same place is returned where no rule is defined there.
+        """
+        start, attributes = place, list[_Token]()
+        if _text(tokens, place) == "[":
+            place += 1
+            while _text(tokens, place) not in ("]", "", "\n"):
+                name, place = _text(tokens, place), place + 1
+                if name not in ATTRIBUTES:
+                    _refuse(
+                        self._param,
+                        f"has a rule {shown(tokens[start - 1].text)} with the attribute {shown(name)}; drafts can be "
+                        f"checked with {', '.join(ATTRIBUTES)} only: leave it out",
+                    )
+                if _text(tokens, place) == "=":
+                    attributes += [one for one in tokens[place + 1 : place + 2] if one.kind in ("string", "regex")]
+                    place += 2
+                if _text(tokens, place) == ",":
+                    place += 1
+            place += 1
+        return (attributes, place + 1) if _text(tokens, place) == ":" else ([], start)
 
     def _size(self, name: str, level: int) -> tuple[int, int]:
         if name not in self._bodies:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -48,6 +49,35 @@ def test_both_dialects_are_read(grammars: Grammars, tokenizer: Any, grammar: str
     assert not _takes(grammars, tokenizer, grammar, bad)
 
 
+@pytest.mark.parametrize("attribute", ["lazy", "capture", 'suffix = "!"', "suffix = /!+/", 'lazy, capture = "x"'])
+def test_attributes_that_leave_drafts_alone_are_read(grammars: Grammars, tokenizer: Any, attribute: str) -> None:
+    """What the engine cannot take back is refused; these it can."""
+    grammar = f'start: a "?"\na[{attribute}]: /a+!/'
+    if "suffix" in attribute:
+        grammar = grammar.replace("!/", "/")
+    assert _takes(grammars, tokenizer, grammar, "aa!?")
+    assert not _takes(grammars, tokenizer, grammar, "aa?")
+
+
+def test_attributes_count_as_text() -> None:
+    """They are no way around the bound of what a rule spells out."""
+    with pytest.raises(RequestError, match="spells out 5001 bytes"):
+        lark_of('start: a\na[suffix="' + "x" * 5000 + '"]: /a+/', "grammar")
+
+
+@pytest.mark.timeout(10)  # seconds, where work that grows with the square of a text takes minutes
+@pytest.mark.parametrize(
+    "before", ["", "start", "start[", "start: {", "start: {1", "start: {1,", "%llguidance", '"', "/"]
+)
+@pytest.mark.parametrize("filler", ["\n", "\r", "\f", " ", "\t", "\r\n", "\v", "a", "\\", "{1,", " start", "\nstart "])
+def test_texts_are_read_in_one_pass(before: str, filler: str) -> None:
+    """A search holds all other threads: 49,000 newlines stopped the server for 24 seconds."""
+    text = before + filler * (49_900 // len(filler))
+    for ending in ("", "}", "root ::= x"):
+        with suppress(RequestError):
+            lark_of(text + ending, "grammar")
+
+
 def _chain(number: int, head: str = "") -> str:
     rules = [f"start: A0 {head}", *(f"A{i}: A{i + 1}" for i in range(number)), f'A{number}: "x"']
     return "\n".join(rules)
@@ -65,6 +95,18 @@ def _chain(number: int, head: str = "") -> str:
         ("start: @other", "at `@other`"),
         ("start: A\nA: /a.*/ & /.*b/", "at `& "),
         ("start: A\nA: ~/a/", "at `~/a/`"),
+        ('start: a "b"\na[max_tokens=3]: /a+/', "attribute `max_tokens`"),
+        ('start: a\na[capture, stop = "b"]: /a+/', "attribute `stop`"),
+        ('start[temperature=0.5]: "a"', "attribute `temperature`"),
+        ('start: a\na[suffix="b", stop_capture="x"]: /a+/', "attribute `stop_capture`"),
+        ("start: a\na[" + "lazy, " * 100 + "max_tokens=1]: /a+/", "attribute `max_tokens`"),
+        ("start: a\n!?a[max_tokens=1]: /a+/", "attribute `max_tokens`"),
+        ('start: "x" -> a b[max_tokens=1]: /a+/', "`=` where no rule begins"),
+        ('start: "x"\n%import common.INT a[lazy]: INT', "`:` where no rule begins"),
+        ("start: A\nA.2: /a+/", "`:` where no rule begins"),
+        ("start: a :: b", "`:` where no rule begins"),
+        ("start: a[max_tokens=1]", "`=` where no rule begins"),
+        ('start: fooBar\nfoo: "x"\nB: "y"\nar: "z"', "name `fooBar`"),
         ('start: "\\q"', r"escape `\q`"),
         ('start: "a"{,}', "write it as {2}"),
         ('start: ("a"{1000}){1000}', "spells out 1000000 bytes"),
