@@ -10,7 +10,7 @@ from __future__ import annotations
 import importlib
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NoReturn
 
@@ -24,6 +24,9 @@ MAX_CHARACTERS = 50_000
 MAX_RULES = 500
 MAX_ALTERNATIVES = 1_500  # of all rules; the compiler's parser holds 2,000 at once
 DEEPEST = 128  # rules that refer to each other in a chain
+# Repetitions of a repetition, multiplied: `("a"{0,9}){0,9}` reads a text of `a` in as many ways, which the compiler's
+# parser follows all at once.
+MAX_NESTED_REPETITIONS = 1_000
 _ENOUGH = 10**9
 
 # Attributes that leave the compiler's parser able to take drafts back exactly. With `max_tokens` and `stop` it is not,
@@ -56,13 +59,14 @@ _GBNF_UNICODE = re.compile(r"(?<!\\)((?:\\\\)*)\\(?:u([0-9A-Fa-f]{4})|U([0-9A-Fa
 class _Token:
     """A token of a grammar in Lark: its kind, its text as the compiler is given it, and how many bytes it spells out.
 
-    `count`: how often a repetition repeats at least.
+    `count` and `most`: how often a repetition repeats at least, and at most where that is bounded.
     """
 
     kind: str
     text: str
     size: int = 0
     count: int = 1
+    most: int = 1
 
 
 def lark_of(text: str, param: str, limits: ServerLimits = ServerLimits()) -> str:
@@ -134,7 +138,8 @@ def _token(token: re.Match[str], param: str) -> _Token:
         least, most = token["least"], token["most"]
         if least is None and most is None:
             _refuse(param, f"has the repetition {shown(text)}; write it as {{2}}, {{2,}} or {{2,5}}")
-        return _Token(kind, "".join(text.split()), count=max(1, int(least or 0)))
+        count = max(1, int(least or 0))
+        return _Token(kind, "".join(text.split()), count=count, most=max(count, int(most or 0)))
     if kind == "name" and not _NAME.fullmatch(text):  # the compiler would read several names
         _refuse(
             param, f"has the name {shown(text)}; write names of rules in lower case, those of terminals in capitals"
@@ -157,15 +162,27 @@ def _text(tokens: Sequence[_Token], place: int) -> str:
 
 @dataclass
 class _Group:
-    """A group that is being read: bytes of its last part, of its branch so far, and of its longest branch."""
+    """A group that is being read: bytes of its last part, of its branch so far, and of its longest branch.
+
+    `nested` and `part_nested` are the most ways to repeat, of the group and of its last part.
+    """
 
     part: int = 0
     branch: int = 0
     longest: int = 0
+    nested: int = 1
+    part_nested: int = 1
 
-    def add(self, size: int) -> None:
+    def add(self, size: int, nested: int = 1) -> None:
         self.branch = min(self.branch + self.part, _ENOUGH)
-        self.part = size
+        self.part, self.part_nested = size, nested
+        self.nested = max(self.nested, nested)
+
+    def repeat(self, token: _Token) -> None:
+        self.part = min(self.part * token.count, _ENOUGH)
+        if self.part_nested > 1 or token.most > token.count or not token.text.endswith("}"):
+            self.part_nested = min(self.part_nested * token.most, _ENOUGH)
+        self.nested = max(self.nested, self.part_nested)
 
     def end_branch(self) -> int:
         self.add(0)
@@ -182,7 +199,7 @@ class _Rules:
         self._most = limits.schema_literal_bytes
         self._alternatives = sum(token.text == "|" for token in tokens)
         self._bodies: dict[str, list[_Token]] = {}
-        self._sizes: dict[str, tuple[int, int]] = {}  # bytes, and how deep the references go
+        self._sizes: dict[str, _Size] = {}
         self._split(tokens)
 
     def check(self) -> None:
@@ -195,8 +212,15 @@ class _Rules:
                 f"has {self._alternatives} alternatives; at most {MAX_ALTERNATIVES} are compiled: join those of plain "
                 "text in a regular expression",
             )
-        for name in self._bodies:
-            self._size(name, 0)
+        references = {name: list(self._references(name)) for name in self._bodies}
+        for members in components(references):
+            self._measure(members)
+
+    def _references(self, name: str) -> Iterator[str]:
+        for token in self._bodies[name]:
+            referred = token.text.lstrip("!?")
+            if token.kind == "name" and referred in self._bodies:  # else the compiler says that it is missing
+                yield referred
 
     def _split(self, tokens: Sequence[_Token]) -> None:
         """Bodies by the names of their rules. A rule begins at the beginning of a line, so no other colon is read."""
@@ -247,27 +271,35 @@ class _Rules:
             place += 1
         return (attributes, place + 1) if _text(tokens, place) == ":" else ([], start)
 
-    def _size(self, name: str, level: int) -> tuple[int, int]:
-        if name not in self._bodies:
-            return 0, 0  # the compiler says that it is missing
-        if name not in self._sizes:
-            self._sizes[name] = 0, 0  # what comes back to itself adds nothing more
-            if level <= DEEPEST:
-                self._sizes[name] = self._measured(name, level)
-        size, levels = self._sizes[name]
-        if level + levels > DEEPEST:
+    def _measure(self, members: Sequence[str]) -> None:
+        """Measure rules that all refer to each other; those that they refer to besides have been measured.
+
+        What comes back to itself adds nothing more. A chain may lead through all members.
+        """
+        sizes = [self._measured(name) for name in members]
+        size = min(sum(one.size for one in sizes), _ENOUGH)
+        nested = max(one.nested for one in sizes)
+        levels = max(one.levels for one in sizes) + len(members)
+        if levels > DEEPEST:
             _refuse(
                 self._param, f"has rules that refer to each other in a chain of more than {DEEPEST}; make it flatter"
             )
         if size > self._most:
             _refuse(
                 self._param,
-                f"has a rule {shown(name)} that spells out {size} bytes with all that it refers to; this server takes "
-                f"at most {self._most}: shorten it, or repeat less",
+                f"has a rule {shown(members[0])} that spells out {size} bytes with all that it refers to; this server "
+                f"takes at most {self._most}: shorten it, or repeat less",
             )
-        return size, levels
+        if nested > MAX_NESTED_REPETITIONS:
+            _refuse(
+                self._param,
+                f"has a rule {shown(members[0])} with counted repetitions within each other, {nested} in all; at most "
+                f"{MAX_NESTED_REPETITIONS} are taken: count less, write * or +, or repeat within a regular expression",
+            )
+        self._sizes.update(dict.fromkeys(members, _Size(size, levels, nested)))
 
-    def _measured(self, name: str, level: int) -> tuple[int, int]:
+    def _measured(self, name: str) -> _Size:
+        """What a rule spells out, with rules it refers to that have been measured, and how deep those are."""
         groups, levels = [_Group()], 0
         for token in self._bodies[name]:
             group = groups[-1]
@@ -275,18 +307,63 @@ class _Rules:
                 groups.append(_Group())
             elif token.text in (")", "]") and len(groups) > 1:
                 groups.pop()
-                groups[-1].add(group.end_branch())
+                groups[-1].add(group.end_branch(), group.nested)
             elif token.text == "|":
                 group.end_branch()
             elif token.kind == "repeat":
-                group.part = min(group.part * token.count, _ENOUGH)
-            elif token.kind == "name" and token.text.lstrip("!?") != name:
-                size, below = self._size(token.text, level + 1)
-                levels = max(levels, below)
-                group.add(size)
+                group.repeat(token)
+            elif token.kind == "name":
+                referred = self._sizes.get(token.text.lstrip("!?"), _Size())
+                levels = max(levels, referred.levels)
+                # Terminals become regular expressions, which have one way to read a text.
+                group.add(referred.size, referred.nested if token.text.lower() == token.text else 1)
             elif token.size:
                 group.add(token.size)
         while len(groups) > 1:
-            longest = groups.pop().end_branch()
-            groups[-1].add(longest)
-        return groups[0].end_branch(), levels + 1
+            last = groups.pop()
+            groups[-1].add(last.end_branch(), last.nested)
+        return _Size(groups[0].end_branch(), levels, groups[0].nested)
+
+
+@dataclass(frozen=True)
+class _Size:
+    """How much a rule spells out: bytes, how deep its references go, and how often it repeats its repetitions."""
+
+    size: int = 0
+    levels: int = 0
+    nested: int = 1
+
+
+def components(references: Mapping[str, Sequence[str]]) -> Iterator[list[str]]:
+    """Groups of names of which each refers to each other one, over others if need be; those referred to come first.
+
+    Tarjan's algorithm, without recursion. All names that are referred to must be keys.
+    """
+    order: dict[str, int] = {}
+    lowest: dict[str, int] = {}
+    path: list[str] = []
+    done: set[str] = set()
+    for root in references:
+        waiting = [] if root in order else [(root, iter(references[root]))]
+        while waiting:
+            name, following = waiting[-1]
+            if name not in order:
+                order[name] = lowest[name] = len(order)
+                path.append(name)
+            for referred in following:
+                if referred not in order:
+                    waiting.append((referred, iter(references[referred])))
+                    break
+                if referred not in done:
+                    lowest[name] = min(lowest[name], order[referred])
+            else:
+                waiting.pop()
+                if waiting:
+                    above = waiting[-1][0]
+                    lowest[above] = min(lowest[above], lowest[name])
+                if lowest[name] == order[name]:
+                    start = path.index(name)
+                    found = path[start:]
+                    del path[start:]
+                    done.update(found)
+                    yield found

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import re
 from contextlib import suppress
+from itertools import pairwise
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from adaptspec.errors import RequestError
 from adaptspec.models.grammars import Grammars
 from adaptspec.request import Grammar
-from adaptspec.server.api.grammar_text import DEEPEST, lark_of
+from adaptspec.server.api.grammar_text import DEEPEST, components, lark_of
 
 
 @pytest.fixture(scope="module")
@@ -83,6 +84,13 @@ def _chain(number: int, head: str = "") -> str:
     return "\n".join(rules)
 
 
+def _cycle_below_a_chain(number: int) -> str:
+    """A rule measured first through a cycle, and then behind a chain: the chain goes on through the cycle."""
+    ring = ["b0: b1"] + [f'b{i}: b{i + 1} | "x"' for i in range(1, number)] + [f'b{number}: b0 "x"']
+    chain = [f"a{i}: a{i + 1}" for i in range(number)] + [f"a{number}: b{number}"]
+    return "\n".join([*ring, *chain, "start: a0"])
+
+
 @pytest.mark.parametrize(
     ("grammar", "reason"),
     [
@@ -113,6 +121,13 @@ def _chain(number: int, head: str = "") -> str:
         ("start: /(ab){5000}/", "spells out 10000 bytes"),
         ('start: "' + "x" * 5000 + '"', "spells out 5000 bytes"),
         ("start: A0\n" + "\n".join(f"A{i}: (A{i + 1} A{i + 1})?" for i in range(40)) + '\nA40: "x"', "spells out"),
+        ('start: ((("a"{0,11}){0,11}){0,11})', "within each other, 1331 in all"),
+        ('start: x{1,40}\nx: y ("," y){0,30}\ny: "a" | "b"', "within each other, 1200 in all"),
+        ('start: (("a"{0,2}){500,} "b"){0,2}', "within each other, 2000 in all"),
+        ('start: [["a"{0,99}]{1,20}]', "within each other, 1980 in all"),
+        ('start: !x{0,50}\n!x: ?y\n?y: ("a" | "b" "c"){3,50}', "within each other, 2500 in all"),
+        ('start: "' + "x" * 5 + '" ?x{900}\n?x: "12345"', "spells out 4505 bytes"),
+        (_cycle_below_a_chain(100), f"chain of more than {DEEPEST}"),
         (_chain(400), f"chain of more than {DEEPEST}"),
         ("start: " + "".join(f'a{i}\na{i}: "x" ' for i in range(600)), "601 rules"),
         ("start: " + " | ".join(f'"{i}"' for i in range(2000)), "1999 alternatives"),
@@ -130,6 +145,67 @@ def test_what_is_too_much_or_unknown_is_refused_by_name(grammar: str, reason: st
         lark_of(grammar, "guided_grammar")
     assert refused.value.param == "guided_grammar"
     assert str(refused.value).startswith("guided_grammar ")
+
+
+@pytest.mark.parametrize(
+    "grammar",
+    [
+        'start: A{0,100}\nA: ("a"{0,10}){0,10}',
+        "start: /((a{0,9}){0,9}){0,9}/{0,99}",
+        'start: row{1,100}\nrow: cell ("," cell){0,9} ";"\ncell: "a" | "b"',
+        'start: (("a"{4} "-"){2} ";"){0,300}',
+        'start: ("a"{0,50} "b")*',
+    ],
+)
+def test_repetitions_that_parsers_follow_are_taken(grammars: Grammars, tokenizer: Any, grammar: str) -> None:
+    """Terminals and regular expressions repeat at no cost, and tables of some hundred cells are usual."""
+    grammars.start(Grammar(lark_of(grammar, "grammar"), "lark", "grammar"))
+
+
+_GRAPHS = st.dictionaries(st.integers(0, 7), st.lists(st.integers(0, 7), max_size=4), min_size=1, max_size=8)
+
+
+@given(_GRAPHS)
+def test_components_are_what_refers_to_each_other(graph: dict[int, list[int]]) -> None:
+    """By definition: two rules are together where each is reached from the other. So no path leaves one and returns."""
+    references = {str(name): [str(one) for one in others if one in graph] for name, others in graph.items()}
+    reached = {name: {name} for name in references}
+    for _ in references:
+        for name, others in references.items():
+            reached[name].update(*(reached[one] for one in others))
+    found = list(components(references))
+    assert sorted(name for members in found for name in members) == sorted(references)
+    for place, members in enumerate(found):
+        behind = {name for later in found[place + 1 :] for name in later}
+        for name in members:
+            assert set(members) == {one for one in reached[name] if name in reached[one]}
+            assert not reached[name] & behind, "those referred to come first"
+
+
+def _longest_path(references: dict[str, list[str]], path: tuple[str, ...]) -> int:
+    below = [_longest_path(references, (*path, one)) for one in references[path[-1]] if one not in path]
+    return max([len(path), *below])
+
+
+@settings(max_examples=60, deadline=None)
+@given(_GRAPHS, st.integers(0, 8))
+def test_no_chain_is_longer_than_the_bound(graph: dict[int, list[int]], more: int) -> None:
+    """Whatever way the compiler goes through rules that refer to each other. Chains without cycles have no margin."""
+    references = {f"r{name}": [f"r{one}" for one in others if one in graph] for name, others in graph.items()}
+    chain = [f"a{i}" for i in range(DEEPEST - 8 + more)]
+    names = [*chain, next(iter(references))]
+    references |= {name: [following] for name, following in pairwise(names)} | {"start": [chain[0]]}
+    grammar = "\n".join(
+        f"{name}: {' '.join([*others, chr(34) + 'x' + chr(34)])}" for name, others in references.items()
+    )
+    longest = _longest_path(references, ("start",))
+    acyclic = all(len(members) == 1 for members in components(references))
+    try:
+        lark_of(grammar, "grammar")
+    except RequestError:
+        assert longest > DEEPEST or not acyclic
+    else:
+        assert longest <= DEEPEST
 
 
 def test_chains_that_are_allowed_compile(grammars: Grammars, tokenizer: Any) -> None:
