@@ -10,7 +10,7 @@ import numpy as np
 
 from adaptspec.drafting.predicted_output import Prediction
 from adaptspec.engine.detokenizer import Detokenizer
-from adaptspec.models.grammars import Constraint
+from adaptspec.models.grammars import FAILED, Constraint
 from adaptspec.models.processors import SamplingRow
 from adaptspec.request import Request
 from adaptspec.types import Completion, Delta, FinishReason, Piece, SpeculationStats, Timings, TokenLogprob
@@ -156,7 +156,7 @@ class Sequence:
     def _keep_to(self, constraint: Constraint, tokens: list[int]) -> None:
         constraint.commit(tokens)
         if constraint.error is not None:
-            self.finish, self.error = FinishReason.ERROR, f"its grammar could not be followed: {constraint.error}"
+            self.finish, self.error = FinishReason.ERROR, f"{FAILED}{constraint.error}"
 
     def fail(self, error: str) -> None:
         """It cannot go on, and ends with this round."""

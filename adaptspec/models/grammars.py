@@ -6,7 +6,7 @@ import importlib
 import json
 import re
 from collections import OrderedDict
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from threading import Lock
@@ -27,7 +27,16 @@ CACHE_BYTES = 128 * 2**20
 # properties, 1.1 MB for a constant of 4,000, and 2.3 MB for the shortest grammars, with `multipleOf` 10,000.
 _BYTES_EACH, _BYTES_PER_CHARACTER = 5 * 2**19, 320
 _MAX_STATES = 50_000  # of the lexer of one request, at 1 to 2 kB; schemas of real clients make some thousand
+# The parser of a grammar that repeats a group is slow where a text can be read in many ways: each place in the text
+# then has many items, and each of them is compared with all others. Every alternative may need an item, too.
+_COUNTED_GROUP = re.compile(r"[a-z0-9_)\]] ?\{[0-9]")
+_SCHEMA_IN_LARK = re.compile(r'(?m)^[^"/\n]*%json\b')  # in grammars of tool calls, which are read in one way
+_MAX_ITEMS, _MAX_ITEMS_COUNTED = 2_000, 1_000
+_ITEMS_COUNTED = 500
+FAILED = "its grammar could not be followed: "  # begins the error of a request whose constraint has one
+_LEFT = "the output left its grammar"
 _EXCERPT = re.compile(r"\n\x20*[0-9]+ \| ")  # begins the lines of a grammar that an error of the compiler ends with
+_BACKTRACE = re.compile(r"<backtrace>|<non-verbose/>")
 _REASON = 300  # characters of the compiler's words in a message
 # Without a bound a weak model may write white space until its tokens run out.
 JSON_STYLE = {"whitespace_pattern": r"[\x20\x0A\x0D\x09]{1,16}"}
@@ -102,8 +111,12 @@ class Grammars:
     def start(self, grammar: Grammar) -> Constraint:
         """The constraint of a request that begins to write what `grammar` says. Raises as `compile` does."""
         compiled = self.compile(grammar).compiled
-        with self._lock:
-            return Constraint(compiled.matcher.deep_copy(), self._vocab_size, self._ends)
+
+        def begin() -> Any:
+            with self._lock:
+                return compiled.matcher.deep_copy()
+
+        return Constraint(begin, self._vocab_size, self._ends)
 
     def _keep(self, grammar: Grammar, compiled: CompiledGrammar) -> None:
         if compiled.num_bytes > self._cache_bytes:
@@ -146,7 +159,9 @@ class Grammars:
         try:
             text = _source(grammar, llguidance.LLMatcher)
             # Its errors quote the output where they are verbose.
-            limits = llguidance.LLParserLimits(verbose_errors=False, max_lexer_states=_MAX_STATES)
+            limits = llguidance.LLParserLimits(
+                verbose_errors=False, max_lexer_states=_MAX_STATES, max_items_in_row=_most_items(grammar)
+            )
             matcher = llguidance.LLMatcher(self._vocabulary, text, log_level=0, limits=limits)
             if not matcher.is_error():
                 matcher.compute_bitmask()
@@ -155,6 +170,14 @@ class Grammars:
         if matcher.is_error():
             raise _unusable(grammar, matcher.get_error())
         return CompiledGrammar(matcher, _estimated_bytes(grammar))
+
+
+def _most_items(grammar: Grammar) -> int:
+    """How many items the parser may hold at a place in the text."""
+    written_here = _SCHEMA_IN_LARK.search(grammar.text)
+    if grammar.syntax != "lark" or written_here or not _COUNTED_GROUP.search(grammar.text):
+        return _MAX_ITEMS
+    return min(_ITEMS_COUNTED + grammar.text.count("|"), _MAX_ITEMS_COUNTED)
 
 
 def _source(grammar: Grammar, matcher: Any) -> str:
@@ -230,6 +253,11 @@ def _schema_fault(matcher: Any, schema: str) -> str | None:
     return " ".join((words[0] if words else "no reason is given").split())[:_REASON]
 
 
+def ended_by_grammar(error: str) -> bool:
+    """Whether a request has ended with `error` because of the grammar that it was sent with."""
+    return error.startswith(FAILED) and not error.startswith(FAILED + _LEFT)
+
+
 def _estimated_bytes(grammar: Grammar) -> int:
     return _BYTES_EACH + _BYTES_PER_CHARACTER * len(grammar.text)
 
@@ -238,10 +266,14 @@ def _unusable(grammar: Grammar, reason: str) -> RequestError:
     if grammar.syntax != "json-schema":
         reason = _EXCERPT.split(reason)[0]
     return RequestError(
-        f"{grammar.param} cannot be turned into a grammar: {' '.join(reason.split())[:_REASON]}; change or leave out "
-        "that part of it",
+        f"{grammar.param} cannot be turned into a grammar: {_in_a_line(reason)}; change or leave out that part of it",
         grammar.param,
     )
+
+
+def _in_a_line(reason: str) -> str:
+    """The beginning of the compiler's words, without what it says of its own code."""
+    return " ".join(_BACKTRACE.split(reason)[0].split())[:_REASON]
 
 
 def library(param: str) -> Any:
@@ -263,13 +295,21 @@ class Constraint:
     mask at position j has seen the committed output and draft[:j], no more and no less.
     """
 
-    def __init__(self, matcher: Any, vocab_size: int, ends: Collection[int]) -> None:
-        """`matcher` is llguidance's LLMatcher; `ends` are the tokens that end a text: nothing is read behind them."""
-        self._matcher = matcher
+    def __init__(self, begin: Callable[[], Any], vocab_size: int, ends: Collection[int]) -> None:
+        """`begin` returns llguidance's LLMatcher at the beginning of a text, a new one each time.
+
+        `ends` are the tokens that end a text: nothing is read behind them.
+        """
+        self._begin = begin
+        self._matcher = begin()
         self._vocab_size = vocab_size
         self._ends = frozenset(ends)
+        self._committed: list[int] = []
         self._ahead: list[int] = []  # consumed beyond what is committed
         self._masks: dict[int, BoolArray] = {}  # by how many tokens are ahead
+        # Failures of the matcher: of masks, by how many tokens were ahead, and of tokens that were to be read there.
+        self._failures: dict[int, str] = {}
+        self._unread: dict[tuple[int, int], str] = {}
         self.error: str | None = None
 
     def mask(self, draft: Sequence[int]) -> BoolArray:
@@ -292,12 +332,21 @@ class Constraint:
         return taken
 
     def commit(self, tokens: Sequence[int]) -> None:
-        """The output grew by `tokens`; what was looked at beyond them is taken back."""
+        """The output grew by `tokens`; what was looked at beyond them is taken back.
+
+        A failure of the matcher counts where something was written behind it: behind drafts that are thrown away, plain
+        decoding would not have met it.
+        """
         kept = self._seek(tokens)
-        if kept < len(tokens) and tokens[kept] not in self._ends:
-            self.error = self.error or f"the output left its grammar at token {tokens[kept]}"
+        failed = [reason for place, reason in self._failures.items() if place < len(tokens)]
+        if failed:
+            self.error = self.error or failed[0]
+        elif kept < len(tokens) and tokens[kept] not in self._ends:
+            left = f"{_LEFT} at token {tokens[kept]}"
+            self.error = self.error or self._unread.get((kept, tokens[kept]), left)
+        self._committed += self._ahead
         self._ahead.clear()
-        self._masks.clear()
+        self._forget(-1)
 
     def _seek(self, draft: Sequence[int]) -> int:
         """Move to just behind `draft`, or as far along as it goes; how far that is."""
@@ -309,28 +358,56 @@ class Constraint:
         if shared < len(self._ahead):
             self._matcher.rollback(len(self._ahead) - shared)
             del self._ahead[shared:]
-            self._masks = {place: mask for place, mask in self._masks.items() if place <= shared}
+            self._forget(shared)
         for token in draft[shared:]:
             if token in self._ends or not self._takes(token):
                 break
             self._ahead.append(token)
         return len(self._ahead)
 
+    def _forget(self, place: int) -> None:
+        """Drop what was found out behind more than `place` tokens ahead."""
+        self._masks = {at: mask for at, mask in self._masks.items() if at <= place}
+        self._failures = {at: reason for at, reason in self._failures.items() if at <= place}
+        self._unread = {at: reason for at, reason in self._unread.items() if at[0] <= place}
+
     def _takes(self, token: int) -> bool:
-        try:
-            return bool(self._matcher.try_consume_tokens([token]) == 1)
-        except Exception as error:  # noqa: BLE001 - a parser that fails must end its own request, not the round
-            self.error = self.error or f"{type(error).__name__}: {error}"
+        place = (len(self._ahead), token)
+        if place in self._unread:
             return False
+        try:
+            if self._matcher.try_consume_tokens([token]) == 1:
+                return True
+            reason = str(self._matcher.get_error())
+        except Exception as error:  # noqa: BLE001 - a parser that fails must end its own request, not the round
+            reason = f"{type(error).__name__}: {error}"
+        if reason:
+            self._unread[place] = self._restart(reason)
+        return False
 
     def _compute(self) -> BoolArray:
         try:
             bits = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
+            reason = str(self._matcher.get_error())
         except Exception as error:  # noqa: BLE001 - as above
-            self.error = self.error or f"{type(error).__name__}: {error}"
-            bits = np.zeros(0, dtype=np.uint8)
+            bits, reason = np.zeros(0, dtype=np.uint8), f"{type(error).__name__}: {error}"
         allowed = np.unpackbits(bits, count=self._vocab_size, bitorder="little").view(np.bool_)
-        if not allowed.any():
-            self.error = self.error or self._matcher.get_error() or "it leaves no token to go on with"
-            return np.ones(self._vocab_size, dtype=np.bool_)
-        return allowed
+        if not reason and allowed.any():
+            return allowed
+        reason = self._restart(reason) if reason else "it leaves no token to go on with"
+        self._failures[len(self._ahead)] = reason
+        if not self._ahead:
+            self.error = self.error or reason
+        return np.ones(self._vocab_size, dtype=np.bool_)
+
+    def _restart(self, reason: str) -> str:
+        """Go on with a new matcher at the same place: one that has failed takes nothing back. The reason in a line."""
+        reason = _in_a_line(reason)
+        read = [*self._committed, *self._ahead]
+        try:
+            self._matcher = self._begin()
+            if read and self._matcher.try_consume_tokens(read) < len(read):
+                self.error = self.error or reason
+        except Exception as error:  # noqa: BLE001 - as above
+            self.error = self.error or f"{reason}; {type(error).__name__}: {error}"
+        return reason

@@ -11,6 +11,7 @@ from aiohttp import web
 
 from adaptspec.engine.async_engine import AsyncEngine
 from adaptspec.errors import EngineError, OverloadedError, PromptTooLongError, RequestError, context_overflow
+from adaptspec.models.grammars import ended_by_grammar
 from adaptspec.quantity import quantity
 from adaptspec.request import Grammar, Reasoning, Request
 from adaptspec.server.api.chat import ChatBody
@@ -296,6 +297,10 @@ def _numbered(requests: list[Request]) -> list[Request]:
 
 def _check_answer(completion: Completion) -> None:
     if completion.finish is FinishReason.ERROR:
+        if completion.error is not None and ended_by_grammar(completion.error):
+            raise RequestError(
+                f"the request ended since {completion.error}; change the grammar or schema that the answer must fit"
+            )
         raise EngineError(f"the engine failed on this request: {completion.error or 'no details'}; send it again")
     if completion.finish is FinishReason.ABORT:
         raise DrainingError("the server gave up on this request because it is shutting down; send it again")

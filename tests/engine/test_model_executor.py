@@ -172,7 +172,7 @@ def test_each_row_is_cut_by_its_own_grammar() -> None:
     tokens = np.array([[1, 2, 2, 3], [9, 9, 9, 9], [3, 0, 4, 5], [5, 1, 1, 0]])
     told = np.full((4, 4), 0.5)
     draft = Draft(tokens, np.array([4, 4, 4, 2]), told, told)
-    constraints = [Constraint(Climb(), VOCAB, (0,)), None, *(Constraint(Climb(), VOCAB, (0,)) for _ in range(2))]
+    constraints = [Constraint(Climb, VOCAB, (0,)), None, *(Constraint(Climb, VOCAB, (0,)) for _ in range(2))]
     cut = cut_refused(draft, constraints)
     assert cut.counts.tolist() == [2, 4, 2, 0]
     assert cut.tokens.tolist() == [[1, 2, 0, 0], [9, 9, 9, 9], [3, 0, 0, 0], [0, 0, 0, 0]]
@@ -183,7 +183,7 @@ def test_each_row_is_cut_by_its_own_grammar() -> None:
 def test_a_draft_that_fits_is_left_alone() -> None:
     """No copy where nothing is cut."""
     draft = Draft(np.array([[1, 2]]), np.array([2]), np.zeros((1, 2)), np.zeros((1, 2)))
-    assert cut_refused(draft, [Constraint(Climb(), VOCAB, (0,))]) is draft
+    assert cut_refused(draft, [Constraint(Climb, VOCAB, (0,))]) is draft
 
 
 BOTH = ("draft-model", "ngram")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import json
+import re
 
 import numpy as np
 import pytest
@@ -40,7 +41,7 @@ def test_masks_are_those_of_a_fresh_start_whatever_was_drafted_before(
 ) -> None:
     """Rule 4, and the roll-back: by exactly what was rejected. Drafts may hold -1 padding, refused tokens and ends."""
     matcher = Climb()
-    constraint, output = Constraint(matcher, VOCAB, (END,)), []
+    constraint, output = Constraint(lambda: matcher, VOCAB, (END,)), []
     for drafts, kept, following in rounds:
         for draft in drafts:
             valid = constraint.valid(draft)
@@ -60,7 +61,7 @@ def test_masks_are_those_of_a_fresh_start_whatever_was_drafted_before(
 
 def test_an_output_that_leaves_the_grammar_says_so() -> None:
     """What a lossy method lets through ends the request, not the batch."""
-    constraint = Constraint(Climb(), VOCAB, (END,))
+    constraint = Constraint(Climb, VOCAB, (END,))
     constraint.commit([3, 1])
     assert constraint.error == "the output left its grammar at token 1"
 
@@ -72,7 +73,7 @@ def test_a_grammar_with_nothing_left_says_so_and_masks_nothing() -> None:
         def compute_bitmask(self) -> bytes:
             return bytes(VOCAB)
 
-    constraint = Constraint(Stuck(), VOCAB, (END,))
+    constraint = Constraint(Stuck, VOCAB, (END,))
     assert constraint.mask([]).all()
     assert constraint.error == "it leaves no token to go on with"
 
@@ -87,10 +88,76 @@ def test_a_parser_that_raises_ends_its_request_alone() -> None:
         def compute_bitmask(self) -> bytes:
             raise ValueError("lexer")
 
-    for look in (lambda one: one.mask([]), lambda one: one.valid([1]), lambda one: one.commit([1])):
-        constraint = Constraint(Broken(), VOCAB, (END,))
+    for look in (lambda one: one.mask([]), lambda one: one.commit([1])):
+        constraint = Constraint(Broken, VOCAB, (END,))
+        assert constraint.valid([1]) == 0
+        assert constraint.error is None, "a draft is no output"
         look(constraint)
         assert constraint.error == "ValueError: lexer"
+
+
+@pytest.mark.parametrize("raises", [True, False])
+@pytest.mark.parametrize("fails_at", ["read", "mask"])
+@given(drafts=st.lists(st.lists(st.integers(1, 9), max_size=5), max_size=4), output=st.lists(st.integers(1, 9)))
+def test_failures_behind_drafts_that_are_thrown_away_change_nothing(
+    drafts: list[list[int]], output: list[int], fails_at: str, raises: bool
+) -> None:
+    """A request ends where plain decoding would have ended it, with the same reason. Once failed, a matcher is dead."""
+
+    class Fragile(Climb):
+        failed = False
+
+        def get_error(self) -> str:
+            return "too many items" if self.failed else ""
+
+        def _check(self, fails: bool) -> None:
+            self.failed = self.failed or fails
+            if self.failed and raises:
+                raise ValueError("too many items")
+
+        def try_consume_tokens(self, tokens: list[int]) -> int:
+            self._check(fails_at == "read" and 7 in tokens and bool(allowed_after(self.read)[7]))
+            return 0 if self.failed else super().try_consume_tokens(tokens)
+
+        def compute_bitmask(self) -> bytes:
+            self._check(fails_at == "mask" and 7 in self.read)
+            return bytes(8) if self.failed else super().compute_bitmask()
+
+    plain, drafted = (Constraint(Fragile, VOCAB, (END,)) for _ in range(2))
+    for token in output:
+        if not plain.mask([])[token]:
+            continue
+        for draft in drafts:
+            taken = drafted.valid(draft)
+            for j in range(taken + 1):
+                drafted.mask(draft[:j])
+        assert np.array_equal(plain.mask([]), drafted.mask([]))
+        assert plain.error == drafted.error
+        plain.commit([token])
+        drafted.commit([token])
+        assert plain.error == drafted.error
+        if plain.error is not None:
+            assert "too many items" in plain.error
+            return
+
+
+def test_what_can_be_read_in_too_many_ways_ends_soon(tokenizer: PreTrainedTokenizerFast) -> None:
+    """Each token took longer than the one before, up to a third of a second, in which all requests waited."""
+    grammars = Grammars(tokenizer, len(tokenizer), (1,))
+    (letter,) = tokenizer.encode("a", add_special_tokens=False)
+    for text in (
+        'start: ((("a"{0,10}){0,10}){0,10})',
+        'start: x {0,10}\nx: y {0,10}\ny: z{0,10}\nz: "a" | "aa"',
+        "start: " + " | ".join(f'(("a"{{0,10}}){{0,10}} "{i}")' for i in range(12)),
+    ):
+        constraint = grammars.start(Grammar(text, "lark"))
+        for _ in range(60):
+            assert constraint.mask([])[letter]
+            constraint.commit([letter])
+            if constraint.error is not None:
+                break
+        assert re.search("Current row has [0-9]+ items; max is [0-9]{3};", str(constraint.error))
+        assert "non-verbose" not in str(constraint.error)
 
 
 def _large(number: int) -> Grammar:

@@ -25,7 +25,7 @@ from adaptspec.server.api.completions import CompletionBody
 from adaptspec.server.http_errors import DrainingError, EngineStoppedError
 from adaptspec.server.limits import ServerLimits
 from adaptspec.server.service import Service, seed_of_choice
-from adaptspec.types import Delta
+from adaptspec.types import Delta, FinishReason
 
 
 @pytest.fixture
@@ -266,6 +266,38 @@ async def test_one_prompt_that_fails_aborts_the_others(engine: Any) -> None:
         async for _ in serving(engine).stream(requests(3)):
             pass
     assert engine.running == 0
+
+
+@pytest.mark.parametrize(
+    ("reason", "kind", "advice"),
+    [
+        (
+            "its grammar could not be followed: Current row has 501 items; max is 500;",
+            RequestError,
+            "change the grammar",
+        ),
+        ("its grammar could not be followed: it leaves no token to go on with", RequestError, "change the grammar"),
+        ("its grammar could not be followed: the output left its grammar at token 3", EngineError, "send it again"),
+        ("its grammar", EngineError, "send it again"),
+        (None, EngineError, "send it again"),
+    ],
+)
+async def test_a_grammar_that_cannot_be_followed_is_not_worth_another_try(
+    engine: Any, reason: str | None, kind: type[Exception], advice: str
+) -> None:
+    """Sent again it takes as long, and ends the same; what the engine got wrong may end otherwise."""
+    whole = engine.stream
+
+    async def failing(request: Request) -> AsyncIterator[Delta]:
+        async for delta in whole(request):
+            done = delta.completion
+            failed = done and replace(done, finish=FinishReason.ERROR, error=reason)
+            yield replace(delta, completion=failed)
+
+    engine.stream = failing
+    with pytest.raises(kind, match=advice) as refused:
+        await serving(engine).complete(requests(1))
+    assert (reason or "") in str(refused.value)
 
 
 @pytest.mark.parametrize("stream", [False, True])
