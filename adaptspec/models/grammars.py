@@ -137,9 +137,9 @@ class Grammars:
         while self.living_bytes + num_bytes > most_bytes:
             if not self._cache:
                 raise OverloadedError(
-                    f"requests in flight hold {self.living_bytes / 2**20:.0f} MiB of compiled schemas and tools; this "
-                    f"server takes at most {most_bytes / 2**20:.0f} MiB: send the request again later, or a smaller "
-                    "schema"
+                    f"requests in flight hold {self.living_bytes / 2**20:.0f} MiB of compiled grammars; this "
+                    f"server takes at most {most_bytes / 2**20:.0f} MiB: send the request again later, or ask for "
+                    "something smaller"
                 )
             self._drop_oldest()
 
@@ -147,7 +147,7 @@ class Grammars:
         if len(grammar.text) > MAX_CHARACTERS:
             raise RequestError(
                 f"{grammar.param} has {len(grammar.text)} characters; at most {MAX_CHARACTERS} are compiled: send a "
-                "smaller schema",
+                "smaller one",
                 grammar.param,
             )
         llguidance = library(grammar.param)
@@ -266,7 +266,7 @@ def _unusable(grammar: Grammar, reason: str) -> RequestError:
     if grammar.syntax != "json-schema":
         reason = _EXCERPT.split(reason)[0]
     return RequestError(
-        f"{grammar.param} cannot be turned into a grammar: {_in_a_line(reason)}; change or leave out that part of it",
+        f"{grammar.param} cannot be compiled: {_in_a_line(reason)}; change or leave out that part of it",
         grammar.param,
     )
 

@@ -97,7 +97,7 @@ class Service:
         Raises RequestError, before the next prompt is encoded, if the engine can never serve one of them.
         """
         self._check(body, len(body.prompt))
-        grammar = await self._compiled(lambda: body.grammar(self.limits)) if body.constrained else None
+        grammar = await self._compiled(body.constrained_by, lambda: body.grammar(self.limits))
         requests: list[Request] = []
 
         def add(prompt: tuple[int, ...]) -> None:
@@ -123,9 +123,7 @@ class Service:
             body.messages, body.tools or (), body.render_options, form, warnings=body.warnings
         )
         reasoning = await self._reasoning(body, prompt)
-        grammar = None
-        if body.constrained:
-            grammar = await self._compiled(lambda: body.grammar(self.limits, form), reasoning)
+        grammar = await self._compiled(body.constrained_by, lambda: body.grammar(self.limits, form), reasoning)
         prediction: tuple[int, ...] = ()
         if body.prediction is not None:
             text = body.prediction.content
@@ -186,11 +184,11 @@ class Service:
         return begun(self.marks, await self.codec.decode(prompt[-TAIL:]))
 
     async def _compiled(
-        self, write: Callable[[], Grammar | None], reasoning: Reasoning | None = None
+        self, param: str | None, write: Callable[[], Grammar | None], reasoning: Reasoning | None = None
     ) -> Grammar | None:
-        """What the answer must be, behind a reasoning if there may be one; `write` makes the grammar.
+        """What the answer must be, behind a reasoning if there may be one; None where any text will do.
 
-        One is compiled at a time, in a thread of its own: a compiler cannot be bounded.
+        `write` makes the grammar, for which the field `param` asks; None: no field does, and nothing is written. One is compiled at a time, in a thread of its own: a compiler cannot be bounded.
         """
 
         def compiled() -> Grammar | None:
@@ -199,13 +197,16 @@ class Service:
                 return None
             return self.engine.compile_grammar(replace(grammar, reasoning=reasoning), self.limits.grammar_bytes)
 
+        if param is None:
+            return None
         async with self._compiling:
             try:
                 return await within(self.limits.grammar_seconds, compiled)
             except asyncio.TimeoutError as error:
                 raise RequestError(
-                    f"what the answer must be takes longer than {self.limits.grammar_seconds:g} seconds to compile; "
-                    "send a simpler schema, or fewer tools"
+                    f"{param} takes longer than {self.limits.grammar_seconds:g} seconds to compile; send less, or "
+                    "something simpler",
+                    param,
                 ) from error
 
     def _requests(

@@ -151,20 +151,29 @@ async def test_a_grammar_is_written_and_compiled_off_the_event_loop(
     assert threading.current_thread() not in threads
 
 
+@pytest.mark.parametrize(
+    ("asked", "param"),
+    [
+        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"guided_choice": ["a", "b"]}, "guided_choice"),
+        ({"structured_outputs": {"regex": "a+"}}, "structured_outputs.regex"),
+        ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools"),
+    ],
+)
 async def test_a_grammar_that_takes_too_long_is_refused_and_holds_nobody_up(
-    engine: Any, tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+    engine: Any, tokenizer: Any, monkeypatch: pytest.MonkeyPatch, asked: dict[str, Any], param: str
 ) -> None:
     """A compiler that never comes back: the request ends, and the next one's grammar is compiled."""
     forever = threading.Event()
     service = Service(engine, Codec(tokenizer), ServerLimits(grammar_seconds=0.1))
-    body = ChatBody.model_validate(
-        {"messages": [{"role": "user", "content": "x"}], "response_format": {"type": "json_object"}}
-    )
+    body = ChatBody.model_validate({"messages": [{"role": "user", "content": "x"}]} | asked)
     compiled = engine.compile_grammar
     try:
         monkeypatch.setattr(engine, "compile_grammar", lambda *of: forever.wait())
-        with pytest.raises(RequestError, match="seconds to compile"):
+        with pytest.raises(RequestError, match="seconds to compile") as refused:
             await requests_of(service, body)
+        assert refused.value.param == param
+        assert str(refused.value).startswith(f"{param} ")
         monkeypatch.setattr(engine, "compile_grammar", compiled)
         service.limits = replace(service.limits, grammar_seconds=60.0)
         await requests_of(service, body)
@@ -189,7 +198,7 @@ async def test_requests_beyond_what_grammars_may_take_are_refused_until_others_e
     service.limits = ServerLimits().changed([f"grammar_bytes={most}"])
     waiting = [await requests_of(service, body(number)) for number in range(5)]
     for number in range(5, 50):
-        with pytest.raises(OverloadedError, match="compiled schemas and tools"):
+        with pytest.raises(OverloadedError, match="compiled grammars"):
             await requests_of(service, body(number))
     await requests_of(service, body(3))  # what another has compiled takes no room
     waiting.pop(0)

@@ -123,9 +123,13 @@ class ChatBody(GenerationBody, PromptFields, ConstraintFields, Hints):
         return bool(self.tools) and self.tool_choice != "none"
 
     @property
-    def constrained(self) -> bool:
-        """Whether there may be a grammar, which takes its time to write."""
-        return bool(self.tools) or self.wants_json or self.asked is not None
+    def constrained_by(self) -> str | None:
+        """The field for which there may be a grammar, which takes its time to write; None where there is none."""
+        if self.asked is not None:
+            return self.asked.param
+        if self.tools:
+            return "tools"
+        return self.schema_path.removesuffix(".schema").removesuffix(".json_schema") if self.wants_json else None
 
     def grammar(self, limits: ServerLimits = ServerLimits(), form: ToolForm = HERMES) -> Grammar | None:
         """What the answer must be; None where any text will do. `form` is how calls are written.

@@ -81,9 +81,11 @@ class CompletionBody(GenerationBody, ConstraintFields):
         return bool(self.echo)
 
     @property
-    def constrained(self) -> bool:
-        """Whether there is a grammar, which takes its time to compile."""
-        return self.wants_json or self.asked is not None
+    def constrained_by(self) -> str | None:
+        """The field with a grammar, which takes its time to compile; None where there is none."""
+        if self.asked is not None:
+            return self.asked.param
+        return "response_format" if self.wants_json else None
 
     def grammar(self, limits: ServerLimits = ServerLimits()) -> Grammar | None:
         """What each answer must be; None where any text will do. Raises RequestError for too much of a constraint."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import importlib
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NoReturn
 
@@ -52,6 +52,7 @@ _TOKEN = re.compile(
 _NAME = re.compile(r"!?\??_?(?:[a-z][a-z0-9_]*|[A-Z][A-Z0-9_]*)")
 _ESCAPE = re.compile(r"\\(?:x([0-9A-Fa-f]{2})|u([0-9A-Fa-f]{4})|U([0-9A-Fa-f]{8})|(.))", re.DOTALL)
 _ESCAPED = {"n": "\n", "r": "\r", "t": "\t", "b": "\b", "f": "\f", '"': '"', "'": "'", "\\": "\\", "/": "/"}
+_GBNF_HEAD = re.compile(r"(?m)^[\x20\t]*(?P<name>[A-Za-z0-9_-]+)[\x20\t]*::=")
 _GBNF_UNICODE = re.compile(r"(?<!\\)((?:\\\\)*)\\(?:u([0-9A-Fa-f]{4})|U([0-9A-Fa-f]{8}))")
 
 
@@ -76,9 +77,10 @@ def lark_of(text: str, param: str, limits: ServerLimits = ServerLimits()) -> str
     """
     if len(text) > MAX_CHARACTERS:
         _refuse(param, f"has {len(text)} characters; at most {MAX_CHARACTERS} are compiled: send a smaller one")
-    if not _LARK_WORDS.search(text):
-        text = _lark_of_gbnf(text, param)
-    tokens = list(_tokens(text, param))
+    if _LARK_WORDS.search(text):
+        tokens = list(_tokens(text, param))
+    else:
+        tokens = _in_place(_one_repetition_each(_tokens(_lark_of_gbnf(text, param), param)), text)
     _Rules(tokens, param, limits).check()
     return " ".join(token.text for token in tokens).replace(" \n ", "\n") + "\n"
 
@@ -97,8 +99,52 @@ def _lark_of_gbnf(text: str, param: str) -> str:
     convert = importlib.import_module("llguidance.gbnf_to_lark").gbnf_to_lark
     try:
         return str(convert(_GBNF_UNICODE.sub(_character, text)))
+    except RecursionError:
+        _refuse(param, "nests too deep; make it flatter, with rules in place of groups")
     except Exception as error:  # noqa: BLE001 - it raises bare Exception for what it cannot read
         _refuse(param, f"cannot be read as GBNF: {str(error)[:200]}; change that part of it")
+
+
+def _one_repetition_each(tokens: Iterable[_Token]) -> list[_Token]:
+    """Put what is repeated into a group of its own where another repetition follows, as the compiler reads one only."""
+    written: list[_Token] = []
+    groups: list[int] = []  # where the groups that are open begin
+    start = 0  # of the last part
+    for token in tokens:
+        if token.kind == "repeat" and written and written[-1].kind == "repeat":
+            written.insert(start, _Token("mark", "("))
+            written.append(_Token("mark", ")"))
+        elif token.text == "(":
+            groups.append(len(written))
+        elif token.text == ")" and groups:
+            start = groups.pop()
+        elif token.kind != "repeat":
+            start = len(written)
+        written.append(token)
+    return written
+
+
+def _in_place(tokens: Sequence[_Token], text: str) -> list[_Token]:
+    """Rules in Lark on the lines on which they begin in `text`, in GBNF, so that messages name lines that a client has.
+
+    They stay as they are where their number shows that the lines were not found.
+    """
+    lines = [text.count("\n", 0, head.start("name")) for head in _GBNF_HEAD.finditer(text)]
+    heads = [place for place in range(len(tokens)) if _text(tokens, place + 1) == ":"]
+    if len(lines) != len(heads) or len(lines) > MAX_RULES:
+        return list(tokens)
+    written: list[_Token] = []
+    line, newline = 0, _Token("line", "\n")
+    for place, token in enumerate(tokens):
+        if token.kind == "line":
+            continue
+        if heads and place == heads[0]:
+            added = max(lines[len(lines) - len(heads)] - line, int(bool(written)))
+            written += [newline] * added
+            line += added
+            heads.pop(0)
+        written.append(token)
+    return written
 
 
 def _character(escape: re.Match[str]) -> str:

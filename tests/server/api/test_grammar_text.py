@@ -41,6 +41,10 @@ def _takes(grammars: Grammars, tokenizer: Any, grammar: str, text: str) -> bool:
         ('root ::= fooBar-baz{2,3}\nfooBar-baz ::= "x" | [y-z]', "xyz", "x"),
         ('root ::= "\\"" [^"\\\\\\x7F\\x00-\\x1F]* "\\""', '"aé"', '"a'),
         ('root ::= "\\u00e9" [\\u00e0-\\u00ff]', "éà", "ee"),
+        ('root ::= ("a"{0,2}){0,2} "b"', "aab", "aaaaab"),
+        ('root ::= (("a" "b"{1,2})+)? "c"', "abbabc", "ac"),
+        ('root ::= x{2}\nx ::= ((("a"){2}){0,3} | "b"*){1,2} ","', "aaaa,b,", "aaa,b,"),
+        ("root ::= ([ab]{2})* [c]", "abbac", "abbc"),
         ('root ::= (\n "a" |\n "b" )+', "ab", "c"),
     ],
 )
@@ -48,6 +52,22 @@ def test_both_dialects_are_read(grammars: Grammars, tokenizer: Any, grammar: str
     """vLLM and SGLang send one or the other in the same field."""
     assert _takes(grammars, tokenizer, grammar, good)
     assert not _takes(grammars, tokenizer, grammar, bad)
+
+
+@pytest.mark.parametrize(
+    ("grammar", "line"),
+    [
+        ('# one\n\nroot ::= x |\n  "a"\n\nx ::= "b" [z-a]\ny ::= "c"', 6),
+        ('root ::= (\n  "a" | x\n)\nx ::= [9-0]', 4),
+        ("root ::= [b-a]", 1),
+        ('start: "a"\n\n// two\n  | x\nx: /[b-a]/', 5),
+    ],
+)
+def test_messages_name_lines_that_the_client_wrote(grammars: Grammars, grammar: str, line: int) -> None:
+    """What the compiler reads has other lines, where it was GBNF."""
+    with pytest.raises(RequestError) as refused:
+        grammars.start(Grammar(lark_of(grammar, "ebnf"), "lark", "ebnf"))
+    assert re.search(rf"at {line}\(", str(refused.value))
 
 
 @pytest.mark.parametrize("attribute", ["lazy", "capture", 'suffix = "!"', "suffix = /!+/", 'lazy, capture = "x"'])
@@ -135,7 +155,9 @@ def _cycle_below_a_chain(number: int) -> str:
         ("hello", "is no grammar"),
         ("root ::= (", "cannot be read as GBNF"),
         ("root ::= other", "Rule 'other' not found"),
-        ("root ::= " + "(" * 3000 + '"a"' + ")" * 3000, "cannot be read as GBNF"),
+        ("root ::= " + "(" * 3000 + '"a"' + ")" * 3000, "nests too deep"),
+        ("root ::= " + "(" * 10_000, "nests too deep"),
+        ('root ::= "x" | (' + '"a" | (' * 2000, "nests too deep"),
         ("\n".join(f'r{i} ::= "a"' for i in range(600)), "600 rules"),
     ],
 )

@@ -79,7 +79,7 @@ def test_every_spelling_bounds_the_answer(
 )
 def test_neutral_values_ask_for_nothing(fields: dict[str, Any]) -> None:
     for body in _bodies(**fields):
-        assert not body.constrained
+        assert body.constrained_by is None
         assert body.grammar() is None
 
 
