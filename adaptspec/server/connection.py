@@ -12,7 +12,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-from aiohttp import HttpVersion11, web
+from aiohttp import HttpVersion11, StreamReader, web
 from aiohttp.http_exceptions import HttpProcessingError
 
 from adaptspec.server.http_errors import HttpError
@@ -41,7 +41,7 @@ class Connection(web.RequestHandler):
     """
 
     __slots__ = (
-        *("_half_closed", "_header_seconds", "_headers", "_looking", "_probed", "_refused", "_slots"),
+        *("_half_closed", "_header_seconds", "_headers", "_last_body", "_looking", "_probed", "_refused", "_slots"),
         *("_stall_seconds", "_stalled", "on_half_closed"),
     )
 
@@ -62,6 +62,7 @@ class Connection(web.RequestHandler):
         self._refused = False
         self._stalled: asyncio.TimerHandle | None = None
         self._headers: asyncio.TimerHandle | None = None  # runs while headers may come, and have not
+        self._last_body: StreamReader | None = None  # of the newest request whose headers have come
         self._half_closed: float | None = None  # when, on the loop's clock
         self._probed = False  # something was sent since then
         self._looking: asyncio.TimerHandle | None = None  # the next look whether a half-closed client has gone
@@ -93,6 +94,8 @@ class Connection(web.RequestHandler):
         if data and self._idle and self._headers is None:
             self._await_headers()
         super().data_received(data)
+        if self._messages:
+            self._last_body = self._messages[-1][1]
         if not self._idle:
             self._headers_came()
 
@@ -140,15 +143,38 @@ class Connection(web.RequestHandler):
         Only sending something shows which: the machine of a client that has gone refuses it. A stream that has begun
         sends a comment; before an answer comes the interim response 102, which clients of HTTP/1.1 have to skip. Those
         of HTTP/1.0 have `OLD_CLIENT_SECONDS` for their answer.
+
+        Complete requests are answered; one whose end did not come is not acted on (RFC 9112, section 8).
         """
         if self._idle or self._force_close or self._payload_parser is not None or self._parser is None:
             return False
+        if not self._drop_unfinished():
+            return False
+        if self._half_closed is None:  # the end comes once more where reading was paused meanwhile
+            self._half_closed = asyncio.get_running_loop().time()
+            self._look_later(_FIRST_LOOK)
+        return True
+
+    def _drop_unfinished(self) -> bool:
+        """Drop the last request if the rest of its body will never come. Returns whether others are left to answer.
+
+        A request that ends within its headers needs nothing: the parser keeps what came of it, and makes no request of
+        it as long as its `feed_eof` is not called.
+        """
+        body, parser = self._last_body, self._parser
+        if body is None or body.is_eof() or parser is None:
+            return True
         try:
-            self._parser.feed_eof()
+            parser.feed_eof()  # within a body: raises, unless the parser has all of it and only paused
         except HttpProcessingError:
-            return False  # the rest of a body will never come
-        self._half_closed = asyncio.get_running_loop().time()
-        self._look_later(_FIRST_LOOK)
+            pass
+        else:
+            return True
+        about_to_start = self._waiter is not None  # aiohttp takes the first request next, without another look
+        if not self._messages or self._messages[-1][1] is not body or (about_to_start and len(self._messages) == 1):
+            return False  # the request is being answered
+        self._messages.pop()
+        self._last_body = None
         return True
 
     def _look_later(self, seconds: float) -> None:
@@ -203,6 +229,10 @@ class Connection(web.RequestHandler):
         that one packet brought were answered while all streams stood still.
         """
         sent = await super().finish_response(request, resp, start_time)
+        if self._messages:  # aiohttp may have read requests behind a refused upgrade
+            self._last_body = self._messages[-1][1]
+            if self._half_closed is not None:
+                self._drop_unfinished()
         if self._half_closed is not None and not self._messages:
             self.close()  # no other request can come
         await asyncio.sleep(0)

@@ -550,3 +550,57 @@ async def test_what_ends_in_the_middle_of_a_request_is_closed(engine: Any, token
         assert await asyncio.wait_for(reader.read(), 5.0) == b""
         writer.close()
     assert not engine.seen
+
+
+CUTS = ["request line", "header name", "host", "length name", "length", "headers", "no body", "body", "chunk", "none"]
+
+
+@pytest.mark.parametrize("before", [1, 2, 3])
+@pytest.mark.parametrize("cut", CUTS)
+async def test_a_request_cut_off_by_the_end_of_the_connection_never_runs(
+    engine: Any, tokenizer: Any, before: int, cut: str
+) -> None:
+    """And the complete requests before it are answered. RFC 9112, section 8, forbids to act on incomplete messages."""
+    second = generation(max_tokens=7)
+    head, chunked = second.partition(b"\r\n\r\n")[0], POST + b'Transfer-Encoding: chunked\r\n\r\n5\r\n{"pro'
+    rest = {
+        "request line": b"POST /v1/compl",
+        "header name": b"POST /v1/completions HTTP/1.1\r\nHo",
+        "host": b"POST /v1/completions HTTP/1.1\r\nHost: local",
+        "length name": head[: head.index(b"-Length")],
+        "length": head[:-1],
+        "headers": head + b"\r\n",
+        "no body": head + b"\r\n\r\n",
+        "body": second[:-1],
+        "chunk": chunked,
+        "none": b"",
+    }[cut]
+    engine.pause = 0.02
+    async with serving(engine, tokenizer, body_seconds=60.0, header_seconds=60.0) as port:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(generation() * before + rest)
+        writer.write_eof()
+        text = await asyncio.wait_for(reader.read(), 10.0)
+        writer.close()
+    text = text.replace(b"HTTP/1.1 102 Processing\r\n\r\n", b"")
+    assert text.count(b"HTTP/1.1 200 OK") == text.count(b"HTTP/1.") == before
+    assert [request.sampling.max_tokens for request in engine.seen] == [5] * before
+    assert not engine.aborted
+
+
+@pytest.mark.parametrize("cut", [HEALTH[:6], HEALTH[:-2], HEALTH[:-1], generation()[:-1]])
+@pytest.mark.parametrize("requests", [31, 32, 33, 100])
+async def test_many_pipelined_requests_are_answered_though_another_is_cut_off(
+    engine: Any, tokenizer: Any, requests: int, cut: bytes
+) -> None:
+    """Also more of them than the connection reads ahead, and those behind an upgrade that is refused."""
+    upgrade = HEALTH.replace(b"\r\n\r\n", b"\r\nConnection: upgrade\r\nUpgrade: websocket\r\n\r\n")
+    async with serving(engine, tokenizer, body_seconds=60.0, header_seconds=60.0) as port:
+        for sent in (HEALTH * requests, upgrade + HEALTH * (requests - 1)):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(sent + cut)
+            writer.write_eof()
+            text = await asyncio.wait_for(reader.read(), 10.0)
+            writer.close()
+            assert text.count(b"HTTP/1.1 200 OK") == text.count(b"HTTP/1.1 2") == requests
+    assert not engine.seen
