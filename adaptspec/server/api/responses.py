@@ -13,6 +13,7 @@ from pydantic import BeforeValidator, Discriminator, Field, GetJsonSchemaHandler
 from pydantic_core import CoreSchema
 
 from adaptspec.errors import RequestError
+from adaptspec.server.api.answers import Json
 from adaptspec.server.api.chat import ChatBody
 from adaptspec.server.api.format_spellings import flat_spelling
 from adaptspec.server.api.generation_body import (
@@ -53,7 +54,7 @@ _SAME = (
 _ITEM = 256  # bytes
 
 
-# Items of a history that only OpenAI's own servers can use: calls of their tools, and the thoughts of their models.
+# Items of a history that only OpenAI's own servers can use: calls of their tools, and encrypted reasoning.
 _OTHER_ITEMS = frozenset(
     {"additional_tools", "apply_patch_call", "apply_patch_call_output", "code_interpreter_call", "compaction_trigger"}
     | {"computer_call", "computer_call_output", "configuration_update", "custom_tool_call", "custom_tool_call_output"}
@@ -97,6 +98,30 @@ class FunctionCallOutput(_Item):
     output: TextIfAny = None
 
 
+class ReasoningItem(_Item):
+    """What a model thought before the answer or the call that follows. `summary` is read where `content` has no text.
+
+    Items without any text, such as encrypted ones, are dropped.
+    """
+
+    type: Literal["reasoning"]
+    content: Any = None
+    summary: Any = None
+
+    idle: ClassVar[frozenset[str]] = _Item.idle | {"encrypted_content"}
+
+    @property
+    def text(self) -> str:
+        return _thoughts(self.content) or _thoughts(self.summary)
+
+
+def _thoughts(parts: object) -> str:
+    """The text in parts of a reasoning item."""
+    listed = parts if isinstance(parts, list) else ()
+    texts = [part.get("text") for part in listed if isinstance(part, dict)]
+    return "\n".join(text for text in texts if isinstance(text, str) and text)
+
+
 def _kind(item: object) -> str | None:
     """What an item is: clients leave out that a message is one."""
     kind = item.get("type") if isinstance(item, dict) else getattr(item, "type", None)
@@ -109,12 +134,18 @@ def _usable(items: object, info: ValidationInfo) -> object:
     """The same items without those that this server cannot use; a warning names each type."""
     if not isinstance(items, list):
         return items
-    kept = [item for item in items if _kind(item) not in _OTHER_ITEMS]
+    kept = [item for item in items if not _is_other(item)]
     if isinstance(info.context, Warnings):
-        for kind in map(_kind, items):
-            if kind in _OTHER_ITEMS:
-                info.context.add("item", f"input[] of the type {kind} cannot be used here and were dropped")
+        for kind in map(_kind, filter(_is_other, items)):
+            which = f"{kind} without text" if kind == "reasoning" else kind
+            info.context.add("item", f"input[] of the type {which} cannot be used here and were dropped")
     return kept
+
+
+def _is_other(item: object) -> bool:
+    if isinstance(item, dict) and item.get("type") == "reasoning":
+        return not (_thoughts(item.get("content")) or _thoughts(item.get("summary")))
+    return _kind(item) in _OTHER_ITEMS
 
 
 class _OrOtherItems:
@@ -130,7 +161,8 @@ class _OrOtherItems:
 Item = Annotated[
     Annotated[InputMessage, Tag("message")]
     | Annotated[FunctionCall, Tag("function_call")]
-    | Annotated[FunctionCallOutput, Tag("function_call_output")],
+    | Annotated[FunctionCallOutput, Tag("function_call_output")]
+    | Annotated[ReasoningItem, Tag("reasoning")],
     Discriminator(_kind),
 ]
 Items = Annotated[
@@ -321,18 +353,41 @@ def _flat(tool: NamedTool) -> dict[str, Any]:
     return {"type": tool.type, "name": tool.function.name}
 
 
-def _conversation(items: Sequence[InputMessage | FunctionCall | FunctionCallOutput]) -> list[dict[str, Any]]:
-    """Items as messages: calls belong to the assistant's message before them."""
-    messages: list[dict[str, Any]] = []
+def _conversation(items: Sequence[InputMessage | FunctionCall | FunctionCallOutput | ReasoningItem]) -> list[Json]:
+    """Items as messages: calls belong to the assistant's message before them, and reasoning to the one after it.
+
+    A reasoning that no answer or call follows, as that was cut off, is an assistant's message without text.
+    """
+    messages: list[Json] = []
+    thoughts: list[str] = []
     for item in items:
-        if isinstance(item, InputMessage):
+        if isinstance(item, ReasoningItem):
+            thoughts.append(item.text)
+            continue
+        if isinstance(item, FunctionCall):
+            if not messages or messages[-1]["role"] != "assistant":
+                messages.append({"role": "assistant", "content": None})
+            function = {"name": item.name, "arguments": item.arguments}
+            call = {"id": item.call_id, "type": "function", "function": function}
+            messages[-1].setdefault("tool_calls", []).append(call)
+        elif isinstance(item, InputMessage) and item.role == "assistant":
+            messages.append({"role": item.role, "content": item.content})
+        elif thoughts:
+            messages.append({"role": "assistant", "content": None})
+        thoughts = _think(messages, thoughts)
+        if isinstance(item, InputMessage) and item.role != "assistant":
             messages.append({"role": item.role, "content": item.content})
         elif isinstance(item, FunctionCallOutput):
             messages.append({"role": "tool", "content": item.output, "tool_call_id": item.call_id})
-        else:
-            function = {"name": item.name, "arguments": item.arguments}
-            call = {"id": item.call_id, "type": "function", "function": function}
-            if not messages or messages[-1]["role"] != "assistant":
-                messages.append({"role": "assistant", "content": None, "tool_calls": []})
-            messages[-1].setdefault("tool_calls", []).append(call)
+    if thoughts:
+        messages.append({"role": "assistant", "content": None})
+        _think(messages, thoughts)
     return messages
+
+
+def _think(messages: list[Json], thoughts: list[str]) -> list[str]:
+    """Add thoughts to the last message. Returns those that are left: none."""
+    if thoughts:
+        known = messages[-1].get("reasoning_content")
+        messages[-1]["reasoning_content"] = "\n".join([*([known] if known else []), *thoughts])
+    return []

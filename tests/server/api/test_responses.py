@@ -187,6 +187,68 @@ def test_items_of_other_programs_are_read_or_dropped_and_named(case: str) -> Non
     assert [named in text for text in body.warnings.texts] == ([] if named is None else [True])
 
 
+def thought(*texts: str, place: str = "content", **more: Any) -> dict[str, Any]:
+    kind = "reasoning_text" if place == "content" else "summary_text"
+    return {"type": "reasoning", "id": "rs_1", place: [{"type": kind, "text": text} for text in texts], **more}
+
+
+ANSWER = {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "x"}]}
+CALL = {"type": "function_call", "call_id": "a", "name": "see", "arguments": "{}"}
+RESULT = {"type": "function_call_output", "call_id": "a", "output": "y"}
+
+
+@pytest.mark.parametrize(
+    ("items", "thoughts"),
+    [
+        ([thought("a"), ANSWER], ["a"]),
+        ([thought("a", summary=[], encrypted_content=None, status="completed"), ANSWER], ["a"]),
+        ([thought("a", "b"), ANSWER], ["a\nb"]),
+        ([thought("a", place="summary", content=[]), ANSWER], ["a"]),
+        ([thought("a", summary=[{"type": "summary_text", "text": "short"}]), ANSWER], ["a"]),
+        ([thought("a", place="summary", encrypted_content="x"), ANSWER], ["a"]),
+        ([thought("a"), CALL, RESULT, thought("b"), ANSWER], ["a", None, "b"]),
+        ([thought("a"), ANSWER, CALL, RESULT], ["a", None]),
+        ([thought("a"), CALL, thought("b"), {**CALL, "call_id": "b"}, RESULT], ["a\nb", None]),
+        ([ANSWER, thought("a"), CALL], ["a"]),
+        ([thought("a"), USER, thought("b"), ANSWER], ["a", None, "b"]),
+        ([thought("a")], ["a"]),
+        ([thought("a"), RESULT], ["a", None]),
+    ],
+)
+def test_reasoning_that_comes_back_belongs_to_the_answer_after_it(items: Any, thoughts: Any) -> None:
+    """As `reasoning_content` of chats, so the chat template decides about it; no warning, as nothing is dropped."""
+    body = parse(ResponsesBody, json.dumps({"input": [USER, *items, USER]}).encode())
+    between = body.chat().messages[1:-1]
+    assert [message.reasoning_content for message in between] == thoughts
+    assert all(message.role == "assistant" for message in between if message.reasoning_content)
+    assert not body.warnings.texts
+
+
+@pytest.mark.parametrize(
+    "item",
+    [
+        thought(),
+        thought(""),
+        {"type": "reasoning"},
+        {"type": "reasoning", "summary": [], "encrypted_content": "x"},
+        {"type": "reasoning", "summary": "x", "content": {"text": "y"}},
+        {"type": "reasoning", "content": [5, None, {"text": 5}, {"type": "reasoning_text"}]},
+    ],
+)
+def test_reasoning_without_text_is_dropped_and_named(item: Any) -> None:
+    body = parse(ResponsesBody, json.dumps({"input": [USER, item, ANSWER]}).encode())
+    assert [message.reasoning_content for message in body.chat().messages] == [None, None]
+    assert body.warnings.texts == ["input[] of the type reasoning without text cannot be used here and were dropped"]
+
+
+async def test_the_output_of_a_response_can_be_the_next_input(client: Any, post: Any) -> None:
+    """What we wrote is taken back without warnings, reasoning included."""
+    output = [thought("a", summary=[], status="completed"), {**ANSWER, "id": "msg_1", "status": "completed"}]
+    status, answer = await post(PATH, input=[USER, *output, USER], max_output_tokens=2)
+    assert status == 200, answer
+    assert "warnings" not in answer
+
+
 # As Codex CLI sends it, but for the texts.
 CODEX: dict[str, Any] = {
     "model": "tiny",
