@@ -32,12 +32,14 @@ class RenderOptions:
     """How a conversation is to be written.
 
     `answer` adds the opening of the assistant's turn. `continued` leaves the last message open instead, which
-    has text: the assistant's, mostly, or the user's. `values` are variables of the template.
+    has text: the assistant's, mostly, or the user's. `values` are variables of the template, from the field
+    `values_param` of the request.
     """
 
     answer: bool = True
     continued: bool = False
     values: Mapping[str, Any] = field(default_factory=dict)
+    values_param: str = "chat_template_kwargs"
 
 
 class ChatTemplate:
@@ -93,13 +95,12 @@ class ChatTemplate:
     ) -> str:
         """A conversation as the template writes it, special tokens included.
 
-        Raises RequestError: the model has no template, or it does not take these messages.
+        Raises RequestError: the model has no template, or it does not take these messages or variables.
         """
         if self.source is not None:
             messages = fitted(_left_open(messages) if options.continued else messages, self.traits)
         tools = None if tools is None else [_whole(tool) for tool in tools]
-        values, answer = {**self._values, **options.values}, options.answer and not options.continued
-        text = chat_text(self.tokenizer, messages, answer=answer, tools=tools, values=values)
+        text = self._text(messages, tools, options)
         if not options.continued:
             return text
         before, found, _ = text.rpartition(_OPEN_END)
@@ -110,6 +111,22 @@ class ChatTemplate:
                 "continue_final_message",
             )
         return before
+
+    def _text(
+        self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None, options: RenderOptions
+    ) -> str:
+        """What the template writes. If it fails, and does not without the request's variables, these are at fault."""
+        answer = options.answer and not options.continued
+        try:
+            values = {**self._values, **options.values}
+            return chat_text(self.tokenizer, messages, answer=answer, tools=tools, values=values)
+        except RequestError as error:
+            if not options.values:
+                raise
+            chat_text(self.tokenizer, messages, answer=answer, tools=tools, values=self._values)
+            param = options.values_param
+            told = f"the model's chat template does not take the variables of {param} ({error.__cause__})"
+            raise RequestError(f"{told}; change them, or leave {param} out", param) from error
 
     def marked(self, value: Any) -> Any:
         """Messages, tools or variables of a client, of which `encode` reads no part as a control token."""

@@ -56,7 +56,8 @@ def with_effort(options: RenderOptions, effort: str | None) -> RenderOptions:
     if effort is None:
         return options
     switches = dict.fromkeys(_SWITCHES, effort != "none")
-    return replace(options, values={"reasoning_effort": effort, **switches, **options.values})
+    param = options.values_param if options.values else "reasoning_effort"
+    return replace(options, values={"reasoning_effort": effort, **switches, **options.values}, values_param=param)
 
 
 @dataclass(frozen=True)

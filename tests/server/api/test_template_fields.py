@@ -78,3 +78,49 @@ async def test_what_cannot_be_written_is_refused(
     status, body = await post(path, **({"messages": [USER, BEGUN]} | fields))
     assert (status, body["error"]["param"]) == (400, param)
     assert said in body["error"]["message"]
+
+
+ODD = {"role": "user", "content": "odd"}
+PICKY = (
+    "{% if date_string is defined %}{{ 'On ' + date_string }}{% endif %}"
+    "{% if tone is defined and tone not in ['dry', 'warm'] %}{{ raise_exception('no such tone') }}{% endif %}"
+    "{% if reasoning_effort is defined %}{{ {'low': 1, 'high': 2}[reasoning_effort] + 0 }}{% endif %}"
+    "{% for m in messages %}{% if 'odd' in m.content %}{{ raise_exception('too odd') }}{% endif %}"
+    "<|{{ m.role }}|>{{ m.content }}<|end|>{% endfor %}"
+)
+
+
+@pytest.mark.parametrize(
+    ("fields", "fault"),
+    [
+        ({"chat_template_kwargs": {"date_string": [1]}}, ("chat_template_kwargs", "concatenate")),
+        ({"chat_template_kwargs": {"date_string": None}}, ("chat_template_kwargs", "concatenate")),
+        ({"chat_template_kwargs": {"tone": "loud"}}, ("chat_template_kwargs", "no such tone")),
+        ({"chat_template_kwargs": {"tone": {}}}, ("chat_template_kwargs", "no such tone")),
+        ({"chat_template_kwargs": {"tone": "dry"}, "messages": [ODD]}, ("messages", "too odd")),
+        ({"chat_template_kwargs": {"tone": "loud"}, "messages": [ODD]}, ("messages", "too odd")),
+        ({"messages": [ODD]}, ("messages", "too odd")),
+    ],
+)
+async def test_the_field_that_the_template_cannot_take_is_blamed(
+    post: Any, tokenizer: Any, monkeypatch: pytest.MonkeyPatch, fields: dict[str, Any], fault: tuple[str, str]
+) -> None:
+    """The variables of a request, if its messages alone can be written; the messages otherwise."""
+    monkeypatch.setattr(tokenizer, "chat_template", PICKY)
+    for path in (CHAT, TOKENIZE):
+        status, body = await post(path, **({"messages": [USER]} | fields))
+        assert (status, body["error"]["param"]) == (400, fault[0])
+        assert fault[1] in body["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("more", "param"),
+    [({}, "reasoning_effort"), ({"chat_template_kwargs": {"tone": "dry"}}, "chat_template_kwargs")],
+)
+async def test_an_effort_that_the_template_cannot_take_is_blamed(
+    post: Any, tokenizer: Any, monkeypatch: pytest.MonkeyPatch, more: dict[str, Any], param: str
+) -> None:
+    """An effort is a variable of the template, too."""
+    monkeypatch.setattr(tokenizer, "chat_template", PICKY)
+    status, body = await post(CHAT, messages=[USER], reasoning_effort="medium", **more)
+    assert (status, body["error"]["param"]) == (400, param)
