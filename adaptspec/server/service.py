@@ -188,7 +188,8 @@ class Service:
     ) -> Grammar | None:
         """What the answer must be, behind a reasoning if there may be one; None where any text will do.
 
-        `write` makes the grammar, for which the field `param` asks; None: no field does, and nothing is written. One is compiled at a time, in a thread of its own: a compiler cannot be bounded.
+        `write` makes the grammar, for which the field `param` asks; None: no field does, and nothing is written. One is
+        compiled at a time, in a thread of its own: a compiler cannot be bounded.
         """
 
         def compiled() -> Grammar | None:

@@ -7,11 +7,45 @@ belongs to a schema may stand next to `json_schema`.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
+
+from pydantic import GetJsonSchemaHandler
+from pydantic_core import CoreSchema
 
 _TYPES = ("json_schema", "json_object", "json")
 _DESCRIPTION_KEYS = ("name", "description", "strict")  # a schema, in the object that holds it
 _SCHEMA_WORDS = ("type", "properties", "items", "$ref", "anyOf", "oneOf", "allOf", "enum", "const")
+
+_NAMED = {
+    "name": {"type": ["string", "null"], "pattern": "^[a-zA-Z0-9_-]{1,64}$"},
+    "description": {"type": ["string", "null"]},
+    "strict": {"type": ["boolean", "null"]},
+}
+_OBJECT = {"type": "object"}
+
+
+class OtherSpellings:
+    """Adds the other spellings to the schema of `response_format`."""
+
+    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        spellings = (
+            _format(["regex"], value={"type": "string"}),
+            _format(["json"]),
+            _format(_TYPES, schema=_OBJECT),
+            _format(_TYPES, value=_OBJECT),
+        )
+        return {"anyOf": [handler(schema), *spellings]}
+
+
+def _format(kinds: Sequence[str], **content: Any) -> dict[str, Any]:
+    named = _NAMED if _OBJECT in content.values() else {}
+    return {
+        "type": "object",
+        "properties": {"type": {"enum": list(kinds)}, **content, **named},
+        "required": ["type", *content],
+        "additionalProperties": {"type": "null"},
+    }
 
 
 def one_spelling(value: object) -> object:

@@ -75,9 +75,11 @@ _SAID: dict[str, Any] = {
         "role": {"enum": ["system", "developer", "user"]},
         "tool_call_id": _NOTHING,
         "tool_calls": _NO_CALLS,
-        "content": _SOMETHING,
     },
-    "required": ["content"],
+    "anyOf": [
+        {"properties": {"content": _SOMETHING}, "required": ["content"]},
+        {"properties": {"refusal": {"type": "string"}}, "required": ["refusal"]},
+    ],
 }
 _ANSWERED: dict[str, Any] = {"properties": {"role": {"const": "assistant"}, "tool_call_id": _NOTHING}}
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field
 
 from adaptspec.request import Grammar
-from adaptspec.server.api.format_spellings import one_spelling
+from adaptspec.server.api.format_spellings import OtherSpellings, one_spelling
 from adaptspec.server.api.schemas.rewriting import rewrite
 from adaptspec.server.api.schemas.schema_words import Origin
 from adaptspec.server.api.warnings import Warnings
@@ -69,6 +69,7 @@ ResponseFormat = Annotated[
     TextFormat | JsonObjectFormat | JsonSchemaFormat | RegexFormat | GrammarFormat,
     Field(discriminator="type"),
     BeforeValidator(one_spelling),
+    OtherSpellings(),
 ]
 
 

@@ -80,6 +80,15 @@ class InputMessage(_Item):
     role: Literal["user", "assistant", "system", "developer"]
     content: TextIfAny = None
 
+    together: ClassVar[Sequence[Mapping[str, Any]]] = (
+        {
+            "anyOf": [
+                {"properties": {"role": {"const": "assistant"}}},
+                {"properties": {"content": {"type": ["string", "array"]}}, "required": ["content"]},
+            ]
+        },
+    )
+
 
 class FunctionCall(_Item):
     """A call that an earlier answer made."""

@@ -13,10 +13,14 @@ from adaptspec.models.chat.template_values import MAX_KEYS, NAME_PATTERN, RESERV
 from adaptspec.server.api.wire import WireModel
 
 _KWARGS = "chat_template_kwargs"
+_NOT_FREE = {"anyOf": [{"enum": sorted(RESERVED)}, {"pattern": "_token$"}]}
 _VALUES = {
     "type": "object",
     "maxProperties": MAX_KEYS,
-    "propertyNames": {"pattern": f"^{NAME_PATTERN}$", "not": {"enum": sorted(RESERVED)}},
+    "propertyNames": {
+        "pattern": f"^{NAME_PATTERN}$",
+        "not": {"anyOf": [{"enum": sorted(RESERVED)}, {"pattern": "_token$"}]},
+    },
 }
 
 
