@@ -15,7 +15,7 @@ Three rules:
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Literal, NoReturn
@@ -53,6 +53,8 @@ from adaptspec.server.limits import ServerLimits
 
 MAX_PARTS = 2**16  # that a rewritten schema may have, names of keys included
 MAX_DROPPED = 64  # words of one schema that are named
+# Characters that may be added to close objects: so many for each character of the schema, and so many besides.
+_CLOSING_FACTOR, _CLOSING_MORE = 4, 16_384
 _MAX_PATTERNS = 500  # that are compiled alone
 _MAX_KEPT = 16_384  # characters of a schema that is remembered
 
@@ -89,18 +91,20 @@ def rewrite(
     try:
         if 0 < len(text) <= _MAX_KEPT:
             return _rewritten_text(text, origin, limits, arguments)
-        return _rewritten(schema, origin, limits, arguments)
+        return _rewritten(schema, origin, limits, len(text), arguments=arguments)
     except RequestError as error:
         raise RequestError(str(error), origin.field) from error
 
 
 @lru_cache(512)  # agents send the same tools with every request
 def _rewritten_text(text: str, origin: Origin, limits: ServerLimits, arguments: bool) -> Rewritten:
-    return _rewritten(json.loads(text), origin, limits, arguments)
+    return _rewritten(json.loads(text), origin, limits, len(text), arguments=arguments)
 
 
-def _rewritten(schema: Mapping[str, Any], origin: Origin, limits: ServerLimits, arguments: bool) -> Rewritten:
-    rewriter = _Rewriter(dict(schema), origin, limits, is_forgiving=arguments and not origin.strict)
+def _rewritten(
+    schema: Mapping[str, Any], origin: Origin, limits: ServerLimits, size: int, *, arguments: bool
+) -> Rewritten:
+    rewriter = _Rewriter(dict(schema), origin, limits, size, is_forgiving=arguments and not origin.strict)
     if arguments:
         rewriter.take_arguments()
     written = rewriter.root()
@@ -137,14 +141,19 @@ class _Place:
 class _Rewriter:
     """Rewrites one schema, part by part; `dropped` and `paths` grow meanwhile."""
 
-    def __init__(self, schema: dict[str, Any], origin: Origin, limits: ServerLimits, *, is_forgiving: bool) -> None:
-        """`is_forgiving`: values that are not valid are left out."""
+    def __init__(
+        self, schema: dict[str, Any], origin: Origin, limits: ServerLimits, size: int, *, is_forgiving: bool
+    ) -> None:
+        """`size`: of the schema as it came, in characters. `is_forgiving`: values that are not valid are left out."""
         self._schema = schema
         self._is_forgiving = is_forgiving
         self._origin = origin
         self._limits = limits
         self._parts = 0
         self._patterns = 0
+        self._closings: dict[tuple[str, ...], str] = {}  # names of definitions, by the keys that they allow
+        self._added = 0  # characters that close objects
+        self._may_add = min(MAX_CHARACTERS, _CLOSING_FACTOR * size + _CLOSING_MORE)
         self._definitions: dict[str, Any] = {}
         self._names: dict[tuple[int, Mode, frozenset[str]], str] = {}  # of definitions
         self._waiting: list[tuple[str, object, Mode, frozenset[str], str]] = []
@@ -374,13 +383,32 @@ class _Rewriter:
         if keys.says_others or not keys.has_properties or keys.at_least > len(keys.all):
             return
         self._count(len(keys.all))
-        named: dict[str, Any] = {} if composed else written
-        known = named.setdefault("properties", {})
+        if composed:
+            written.setdefault("allOf", []).append({"$ref": f"#/$defs/{self._closing(tuple(keys.all))}"})
+            return
+        known = written.setdefault("properties", {})
+        self._add(name for name in keys.all if name not in known)
         for name in keys.all:
             known.setdefault(name, True)
-        named["additionalProperties"] = False
-        if composed:
-            written.setdefault("allOf", []).append(named)
+        written["additionalProperties"] = False
+
+    def _closing(self, names: tuple[str, ...]) -> str:
+        """The definition of an object that has no keys but these; objects with the same keys share it."""
+        shared = self._closings.get(names)
+        if shared is None:
+            self._add(names)
+            shared = self._closings[names] = f"c{len(self._closings)}"
+            self._definitions[shared] = {"properties": dict.fromkeys(names, True), "additionalProperties": False}
+        return shared
+
+    def _add(self, names: Iterable[str]) -> None:
+        """Count the characters of names that are written to close an object."""
+        self._added += sum(len(json.dumps(name)) + len(": true, ") for name in names)
+        if self._added > self._may_add:
+            self._refuse_size(
+                f"becomes too large: its objects are closed by naming their keys, and {self._may_add} characters are "
+                "not enough for that; say additionalProperties in the parts that others refer to, or send a smaller one"
+            )
 
     def _keys_of(self, part: object, level: int = 0) -> ObjectKeys:
         if not isinstance(part, dict) or level > DEEPEST:
