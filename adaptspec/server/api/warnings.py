@@ -57,7 +57,10 @@ class Warnings:
 
 
 class WarningLog:
-    """Logs each distinct text once per process, up to `MAX_LOGGED` texts, and counts warnings by kind."""
+    """Logs each distinct text once per process, up to `MAX_LOGGED` texts, and counts warnings by kind.
+
+    The log says once that it is full: clients choose keys, so one client can fill it.
+    """
 
     def __init__(self, count: Callable[[Kind, int], None] = lambda *_: None) -> None:
         """`count` is called with a kind and how many there were."""
@@ -71,6 +74,13 @@ class WarningLog:
         for kind, number in warnings.counts.items():
             self._count(kind, number)
         for text in warnings.texts:
-            if text not in self._logged and len(self._logged) < MAX_LOGGED:
-                self._logged.add(text)
-                _logger.warning("A request was changed: %s", text)
+            if text in self._logged or len(self._logged) >= MAX_LOGGED:
+                continue
+            self._logged.add(text)
+            _logger.warning("A request was changed: %s", text)
+            if len(self._logged) == MAX_LOGGED:
+                _logger.warning(
+                    "%d kinds of changed requests were logged; further ones are only counted, in the metric "
+                    "adaptspec_request_warnings_total, and named in the answers",
+                    MAX_LOGGED,
+                )

@@ -109,13 +109,25 @@ def test_many_are_cut_and_counted() -> None:
     assert warnings.counts["field"] == MAX_WARNINGS + 3
 
 
-def test_the_log_is_bounded(caplog: pytest.LogCaptureFixture) -> None:
-    log = WarningLog()
-    for number in range(MAX_LOGGED + 10):
+@pytest.mark.parametrize(
+    ("requests", "of_each"), [(MAX_LOGGED - 1, 1), (MAX_LOGGED, 1), (MAX_LOGGED + 10, 1), (100, 16)]
+)
+def test_the_log_is_bounded_and_says_once_that_it_is_full(
+    caplog: pytest.LogCaptureFixture, requests: int, of_each: int
+) -> None:
+    """What comes later is still counted."""
+    counted: list[int] = []
+    log = WarningLog(lambda _, number: counted.append(number))
+    for number in [*range(requests), 0, requests]:
         warnings = Warnings()
-        warnings.add("field", str(number))
+        for which in range(of_each):
+            warnings.add("field", f"{number} {which}")
         log.report(warnings)
-    assert len(caplog.records) == MAX_LOGGED
+    sent = (requests + 1) * of_each
+    full = [record for record in caplog.records if "further ones are only counted" in record.getMessage()]
+    assert len(full) == (sent >= MAX_LOGGED)
+    assert len(caplog.records) == min(sent, MAX_LOGGED) + len(full)
+    assert sum(counted) == (requests + 2) * of_each
 
 
 @pytest.mark.parametrize("key", ["a\nb", "x" * 61, "", "sk-1 secret", "\x1b[31m", "größe"])
