@@ -296,9 +296,12 @@ class ChatReply(Reply):
                 yield _chunk(index, piece)
                 continue
             yield _chunk(index, piece, logprobs.written())
+            reading.told_logprobs = True
             logprobs = None
         if delta.completion is not None:
-            yield _chunk(index, {}, finish=_finish(delta.completion, reading.calls))
+            # As in a whole answer, none of whose tokens may be of its content.
+            none = chat_logprobs([], self._bytes_of) if self._logprobs and not reading.told_logprobs else None
+            yield _chunk(index, {}, None if none is None else none.written(), _finish(delta.completion, reading.calls))
 
     def provenance(self, delta: Delta, choice: Json) -> Json:
         words = choice["delta"].get("reasoning_content") or choice["delta"].get("content")
@@ -356,6 +359,7 @@ class _Reading:
         self.tokens = ReasoningTokens[None](reasoning)
         self.matched = matched
         self.shown = ReasoningTokens[ShownToken](reasoning)
+        self.told_logprobs = False  # in a chunk
         self._queue = PieceQueue()
         self._spans: deque[Span] = deque()
 

@@ -312,6 +312,22 @@ async def test_logprobs_are_of_the_answer(say: Say) -> None:
     assert not any(c["choices"][0]["logprobs"] for c in chunks if "reasoning_content" in c["choices"][0]["delta"])
 
 
+@pytest.mark.parametrize(
+    ("text", "most"),
+    [("I think that", 2), ("I think that</think>", 30), ("I think</think>\n\n", 30), ("a</think>b", 30), ("", 30)],
+)
+async def test_logprobs_are_there_whole_and_streamed_alike(say: Say, text: str, most: int) -> None:
+    """Also where no token is of the answer, as it was cut within the reasoning: an empty list then."""
+    whole, _ = await say(ENDS_INSIDE, text, logprobs=True, max_tokens=most)
+    wanted = whole["choices"][0]["logprobs"]
+    chunks, _ = await say(ENDS_INSIDE, text, logprobs=True, max_tokens=most, stream=True)
+    streamed = [chunk["choices"][0]["logprobs"] for chunk in chunks if chunk["choices"][0]["logprobs"] is not None]
+    assert {"content": [one for part in streamed for one in part["content"]], "refusal": None} == wanted
+    assert streamed
+    chunks, _ = await say(ENDS_INSIDE, text, max_tokens=most, stream=True)
+    assert all(chunk["choices"][0]["logprobs"] is None for chunk in chunks)
+
+
 async def test_provenance_is_of_each_chunk(say: Say) -> None:
     chunks, _ = await say(HYBRID, THOUGHT, stream=True, adaptspec={"provenance": True})
     counted = 0
