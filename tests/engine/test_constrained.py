@@ -20,7 +20,7 @@ from adaptspec.engine.core import EngineCore, EngineLimits
 from adaptspec.errors import OverloadedError, RequestError
 from adaptspec.request import Grammar, Reasoning, Request, SamplingParams
 from adaptspec.server.api.chat import ChatBody, gathered
-from adaptspec.server.api.grammar_text import ATTRIBUTES, lark_of
+from adaptspec.server.api.constraints.grammar_text import ATTRIBUTES, lark_of
 from adaptspec.server.api.tool_forms import FORMS
 from adaptspec.server.api.tools import Tool
 from adaptspec.types import Completion, FinishReason

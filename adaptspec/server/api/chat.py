@@ -15,6 +15,8 @@ from adaptspec.models.grammars import JSON_STYLE
 from adaptspec.request import Grammar, Reasoning
 from adaptspec.server.api.answers import Answer, Bytes, Finish, Json, Metrics, Reply, Usage, shown_pieces
 from adaptspec.server.api.call_reader import CallReader, CallStart, Part, TextPiece
+from adaptspec.server.api.constraints.response_format import schema_of
+from adaptspec.server.api.constraints.structured_outputs import ConstraintFields
 from adaptspec.server.api.content_logprobs import ContentLogprobs, ShownToken
 from adaptspec.server.api.generation_body import (
     NO_PROVENANCE,
@@ -34,9 +36,7 @@ from adaptspec.server.api.reasoning import (
     ReasoningTokens,
     Span,
 )
-from adaptspec.server.api.response_format import schema_of
 from adaptspec.server.api.schemas.schema_words import EXTENSION
-from adaptspec.server.api.structured_outputs import ConstraintFields
 from adaptspec.server.api.tool_choice import chosen_names, mode_of
 from adaptspec.server.api.tool_forms import HERMES, ToolForm
 from adaptspec.server.api.tools import TOOL_PATH, tool_grammar

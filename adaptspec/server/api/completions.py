@@ -12,8 +12,8 @@ from pydantic_core import PydanticCustomError
 from adaptspec import types
 from adaptspec.request import Grammar
 from adaptspec.server.api.answers import Answer, Bytes, Finish, Json, Metrics, Reply, Usage
+from adaptspec.server.api.constraints.structured_outputs import ConstraintFields
 from adaptspec.server.api.generation_body import Alternatives, GenerationBody
-from adaptspec.server.api.structured_outputs import ConstraintFields
 from adaptspec.server.api.wire import TOKEN_ID
 from adaptspec.server.limits import ServerLimits
 from adaptspec.types import Delta, FinishReason, TokenLogprob

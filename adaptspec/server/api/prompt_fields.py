@@ -7,9 +7,9 @@ from typing import Annotated
 from pydantic import Field, model_validator
 
 from adaptspec.models.chat.chat_template import RenderOptions
+from adaptspec.server.api.constraints.response_format import FormatField
 from adaptspec.server.api.generation_body import EFFORT, Effort
 from adaptspec.server.api.reasoning import with_effort
-from adaptspec.server.api.response_format import FormatField
 from adaptspec.server.api.template_fields import TemplateFields
 from adaptspec.server.api.tool_choice import ToolChoice, check_choice, mode_of
 from adaptspec.server.api.tool_forms import IN_WORDS, ToolForm

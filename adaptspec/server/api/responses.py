@@ -15,7 +15,8 @@ from pydantic_core import CoreSchema
 from adaptspec.errors import RequestError
 from adaptspec.server.api.answers import Json
 from adaptspec.server.api.chat import ChatBody
-from adaptspec.server.api.format_spellings import flat_spelling
+from adaptspec.server.api.constraints.format_spellings import flat_spelling
+from adaptspec.server.api.constraints.response_format import JsonObjectFormat, NamedSchema, TextFormat
 from adaptspec.server.api.generation_body import (
     EFFORT,
     NO_EFFECT,
@@ -33,7 +34,6 @@ from adaptspec.server.api.generation_body import (
 )
 from adaptspec.server.api.messages import IDLE_KEYS, FunctionName, TextIfAny
 from adaptspec.server.api.neutral_values import ANY_VALUE, NEUTRAL
-from adaptspec.server.api.response_format import JsonObjectFormat, NamedSchema, TextFormat
 from adaptspec.server.api.template_fields import TemplateValues
 from adaptspec.server.api.tool_choice import MAX_TOOLS, AllowedTools, NamedTool, ToolChoice
 from adaptspec.server.api.tools import Function, OrOtherTools, usable_tools

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from adaptspec.errors import RequestError
 from adaptspec.models.grammars import Grammars
 from adaptspec.request import Grammar
-from adaptspec.server.api.grammar_text import DEEPEST, components, lark_of
+from adaptspec.server.api.constraints.grammar_text import DEEPEST, components, lark_of
 
 
 @pytest.fixture(scope="module")

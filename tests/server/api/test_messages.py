@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from adaptspec.errors import RequestError
 from adaptspec.server.api.chat import ChatBody, ChatReply
+from adaptspec.server.api.constraints.response_format import JsonObjectFormat, JsonSchemaFormat, TextFormat, grammar_of
 from adaptspec.server.api.messages import CALL_OF_FUNCTION, Message
-from adaptspec.server.api.response_format import JsonObjectFormat, JsonSchemaFormat, TextFormat, grammar_of
 from adaptspec.server.api.tool_forms import HERMES
 from adaptspec.server.api.warnings import MAX_WARNINGS
 from adaptspec.server.api.wire import parse

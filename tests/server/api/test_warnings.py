@@ -36,7 +36,7 @@ ODDITIES: dict[str, tuple[dict[str, Any], list[str], dict[str, int]]] = {
     "/v1/responses": (
         {"input": [{"type": "reasoning", "summary": []}, {**PLAIN, "mood": "good"}]},
         [
-            "input[] of the type reasoning cannot be used here and were dropped",
+            "input[] of the type reasoning without text cannot be used here and were dropped",
             "input[].mood is not used by this server and was dropped",
         ],
         {"item": 1, "field": 1},

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field
 
 from adaptspec.request import Grammar
-from adaptspec.server.api.format_spellings import OtherSpellings, one_spelling
+from adaptspec.server.api.constraints.format_spellings import OtherSpellings, one_spelling
 from adaptspec.server.api.schemas.rewriting import rewrite
 from adaptspec.server.api.schemas.schema_words import Origin
 from adaptspec.server.api.warnings import Warnings

@@ -17,8 +17,8 @@ from pydantic_core import from_json
 from adaptspec.errors import RequestError
 from adaptspec.models.grammars import MAX_CHARACTERS
 from adaptspec.request import Grammar
-from adaptspec.server.api.grammar_text import lark_of
-from adaptspec.server.api.response_format import (
+from adaptspec.server.api.constraints.grammar_text import lark_of
+from adaptspec.server.api.constraints.response_format import (
     SCHEMA_PATH,
     FormatField,
     GrammarFormat,
