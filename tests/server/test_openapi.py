@@ -363,20 +363,20 @@ FORMATS: list[tuple[Any, bool]] = [
 TOGETHER: list[tuple[dict[str, Any], bool]] = [
     ({"regex": "a"}, True),
     ({"regex": "a", "grammar": None, "structured_outputs": None}, True),
-    ({"regex": "a", "grammar": "start: /a/"}, False),
-    ({"guided_choice": ["a"], "guided_regex": "a"}, False),
-    ({"json_schema": FITS, "structured_outputs": {"regex": "a"}}, False),
+    ({"regex": "a", "grammar": "start: /a/"}, None),
+    ({"guided_choice": ["a"], "guided_regex": "a"}, None),
+    ({"json_schema": FITS, "structured_outputs": {"regex": "a"}}, None),
     ({"json_schema": FITS, "structured_outputs": {"json_object": False}}, True),
     ({"structured_outputs": {"regex": "a", "json_object": False, "choice": None}}, True),
-    ({"structured_outputs": {"regex": "a", "choice": ["a"]}}, False),
-    ({"structured_outputs": {"json": FITS, "json_object": True}}, False),
+    ({"structured_outputs": {"regex": "a", "choice": ["a"]}}, None),
+    ({"structured_outputs": {"json": FITS, "json_object": True}}, None),
     ({"structured_outputs": {}, "regex": "a"}, True),
 ]
-WITH_FORMAT: list[tuple[dict[str, Any], bool]] = [
+WITH_FORMAT: list[tuple[dict[str, Any], bool | None]] = [
     ({"regex": "a", "response_format": {"type": "text"}}, True),
-    ({"regex": "a", "response_format": {"type": "json_object"}}, False),
-    ({"guided_json": FITS, "response_format": {"type": "regex", "value": "a"}}, False),
-    ({"structured_outputs": {"choice": ["a"]}, "response_format": {"type": "json"}}, False),
+    ({"regex": "a", "response_format": {"type": "json_object"}}, None),
+    ({"guided_json": FITS, "response_format": {"type": "regex", "value": "a"}}, None),
+    ({"structured_outputs": {"choice": ["a"]}, "response_format": {"type": "json"}}, None),
     ({"structured_outputs": {}, "response_format": {"type": "json_object"}}, True),
     ({"chat_template_kwargs": {"a": 1, "a_tokens": 2, "token": 3}}, True),
     ({"chat_template_kwargs": {"a_token": 1}}, False),
@@ -401,15 +401,19 @@ BODIES += [
 
 
 async def test_the_schema_is_as_strict_as_the_server(client: Any) -> None:
-    """What fields allow together, and which token ids there are: both say the same."""
+    """What fields allow together, and which token ids there are: both say the same.
+
+    None: the server refuses what the schema allows. That fields exclude each other takes so many branches that programs
+    which make requests of the schema give up on it.
+    """
     described = await (await client.get("/openapi.json")).json()
     wrong: list[object] = []
     for path, body, taken in BODIES:
         schema = described["paths"][path]["post"]["requestBody"]["content"]["application/json"]["schema"]
         validator = Draft202012Validator(schema | {"components": described["components"]})
-        if validator.is_valid(body) is not taken:
+        if validator.is_valid(body) is (taken is False):
             wrong.append(("schema", path, body))
         async with client.post(path, json=body) as response:
-            if (response.status == 200) is not taken:
+            if (response.status == 200) is not bool(taken):
                 wrong.append(("server", path, body, await response.text()))
     assert not wrong

@@ -88,8 +88,6 @@ class ChatBody(GenerationBody, PromptFields, ConstraintFields, Hints):
     }
     together: ClassVar[Sequence[Mapping[str, Any]]] = (
         *GenerationBody.together,
-        *PromptFields.together,
-        *ConstraintFields.together,
         {"anyOf": [_WITH_LOGPROBS, _NO_ALTERNATIVES]},
         {"anyOf": [{"properties": {name: {"type": "null"}}} for name in ("max_tokens", "max_completion_tokens")]},
         {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import codecs
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import PlainValidator, WithJsonSchema
 from pydantic_core import PydanticCustomError
@@ -63,8 +63,6 @@ class CompletionBody(GenerationBody, ConstraintFields):
         "add_special_tokens": (True,),
         "suffix": ("",),
     }
-
-    together: ClassVar[Sequence[Mapping[str, Any]]] = (*GenerationBody.together, *ConstraintFields.together)
 
     prompt_field: ClassVar[str] = "prompt"
     operation: ClassVar[str] = "text_completion"

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from aiohttp import web
 
 from adaptspec.errors import RequestError
+from adaptspec.models.sampling import check_vocabulary
 from adaptspec.request import Request
 from adaptspec.server import sse
 from adaptspec.server.api.answers import Reply
@@ -84,6 +85,7 @@ async def input_tokens(http: web.Request) -> web.Response:
     service.names.check(body.model)
     try:
         chat = await service.reading.run(body.weight, body.chat)
+        check_vocabulary(chat.sampling(1), service.engine.target.vocab_size)
         form, options = service.tool_form(chat), chat.render_options
         tools = chat.tools or ()
         tokens = await service.codec.encode_chat(chat.messages, tools, options, form, warnings=body.warnings)

@@ -208,7 +208,7 @@ class Message(LenientModel):
             given = value.get("tool_call_id")
             value |= {"role": "tool", "tool_call_id": CALL_OF_FUNCTION if given is None else given}
         refusal = value.pop("refusal", None)
-        if isinstance(refusal, str) and not value.get("content"):
+        if isinstance(refusal, str) and value.get("content") in (None, "", []):
             value["content"] = refusal
         return value
 

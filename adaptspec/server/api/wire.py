@@ -138,6 +138,16 @@ class LenientModel(WireModel):
             drop_keys(value, cls.known | cls.idle, cls.where, info)
         return {name: given for name, given in value.items() if given is not None and name in cls.known}
 
+    @classmethod
+    def __get_pydantic_json_schema__(cls, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        """Its JSON schema, in which fields that may be left out may also be null."""
+        written = super().__get_pydantic_json_schema__(schema, handler)
+        fields, needed = written.get("properties", {}), written.get("required", ())
+        for name in fields.keys() - set(needed):
+            if {"type": "null"} not in fields[name].get("anyOf", ()):
+                fields[name] = {"anyOf": [fields[name], {"type": "null"}]}
+        return written
+
 
 def drop_keys(value: Mapping[str, Any], known: Set[str], where: str, info: ValidationInfo) -> None:
     """Warn of the keys of an object that are dropped: all that have a value and are not `known`."""
@@ -327,16 +337,21 @@ def _ways(at: Any, steps: tuple[int | str, ...]) -> Iterator[tuple[int | str, ..
         yield ()
         return
     name, rest = steps[0], steps[1:]
-    if name in at if isinstance(at, dict) else isinstance(at, list) and isinstance(name, int) and name < len(at):
+    if _has(at, name):
         yield from ((name, *way) for way in _ways(at[name], rest))
     yield from _ways(at, rest)
+
+
+def _has(at: Any, name: int | str) -> bool:
+    """Whether a value is an object with such a key, or a list with such a place."""
+    return name in at if isinstance(at, dict) else isinstance(at, list) and isinstance(name, int) and name < len(at)
 
 
 def _quoted(document: dict[str, Any], place: tuple[int | str, ...]) -> str | None:
     """The value at a place, for use in a message; None for lists and objects, and where there is none."""
     at: Any = document
     for name in place:
-        if isinstance(at, dict) and name not in at:
+        if not _has(at, name):
             return None
         at = at[name]
     return None if isinstance(at, (dict, list)) else shown(at if isinstance(at, str) else to_json(at).decode())

@@ -7,7 +7,7 @@ vLLM's `structured_outputs` and its older `guided_*` fields, SGLang's `regex`, `
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -38,34 +38,6 @@ Kind = Literal["choice", "regex", "json", "grammar", "json_object"]
 Choices = Annotated[list[str], Field(min_length=1, max_length=MAX_CHOICES, fail_fast=True)]
 
 
-_NULL: Mapping[str, Any] = {"type": "null"}
-_NEITHER: Mapping[str, Any] = {"enum": [None, False]}  # a constraint that is not asked for
-
-
-def _only(name: str, others: Iterable[str]) -> dict[str, Any]:
-    """A JSON schema: where the constraint `name` is asked for, no other is."""
-    rest = {other: _NEITHER if other == "json_object" else _no_constraint(other) for other in others if other != name}
-    own: Mapping[str, Any] = _NEITHER if name == "json_object" else _no_constraint(name)
-    return {"anyOf": [{"properties": {name: own}}, {"properties": rest}]}
-
-
-def _no_constraint(name: str) -> Mapping[str, Any]:
-    if name == "structured_outputs":
-        return {"properties": {part: _NEITHER if part == "json_object" else _NULL for part in _INSIDE}}
-    return {"properties": {"type": {"const": "text"}}} if name == "response_format" else _NULL
-
-
-def one_of(*names: str) -> dict[str, Any]:
-    """A JSON schema: at most one of these fields asks for a constraint.
-
-    By `dependentSchemas`, as programs that make requests of a schema multiply the branches of `anyOf`.
-    """
-    return {"dependentSchemas": {name: _only(name, names) for name in names}}
-
-
-_INSIDE = ("choice", "regex", "json", "grammar", "json_object")
-
-
 class StructuredOutputs(WireModel):
     """vLLM's object: one of its fields says what the answer must be.
 
@@ -87,8 +59,6 @@ class StructuredOutputs(WireModel):
         "whitespace_pattern": (None,),
         "structural_tag": (None,),
     }
-
-    together: ClassVar[Sequence[Mapping[str, Any]]] = (one_of(*_INSIDE),)
 
     @model_validator(mode="before")
     @classmethod
@@ -144,7 +114,6 @@ class ConstraintFields(FormatField, RequestBody):
     json_schema: dict[str, Any] | str | None = None
 
     schema_path: ClassVar[str] = SCHEMA_PATH  # of the schema in `response_format`, for messages
-    together: ClassVar[Sequence[Mapping[str, Any]]] = (one_of("response_format", "structured_outputs", *FIELDS),)
 
     @property
     def asked(self) -> Asked | None:
