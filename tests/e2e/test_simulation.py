@@ -157,7 +157,7 @@ def live(built: Built, workloads: Workloads, tape: Tape, spec: PolicySpec, rows:
     )
     longest = built.target.info.context - TOKENS
     for i, (name, task) in enumerate(zip(tape.ids, tape.tasks, strict=True)):
-        prompt = encode(built.tokenizer, workloads[task][0], longest)
+        prompt = encode(built.template, workloads[task][0], longest)
         sampling = SamplingParams(TOKENS, float(tape.temperatures[i]), seed=int(tape.seeds[i]))
         core.add(Request(name, prompt, sampling, SpeculationParams(task=task)))
     while not core.idle:
