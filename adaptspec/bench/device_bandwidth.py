@@ -27,6 +27,7 @@ from adaptspec.models.noise import token_keys
 
 NOMINAL = {"H200": 4.8e12, "H100": 3.35e12, "A100-SXM4-80GB": 2.04e12, "B200": 8e12}  # bytes per second, by the vendor
 DEPTH, KERNELS, REPLAYS = 7, 15, 20
+CACHED = 2.5e8  # bytes of weights that no cache of a device holds
 
 
 @dataclass(frozen=True)
@@ -167,27 +168,35 @@ def profiled(bench: Bench, target: DeviceDecoder, draft: DeviceDecoder, *, alone
     }
 
 
-def products(shape: Mapping[str, Any], bench: Bench, limit: Limit) -> list[dict[str, Any]]:
-    """Each product of a layer, and the head, by tokens; both ways that a matrix may lie in."""
-    config, device = read_decoder_config(shape), bench.device
+def matrices(shape: Mapping[str, Any]) -> dict[str, tuple[int, int]]:
+    """The matrices of one layer, and the head's, as [in, out]."""
+    config = read_decoder_config(shape)
     q, kv = config.heads * config.head_dim, config.kv_heads * config.head_dim
-    matrices = {
+    return {
         "qkv": (config.hidden, q + 2 * kv),
         "output": (q, config.hidden),
         "gate_up": (config.hidden, 2 * config.mlp),
         "down": (config.mlp, config.hidden),
         "head": (config.hidden, config.vocab_size),
     }
-    found = []
-    for name, (wide, out) in matrices.items():
+
+
+def copies_beyond_cache(size: tuple[int, int], bench: Bench) -> int:
+    """How many bfloat16 matrices of a size no cache of a device holds; one where sizes are tiny."""
+    return max(1, int(CACHED // (2 * size[0] * size[1]))) if bench.sizes is FULL else 1
+
+
+def products(shape: Mapping[str, Any], bench: Bench, limit: Limit) -> list[dict[str, Any]]:
+    """Each product of a layer, and the head, by tokens; both ways that a matrix may lie in."""
+    device, found = bench.device, []
+    for name, (wide, out) in matrices(shape).items():
         for tokens in (16, 64, 128, 192, 256):
             if not bench.has(f"product {name} of {tokens}"):
                 continue
             x = torch.randn(tokens, wide, device=device).bfloat16()
             line: dict[str, Any] = {"product": name, "tokens": tokens}
             for way in ("in_out", "out_in"):
-                # Several matrices, so that no cache holds them.
-                copies = max(1, int(2.5e8 // (2 * wide * out))) if bench.sizes is FULL else 1
+                copies = copies_beyond_cache((wide, out), bench)
                 size = (wide, out) if way == "in_out" else (out, wide)
                 weights = [torch.randn(size, dtype=torch.bfloat16, device=device) for _ in range(copies)]
                 seconds = seconds_of(partial(_multiply, x, weights, turned=way == "out_in"), device) / copies

@@ -16,18 +16,15 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from adaptspec.bench.device_bandwidth import seconds_of
+from adaptspec.bench.device_bandwidth import copies_beyond_cache, matrices, seconds_of
 from adaptspec.bench.gpu_kit import Bench
-from adaptspec.bench.random_models import FULL
 from adaptspec.gpu.device_decoder import whole_sums
-from adaptspec.models.config import read_decoder_config
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 SIZES = (16, 32, 64, 128, 192, 256, 512)  # tokens of a product
 AGAIN = 3  # times that each place gets other neighbours
-CACHED = 2.5e8  # bytes of weights that no cache of a device holds
 # How products are computed: as torch does by default; with whole sums in 32 bits; by cuBLASLt without split K.
 WAYS: Mapping[str, tuple[str, bool]] = {
     "default": ("cublas", True),
@@ -45,25 +42,16 @@ def run(bench: Bench) -> None:
 
 def products(shape: Mapping[str, Any], bench: Bench, way: str) -> list[dict[str, Any]]:
     """By product: `good` where no place changes a row, `sizes` whose bits are those of 64 tokens, and microseconds."""
-    config = read_decoder_config(shape)
-    q, kv = config.heads * config.head_dim, config.kv_heads * config.head_dim
-    matrices = {
-        "qkv": (config.hidden, q + 2 * kv),
-        "output": (q, config.hidden),
-        "gate_up": (config.hidden, 2 * config.mlp),
-        "down": (config.mlp, config.hidden),
-        "head": (config.hidden, config.vocab_size),
-    }
     with computed(way, bench.device):
-        return [product(name, size, bench) for name, size in matrices.items()]
+        return [product(name, size, bench) for name, size in matrices(shape).items()]
 
 
 @torch.inference_mode()
 def product(name: str, size: tuple[int, int], bench: Bench) -> dict[str, Any]:
     """One of them, whose matrix is [in, out]."""
-    wide, out = size
+    wide, _ = size
     device, head = bench.device, name == "head"
-    copies = max(1, int(CACHED // (2 * wide * out))) if bench.sizes is FULL else 1
+    copies = copies_beyond_cache(size, bench)
     weights = [(torch.randn(size, device=device) * wide**-0.5).bfloat16() for _ in range(copies)]
     row = torch.randn(1, wide, device=device).bfloat16()
     bits: dict[int, torch.Tensor] = {}
