@@ -125,8 +125,8 @@ class ChatTemplate:
                 raise
             chat_text(self.tokenizer, messages, answer=answer, tools=tools, values=self._values)
             param = options.values_param
-            told = f"the model's chat template does not take the variables of {param} ({error.__cause__})"
-            raise RequestError(f"{told}; change them, or leave {param} out", param) from error
+            fault = f"the model's chat template does not take the variables of {param} ({error.__cause__})"
+            raise RequestError(f"{fault}; change them, or leave {param} out", param) from error
 
     def marked(self, value: Any) -> Any:
         """Messages, tools or variables of a client, of which `encode` reads no part as a control token."""

@@ -148,8 +148,8 @@ class Codec:
             try:
                 return await within(self._template_seconds, lambda: self._render(messages, tools, options, form))
             except asyncio.TimeoutError as error:
-                told = f"the model's chat template takes longer than {self._template_seconds:g} seconds"
-                raise RequestError(f"{told} for these messages; send fewer or shorter ones", "messages") from error
+                fault = f"the model's chat template takes longer than {self._template_seconds:g} seconds"
+                raise RequestError(f"{fault} for these messages; send fewer or shorter ones", "messages") from error
 
     def _render(
         self, messages: Sequence[Message], tools: Sequence[Tool], options: RenderOptions, form: ToolForm

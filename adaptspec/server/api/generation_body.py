@@ -156,7 +156,7 @@ class GenerationBody(SamplingFields, RequestBody):
 
     prompt_field: ClassVar[str]  # where prompts come from, for messages
     operation: ClassVar[str]  # OpenTelemetry's name for it
-    usual_tokens: ClassVar[int | None] = None  # of an answer where nobody asks; None: as many as there is room for
+    usual_tokens: ClassVar[int | None] = None  # of an answer without a limit; None: as many as there is room for
 
     model: Name | None = None
     stream: bool | None = None
