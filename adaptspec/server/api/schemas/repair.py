@@ -19,7 +19,7 @@ class Repairer:
 
     def __init__(self, schema: dict[str, Any], origin: Origin, paths: Mapping[int, str]) -> None:
         self.schema = schema
-        self.dropped: list[str] = []
+        self.dropped: dict[str, str] = {}
         self._origin = origin
         self._paths = paths
         self._compiled = 0  # characters
@@ -37,7 +37,7 @@ class Repairer:
                 path = f"{path}.{word}"
             if self._origin.strict:
                 raise RequestError(not_kept(path, shortened(fault)), path)
-            self.dropped.append(path)
+            self.dropped.setdefault(path, shortened(fault))
             if word is not None:
                 del part[word]
                 if word in ("properties", "patternProperties"):  # their keys may still be written
@@ -53,7 +53,7 @@ class Repairer:
         if self._origin.strict:
             raise RequestError(not_kept(self._origin.path, shortened(fault)), self._origin.path)
         self.schema = {"type": "object"} if self.schema.get("type") == "object" else {}
-        self.dropped.append(self._origin.path)
+        self.dropped.setdefault(self._origin.path, shortened(fault))
 
     def _smallest(self, fault: str) -> tuple[dict[str, Any], str]:
         """The smallest part that does not compile, and why."""

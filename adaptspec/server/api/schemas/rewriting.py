@@ -18,6 +18,7 @@ import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import islice
 from typing import Any, Literal, NoReturn
 from urllib.parse import unquote
 
@@ -65,15 +66,15 @@ Mode = Literal["closed", "open", "untouched"]
 
 @dataclass(frozen=True)
 class Rewritten:
-    """A schema that compiles, and the words that were left out of it, by their paths in the client's request."""
+    """A schema that compiles, and why words were left out of it, by their paths in the client's request."""
 
     schema: dict[str, Any]
-    dropped: tuple[str, ...]
+    dropped: Mapping[str, str]
 
     def warn(self, warnings: Warnings, whose: str = "") -> None:
         """Name the words that were left out; `whose` says of what, for what a path does not say."""
-        for path in self.dropped:
-            warnings.add("schema", f"{path}{whose} is not enforced")
+        for path, why in self.dropped.items():
+            warnings.add("schema", f"{path}{whose} is not enforced: {why}")
 
 
 def rewrite(
@@ -119,7 +120,7 @@ def _rewritten(
         )
     repairer = Repairer(written, origin, rewriter.paths)
     repairer.repair()
-    return Rewritten(repairer.schema, tuple(dict.fromkeys([*rewriter.dropped, *repairer.dropped]))[:MAX_DROPPED])
+    return Rewritten(repairer.schema, dict(islice({**rewriter.dropped, **repairer.dropped}.items(), MAX_DROPPED)))
 
 
 @dataclass(frozen=True)
@@ -160,7 +161,7 @@ class _Rewriter:
         self._keys: dict[int, ObjectKeys] = {}
         identity = schema.get("$id", schema.get("id"))
         self._identity = identity.rstrip("#") if isinstance(identity, str) else ""
-        self.dropped: list[str] = []
+        self.dropped: dict[str, str] = {}
         self.paths: dict[int, str] = {}  # of rewritten parts, by their ids
 
     def take_arguments(self) -> None:
@@ -168,7 +169,7 @@ class _Rewriter:
         kind, path = self._schema.get("type"), f"{self._origin.path}.type"
         if kind not in (None, "any", "object") and not isinstance(kind, list):
             if self._is_forgiving:
-                self._drop(path)
+                self._drop(path, "the arguments of a function are an object")
             elif kind in TYPES:
                 raise RequestError(f"{path} is {shown(str(kind))}, but the arguments of a function are an object", path)
             else:
@@ -195,7 +196,7 @@ class _Rewriter:
             return part
         if not isinstance(part, dict):
             if self._is_forgiving:
-                self._drop(path)
+                self._drop(path, "it is no valid JSON schema")
                 return True
             refuse_value(path, part, "an object, or true or false")
         if level > DEEPEST:
@@ -232,7 +233,7 @@ class _Rewriter:
         except InvalidSchemaError:
             if not self._is_forgiving:
                 raise
-            self._drop(place.path)
+            self._drop(place.path, "it is no valid JSON schema")
 
     def _write_valid(self, written: dict[str, Any], value: object, place: _Place) -> None:
         name = place.name
@@ -442,7 +443,7 @@ class _Rewriter:
         if self._origin.strict:
             raise RequestError(not_kept(path, why), path)
         if len(self.dropped) < MAX_DROPPED:
-            self.dropped.append(path)
+            self.dropped.setdefault(path, why)
 
     def _count(self, parts: int) -> None:
         self._parts += parts
