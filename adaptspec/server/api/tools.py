@@ -31,11 +31,13 @@ _STYLE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator":
 _TEXT = r"/(.|\n)*/"
 _BLANK = r"/[ \t\r\n]*/"
 _NO_PARAMETERS = {"type": "object", "properties": {}}
-# Keys of a function, and what their values are.
+_ANY_PARAMETERS = {"type": "object"}
+_SCHEMA_NAMES = ("input_schema", "inputSchema")  # what Anthropic and MCP call `parameters`
+# Keys of a function: what their values are, and what becomes of others.
 _KINDS: Mapping[str, tuple[type, str]] = {
-    "description": (str, "text"),
-    "parameters": (dict, "object"),
-    "strict": (bool, "switch"),
+    "description": (str, "is no text and was dropped"),
+    "parameters": (dict, "is no object, so any arguments are allowed"),
+    "strict": (bool, "is no boolean (true or false) and was dropped"),
 }
 
 
@@ -100,7 +102,7 @@ def usable_tools(tools: object, info: ValidationInfo, *, flat: bool = False) -> 
             warnings.add("tool", f"tools[{index}] {fault}; it was dropped")
             continue
         names.add(str(name))
-        cleaned = _without_odd_keys(function, warnings)
+        cleaned = _without_odd_keys(_with_parameters(function), warnings)
         if flat:
             kept.append({**cleaned, "type": "function"})
         elif function is tool:
@@ -120,15 +122,26 @@ def _fault_of(name: object, names: Set[str]) -> str | None:
     return f"has the name {name_of(name)} of an earlier one" if name in names else None
 
 
+def _with_parameters(function: Mapping[str, Any]) -> dict[str, Any]:
+    """The same function, whose parameters have the name that they have here."""
+    kept = dict(function)
+    for name in _SCHEMA_NAMES:
+        if kept.get("parameters") is None and kept.get(name) is not None:
+            kept["parameters"] = kept.pop(name)
+    return kept
+
+
 def _without_odd_keys(function: Mapping[str, Any], warnings: Warnings) -> dict[str, Any]:
     """The same function without keys whose value no function has; a strict one keeps them, and is refused."""
     kept = dict(function)
     if kept.get("strict") is True:
         return kept
-    for key, (kind, wanted) in _KINDS.items():
+    for key, (kind, outcome) in _KINDS.items():
         if kept.get(key) is not None and not isinstance(kept[key], kind):
             del kept[key]
-            warnings.add("tool", f"{key} of the function {name_of(kept['name'])} is no {wanted} and was dropped")
+            if key == "parameters":
+                kept[key] = _ANY_PARAMETERS
+            warnings.add("tool", f"{key} of the function {name_of(kept['name'])} {outcome}")
     return kept
 
 

@@ -181,7 +181,7 @@ def test_one_odd_tool_leaves_the_others_as_they_are(tokenizer: Any, word: str) -
     written = call("odd", '{"p": [1, 1]}')
     assert fitting(tokenizer, asked, [written, call("f", "{}"), ONE]) == [written, ONE]
     path = f"tools[1].function.parameters.properties.p.{word}"
-    assert asked.warnings.texts == [f"{path} of the function odd is not enforced"]
+    assert asked.warnings.texts == [f"{path} of the function odd is not enforced: no grammar can hold it"]
     assert asked.tools is not None
     assert asked.tools[1].plain()["function"]["parameters"]["properties"]["p"][word] == part[word]
     with pytest.raises(RequestError, match=r"cannot be kept to.*\(function `odd`\)") as refused:
@@ -195,11 +195,13 @@ def test_a_format_that_is_not_strict_leaves_out_what_cannot_be_held() -> None:
     schema = {"type": "object", "properties": {"p": {"type": "array", "uniqueItems": True}}}
     chat = body(tools=None, response_format={"type": "json_schema", "json_schema": {"name": "a", "schema": schema}})
     chat.grammar()
-    assert chat.warnings.texts == ["response_format.json_schema.schema.properties.p.uniqueItems is not enforced"]
+    assert chat.warnings.texts == [
+        "response_format.json_schema.schema.properties.p.uniqueItems is not enforced: no grammar can hold it"
+    ]
     for field in ("guided_json", "json_schema"):
         chat = body(tools=None, **{field: schema})
         chat.grammar()
-        assert chat.warnings.texts == [f"{field}.properties.p.uniqueItems is not enforced"]
+        assert chat.warnings.texts == [f"{field}.properties.p.uniqueItems is not enforced: no grammar can hold it"]
     response = ResponsesBody.model_validate(
         {
             "input": "x",
@@ -209,8 +211,8 @@ def test_a_format_that_is_not_strict_leaves_out_what_cannot_be_held() -> None:
     )
     response.chat().grammar()
     assert response.warnings.texts == [
-        "text.format.schema.properties.p.uniqueItems is not enforced",
-        "tools[0].parameters.properties.p.uniqueItems of the function f is not enforced",
+        "text.format.schema.properties.p.uniqueItems is not enforced: no grammar can hold it",
+        "tools[0].parameters.properties.p.uniqueItems of the function f is not enforced: no grammar can hold it",
     ]
 
 
@@ -236,6 +238,22 @@ def test_a_function_without_parameters_gets_an_empty_object(tokenizer: Any, para
     texts = [call("h", "{}"), call("h", '{"type": 1}')]
     good = texts if parameters == {"properties": None} else texts[:1]
     assert fitting(tokenizer, body(tools=[tool]), texts) == good
+
+
+@pytest.mark.parametrize("key", ["input_schema", "inputSchema"])
+async def test_parameters_may_have_the_name_that_anthropic_and_mcp_give_them(tokenizer: Any, key: str) -> None:
+    schema = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+    asked = body(tools=[{"name": "f", "description": "d", key: schema}], tool_choice="required")
+    texts = [call("f", '{"city": "Bonn"}'), call("f", "{}"), call("f", '{"town": "Bonn"}')]
+    assert fitting(tokenizer, asked, texts) == texts[:1]
+    assert asked.warnings.texts == []
+
+
+async def test_a_function_whose_parameters_are_no_object_takes_any_arguments(tokenizer: Any) -> None:
+    asked = body(tools=[{"type": "function", "function": {"name": "f", "parameters": "text"}}], tool_choice="required")
+    texts = [call("f", "{}"), call("f", '{"city": "Bonn"}')]
+    assert fitting(tokenizer, asked, texts) == texts
+    assert asked.warnings.texts == ["parameters of the function f is no object, so any arguments are allowed"]
 
 
 @pytest.mark.parametrize("name", ["mcp.search", "files/read", "server:tool", "x" * 128])
@@ -322,7 +340,7 @@ async def test_a_type_of_python_in_a_tool_is_dropped_and_named(post: Any, engine
     )
     assert status == 200, answer
     path = "tools[0].function.parameters.properties.q.type"
-    assert answer["warnings"] == [f"{path} of the function odd is not enforced"]
+    assert answer["warnings"] == [f"{path} of the function odd is not enforced: it is no valid JSON schema"]
 
 
 def test_many_odd_tools_are_named_within_bounds() -> None:
