@@ -86,6 +86,16 @@ class ChatBody(GenerationBody, PromptFields, ConstraintFields, Hints):
         "moderation": "it moderates nothing, so leave it out",
         "web_search_options": "it cannot search, so leave it out, or send a tool that does",
     }
+    other_names: ClassVar[Mapping[str, str]] = {
+        **GenerationBody.other_names,
+        "input": "messages",
+        "instructions": "messages",
+        "max_output_tokens": "max_completion_tokens",
+        "prompt": "messages",
+        "reasoning": "reasoning_effort",
+        "system": "messages",
+        "text": "response_format",
+    }
     together: ClassVar[Sequence[Mapping[str, Any]]] = (
         *GenerationBody.together,
         {"anyOf": [_WITH_LOGPROBS, _NO_ALTERNATIVES]},

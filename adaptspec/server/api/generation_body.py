@@ -167,6 +167,11 @@ class GenerationBody(SamplingFields, RequestBody):
     adaptspec: SpeculationFields | None = None
 
     no_ops: ClassVar[Mapping[str, tuple[object, ...]]] = NEUTRAL
+    other_names: ClassVar[Mapping[str, str]] = {
+        "max_length": "max_tokens",
+        "max_new_tokens": "max_tokens",
+        "stop_sequences": "stop",
+    }
     together: ClassVar[Sequence[Mapping[str, Any]]] = (
         {"anyOf": [STREAMS, {"properties": {"stream_options": _NO_OPTIONS}}]},
         {"anyOf": [STREAMS, NO_PROVENANCE]},

@@ -297,13 +297,21 @@ class ResponsesBody(SamplingFields, Hints):
         "prompt": (),
     }
     remedies: ClassVar[Mapping[str, str]] = {
-        "background": f"{_NOT_STORED}, and wait for the answer or stream it",
+        "background": "no request runs in the background here, so leave it out, and wait for the answer or stream it",
         "context_management": "nothing shortens a conversation here, so leave it out",
         "conversation": _NOT_STORED,
         "image": "it writes text only, so leave it out",
         "moderation": "it moderates nothing, so leave it out",
         "previous_response_id": _NOT_STORED,
         "prompt": "this server keeps no prompts, so send the text as instructions and input",
+    }
+    other_names: ClassVar[Mapping[str, str]] = {
+        **OWN_NAMES,
+        "max_tokens": "max_output_tokens",
+        "prompt": "input",
+        "reasoning_effort": "reasoning.effort",
+        "system": "instructions",
+        "verbosity": "text.verbosity",
     }
     together: ClassVar[Sequence[Mapping[str, Any]]] = (NO_PROVENANCE,)
 

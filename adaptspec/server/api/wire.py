@@ -47,6 +47,8 @@ TokenId = Annotated[
     int, Field(ge=0, le=2**31 - 1), WithJsonSchema({"type": "integer", "minimum": 0, "format": TOKEN_ID})
 ]
 
+_NEAR = 0.72  # similarity of a name that may be meant, from 0 to 1
+_LISTED = 10  # fields of an inner object that an error lists
 _SHOWN = 60  # characters of a client's own words that are repeated in a message
 NEUTRAL_VALUES = "x-neutral-values"  # in a schema: fields of other servers, and the values that are accepted
 _AT_ONCE = 2**16  # bytes of a body that are looked at together
@@ -83,6 +85,7 @@ class WireModel(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, frozen=True)
     no_ops: ClassVar[Mapping[str, tuple[object, ...]]] = {}
     remedies: ClassVar[Mapping[str, str]] = {}
+    other_names: ClassVar[Mapping[str, str]] = {}  # of other APIs: what they call a field, and what it is called here
     together: ClassVar[Sequence[Mapping[str, Any]]] = ()
 
     known: ClassVar[frozenset[str]] = frozenset()  # names of its fields on the wire
@@ -310,16 +313,25 @@ def check_bounds(document: Mapping[str, Any], limits: ServerLimits) -> None:
 def _refusal(model: type[WireModel], detail: ErrorDetails, place: tuple[int | str, ...]) -> RequestError:
     path = _path(place)
     if detail["type"] == "extra_forbidden":
-        known = _fields_at(model, place[:-1])
-        close = get_close_matches(str(place[-1])[:_SHOWN], known, n=1)  # what is longer is near none of them
-        hint = f" (did you mean {_path((*place[:-1], close[0]))}?)" if close else ""
-        return RequestError(f"{shown(path)} is not a field this server supports; leave it out{hint}", path[:_SHOWN])
+        return RequestError(
+            f"{shown(path)} is not a field this server supports; leave it out{_hint(model, place)}", path[:_SHOWN]
+        )
     if detail["type"] == "missing":
         return RequestError(f"{path} is missing; add it", path)
     if detail["type"] == NOT_TEXT:
         remedy = "leave it out, or write its content as text"
         return RequestError(f"this server reads text only; {shown(path)} {detail['msg']}: {remedy}", path[:_SHOWN])
     return RequestError(f"{shown(path)} {_reason(detail)}", path[:_SHOWN])
+
+
+def _hint(model: type[WireModel], place: tuple[int | str, ...]) -> str:
+    """What may be meant by an unknown field."""
+    name, known = str(place[-1])[:_SHOWN], _fields_at(model, place[:-1])  # what is longer is near none of them
+    other = model.other_names.get(name) if len(place) == 1 else None
+    near = [other] if other is not None else get_close_matches(name, known, n=1, cutoff=_NEAR)
+    if near:
+        return f" (did you mean {_path((*place[:-1], near[0]))}?)"
+    return f" (its fields are {', '.join(sorted(known))})" if len(place) > 1 and 0 < len(known) <= _LISTED else ""
 
 
 def _place(document: dict[str, Any], detail: ErrorDetails) -> tuple[int | str, ...]:
@@ -378,7 +390,7 @@ def _fields_at(model: type[WireModel], loc: tuple[int | str, ...]) -> list[str]:
     for name in loc:
         if isinstance(name, str) and at is not None:
             at = _nested(at.model_fields[name].annotation) if name in at.model_fields else None
-    return [] if at is None else list(at.model_fields)
+    return [] if at is None else list(at.known)
 
 
 def _nested(annotation: object) -> type[WireModel] | None:

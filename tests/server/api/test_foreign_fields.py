@@ -126,7 +126,7 @@ REFUSED: dict[str, dict[str, tuple[Any, str]]] = {
     },
     RESPONSES: {
         "access_programs": ({"a": 1}, "leave it out"),
-        "background": (True, "keeps no responses"),
+        "background": (True, "no request runs in the background here"),
         "background_options": ({"a": 1}, "leave it out"),
         "context_management": ([{"type": "compaction"}], "nothing shortens a conversation"),
         "conversation": ("conv_1", "send the whole conversation"),

@@ -222,6 +222,34 @@ async def test_a_misspelt_field_gets_a_hint(post: Any) -> None:
     assert "did you mean adaptspec.max_depth?" in body["error"]["message"]
     _, body = await post(CHAT, messages=HELLO, stream=True, stream_options={"includeusage": True})
     assert "did you mean stream_options.include_usage?" in body["error"]["message"]
+    _, body = await post(COMPLETIONS, prompt="x", structured_outputs={"jason": {}})
+    assert "did you mean structured_outputs.json?" in body["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("path", "name", "meant"),
+    [
+        ("/v1/responses", "max_tokens", "max_output_tokens"),
+        ("/v1/responses", "response_format", "text.format"),
+        ("/v1/responses", "reasoning_effort", "reasoning.effort"),
+        (CHAT, "system", "messages"),
+        (CHAT, "max_output_tokens", "max_completion_tokens"),
+        (COMPLETIONS, "max_new_tokens", "max_tokens"),
+    ],
+)
+async def test_a_field_of_another_api_gets_the_name_that_it_has_here(
+    post: Any, path: str, name: str, meant: str
+) -> None:
+    status, answer = await post(path, **GOOD.get(path, {"input": "x"}), **{name: 1})
+    assert (status, answer["error"]["param"]) == (400, name)
+    assert answer["error"]["message"].endswith(f"(did you mean {meant}?)")
+
+
+async def test_a_field_that_is_near_none_gets_no_hint_or_the_fields_of_its_object(post: Any) -> None:
+    _, answer = await post(CHAT, messages=HELLO, truncation="auto")
+    assert answer["error"]["message"].endswith("leave it out")
+    _, answer = await post(COMPLETIONS, prompt="x", structured_outputs={"xml": "a"})
+    assert "(its fields are choice, grammar, json, json_object, regex)" in answer["error"]["message"]
 
 
 async def test_sizes_are_said_plainly(post: Any) -> None:
