@@ -108,7 +108,7 @@ def test_a_template_that_cannot_be_used_ends_the_start(
     mine = tmp_path / "mine.jinja"
     mine.write_text("{% for m in messages %}{{ m.role")
     monkeypatch.setattr("adaptspec.engine.assembly.load_models", None)
-    with pytest.raises(ModelError, match=r"chat template cannot be used: unexpected end .* --chat-template FILE"):
+    with pytest.raises(ModelError, match=r"template .* cannot be used: line 1: unexpected end .* --chat-template FILE"):
         ends(make_model("llama"), chat_template=str(mine))
 
 

@@ -79,11 +79,11 @@ class ChatTemplate:
         """Whether calls of earlier turns and their results come out in the prompt."""
         return self.traits.calls is not None
 
-    def check(self) -> None:
-        """Raise ModelError where there is a template that cannot write even a user's message."""
+    def check(self, name: str = "the model's chat template") -> None:
+        """Raise ModelError where there is a template that cannot write even a user's message; `name` says which."""
         if self.source is not None and self.traits.fault is not None:
             raise ModelError(
-                f"the model's chat template cannot be used: {self.traits.fault}; give one that works with {FLAG} FILE, "
+                f"{name} cannot be used: {self.traits.fault}; give one that works with {FLAG} FILE, "
                 f"variables that it needs with {FLAG}-kwargs JSON, or {FLAG} {NONE} to do without"
             )
 

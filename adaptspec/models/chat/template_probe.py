@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from jinja2 import TemplateSyntaxError
 from transformers import PreTrainedTokenizerFast
 
 from adaptspec.errors import RequestError
@@ -56,10 +57,17 @@ def _with_content(render: Render, form: Traits, tokenizer: PreTrainedTokenizerFa
     try:
         text = render(fitted([_says("user", _USER)], form))
     except RequestError as error:
-        return replace(form, fault=str(error.__cause__ or error))
+        return replace(form, fault=_reason(error.__cause__ or error))
     if _USER not in text:
         return replace(form, fault="it does not write the text of a user's message")
     return _Probe(render, form).traits(tokenizer)
+
+
+def _reason(error: BaseException) -> str:
+    """Why a template failed, with the line of a syntax error."""
+    if isinstance(error, TemplateSyntaxError):
+        return f"line {error.lineno}: {error.message}"
+    return f"it raises an error: {error}"
 
 
 class _Probe:
