@@ -36,6 +36,7 @@ _ITEMS_COUNTED = 500
 FAILED = "its grammar could not be followed: "  # begins the error of a request whose constraint has one
 _LEFT = "the output left its grammar"
 _EXCERPT = re.compile(r"\n\x20*[0-9]+ \| ")  # begins the lines of a grammar that an error of the compiler ends with
+_POSITION = re.compile(r"(?:at )?([0-9]+)\([0-9]+\): ")  # line and column: columns are those of a rewritten text
 _BACKTRACE = re.compile(r"<backtrace>|<non-verbose/>")
 _REASON = 300  # characters of the compiler's words in a message
 # Without a bound a weak model may write white space until its tokens run out.
@@ -264,11 +265,18 @@ def _estimated_bytes(grammar: Grammar) -> int:
 
 def _unusable(grammar: Grammar, reason: str) -> RequestError:
     if grammar.syntax != "json-schema":
-        reason = _EXCERPT.split(reason)[0]
+        reason = _of_the_client(_EXCERPT.split(reason)[0], has_lines=grammar.syntax == "lark")
     return RequestError(
         f"{grammar.param} cannot be compiled: {_in_a_line(reason)}; change or leave out that part of it",
         grammar.param,
     )
+
+
+def _of_the_client(reason: str, *, has_lines: bool) -> str:
+    """The compiler's words without what belongs to the text that it was given, which is not the client's."""
+    position = _POSITION.match(reason)
+    cause = reason[position.end() if position else 0 :].rpartition("\nerror: ")[2]
+    return f"line {position[1]}: {cause}" if position and has_lines else cause
 
 
 def _in_a_line(reason: str) -> str:

@@ -67,7 +67,7 @@ def test_messages_name_lines_that_the_client_wrote(grammars: Grammars, grammar: 
     """What the compiler reads has other lines, where it was GBNF."""
     with pytest.raises(RequestError) as refused:
         grammars.start(Grammar(lark_of(grammar, "ebnf"), "lark", "ebnf"))
-    assert re.search(rf"at {line}\(", str(refused.value))
+    assert f"cannot be compiled: line {line}: " in str(refused.value)
 
 
 @pytest.mark.parametrize("attribute", ["lazy", "capture", 'suffix = "!"', "suffix = /!+/", 'lazy, capture = "x"'])
