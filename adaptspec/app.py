@@ -10,12 +10,13 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Iterator
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from aiohttp import web
 from rich.console import Console
 
 from adaptspec import __version__
@@ -40,6 +41,7 @@ from adaptspec.server.application import make_app
 from adaptspec.server.auth import Hosts, check_exposure, is_loopback, named_key
 from adaptspec.server.cors import Origins
 from adaptspec.server.limits import ServerLimits
+from adaptspec.server.openapi import KEYED
 from adaptspec.server.operations import Operations
 from adaptspec.server.run import serve as serve_app
 from adaptspec.server.served_names import ANY_NAME, ServedNames
@@ -198,7 +200,7 @@ async def serve(config: ServeConfig, console: Console, status: StartStatus | Non
             config.host,
             config.port,
             drain_seconds=config.drain_seconds,
-            on_listening=lambda url: _announce(console, url, app[SERVICE], built, status),
+            on_listening=lambda url: _announce(console, url, app, built, status),
             on_hurry=_exit_soon,
         )
 
@@ -345,37 +347,50 @@ def _template(codec: Codec) -> str:
     systems = "" if traits.system else "; system text goes before the user's"
     parts = "; content as parts" if traits.parts else ""
     turns = "" if traits.earlier_turns else "; only the latest messages"
-    form = "tools by written instructions" if codec.tool_form.in_words else "tools in the template's form"
+    form = "tools described in the prompt" if codec.tool_form.in_words else "tools in the template's own form"
     return f"{form}{systems}{parts}{turns}"
 
 
-def _announce(console: Console, url: str, service: Service, built: Built, status: StartStatus) -> None:
-    engine, marks = service.engine, service.marks
-    info, resident = engine.target, resident_bytes()
+def _announce(console: Console, url: str, app: web.Application, built: Built, status: StartStatus) -> None:
     status.close()
     console.print(f"[bold]AdaptSpec listens on {url}[/bold]")
-    console.print(f"  target   {info.name} ({info.parameters / 1e6:.1f} M parameters, context {info.context})")
-    console.print(f"  ends     {_ends(built)}", soft_wrap=True, markup=False, highlight=False)
-    console.print(f"  template {_template(service.codec)}", soft_wrap=True, markup=False, highlight=False)
+    for label, text in _start_facts(app[SERVICE], built, status):
+        console.print(f"  {label:<10} {text}", soft_wrap=True, markup=False, highlight=False)
+    console.print("Try it:")
+    console.print(_first_request(url, app[SERVICE], keyed=app[KEYED]), soft_wrap=True, highlight=False)
+
+
+def _start_facts(service: Service, built: Built, status: StartStatus) -> Iterator[tuple[str, str]]:
+    """What was loaded and how it will run: labels and texts."""
+    engine, info, marks = service.engine, service.engine.target, service.marks
+    yield "target", f"{info.name} ({info.parameters / 1e6:.1f} M parameters, context {info.context})"
+    yield "end tokens", _ends(built)
+    yield "template", _template(service.codec)
     if marks is not None:
-        console.print(f"  reasoning {marks.open} ... {marks.close} as reasoning_content", markup=False, highlight=False)
-    console.print(f"  drafters {', '.join(drafter.name for drafter in built.drafters)}")
+        yield "reasoning", f"{marks.open} ... {marks.close} as reasoning_content"
+    yield "drafters", ", ".join(drafter.name for drafter in built.drafters)
     for drafter in built.drafters:
         if isinstance(drafter, ModelDrafter):
             draft = drafter.runner.info
             short = f", up to its own context of {draft.context} tokens" if draft.context < info.context else ""
-            console.print(f"  draft    {draft.name} drafts {drafter.way}{short}", soft_wrap=True)
-    console.print(f"  threads  {built.threads}")
+            yield "draft", f"{draft.name}, {drafter.way}{short}"
+    yield "threads", str(built.threads)
+    resident = resident_bytes()
     if resident is not None:
-        console.print(f"  memory   {resident / 1e9:.2f} GB resident")
-    console.print(f"  costs    {built.costs.origin}", soft_wrap=True)
+        yield "memory", f"{resident / 1e9:.2f} GB resident"
+    yield "costs", built.costs.origin
     others = [name for name in engine.policies if name != engine.default_policy]
-    console.print(f"  policy   {engine.default_policy} (also served: {', '.join(others)})")
-    body = {"model": info.name, "messages": [{"role": "user", "content": "Tell me a story about a small fox."}]}
-    console.print(f"  ready    in {status.seconds:.0f} s")
-    console.print("Try it:")
-    console.print(
-        f"  curl {url}/v1/chat/completions -H 'Content-Type: application/json' \\\n    -d '{json.dumps(body)}'",
-        soft_wrap=True,
-        highlight=False,
-    )
+    yield "policy", f"{engine.default_policy} (also served: {', '.join(others)})"
+    yield "ready", f"in {status.seconds:.0f} s"
+
+
+def _first_request(url: str, service: Service, *, keyed: bool) -> str:
+    """A command that asks this server something."""
+    text = "Tell me a story about a small fox."
+    body: dict[str, Any] = {"model": service.names.names[0]}
+    if service.codec.template.source is None:
+        path, body = "completions", {**body, "prompt": text, "max_tokens": 64}
+    else:
+        path, body = "chat/completions", {**body, "messages": [{"role": "user", "content": text}]}
+    key = " -H 'Authorization: Bearer KEY'" if keyed else ""
+    return f"  curl {url}/v1/{path} -H 'Content-Type: application/json'{key} \\\n    -d '{json.dumps(body)}'"

@@ -43,9 +43,9 @@ async def test_a_start_says_what_it_does(target_path: Path, draft_path: Path, tm
     phases = [f"reading weights of {target_path}", "measuring costs (1 of ", "warming up", "AdaptSpec listens on "]
     at = [server.said.index(phase) for phase in phases]
     assert at == sorted(at)
-    assert "  threads  1\n" in server.said
-    assert re.search(r"^  memory   \d+\.\d\d GB resident$", server.said, re.MULTILINE)
-    assert re.search(r"^  ready    in \d+ s$", server.said, re.MULTILINE)
+    assert "  threads    1\n" in server.said
+    assert re.search(r"^  memory     \d+\.\d\d GB resident$", server.said, re.MULTILINE)
+    assert re.search(r"^  ready      in \d+ s$", server.said, re.MULTILINE)
 
 
 async def test_a_start_says_what_ends_a_text_and_how_chats_are_written(make_model: MakeModel, tmp_path: Path) -> None:
@@ -55,9 +55,21 @@ async def test_a_start_says_what_ends_a_text_and_how_chats_are_written(make_mode
     server = Running(config)
     await server.url()
     await server.stop()
-    assert "  ends     <|pad|> (0), <|end|> (1)\n" in server.said
-    assert "  template tools by written instructions\n" in server.said
-    assert re.search(r"^  draft    model drafts .*, up to its own context of 64 tokens$", server.said, re.MULTILINE)
+    assert "  end tokens <|pad|> (0), <|end|> (1)\n" in server.said
+    assert "  template   tools described in the prompt\n" in server.said
+    assert re.search(r"^  draft      model, .*, up to its own context of 64 tokens$", server.said, re.MULTILINE)
+
+
+async def test_a_start_shows_a_first_request_that_works(target_path: Path, draft_path: Path, tmp_path: Path) -> None:
+    """Where chats are not served, and where a key is needed, too."""
+    config = config_of(target_path, draft_path, tmp_path)
+    keyed = replace(config, api_keys=("k",), engine=replace(config.engine, chat_template="none"))
+    server = Running(keyed)
+    url = await server.url()
+    await server.stop()
+    assert f"curl {url}/v1/completions -H" in server.said
+    assert "-H 'Authorization: Bearer KEY'" in server.said
+    assert '"prompt": "Tell me a story about a small fox."' in server.said
 
 
 LATEST_IN_PARTS = (
@@ -76,9 +88,9 @@ async def test_a_start_says_what_the_template_leaves_out_and_how_it_marks_reason
     server = Running(replace(config, engine=engine))
     await server.url()
     await server.stop()
-    form = "tools by written instructions; system text goes before the user's; content as parts"
-    assert f"  template {form}; only the latest messages\n" in server.said
-    assert "  reasoning <think> ... </think> as reasoning_content\n" in server.said
+    form = "tools described in the prompt; system text goes before the user's; content as parts"
+    assert f"  template   {form}; only the latest messages\n" in server.said
+    assert "  reasoning  <think> ... </think> as reasoning_content\n" in server.said
 
 
 @pytest.mark.parametrize("sanitize", [False, True])
@@ -208,7 +220,6 @@ async def test_a_head_says_what_it_hears_and_what_waits(make_model: MakeModel, t
     assert "\nadaptspec_head_unread_tokens 0.0" in shown
     assert "\nadaptspec_head_unread_bytes 0.0" in shown
     assert (
-        "draft    eagle3 drafts in the target's own tokens (eagle3, from its states before layers 1, 2, 4)"
-        in server.said
+        "draft      eagle3, in the target's own tokens (eagle3, from its states before layers 1, 2, 4)" in server.said
     )
     await server.stop()
