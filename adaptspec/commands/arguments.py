@@ -134,7 +134,8 @@ def _add_templates(parser: argparse._ActionsContainer) -> None:
     add(
         "--sanitize-control-tokens",
         action="store_true",
-        help="in messages, read <|im_end|> and the like as plain text, so clients cannot write control tokens",
+        help="read <|im_end|> and the like in messages, tools and template variables of requests as plain text, so "
+        "clients cannot write control tokens",
     )
 
 

@@ -91,7 +91,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     for command, run in runs.items():
         add_table_forms(command, json=True)
         command.set_defaults(run=run)
-    gpu = commands.add_parser("gpu", help="what a GPU makes of it: five parts of minutes each, with random models")
+    gpu = commands.add_parser(
+        "gpu", help="on a GPU, random models: bits, kernels, bandwidth, goodput, soak; minutes each"
+    )
     gpu.add_argument(
         "--part",
         action="append",
@@ -101,7 +103,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     results = Path(__file__).parents[1] / "bench" / "results"
     gpu.add_argument("--out", type=Path, default=results, help="folder for JSON and reports (default: %(default)s)")
     gpu.add_argument("--device", default="auto", help="(default: %(default)s)")
-    gpu.add_argument("--seconds", type=seconds, default=470.0, help="of a part (default: %(default)s)")
+    gpu.add_argument("--seconds", type=seconds, default=470.0, help="how long a part may take (default: %(default)s)")
     gpu.add_argument("--tiny", action="store_true", help="with small shapes, to see that all of it runs")
     gpu.set_defaults(run=_gpu)
     record = commands.add_parser("record", help="record tapes for `adaptspec policy simulate`")

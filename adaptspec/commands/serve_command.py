@@ -104,7 +104,8 @@ def _add_server(group: argparse._ArgumentGroup) -> None:
     add(
         "--metrics-compat",
         choices=["vllm"],
-        help="serve what boards and autoscalers read under vLLM's metric names, too",
+        help="serve what boards and autoscalers read under vLLM's metric names, too (in a configuration file: "
+        "compat_vllm: true)",
     )
 
 

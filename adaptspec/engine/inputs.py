@@ -50,7 +50,7 @@ class InputProcessor:
             raise PromptTooLongError(
                 context_overflow(
                     info.context,
-                    f"your prompt resulted in {len(prompt)} tokens, and one must be left for the answer: send fewer",
+                    f"your prompt resulted in {len(prompt)} tokens, and the answer needs one more: send a shorter one",
                 ),
                 "prompt",
             )

@@ -92,7 +92,7 @@ def measured_costs(
         costs.origin += " on a busy machine: weakly believed, and not kept"
         _log.warning(
             "the machine was busy while costs were measured (medians %.1f x the fastest, %.1f x off between cells): "
-            "rounds will tell, and they are measured again at the next start%s",
+            "measured rounds correct them, and they are measured again at the next start%s",
             stopwatch.disturbance,
             contradiction(found),
             _FEWER if target.device.type == "cpu" and torch.get_num_threads() > 1 else "",

@@ -22,7 +22,7 @@ from adaptspec.errors import (
 from adaptspec.server.api.answers import Answer, Json
 
 _CHAT, _COMPLETIONS, _MODELS = "POST /v1/chat/completions", "POST /v1/completions", "GET /v1/models"
-_BASE_URL = "let the base URL of the client end in /v1, once"
+_BASE_URL = "set the base URL of the client so that it ends in /v1, once"
 _OLLAMA, _LLAMA_CPP = "it has OpenAI's API and not Ollama's", "it has OpenAI's API and not llama.cpp's"
 _ANTHROPIC = f"it has OpenAI's API and not Anthropic's, so use {_CHAT}"
 _TGI = f"it has OpenAI's API and not TGI's or SGLang's, so use {_COMPLETIONS}"

@@ -301,7 +301,7 @@ def _check_answer(completion: Completion) -> None:
     if completion.finish is FinishReason.ERROR:
         if completion.error is not None and ended_by_grammar(completion.error):
             raise RequestError(
-                f"the request ended since {completion.error}; change the grammar or schema that the answer must fit"
+                f"the request ended because {completion.error}; change the grammar or schema that the answer must fit"
             )
         raise EngineError(f"the engine failed on this request: {completion.error or 'no details'}; send it again")
     if completion.finish is FinishReason.ABORT:

@@ -23,6 +23,7 @@ Mode = Literal["none", "auto", "required"]
 # Mistral and Anthropic call one of them otherwise.
 _MODES: Mapping[str, Mode] = {"none": "none", "auto": "auto", "required": "required", "any": "required"}
 _FUNCTION = ("function", "tool")  # the latter is Anthropic's word
+_NAMES_SHOWN = 8  # functions that can be chosen, in one error
 _DROPPED_SHOWN = 3  # reasons for which tools were dropped, in one error
 
 
@@ -167,7 +168,10 @@ def check_choice(names: Sequence[str], choice: Mode | NamedTool | AllowedTools |
     missing = next((name for name in wanted or () if name not in names), None)
     if missing is not None:
         why = f"; some were dropped: {_some(reasons)}" if reasons else ""
-        raise RequestError(f"tool_choice names {shown(missing)}, which is not in tools{why}", "tool_choice")
+        usable = ", ".join([*map(name_of, names[:_NAMES_SHOWN]), *(["..."] if len(names) > _NAMES_SHOWN else [])])
+        raise RequestError(
+            f"tool_choice names {shown(missing)}, which is not in tools{why}; choose one of {usable}", "tool_choice"
+        )
 
 
 def _some(reasons: Sequence[str]) -> str:
