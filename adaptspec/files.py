@@ -107,8 +107,8 @@ def cache_folder() -> Path | None:
         return None
 
 
-def read_arrays(path: Path) -> Mapping[str, npt.NDArray[Any]]:
-    """The arrays of an .npz archive, by name: plain ones only, and no more than there is room for.
+def read_arrays(path: Path, most_unpacked: int = _MOST_UNPACKED) -> Mapping[str, npt.NDArray[Any]]:
+    """The arrays of an .npz archive, by name: plain ones only, and at most `most_unpacked` bytes in all.
 
     Raises:
         FileError: it is no such archive, or damaged.
@@ -117,8 +117,8 @@ def read_arrays(path: Path) -> Mapping[str, npt.NDArray[Any]]:
     packed = io.BytesIO(read_bytes(path, _MOST_PACKED))
     try:
         with zipfile.ZipFile(packed) as archive:
-            if sum(member.file_size for member in archive.infolist()) > _MOST_UNPACKED:
-                raise FileError(path, f"its arrays take more than {_MOST_UNPACKED // 2**30} GiB")
+            if sum(member.file_size for member in archive.infolist()) > most_unpacked:
+                raise FileError(path, f"its arrays take more than {most_unpacked // 2**30} GiB")
             return {name.removesuffix(".npy"): _array(archive.read(name)) for name in archive.namelist()}
     except DAMAGE as error:
         raise FileError(path, f"it is no archive of arrays, or damaged ({error or type(error).__name__})") from error
