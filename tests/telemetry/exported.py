@@ -26,12 +26,18 @@ REQUESTS: tuple[tuple[str, dict[str, Any]], ...] = (
 )
 
 
-async def exported(target: Path, draft: Path, folder: Path, collector: str = "http://127.0.0.1:9") -> Labels:
-    """Labels by metric of a server with everything on, after two answers. By default its collector does not exist."""
+async def exposition(
+    target: Path, draft: Path, folder: Path, collector: str = "http://127.0.0.1:9", *, compat_vllm: bool = False
+) -> str:
+    """What `/metrics` of a server with everything on shows after two answers. By default its collector does not exist.
+
+    `compat_vllm`: with vLLM's names as well. The server writes `journal.jsonl` and `state/` into the folder.
+    """
     config = config_of(target, draft, folder)
     config = replace(
         config,
         engine=replace(config.engine, learn_draft=True),
+        compat_vllm=compat_vllm,
         traces=TraceSettings(TraceLevel.ROUND, endpoint=collector),
         push=PushSettings(wanted=True, endpoint=collector),
     )
@@ -42,10 +48,15 @@ async def exported(target: Path, draft: Path, folder: Path, collector: str = "ht
             asked = body | {"max_tokens": 20, "ignore_eos": True}
             async with session.post(f"{url}/v1/{route}", json=asked) as response:
                 assert response.status == 200, await response.text()
-        text = await get(session, f"{url}/metrics")
+        text: str = await get(session, f"{url}/metrics")
     await server.stop()
+    return text
+
+
+async def exported(target: Path, draft: Path, folder: Path) -> Labels:
+    """Labels by metric of such a server."""
     labels: dict[str, set[str]] = defaultdict(set)
-    for family in text_string_to_metric_families(text):
+    for family in text_string_to_metric_families(await exposition(target, draft, folder)):
         if family.type == "gauge":  # one that is not known yet has no sample
             labels[family.name] |= set()
         for sample in family.samples:
