@@ -20,7 +20,7 @@ from adaptspec.types import nobody
 from tests.engine.branching import Branched, Shape
 from tests.engine.conftest import Notes, make_core, run
 from tests.fakes import TableRunner
-from tests.test_journal import same
+from tests.records import same
 
 BOTH = ("draft-model", "ngram")
 SHAPES = [Shape(), Shape(beam=True), Shape(union=True), Shape(beam=True, union=True, nodes=64), Shape(width=1)]

@@ -54,23 +54,23 @@ write_file(path, contents[0])
 landed = set()
 dice = random.Random(0)
 for turn in range(100):
-    heard, tells = os.pipe()
+    reader, writer = os.pipe()
     child = os.fork()
     if not child:
-        ends = time.monotonic() + 5.0  # should nobody be left to kill it
+        ends = time.monotonic() + 5.0  # in case no process is left to kill it
         for number in itertools.count(turn):
             write_file(path, contents[number % len(contents)])
             if number == turn:
-                os.write(tells, b".")
+                os.write(writer, b".")
             if time.monotonic() > ends:
                 os._exit(0)
     if turn % 4:  # the others are killed in their first save, or before it
-        os.read(heard, 1)
+        os.read(reader, 1)
     time.sleep(dice.uniform(0.0, 0.004))
     os.kill(child, signal.SIGKILL)
     os.waitpid(child, 0)
-    os.close(heard)
-    os.close(tells)
+    os.close(reader)
+    os.close(writer)
     found = path.read_bytes()
     assert found in contents, (turn, len(found))
     landed.add(found[0])
@@ -85,7 +85,7 @@ def test_killed_100_times_while_saving_the_file_is_always_old_or_new(tmp_path: P
         capture_output=True,
         text=True,
         timeout=120,
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])},
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
         check=False,
     )
     assert done.returncode == 0, done.stderr
@@ -152,7 +152,7 @@ def test_stopped_before_or_after_any_step_the_file_is_old_or_new(tmp_path: Path,
 def test_a_folder_that_cannot_be_synced_is_an_error_but_the_file_is_new(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whoever must not lose it is told; the rename is not taken back."""
+    """The caller gets the error; the rename is not undone."""
     path, real = tmp_path / "file", os.fsync
     write_file(path, b"old")
 
@@ -207,7 +207,7 @@ def odd_files(folder: Path) -> dict[str, Path]:
 
 
 def test_what_is_no_regular_file_is_neither_opened_nor_replaced(tmp_path: Path) -> None:
-    """At once, whoever is at the other end of it, and saying what it is."""
+    """At once, with or without a process at the other end, and the error names the kind."""
     for kind, path in odd_files(tmp_path).items():
         for act in (
             lambda path=path: read_bytes(path, 100),

@@ -1,4 +1,7 @@
-"""Tape files: what is written is read, foreign and damaged files are refused, and a failed write leaves nothing."""
+"""Tape files: what is written is read, foreign and damaged files are refused, and a failed write leaves nothing.
+
+What older tapes give and what each damage is answered is in the contracts `samples` and `damage`.
+"""
 
 from __future__ import annotations
 
@@ -35,8 +38,8 @@ def test_a_tape_is_read_as_it_was_written(tmp_path: Path) -> None:
     assert [file.name for file in sorted(tmp_path.iterdir())] == ["again.npz", "tape.npz"]
 
 
-def test_what_drafts_go_on_with_behind_a_wrong_token_is_kept(tmp_path: Path) -> None:
-    """To float16; tapes of drafters that were not asked have nothing of it, alone or joined with others."""
+def test_confidence_after_a_wrong_token_is_kept(tmp_path: Path) -> None:
+    """To float16. A tape of drafters without it has none, alone or joined with others."""
     tape, path = made_tape(count=1), tmp_path / "tape.npz"
     view = tape.views["draft-model"]
     sure = np.where(view.agreed[:, None], np.nan, np.linspace(0.1, 0.9, 3))
@@ -70,25 +73,6 @@ def test_ranks_and_candidates_are_kept(tmp_path: Path) -> None:
     assert join([ranked, tape]).views["draft-model"].top is None
 
 
-def test_a_tape_recorded_before_ranks_is_read(tmp_path: Path) -> None:
-    tape, path = made_tape(count=1), tmp_path / "tape.npz"
-    save_tape(tape, path)
-    with np.load(path) as arrays:
-        np.savez(path, **{name: arrays[name] for name in arrays.files if not name.endswith(".rank")})
-    for name, view in load_tape(path).views.items():
-        np.testing.assert_array_equal(view.rank, tape.views[name].rank)
-
-
-@pytest.mark.parametrize("share", [0.0, 0.02, 0.5, 0.9, 0.999])
-def test_a_truncated_file_is_refused(share: float, tmp_path: Path) -> None:
-    path = tmp_path / "tape.npz"
-    save_tape(made_tape(), path)
-    whole = path.read_bytes()
-    path.write_bytes(whole[: int(share * len(whole))])
-    with pytest.raises(TapeError, match=r"tape\.npz: not a tape, or damaged"):
-        load_tape(path)
-
-
 def test_a_file_with_flipped_bytes_is_refused_or_read_as_it_was(tmp_path: Path) -> None:
     path = tmp_path / "tape.npz"
     tape = made_tape(count=1)
@@ -105,9 +89,7 @@ def test_a_file_with_flipped_bytes_is_refused_or_read_as_it_was(tmp_path: Path) 
 
 
 def _foreign(path: Path, kind: str) -> None:
-    if kind == "text":
-        path.write_text("task,agreed\ncode,1\n")
-    elif kind == "array":
+    if kind == "array":
         np.savez(path, numbers=np.arange(3))
     elif kind == "pickle":
         np.savez(path, header=np.array([{"format": "adaptspec-tape"}], dtype=object))
@@ -119,7 +101,7 @@ def _foreign(path: Path, kind: str) -> None:
         np.savez(path, header=np.array(json.dumps({"format": kind, "version": 1})))
 
 
-@pytest.mark.parametrize("kind", ["text", "array", "pickle", "header", "version", "other"])
+@pytest.mark.parametrize("kind", ["array", "pickle", "header", "version", "other"])
 def test_a_foreign_file_is_refused(kind: str, tmp_path: Path) -> None:
     """Nothing in it is ever unpickled."""
     path = tmp_path / "tape.npz"
@@ -139,7 +121,7 @@ def test_a_tape_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
 
 
 def test_the_tape_that_ships_has_every_task() -> None:
-    """What `policy simulate` and `bench decisions` replay unless told otherwise."""
+    """`policy simulate` and `bench decisions` replay it by default."""
     tape = load_tape(find_tape(BUNDLED))
     assert set(tape.tasks) == set(TASKS)
     assert set(tape.views) == {"draft-model", "ngram", "counts"}

@@ -1,0 +1,18 @@
+"""Equality of records, value for value."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import fields, is_dataclass
+from typing import Any
+
+import numpy as np
+
+
+def same(a: Any, b: Any) -> bool:
+    """Equal value for value, NaN and shapes and types included; dataclasses by their fields."""
+    if isinstance(a, np.ndarray):
+        return a.shape == b.shape and a.dtype == b.dtype and bool(np.array_equal(a, b, equal_nan=a.dtype.kind == "f"))
+    if is_dataclass(a) and not isinstance(a, type):
+        return type(a) is type(b) and all(same(getattr(a, f.name), getattr(b, f.name)) for f in fields(a))
+    return type(a) is type(b) and (bool(a == b) or (isinstance(a, float) and math.isnan(a) and math.isnan(b)))
