@@ -12,8 +12,8 @@ import pytest
 from transformers import PreTrainedTokenizerFast
 
 from adaptspec.engine.policy_watch import PolicyWatch
-from tests.control.language.test_broken_policies import CASES
 from tests.engine.policies import asking, desk_of, goodput, static
+from tests.files.policies import broken_files
 
 
 async def test_a_file_that_changes_is_served(tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:
@@ -126,7 +126,7 @@ async def test_a_hundred_broken_files_under_load_fail_no_request(
     """While they are reloaded one after another, every answer is whole and exact, under the policy of before."""
     async with desk_of(tokenizer, tmp_path, [goodput("main")]) as one:
         watch, file, before = PolicyWatch(one.desk), one.files["main"], one.desk.served
-        broken = [text.encode("utf-8", "surrogatepass") for text, _, _ in CASES] + [b"\xff\xfe\x00", bytes(100_000)]
+        broken = [*broken_files(), bytes(100_000)]
         done: list[str] = []
         over = asyncio.Event()
 
