@@ -67,23 +67,6 @@ def test_a_format_may_be_no_json(wanted: dict[str, Any], text: str, syntax: str)
             parse(ChatBody, json.dumps(chat | more).encode())
 
 
-@pytest.mark.parametrize(
-    ("wanted", "param"),
-    [
-        ({"type": "json_schema"}, "response_format.json_schema"),
-        ({"type": "json_schema", "value": 3}, "response_format"),
-        ({"type": "json_schema", "schema": SCHEMA, "shcema": {}}, "response_format.shcema"),
-        ({"type": "json_schema", "json_schema": {"schema": SCHEMA}, "value": SCHEMA}, "response_format"),
-        ({"type": "xml"}, "response_format"),
-    ],
-)
-def test_what_is_no_spelling_is_refused_by_name(wanted: dict[str, Any], param: str) -> None:
-    chat = {"messages": [{"role": "user", "content": "Hi"}], "response_format": wanted}
-    with pytest.raises(RequestError) as refused:
-        parse(ChatBody, json.dumps(chat).encode())
-    assert str(refused.value.param).startswith(param)
-
-
 @pytest.mark.parametrize("wanted", SPELLINGS)
 async def test_a_schema_is_spelled_alike_in_all_routes(post: Any, engine: Any, wanted: dict[str, Any]) -> None:
     """vLLM takes formats in completions, too; in responses they stand in `text.format`."""
@@ -115,27 +98,3 @@ async def test_completions_take_every_format(post: Any, engine: Any, wanted: Any
     assert status == 200, answer
     found = [request.sampling.grammar for request in engine.seen]
     assert [None if one is None else (one.text, one.syntax) for one in found] == [text and (text, syntax)] * 2
-
-
-async def test_a_format_and_another_constraint_are_refused_in_completions(post: Any) -> None:
-    body = {"prompt": "x", "response_format": {"type": "json_object"}}
-    for name, value in (("guided_regex", "a"), ("structured_outputs", {"choice": ["a"]}), ("json_schema", SCHEMA)):
-        status, answer = await post("/v1/completions", **body, **{name: value})
-        assert (status, answer["error"]["param"].split(".")[0]) == (400, name)
-
-
-@pytest.mark.parametrize(
-    ("wanted", "param"),
-    [
-        ({"type": "json_schema", "extra": True, "json_schema": {"schema": SCHEMA}}, "extra"),
-        ({"type": "json_schema", "json_schema": {"schema": SCHEMA, "strict": "yes"}}, "json_schema.strict"),
-        ({"type": "json_schema", "json_schema": {"schema": 5}}, "json_schema.schema"),
-        ({"type": "json_schema", "strict": 5, "json_schema": {"schema": SCHEMA}}, "strict"),
-        ({"type": "grammar", "grammar": 5}, "grammar"),
-        ({"type": "grammar", "grammar": "start: A", "pattern": "a"}, "pattern"),
-    ],
-)
-async def test_the_field_at_fault_is_named_where_a_kind_has_a_key_s_name(post: Any, wanted: Any, param: str) -> None:
-    for path, body in (("/v1/completions", {"prompt": "x"}), ("/v1/chat/completions", {"messages": SAYS})):
-        status, answer = await post(path, **body, response_format=wanted)
-        assert (status, answer["error"]["param"]) == (400, f"response_format.{param}"), answer

@@ -202,37 +202,6 @@ async def test_histories_are_answered(post: Any, path: str) -> None:
         assert (status, "warnings" in answer) == (200, named is not None), (case, answer)
 
 
-@pytest.mark.parametrize(
-    ("message", "param"),
-    [
-        ({"role": "user", "content": None}, "messages[0].content"),
-        ({"role": "system"}, "messages[0].content"),
-        ({"role": "user", "content": [{"type": "txt", "text": "x"}]}, "messages[0].content[0]"),
-        ({"role": "user", "content": ["x"]}, "messages[0].content[0]"),
-        ({"role": "user", "content": [{"type": "text", "text": None}]}, "messages[0].content[0]"),
-        ({"role": "user", "content": [{"type": {}}]}, "messages[0].content[0]"),
-        ({"role": "user", "content": {"type": "text", "text": "x"}}, "messages[0].content"),
-        ({"role": "assistant", "content": "x", "reasoning_content": 1}, "messages[0].reasoning_content"),
-        ({"role": "assistant", "function_call": {"name": "f", "arguments": {}}}, "messages[0].function_call.arguments"),
-        ({"role": "assistant", "tool_calls": [{"id": "c", "type": "custom"}]}, "messages[0].tool_calls[0].type"),
-        ({"role": "assistant", "tool_calls": [{"id": "c", "type": "mcp"}]}, "messages[0].tool_calls[0].type"),
-        (
-            {"role": "assistant", "tool_calls": [{"id": "c", "type": "custom", "custom": {"name": "p", "input": 5}}]},
-            "messages[0].tool_calls[0].type",
-        ),
-        (
-            {"role": "assistant", "tool_calls": [{"id": "c", "function": {"name": "a b", "arguments": ""}}]},
-            "messages[0].tool_calls[0].function.name",
-        ),
-        ({"role": "ipython", "content": "x"}, "messages[0].role"),
-        ({"role": None, "content": "x"}, "messages[0].role"),
-    ],
-)
-async def test_what_cannot_be_read_is_refused_at_its_place(post: Any, message: dict[str, Any], param: str) -> None:
-    status, answer = await post("/v1/chat/completions", messages=[message])
-    assert (status, answer["error"]["param"]) == (400, param), answer
-
-
 def _answered(text: str) -> tuple[dict[str, Any], dict[str, Any]]:
     """The message of an answer, whole and put together from the deltas of its stream."""
     asked = {"messages": [USER], "tools": [{"function": {"name": "f"}}]}
@@ -309,28 +278,6 @@ MEDIA = [
     {"type": "image", "source": {"type": "base64", "data": "AAAA"}},
 ]
 CALLED = {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}
-
-
-@pytest.mark.parametrize("part", MEDIA)
-async def test_images_sounds_and_files_are_refused_at_their_place(post: Any, engine: Any, part: dict[str, Any]) -> None:
-    """In one sentence, in chats, responses, results of calls and /tokenize."""
-    messages = [{"role": "user", "content": [TEXT, part]}]
-    said = {"role": "user", "content": [INPUT_TEXT, part]}
-    result = {"type": "function_call_output", "call_id": "c", "output": [INPUT_TEXT, part]}
-    for path, body, param in (
-        ("/v1/chat/completions", {"messages": messages}, "messages[0].content[1]"),
-        ("/tokenize", {"messages": messages}, "messages[0].content[1]"),
-        ("/v1/responses", {"input": [said]}, "input[0].content[1]"),
-        ("/v1/responses", {"input": [{"role": "user", "content": "x"}, CALLED, result]}, "input[2].output[1]"),
-    ):
-        status, answer = await post(path, **body)
-        error = answer["error"]
-        assert (status, error["param"]) == (400, param)
-        assert error["message"] == (
-            f"this server reads text only; `{param}` is of the type {part['type']}: leave it out, or write its content "
-            "as text"
-        )
-    assert not engine.seen
 
 
 async def test_several_texts_are_one_message(post: Any, engine: Any) -> None:

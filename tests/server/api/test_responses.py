@@ -10,7 +10,6 @@ import pytest
 
 from adaptspec.server.api.responses import ResponsesBody
 from adaptspec.server.api.wire import parse
-from tests.server.api.test_wire import check_error
 
 PATH = "/v1/responses"
 TOOL: Any = {"type": "function", "name": "see", "parameters": {"type": "object"}, "strict": True}
@@ -31,48 +30,6 @@ def test_calls_belong_to_the_message_before_them() -> None:
     first, second = body.chat().messages
     assert [call.id for call in first.tool_calls or ()] == ["a", "b"]
     assert (first.content, second.role, second.tool_call_id) == ("I look.", "tool", "a")
-
-
-@pytest.mark.parametrize(
-    ("fields", "param"),
-    [
-        ({"store": "yes"}, "store"),
-        ({"text": {"verbosity": "lowest"}}, "text.verbosity"),
-        ({"include": ["message.output_text"]}, "include[0]"),
-        ({"top_logprobs": 2}, "top_logprobs"),
-        ({"truncation": "some"}, "truncation"),
-        ({"conversation": "conv_1"}, "conversation"),
-        ({"background": True}, "background"),
-        ({"prompt": {"id": "pmpt_1"}}, "prompt"),
-        ({"reasoning": {"effort": "some"}}, "reasoning.effort"),
-        ({"previous_response_id": "resp_1"}, "previous_response_id"),
-        ({"input": []}, "input"),
-        ({"max_output_tokens": 0}, "max_output_tokens"),
-        ({"max_output_tokens": 9999}, "max_output_tokens"),
-        ({"tool_choice": "required"}, "tool_choice"),
-        ({"input": "x" * 40_000}, "input"),
-        ({"frobnicate": 1}, "frobnicate"),
-        ({"input": [{"type": "reasoning"}]}, "input"),
-        ({"input": [{"type": "item_reference", "id": "msg_1"}]}, "input[0]"),
-        ({"input": [{"type": "input_text", "text": "x"}]}, "input[0]"),
-        ({"input": [{"role": "user"}]}, "input"),
-        ({"input": [{"type": 5}]}, "input[0]"),
-        ({"input": [5]}, "input[0]"),
-        ({"tools": [TOOL], "tool_choice": {"type": "allowed_tools", "mode": "none", "tools": []}}, "tool_choice.mode"),
-        ({"tools": [TOOL], "tool_choice": {"type": "allowed_tools", "mode": "auto"}}, "tool_choice.tools"),
-        ({"tools": [TOOL], "tool_choice": {"type": "function", "name": "a b"}}, "tool_choice.name"),
-        ({"input": [{"role": "robot", "content": "x"}]}, "input[0].role"),
-        ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input[0].content[0]"),
-        ({"input": [{"role": "user", "content": [{"type": "input_txt"}]}]}, "input[0].content[0]"),
-        ({"temperature": 1e9}, "temperature"),
-    ],
-)
-async def test_refusals_speak_of_responses(post: Any, fields: dict[str, Any], param: str) -> None:
-    """Not of the chat within."""
-    status, body = await post(PATH, **({"input": "x"} | fields))
-    error = check_error(body)
-    assert (status, error["param"]) == (400, param)
-    assert not any(word in error["message"] for word in ("max_completion_tokens", "_kind", "discriminator"))
 
 
 async def test_who_drafted_is_not_left_out_in_silence(post: Any) -> None:
@@ -300,12 +257,6 @@ async def test_a_free_choice_among_no_tools_is_none(post: Any, engine: Any, tool
         status, answer = await post(PATH, input="x", tools=tools, tool_choice=choice, max_output_tokens=2)
         assert status == 200, answer
         assert engine.seen[-1].sampling.grammar is None
-
-
-async def test_stored_items_say_what_to_send(post: Any) -> None:
-    for fields in ({"previous_response_id": "resp_1"}, {"input": [{"type": "item_reference", "id": "msg_1"}]}):
-        _, answer = await post(PATH, **({"input": "x"} | fields))
-        assert "keeps no responses, so send" in answer["error"]["message"]
 
 
 @pytest.mark.parametrize(

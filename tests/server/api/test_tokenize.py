@@ -73,14 +73,6 @@ async def test_fields_that_change_the_prompt_are_counted_as_in_chats(family: str
     assert (counts[3] != counts[6]) == (family in ("llama3", "mistral")), "a call there begins as JSON does"
 
 
-@pytest.mark.parametrize(
-    "fields", [{"tool_choice": "required"}, {"tools": [TOOL], "tool_choice": {**CHOSEN, "function": {"name": "g"}}}]
-)
-async def test_a_choice_of_tools_is_checked_as_in_chats(post: Any, fields: dict[str, Any]) -> None:
-    status, answer = await post("/tokenize", messages=[{"role": "user", "content": "a"}], **fields)
-    assert (status, answer["error"]["param"]) == (400, "tool_choice")
-
-
 @pytest.mark.parametrize("text", ["hello", "größer 猫\n", ""])
 async def test_tokens_are_named_where_that_is_asked_for(post: Any, tokenizer: Any, text: str) -> None:
     """As in the vocabulary, so that clients can look them up there."""
@@ -96,11 +88,6 @@ async def test_neutral_values_are_accepted(post: Any) -> None:
     assert (status, body["token_strs"]) == (200, None)
 
 
-async def test_tools_belong_to_conversations(post: Any) -> None:
-    status, answer = await post("/tokenize", prompt="x", tools=[TOOL])
-    assert (status, answer["error"]["param"]) == (400, "tools")
-
-
 async def test_the_tokenizer_is_described(client: Any, tokenizer: Any) -> None:
     """With what clients need to render and cut prompts themselves, and without places on the server's disk."""
     async with client.get("/tokenizer_info") as response:
@@ -113,18 +100,3 @@ async def test_the_tokenizer_is_described(client: Any, tokenizer: Any) -> None:
     for number, token in info["added_tokens_decoder"].items():
         assert tokenizer.convert_tokens_to_ids(token["content"]) == int(number)
     assert "/" not in info["tokenizer_class"]
-
-
-@pytest.mark.parametrize(
-    ("body", "said"),
-    [({}, "nothing to tokenize"), ({"prompt": "x", "messages": [{"role": "user", "content": "x"}]}, "not both")],
-)
-async def test_exactly_one_of_prompt_and_messages(post: Any, body: dict[str, Any], said: str) -> None:
-    status, answer = await post("/tokenize", **body)
-    assert (status, answer["error"]["param"]) == (400, "prompt")
-    assert said in answer["error"]["message"]
-
-
-async def test_token_ids_must_exist(post: Any) -> None:
-    status, answer = await post("/detokenize", tokens=[260])
-    assert (status, answer["error"]["param"]) == (400, "tokens")

@@ -99,28 +99,6 @@ async def test_allowed_tools_of_which_none_is_left_allow_none(post: Any, engine:
     assert (status, answer["error"]["param"]) == (400, "tool_choice")
 
 
-@pytest.mark.parametrize("path", TALK)
-@pytest.mark.parametrize(
-    ("tools", "choice", "said"),
-    [
-        ([{"type": "web_search"}], "required", "all of them were dropped (tools[] of the type web_search"),
-        ([{"type": "web_search"}], "first", "all of them were dropped (tools[] of the type web_search"),
-        ([{"type": "function", "name": "a b"}], "required", "that is not 1 to 128 letters"),
-        ([], "required", "tool_choice needs tools; leave it out"),
-        (None, {"name": "first"}, "tool_choice needs tools; leave it out"),
-        ([*TOOLS, {"type": "custom", "name": "patch"}], "patch", "`patch`, which is not in tools; some were dropped"),
-        (TOOLS, "sometimes", "`sometimes`, which is not in tools"),
-        (TOOLS, {"type": "allowed_tools", "mode": "auto", "tools": ["fourth"]}, "`fourth`, which is not in tools"),
-        (TOOLS, "a b", "1 to 128 letters, digits and characters of _ . : / -; rename the function"),
-    ],
-)
-async def test_a_choice_that_cannot_be_met_says_why(post: Any, path: str, tools: Any, choice: Any, said: str) -> None:
-    status, answer = await post(path, **TALK[path], tools=tools, tool_choice=choice)
-    assert status == 400, answer
-    assert answer["error"]["param"].startswith("tool_choice")
-    assert said in answer["error"]["message"]
-
-
 @pytest.mark.parametrize(
     "choice",
     [
