@@ -9,7 +9,7 @@ import pytest
 from adaptspec.control.language.build import load_policy_spec
 from adaptspec.simulation.scenarios import Schedule, in_turn, stream
 from tests.analysis.logs import LOGGING, write_journal
-from tests.simulation.tapes import made_tape
+from tests.policies.tapes import made_tape
 
 
 @pytest.fixture(scope="session")

@@ -15,7 +15,7 @@ from adaptspec.errors import JournalError
 from adaptspec.simulation.scenarios import Schedule, stream
 from adaptspec.types import Reason
 from tests.analysis.logs import policy, write_journal
-from tests.simulation.tapes import made_tape, with_candidates
+from tests.policies.tapes import made_tape, with_candidates
 
 POLICY, GUARD, PROBE = int(Reason.POLICY), int(Reason.GUARD), int(Reason.PROBE)
 

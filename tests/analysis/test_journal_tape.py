@@ -18,7 +18,7 @@ from adaptspec.simulation.replay import replay, static_spec
 from adaptspec.simulation.scenarios import Schedule, stream
 from adaptspec.simulation.tape import Tape
 from tests.analysis.logs import write_journal
-from tests.simulation.tapes import made_tape
+from tests.policies.tapes import made_tape
 from tests.trees import SIBLING, STRAIGHT, branching
 
 

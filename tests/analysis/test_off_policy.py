@@ -17,7 +17,7 @@ from adaptspec.simulation.replay import replay, static_spec
 from adaptspec.simulation.scenarios import Schedule, in_turn, stream
 from adaptspec.simulation.tape_file import find_tape, load_tape
 from tests.analysis.logs import LOGGING, policy, write_journal
-from tests.simulation.tapes import made_tape
+from tests.policies.tapes import made_tape
 
 SHARED = policy("{choose: {algorithm: exp3, scope: batch-bucket, rate: 0.05}, tiers: [0, 1, 3]}", "shared")
 

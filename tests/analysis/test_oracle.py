@@ -20,7 +20,7 @@ from adaptspec.simulation.replay import replay, static_spec
 from adaptspec.simulation.scenarios import Schedule, in_phases, stream
 from adaptspec.simulation.simulator import SimulatorSettings
 from adaptspec.simulation.tape import Tape, recorded
-from tests.simulation.tapes import made_tape, one_request, with_candidates
+from tests.policies.tapes import made_tape, one_request, with_candidates
 
 BOTH = ("draft-model", "ngram")
 TASKS = ("code", "json")

@@ -15,7 +15,7 @@ from adaptspec.analysis import policy_trial as trial
 from adaptspec.analysis.policy_trial import try_policy
 from adaptspec.errors import ConfigError, JournalError, PolicyError
 from tests.analysis.test_journal_tape import _journal
-from tests.simulation.tapes import made_tape
+from tests.policies.tapes import made_tape
 
 
 def policy(name: str, body: str) -> str:

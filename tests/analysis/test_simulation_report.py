@@ -18,7 +18,7 @@ from adaptspec.errors import ConfigError
 from adaptspec.simulation.cost_profiles import Curve, MachineCosts, load_costs, packed
 from adaptspec.simulation.replay import static_spec
 from adaptspec.simulation.scenarios import WRONG, Schedule, mixed_scenarios, task_scenarios
-from tests.simulation.tapes import made_tape
+from tests.policies.tapes import made_tape
 
 
 @pytest.fixture(scope="module")

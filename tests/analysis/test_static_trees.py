@@ -13,7 +13,7 @@ from adaptspec.analysis.oracle import Tier, alone, tier_seconds
 from adaptspec.analysis.static_trees import Shape, best_shapes, combs, compare_shapes, goodput, shapes_table, trees
 from adaptspec.errors import TapeError
 from adaptspec.simulation.cost_profiles import load_costs
-from tests.simulation.tapes import made_tape, with_candidates
+from tests.policies.tapes import made_tape, with_candidates
 
 CHANCES = np.array([0.6, 0.2, 0.1, 0.05, 0.02, 0.01, 0.01, 0.01])
 

@@ -11,7 +11,7 @@ from adaptspec.errors import PolicyError, TapeError
 from adaptspec.simulation.cost_profiles import load_costs
 from adaptspec.simulation.scenarios import Schedule
 from adaptspec.simulation.tape import join
-from tests.simulation.tapes import made_tape
+from tests.policies.tapes import made_tape
 
 STATIC = """# deep on purpose
 apiVersion: adaptspec.dev/v1

@@ -6,7 +6,7 @@ from adaptspec.bench.decisions import DecisionSettings, run_decisions
 from adaptspec.control.language.build import load_policy_spec
 from adaptspec.control.language.library import find_policy
 from adaptspec.simulation.cost_profiles import load_costs
-from tests.simulation.tapes import made_tape
+from tests.policies.tapes import made_tape
 
 
 def test_every_policy_is_measured_at_every_batch_size() -> None:

@@ -20,7 +20,7 @@ from adaptspec.errors import ConfigError
 from adaptspec.simulation.cost_profiles import Curve, DraftCosts, MachineCosts
 from adaptspec.simulation.tape import Tape
 from adaptspec.tables import Table
-from tests.simulation.tapes import made_tape
+from tests.policies.tapes import made_tape
 
 CONFIG = EngineConfig("target")
 

@@ -13,7 +13,7 @@ from adaptspec.control.language.library import find_policy
 from adaptspec.simulation.replay import static_spec
 from adaptspec.simulation.scenarios import Schedule, stream
 from tests.analysis.logs import policy, write_journal
-from tests.simulation.tapes import made_tape
+from tests.policies.tapes import made_tape
 
 
 def test_it_tells_a_story_with_figures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -16,7 +16,7 @@ from adaptspec.errors import AdaptSpecError, ConfigError
 from adaptspec.simulation.tape_file import save_tape
 from tests.analysis.test_journal_tape import _journal
 from tests.analysis.test_tune import STATIC
-from tests.simulation.tapes import made_tape
+from tests.policies.tapes import made_tape
 
 
 def _run(line: str) -> int:

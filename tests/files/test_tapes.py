@@ -17,7 +17,7 @@ from adaptspec.errors import TapeError
 from adaptspec.simulation.draft_view import AfterMiss
 from adaptspec.simulation.tape import join
 from adaptspec.simulation.tape_file import BUNDLED, find_tape, load_tape, save_tape
-from tests.simulation.tapes import made_tape, with_candidates
+from tests.policies.tapes import made_tape, with_candidates
 
 
 def test_a_tape_is_read_as_it_was_written(tmp_path: Path) -> None:

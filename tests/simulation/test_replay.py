@@ -15,7 +15,7 @@ from adaptspec.simulation.replay import Tally, replay, static_spec
 from adaptspec.simulation.scenarios import Schedule, stream
 from adaptspec.simulation.simulator import SimulatorSettings
 from adaptspec.types import Reason
-from tests.simulation.tapes import made_tape, one_request
+from tests.policies.tapes import made_tape, one_request
 
 COSTS = load_costs("cpu-2-cores")
 HEAD = "apiVersion: adaptspec.dev/v1\nkind: SpeculationPolicy\nmetadata: {name: tested}\nspec:\n"

@@ -21,7 +21,7 @@ from adaptspec.simulation.scenarios import (
     stream,
     task_scenarios,
 )
-from tests.simulation.tapes import made_tape
+from tests.policies.tapes import made_tape
 
 
 def test_schedules_are_read_as_they_are_written() -> None:

@@ -21,7 +21,7 @@ from adaptspec.simulation.scenarios import Schedule, Stream, stream
 from adaptspec.simulation.simulator import Simulator, SimulatorSettings
 from adaptspec.types import RoundRecord
 from tests.engine.conftest import Dictated
-from tests.simulation.tapes import made_tape, one_request
+from tests.policies.tapes import made_tape, one_request
 
 COSTS = load_costs("cpu-2-cores")
 BOTH = ("draft-model", "ngram")

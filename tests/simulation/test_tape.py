@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from adaptspec.errors import TapeError
 from adaptspec.simulation.draft_view import FAR, DraftView, run_lengths
 from adaptspec.simulation.tape import Tape, join, recorded
-from tests.simulation.tapes import made_tape, one_request
+from tests.policies.tapes import made_tape, one_request
 
 
 @given(st.lists(st.booleans(), max_size=300))

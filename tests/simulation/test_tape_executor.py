@@ -14,7 +14,7 @@ from adaptspec.simulation.tape import Tape
 from adaptspec.simulation.tape_executor import TapeExecutor, TapeInputs, TapeSequence
 from adaptspec.types import FinishReason
 from adaptspec.verification import make_method
-from tests.simulation.tapes import one_request
+from tests.policies.tapes import one_request
 
 COSTS = load_costs("cpu-2-cores")
 

@@ -22,7 +22,7 @@ from adaptspec.simulation.tape import Tape
 from adaptspec.simulation.tape_drafters import TapeModel
 from adaptspec.simulation.tape_trees import RIGHT, TapeJob, chain_tokens, right_path, united_on_tape
 from adaptspec.types import IntArray
-from tests.simulation.tapes import made_tape, with_candidates
+from tests.policies.tapes import made_tape, with_candidates
 
 COSTS = load_costs("gpu-8b")
 TOP = (0.6, 0.2, 0.1)

@@ -24,7 +24,7 @@ from adaptspec.simulation.scenarios import Schedule, stream
 from tests.engine.conftest import run
 from tests.engine.policies import COSTS
 from tests.fakes import TableRunner
-from tests.simulation.tapes import made_tape
+from tests.policies.tapes import made_tape
 
 HEAD = "apiVersion: adaptspec.dev/v1\nkind: SpeculationPolicy\nmetadata: {name: mine}\nspec:\n"
 GOODPUT, UCB = "{algorithm: goodput}", "{algorithm: ucb}"
