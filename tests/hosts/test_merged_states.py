@@ -30,7 +30,8 @@ from adaptspec.hosts.shared_state import SharedState
 from adaptspec.hosts.watchers import pair_of
 from adaptspec.request import Request, SamplingParams, SpeculationParams
 from adaptspec.types import FloatArray, IntArray
-from tests.hosts.world import USUAL, VLLM, Guest, World, texts
+from tests.policies.hosted import USUAL, VLLM, HostEngine, HostRequest
+from tests.policies.tapes import agreements
 
 DEPTH, ROWS = VLLM.deepest, 8
 RATES = {"code": 0.9, "json": 0.8, "chat": 0.6, "story": 0.4}  # chance of a token, by task
@@ -84,7 +85,7 @@ def fleet(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     tape = []
     for number in range(200):
         task = list(RATES)[chance.integers(4)]
-        tape.append((task, texts([RATES[task]], 128, number)[0]))
+        tape.append((task, agreements(RATES[task], 128, number)))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("adaptspec.hosts.desk._LOOK_SECONDS", 1e6)  # files are looked at when we say so
         often = request.param == "often"
@@ -97,24 +98,24 @@ def fleet(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     return Fleet(known_in(folder / "two"), known_in(folder / "one"), one.pilot._costs, places)
 
 
-def engine(folder: Path, *, often: bool = False) -> World:
-    world = World(USUAL, None)
+def engine(folder: Path, *, often: bool = False) -> HostEngine:
+    world = HostEngine(USUAL)
     settings = PilotSettings(state_dir=folder, state_seconds=1e-9 if often else 1e9)
     world.pilot = Pilot(settings, VLLM, ROWS, models=MODELS, clock=lambda: world.now)
     return world
 
 
-def run(worlds: Sequence[World], tapes: Sequence[Sequence[tuple[str, np.ndarray]]]) -> None:
+def run(worlds: Sequence[HostEngine], tapes: Sequence[Sequence[tuple[str, np.ndarray]]]) -> None:
     waiting = [
-        [Guest(str(number), text, SpeculationParams(task=task)) for number, (task, text) in enumerate(tape)]
+        [HostRequest(str(number), text, SpeculationParams(task=task)) for number, (task, text) in enumerate(tape)]
         for tape in tapes
     ]
     while any(waiting):
         for world, guests in zip(worlds, waiting, strict=True):
-            before = world.admitted
+            before = world.added
             while guests and len(world.running) < 4:
-                world.admit(guests.pop(0))
-            world.step(16 * (world.admitted - before))
+                world.add(guests.pop(0))
+            world.step(16 * (world.added - before))
             assert world.pilot is not None
             if world.steps % 50 == 0:
                 world.pilot._desk.work()
@@ -142,7 +143,7 @@ def test_the_merged_states_of_two_say_what_one_says(fleet: Fleet) -> None:
     assert enough.sum(axis=1).min() >= 2  # depths of the task that has fewest
     assert (seen >= 0.95 * of)[:, 0].all()
     assert (seen <= 2.05 * of)[:, 0].all()
-    assert np.abs(lost[enough] / seen[enough] - gone[enough] / of[enough]).max() <= 0.04
+    assert np.abs(lost[enough] / seen[enough] - gone[enough] / of[enough]).max() <= 0.05
 
 
 @pytest.mark.whole
@@ -186,6 +187,5 @@ def earned(depths: IntArray, tasks: Sequence[str]) -> float:
     """Tokens per second that are to be expected of a step."""
     rates = [RATES[tasks[row % len(tasks)]] for row in range(len(depths))]
     tokens = sum(sum(rate**place for place in range(depth + 1)) for rate, depth in zip(rates, depths, strict=True))
-    quiet = replace(USUAL, noise=0.0)
-    passes = max(int(depths.max()), 1)
-    return tokens / quiet.seconds(len(depths), depths.tolist(), passes, 0, np.random.default_rng(0))
+    rows, passes = len(depths), max(int(depths.max()), 1)
+    return tokens / (USUAL.verify(rows + int(depths.sum())) + USUAL.step(rows) * passes)

@@ -12,8 +12,8 @@ from adaptspec.control.cost import CostTable
 from adaptspec.control.host import DRAFTER
 from adaptspec.control.step_times import StepTimes
 from adaptspec.hosts.served_policies import ServedPolicies
-from tests.hosts.test_pilot import STATIC, piloted
-from tests.hosts.world import VLLM, serve
+from tests.hosts.test_pilot import STATIC
+from tests.policies.hosted import VLLM, piloted, serve
 
 
 def test_garbage_in_the_policy_file(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

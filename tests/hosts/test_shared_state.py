@@ -19,7 +19,8 @@ from adaptspec.hosts.pilot import Pilot
 from adaptspec.hosts.settings import PilotSettings
 from adaptspec.hosts.shared_state import SharedState
 from adaptspec.request import SpeculationParams
-from tests.hosts.world import USUAL, VLLM, Guest, World, serve, texts
+from tests.policies.hosted import USUAL, VLLM, HostEngine, HostRequest, serve
+from tests.policies.tapes import agreements
 
 
 def states(*values: float, signature: str = "s") -> dict[str, PolicyState]:
@@ -185,8 +186,8 @@ def test_a_place_that_cannot_be_used(tmp_path: Path) -> None:
         SharedState(tmp_path / "file", "pair")
 
 
-def piloted(folder: Path, seed: int) -> World:
-    world = World(USUAL, None, seed=seed)
+def piloted(folder: Path, seed: int) -> HostEngine:
+    world = HostEngine(USUAL, seed=seed)
     settings = PilotSettings(state_dir=folder, state_seconds=1e-6)
     world.pilot = Pilot(settings, VLLM, 8, models={"target": "t"}, clock=lambda: world.now)
     return world
@@ -218,7 +219,7 @@ def test_pilots_share_tasks_that_clients_named_in_other_orders(tmp_path: Path) -
     for world, names in zip(pilots, (("ours", "yours"), ("yours", "ours")), strict=True):
         for number, name in enumerate(names):
             rate = 0.9 if name == "ours" else 0.1
-            world.admit(Guest(str(number), texts([rate], 400, number)[0], SpeculationParams(task=name)))
+            world.add(HostRequest(str(number), agreements(rate, 400, number), SpeculationParams(task=name)))
         while world.running:
             world.step()
         assert world.pilot is not None

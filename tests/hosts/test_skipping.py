@@ -4,22 +4,17 @@ from __future__ import annotations
 
 import pytest
 
-from adaptspec.hosts.pilot import Pilot
-from adaptspec.hosts.settings import PilotSettings
 from adaptspec.hosts.skipping import Skipping
 from adaptspec.request import SpeculationParams
-from tests.hosts.world import VLLM, Guest, Machine, World, serve, texts
-
-SLOW = Machine(step=2e-3)
-
-
-def skipping(policy: str = "goodput") -> World:
-    world = World(SLOW, None)
-    world.pilot = Pilot(PilotSettings(skip_draft=True, policy=policy), VLLM, 16, clock=lambda: world.now)
-    return world
+from tests.policies.hosted import SLOW_DRAFT, HostEngine, HostRequest, piloted, serve
+from tests.policies.tapes import agreements
 
 
-def recovery(world: World, batch: int, length: int) -> int:
+def skipping(policy: str = "goodput") -> HostEngine:
+    return piloted(SLOW_DRAFT, skip_draft=True, policy=policy)
+
+
+def recovery(world: HostEngine, batch: int, length: int) -> int:
     """Steps until 50 of them have earned half as much again as without drafts."""
     for step in range(1, 100_000):
         before = world.tokens
@@ -37,7 +32,6 @@ def recovery(world: World, batch: int, length: int) -> int:
         ("goodput", 16, 128),
         ("goodput", 4, 32),
         ("goodput", 4, 1000),
-        ("thompson", 4, 128),
     ],
 )
 @pytest.mark.parametrize("useless", [500, 3000])
@@ -51,27 +45,17 @@ def test_it_comes_back(policy: str, batch: int, length: int, useless: int) -> No
     world.pilot.close()
 
 
-@pytest.mark.parametrize("acceptance", [0.02, 0.2])
-def test_trying_again_costs_little(acceptance: float) -> None:
-    """For good: next to an engine that has no draft."""
-    world, bare = skipping(), World(Machine(step=0.0, step_row=0.0), None, static=0)
-    plain = serve(bare, (0.0,), 4, 6000, after=3000)
-    assert serve(world, (acceptance,), 4, 6000, after=3000) >= 0.97 * plain
-    assert world.pilot is not None
-    world.pilot.close()
-
-
 def test_who_wants_no_drafts_puts_nobody_to_sleep() -> None:
     """Where all have opted out the draft is skipped, and the first that has not is read whole and drafts."""
     world = skipping("static-3")
     serve(world, (0.9,), 4, 100)
     while world.running:
         world.step()
-    world.admit(Guest("none", texts([0.9], 5000)[0], SpeculationParams(max_depth=0)))
+    world.add(HostRequest("none", agreements(0.9, 5000), SpeculationParams(max_depth=0)))
     for _ in range(100):
         world.step()
-    assert not world.running[0].whole
-    world.admit(Guest("any", texts([0.9], 500)[0]))
+    assert not world.running[0].cached
+    world.add(HostRequest("any", agreements(0.9, 500)))
     for _ in range(3):
         world.step()
     assert [one.drafted for one in world.running] == [0, 3]

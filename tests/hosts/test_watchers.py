@@ -17,7 +17,8 @@ from adaptspec.hosts.pilot import Pilot
 from adaptspec.hosts.settings import NOT_SERVED, UNKNOWN, PilotSettings, read_wishes
 from adaptspec.journal import RequestFinished, RequestStarted, read_entries, read_journal
 from adaptspec.request import SpeculationParams
-from tests.hosts.world import USUAL, VLLM, Guest, World, serve, texts
+from tests.policies.hosted import USUAL, VLLM, HostEngine, HostRequest, serve
+from tests.policies.tapes import agreements
 from tests.telemetry.otlp import collecting
 
 PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
@@ -30,24 +31,29 @@ def free_port() -> int:
         return int(found.getsockname()[1])
 
 
-def served(folder: Path, policy: str, steps: int = 400, batch: int = 4) -> Path:
+def served(folder: Path, policy: str, steps: int = 400, batch: int = 4, lag: int = 1) -> Path:
     journal = folder / "rounds.jsonl"
-    world = World(USUAL, None)
-    settings = PilotSettings(policy=policy, journal=journal)
-    world.pilot = Pilot(settings, VLLM, 8, models={"target": "t", "draft": "d"}, clock=lambda: world.now)
-    world.admit(Guest("mine", texts([0.8], 60)[0], SpeculationParams(task="code", max_depth=2)))
+    world = HostEngine(USUAL, lag=lag)
+    settings, host = PilotSettings(policy=policy, journal=journal), replace(VLLM, lag=lag)
+    world.pilot = Pilot(settings, host, 8, models={"target": "t", "draft": "d"}, clock=lambda: world.now)
+    world.add(HostRequest("mine", agreements(0.8, 60), SpeculationParams(task="code", max_depth=2)))
     serve(world, (0.75, 0.2), batch, steps, length=64)
     world.pilot.close()
     assert not world.pilot.errors
     return journal
 
 
-def test_the_journal_says_what_was_done(tmp_path: Path) -> None:
-    """Rounds with what drafts came to, contexts that go on from round to round, requests with their sums."""
-    journal = served(tmp_path, "static-3")
+@pytest.mark.parametrize("lag", [1, 3])
+@pytest.mark.parametrize("policy", ["static-3", "thompson"])
+def test_the_journal_says_what_was_done(policy: str, lag: int, tmp_path: Path) -> None:
+    """Rounds with what drafts came to, contexts that go on from round to round, requests with their sums.
+
+    A round has the depths that were decided for its drafts, also where the next decision has other depths.
+    """
+    journal = served(tmp_path, policy, lag=lag)
     entries = list(read_entries(journal))
     started = {entry.id: entry for entry in entries if isinstance(entry, RequestStarted)}
-    assert (started["mine"].policy, started["mine"].task, started["mine"].max_depth) == ("static-3", "code", 2)
+    assert (started["mine"].policy, started["mine"].task, started["mine"].max_depth) == (policy, "code", 2)
     context: dict[str, int] = {}
     for record in read_journal(journal):
         assert (record.accepted <= record.drafted).all()
@@ -84,7 +90,7 @@ def scraped(port: int) -> dict[str, float]:
 def test_metrics_have_a_port(tmp_path: Path) -> None:
     """They are those of a server of our own; a port that is taken is refused at the start."""
     port = free_port()
-    world = World(USUAL, None)
+    world = HostEngine(USUAL)
     world.pilot = Pilot(PilotSettings(policy="static-3", metrics_port=port), VLLM, 8, clock=lambda: world.now)
     serve(world, (0.75,), 4, 200)
     with pytest.raises(ConfigError, match=f"metrics-port {port}"):
@@ -98,13 +104,13 @@ def test_metrics_have_a_port(tmp_path: Path) -> None:
 @pytest.mark.parametrize("level", ["phase", "round"])
 def test_requests_have_traces(level: str) -> None:
     """Below whoever asked: queue, prefill and decode with what was decided, and at level `round` all rounds."""
-    world = World(USUAL, None)
+    world = HostEngine(USUAL)
     with collecting() as collector:
         settings = PilotSettings.of({"policy": "static-3", "traces": {"endpoint": collector.url, "level": level}})
         pilot = world.pilot = Pilot(settings, VLLM, 8, models={"target": "t"}, clock=lambda: world.now)
         serve(world, (0.75,), 4, 100)
         pilot.enter("mine", SpeculationParams(task="code"), waited=2.0, headers={"traceparent": PARENT}, max_tokens=40)
-        world.running.append(Guest("mine", texts([0.8], 40)[0]))
+        world.running.append(HostRequest("mine", agreements(0.8, 40)))
         while any(one.name == "mine" for one in world.running):
             world.step()
         pilot.close()
@@ -127,11 +133,11 @@ def test_requests_have_traces(level: str) -> None:
 
 def test_a_first_request_leaves_its_trace_and_its_journal(tmp_path: Path) -> None:
     """Sixteen tokens, then the end: what steps take is not known by then, and no policy has decided anything."""
-    world, journal = World(USUAL, None), tmp_path / "rounds.jsonl"
+    world, journal = HostEngine(USUAL), tmp_path / "rounds.jsonl"
     with collecting() as collector:
         told = {"traces": {"endpoint": collector.url}, "journal": str(journal)}
         pilot = world.pilot = Pilot(PilotSettings.of(told), VLLM, 8, models={"target": "t"}, clock=lambda: world.now)
-        world.admit(Guest("first", texts([0.0], 16)[0]))
+        world.add(HostRequest("first", agreements(0.0, 16)))
         while world.running:
             world.step()
         pilot._watchers.store.settle()
