@@ -1,4 +1,4 @@
-"""Round records and signals in one line each."""
+"""Round records, signals and policies in one line each."""
 
 from __future__ import annotations
 
@@ -10,9 +10,15 @@ from adaptspec.control.cost import CostTable
 from adaptspec.control.model_free_acceptance import NgramAcceptance, StatedAcceptance
 from adaptspec.control.policy import BatchSignals
 from adaptspec.types import Reason, RoundRecord
-from tests.control.simulator import Machine
+from tests.policies.world import HEADER, Machine
 
-QUIET = Machine(noise=0.0)
+QUIET = Machine()
+STATIC = HEADER + "  choose: {algorithm: static, depth: %d}\n"
+GOODPUT = (
+    HEADER
+    + "  choose: {algorithm: goodput}\n  stop: {rule: marginal-goodput}\n"
+    + "  guard: {never-slower: {margin: 0.03, window-rounds: 16, losing-windows: 2}}\n"
+)
 
 
 def table() -> CostTable:

@@ -12,8 +12,7 @@ from adaptspec.control.algorithms.goodput import Goodput, GoodputSettings
 from adaptspec.control.branching import Branching
 from adaptspec.control.language.build import parse_policy_spec
 from adaptspec.errors import PolicyError
-from tests.control.helpers import signals, table
-from tests.control.simulator import GOODPUT
+from tests.control.helpers import GOODPUT, signals, table
 
 ROWS = 4
 

@@ -17,24 +17,29 @@ from adaptspec.control.rollout import ShadowSpec
 from adaptspec.control.shadow import Counterfactual, ShadowEstimate, ShadowPolicy
 from adaptspec.decision_tables import StopTable, TreeTable
 from adaptspec.request import Request
-from adaptspec.simulation.cost_profiles import of_profile
-from adaptspec.simulation.replay import Tally
+from adaptspec.simulation.replay import Tally, replay
 from adaptspec.simulation.replay import run as run_world
-from adaptspec.simulation.scenarios import Schedule, Stream
 from adaptspec.simulation.simulator import Simulator, SimulatorSettings
 from adaptspec.types import RoundRecord
-from tests.control.helpers import record, signals
-from tests.control.simulator import GOODPUT, STATIC, Machine, Text, run, run_fixed, stream_of, texts
-from tests.control.two_drafters import alike
+from tests.control.helpers import GOODPUT as ANY_DRAFTER
+from tests.control.helpers import STATIC, record, signals
+from tests.policies.tapes import Kind
+from tests.policies.world import CPU, OFF, Clock, Phase, Setting, World
 from tests.trees import SIBLING, branching, forests
 
-MACHINE = Machine(noise=0.0)
+MACHINE = CPU
+GOODPUT = ANY_DRAFTER + "  drafters: [draft-model]\n"
 
 
-def watch(acting: str, shadow: str, work: list[Text], batch: int = 1) -> tuple[ShadowEstimate, Controller, Tally]:
-    """Serve `work` under `acting` with `shadow` beside it."""
+def texts(acceptance: float, count: int, batch: int = 1) -> World:
+    """Requests of which the draft model gets so many tokens right, on a quiet clock."""
+    return World("texts", (Phase((Kind(acceptance),), count),), OFF, (batch,), clock=Clock(noise=0.0))
+
+
+def watch(acting: str, shadow: str, work: World) -> tuple[ShadowEstimate, Controller, Tally]:
+    """Serve `work` under `acting` while `shadow` watches."""
     cost = CostTable(MACHINE.costs().profile())
-    here = ("draft-model",)
+    here, batch = ("draft-model",), work.batch[0]
     built = {
         name: build_policy(parse_policy_spec(text, here=here), cost, batch)
         for name, text in (("a", acting), ("s", shadow))
@@ -42,7 +47,7 @@ def watch(acting: str, shadow: str, work: list[Text], batch: int = 1) -> tuple[S
     rollouts = {"s": ShadowSpec(mode="shadow")}
     controller = Controller(built, "a", here, batch, cost=cost, rollouts=rollouts)
     settings = SimulatorSettings(("draft-model",), max_depth=7, catch_up_tokens=10**6)
-    tally = run_world(Simulator(stream_of(work, batch), MACHINE.costs(), controller, settings))
+    tally = run_world(Simulator(work.stream(0), MACHINE.costs(), controller, settings))
     (estimate,) = controller.estimates()
     return estimate, controller, tally
 
@@ -62,7 +67,7 @@ def test_shallower_depths_are_known_exactly(acceptance: float, depth: int) -> No
     """What a round at depth 7 tells of smaller ones needs no guess; rounds start elsewhere, which costs little."""
     work = texts(acceptance, 6)
     estimate, _, _ = watch(STATIC % 7, STATIC % depth, work)
-    truth = run_fixed(depth, work, 1, MACHINE) / run_fixed(7, work, 1, MACHINE)
+    truth = work.fixed(Setting(depth)) / work.fixed(Setting(7))
     assert estimate.guessed == 0.0
     assert estimate.goodput_ratio == pytest.approx(truth, rel=0.08)
 
@@ -70,9 +75,9 @@ def test_shallower_depths_are_known_exactly(acceptance: float, depth: int) -> No
 @pytest.mark.parametrize("acceptance", [0.3, 0.8])
 def test_deeper_ones_are_estimated_and_it_is_said_how_much(acceptance: float) -> None:
     """Where all that ran was accepted, the rest is a guess from the acceptance of this traffic."""
-    work = texts(acceptance, 12, sharpness=20.0)
+    work = texts(acceptance, 12)
     estimate, _, _ = watch(STATIC % 3, STATIC % 6, work)
-    truth = run_fixed(6, work, 1, MACHINE) / run_fixed(3, work, 1, MACHINE)
+    truth = work.fixed(Setting(6)) / work.fixed(Setting(3))
     assert 0.0 < estimate.guessed < 0.3
     assert estimate.goodput_ratio == pytest.approx(truth, rel=0.1)
 
@@ -82,7 +87,7 @@ def test_a_policy_that_learns_does_so_while_it_watches(acceptance: float) -> Non
     """Its estimate is what it earns when it serves, and what it learned can be carried into service."""
     work = texts(acceptance, 16)
     estimate, controller, _ = watch(STATIC % 5, GOODPUT, work)
-    served, fixed = run(GOODPUT, work, 1, MACHINE).goodput, run_fixed(5, work, 1, MACHINE)
+    served, fixed = work.serve(GOODPUT).goodput, work.fixed(Setting(5))
     assert estimate.goodput_ratio == pytest.approx(served / fixed, rel=0.1)
     assert controller.everyone["s"].learned()["acceptance"].any()
     assert controller.policies.keys() == {"a"}
@@ -98,31 +103,32 @@ def test_nothing_is_seen_behind_a_policy_that_is_off_and_the_estimate_says_so() 
 def test_watching_changes_nothing_for_those_who_are_served() -> None:
     """Same rounds, same tokens, same seconds, shadow or no shadow."""
     _, _, watched = watch(GOODPUT, STATIC % 7, texts(0.6, 6))
-    alone = run(GOODPUT, texts(0.6, 6), 1, MACHINE)
+    settings = SimulatorSettings(("draft-model",), max_depth=7, catch_up_tokens=10**6)
+    alone = replay(parse_policy_spec(GOODPUT), texts(0.6, 6).stream(0), MACHINE.costs(), settings)
     assert (watched.rounds, watched.tokens, watched.seconds) == (alone.rounds, alone.tokens, alone.seconds)
 
 
 @pytest.mark.parametrize("depth", [1, 5])
 def test_several_rows_are_compared_as_whole_rounds(depth: int) -> None:
     """At batch 4 the same: what rows share is paid once."""
-    work = texts(0.7, 16)
-    estimate, _, _ = watch(STATIC % 5, STATIC % depth, work, 4)
-    truth = run_fixed(depth, work, 4, MACHINE) / run_fixed(5, work, 4, MACHINE)
+    work = texts(0.7, 16, 4)
+    estimate, _, _ = watch(STATIC % 5, STATIC % depth, work)
+    truth = work.fixed(Setting(depth)) / work.fixed(Setting(5))
     assert estimate.goodput_ratio == pytest.approx(truth, rel=0.08)
 
 
 def test_a_shadow_learns_of_lookups_that_it_does_not_take() -> None:
     """They are scored for it in every round; where its own round would have been shorter, the score is, too."""
-    costs = of_profile("small", MACHINE.profile())
+    costs = MACHINE.costs()
     cost = CostTable(costs.profile())
-    lookup = GOODPUT + "  drafters: [draft-model, ngram]\n"
+    lookup = ANY_DRAFTER + "  drafters: [draft-model, ngram]\n"
     built = {name: build_policy(parse_policy_spec(text), cost, 1) for name, text in (("a", STATIC % 3), ("s", lookup))}
     taught: list[RoundRecord] = []
     learn = built["s"].learn
     built["s"].learn = lambda record: (taught.append(record), learn(record))[1]  # type: ignore[method-assign]
     drafters, rollouts = ("draft-model", "ngram"), {"s": ShadowSpec(mode="shadow")}
     controller = Controller(built, "a", drafters, 1, cost=cost, rollouts=rollouts)
-    served = Stream(alike(0.7, 0.1, 3), (0, 1, 2), Schedule((1,)))
+    served = World("three", (Phase((Kind(0.7, 0.1),), 3, 300),), OFF).stream(0)
     run_world(Simulator(served, costs, controller, SimulatorSettings(drafters, max_depth=7)))
     scored = [r for r in taught if r.shadow is not None and r.shadow[1, 0] >= 0]
     assert len(scored) > 0.2 * len(taught)

@@ -24,8 +24,8 @@ from adaptspec.control.state import (
 )
 from adaptspec.control.tasks import MOST_OWN, TASKS, Labels
 from adaptspec.errors import StateError
-from tests.control.helpers import record, table
-from tests.control.simulator import GOODPUT, HEADER, STATIC
+from tests.control.helpers import GOODPUT, STATIC, record, table
+from tests.policies.world import HEADER
 
 
 def same(a: LearnedState, b: LearnedState) -> bool:

@@ -18,20 +18,26 @@ from adaptspec.simulation.replay import Tally, run, static_spec
 from adaptspec.simulation.simulator import Simulator, SimulatorSettings
 from adaptspec.telemetry.static_tiers import TIERS, StaticTiers, together
 from adaptspec.types import RoundRecord
-from tests.control.helpers import record
-from tests.control.simulator import GOODPUT, Machine, Text, stream_of, texts
+from tests.control.helpers import GOODPUT, record
+from tests.policies.tapes import Kind
+from tests.policies.world import CPU, OFF, Phase, World
 from tests.trees import CHAIN, SIBLING, STRAIGHT, Grown, branching
 
-MACHINE = Machine(noise=0.0)
+MACHINE = CPU
 
 
-def played(spec: PolicySpec, work: Sequence[Text], batch: int = 1) -> tuple[Tally, CostTable]:
+def texts(acceptance: float, batch: int = 1) -> World:
+    """Forty requests of which the draft model gets so many tokens right."""
+    return World("texts", (Phase((Kind(acceptance),), 40, 64),), OFF, (batch,))
+
+
+def played(spec: PolicySpec, work: World) -> tuple[Tally, CostTable]:
     """A policy's rounds on a machine whose costs it knows."""
-    stream, cost = stream_of(work, batch), CostTable(MACHINE.profile())
+    stream, cost = work.stream(0), CostTable(MACHINE.profile())
     policy = build_policy(spec.with_drafters(("draft-model",)), cost, stream.most_rows)
     controller = Controller({spec.name: policy}, spec.name, ("draft-model",), stream.most_rows, cost=cost)
-    world = Simulator(stream, MACHINE.costs(), controller, SimulatorSettings(("draft-model",), max_depth=7, noise=0.0))
-    return run(world, keep=True), cost
+    simulator = Simulator(stream, MACHINE.costs(), controller, SimulatorSettings(("draft-model",), max_depth=7))
+    return run(simulator, keep=True), cost
 
 
 def estimated(records: Sequence[RoundRecord], lot: int = 64) -> StaticTiers:
@@ -47,9 +53,9 @@ def estimated(records: Sequence[RoundRecord], lot: int = 64) -> StaticTiers:
     return tiers
 
 
-def alternating(work: Sequence[Text], batch: int, *others: int) -> list[RoundRecord]:
+def alternating(work: World, *others: int) -> list[RoundRecord]:
     """Rounds at depth 7 among which rounds of other fixed depths were run, as exploration does."""
-    parts = [played(static_spec(depth), work, batch)[0].records for depth in (7, *others)]
+    parts = [played(static_spec(depth), work)[0].records for depth in (7, *others)]
     cut = [[part[i * len(part) // 20 : (i + 1) * len(part) // 20] for i in range(20)] for part in parts]
     return [one for lots in zip(*cut, strict=True) for lot in lots for one in lot]
 
@@ -58,10 +64,10 @@ def alternating(work: Sequence[Text], batch: int, *others: int) -> list[RoundRec
 @pytest.mark.parametrize("acceptance", [0.5, 0.9])
 def test_shallower_tiers_are_what_they_would_have_been(acceptance: float, batch: int) -> None:
     """From rounds at depth 7 every other depth is known: replaying it takes as long as was estimated."""
-    work = texts(acceptance, 40, 64)
-    told = estimated(alternating(work, batch, 0, 1, 3)).earnings
+    work = texts(acceptance, batch)
+    told = estimated(alternating(work, 0, 1, 3)).earnings
     for tier in told:
-        true = played(static_spec(tier.tier.depth), work, batch)[0]
+        true = played(static_spec(tier.tier.depth), work)[0]
         assert tier.known
         # Requests of a batch end at other times; catching up with the prompt is in the first rounds.
         ratio = tier.seconds / tier.tokens / (true.seconds / true.tokens)
@@ -70,7 +76,7 @@ def test_shallower_tiers_are_what_they_would_have_been(acceptance: float, batch:
 
 def test_deeper_tiers_are_guessed_from_what_was_seen() -> None:
     """A policy that varies its depth is judged against depths that it seldom runs, within the error that it states."""
-    work = texts(0.85, 40, 64)
+    work = texts(0.85)
     ran, _ = played(parse_policy_spec(GOODPUT), work)
     told = estimated(ran.records).earnings
     for tier in told:

@@ -10,7 +10,7 @@ from adaptspec.control.policy import Policy
 from adaptspec.control.tasks import Labels, Names
 from adaptspec.errors import PolicyError
 from tests.control.helpers import record, signals, table
-from tests.control.simulator import HEADER
+from tests.policies.world import HEADER
 
 BODY = """\
   drafters: [draft-model, ngram]

@@ -16,17 +16,25 @@ from adaptspec.control.algorithms.goodput import Goodput
 from adaptspec.control.algorithms.round_terms import ModelTerms, RoundTerms
 from adaptspec.control.algorithms.slo import Slo, SloSpec, keep_pace, seconds_of, worst_pace
 from adaptspec.control.policy import BatchSignals
-from adaptspec.simulation.replay import Tally
-from adaptspec.simulation.tape import join
+from adaptspec.simulation.replay import Tally, replay
 from adaptspec.types import Reason
 from tests.control.algorithms.makers import parts
 from tests.control.helpers import record, signals
-from tests.control.simulator import HEADER
-from tests.control.two_drafters import GOODPUT, OFF, alike, request, serve
+from tests.policies.tapes import Kind
+from tests.policies.world import CPU, HEADER, OFF, Phase, World, spec_of
 
-SLO = HEADER + "  choose: {algorithm: slo, time-per-output-token-ms: %s}\n"
+ALONE = "  drafters: [draft-model]\n"
+SLO = HEADER + "  choose: {algorithm: slo, time-per-output-token-ms: %s}\n" + ALONE
+GOODPUT = HEADER + "  choose: {algorithm: goodput}\n" + ALONE
+PLAIN = HEADER + "  choose: {algorithm: static, depth: 0}\n"
 # Half of the rows accept most tokens, half few: goodput lets the first draft deep, at the expense of the others.
-UNEQUAL = join([request(f"r{i}", (0.35, 0.85)[i % 2], 0.0, 300, i) for i in range(24)])
+UNEQUAL = World("unequal", (Phase((Kind(0.35), Kind(0.85)), 24, 300),), OFF, (8,))
+EASY = World("easy", (Phase((Kind(0.8),), 16, 300),), OFF, (8,))
+
+
+def serve(policy: str, world: World = UNEQUAL) -> Tally:
+    """Have a policy serve a world on a quiet clock, with its records kept."""
+    return replay(spec_of(policy), world.stream(0), CPU.costs(), keep=True)
 
 
 def promised(seconds: float, rows: int = 1, margin: float = 0.05, drafter: str = "draft-model") -> Slo:
@@ -79,29 +87,27 @@ def paces(served: Tally) -> list[float]:
 @pytest.mark.parametrize("target", [2.7, 2.6, 2.5])
 def test_every_row_keeps_its_pace(target: float) -> None:
     """Where goodput alone would let the slow rows fall behind, and at no cost beside no drafting at all."""
-    free, off = serve(GOODPUT % "draft-model", UNEQUAL, 8), serve(OFF, UNEQUAL, 8)
-    kept = serve(SLO % target, UNEQUAL, 8)
+    free, off = serve(GOODPUT), serve(PLAIN)
+    kept = serve(SLO % target)
     assert max(paces(free)) > target
     assert max(paces(kept)) <= target
     assert kept.goodput >= 0.98 * off.goodput
 
 
 def test_a_looser_promise_leaves_more_goodput() -> None:
-    tight, loose = (serve(SLO % target, UNEQUAL, 8).goodput for target in (2.5, 2.7))
+    tight, loose = (serve(SLO % target).goodput for target in (2.5, 2.7))
     assert loose >= tight
 
 
 def test_a_promise_that_is_not_at_risk_costs_nothing() -> None:
-    tape = alike(0.8, 0.0, 16)
-    alone = HEADER + "  choose: {algorithm: goodput, prior: {acceptance: 0.6, weight: 20}}\n"  # as its own
-    alone += "  drafters: [draft-model]\n"
-    assert serve(SLO % 50, tape, 8).goodput == serve(alone, tape, 8).goodput
+    alone = HEADER + "  choose: {algorithm: goodput, prior: {acceptance: 0.6, weight: 20}}\n" + ALONE  # as its own
+    assert serve(SLO % 50, EASY).goodput == serve(alone, EASY).goodput
 
 
 def test_a_promise_that_cannot_be_kept_leaves_the_least_violation() -> None:
     """Plain decoding is as fast as the slow rows can go."""
-    worst = max(paces(serve(SLO % 1.0, UNEQUAL, 8)))
-    assert worst <= 1.1 * max(paces(serve(OFF, UNEQUAL, 8)))
+    worst = max(paces(serve(SLO % 1.0)))
+    assert worst <= 1.1 * max(paces(serve(PLAIN)))
 
 
 def test_the_row_that_is_behind_is_preferred() -> None:

@@ -8,7 +8,7 @@ from adaptspec.control.language.build import parse_policy_spec
 from adaptspec.control.language.spec import schema
 from adaptspec.control.language.spec_errors import known_keys
 from adaptspec.errors import PolicyError
-from tests.control.simulator import HEADER
+from tests.policies.world import HEADER
 
 
 @pytest.mark.parametrize(
