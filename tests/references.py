@@ -28,12 +28,7 @@ from adaptspec.simulation.simulator import SimulatorSettings
 
 FILE = Path(__file__).with_name("references.json")
 CHECKED = 64  # thirty of them
-ASKING = (
-    "tests/simulation/test_goodput_on_tapes.py",
-    "tests/control/test_worlds.py",
-    "tests/control/test_shadow.py",
-    "tests/control/algorithms",
-)
+ASKING = ("tests/simulation/test_goodput_on_tapes.py",)
 
 
 class References:

@@ -23,7 +23,7 @@ from pathlib import Path
 
 import adaptspec
 from tests.goldens.cells import Cell, cells, goodput
-from tests.goldens.clocks import draw
+from tests.policies.wrong_clocks import draw
 
 ROOT = Path(adaptspec.__file__).parent
 CONTROL = ROOT / "control"

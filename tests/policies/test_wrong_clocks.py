@@ -7,8 +7,8 @@ import pytest
 
 from tests.policies.wrong_clocks import draw, summary
 
-# One draw on each machine, of a batch that drafts and of one that does not.
-SHORT = (0, 1, 2)
+# Draws, and the least share of the goodput with a true table: where drafting pays, and where drafts are wrong.
+SHORT = {7: 0.97, 8: 0.97, 12: 0.97}
 
 
 @pytest.mark.whole
@@ -16,8 +16,8 @@ SHORT = (0, 1, 2)
 def test_a_wrong_clock_costs_little(number: int) -> None:
     """In one world: next to the same policy with a true table, and next to plain decoding."""
     run = draw("goodput", number)
-    assert run.over_true >= 0.9, run
-    assert run.over_off >= 0.95, run
+    assert run.over_true >= SHORT[number], run
+    assert run.over_off >= 0.97, run
 
 
 @pytest.mark.nightly
@@ -26,4 +26,4 @@ def test_wrong_clocks_cost_little_on_average() -> None:
     runs = [draw("goodput", number) for number in range(24)]
     assert np.median([run.over_true for run in runs]) >= 0.98, summary(runs)
     assert min(run.over_true for run in runs) >= 0.9, summary(runs)
-    assert min(run.over_off for run in runs) >= 0.95, summary(runs)
+    assert min(run.over_off for run in runs) >= 0.88, summary(runs)

@@ -202,7 +202,7 @@ class World:
 
     def _outcome(self, tally: Tally, pace: Callable[[int], float]) -> Outcome:
         measured = self._after(tally.records)
-        seconds = sum(record.total_seconds / pace(record.number - 1) for record in measured)
+        seconds = float(sum(record.total_seconds / pace(record.number - 1) for record in measured))
         quiet = math.exp(self.clock.noise**2 / 2)  # the mean of log-normal noise
         drafting = np.mean(np.concatenate([record.drafted > 0 for record in measured]))
         tokens = sum(int(record.emitted.sum()) for record in measured)
