@@ -127,6 +127,22 @@ def test_sampled_drafts_agree_more_often_with_the_target_than_the_likeliest_toke
     assert right[False] < 130
 
 
+def test_each_drafted_token_meets_the_noise_of_its_own_position() -> None:
+    """Two tokens follow equally often at both of two positions: the draft is right where its noise is the target's."""
+    text = [token for i in range(40) for token in (100 + i, 5, 6 + i % 2, 8 + i // 2 % 2)] + [99, 5]
+    scores = torch.full((1, V), -torch.inf)
+    scores[0, [8, 9]] = float(np.log(0.5))
+    right = []
+    for seed in range(100):
+        drafted = _propose(_made(_start(1.0, seed=seed)), text, 2)
+        if len(drafted) == 2:
+            row = SamplingRow(SamplingParams(temperature=1.0), seed, text, 1, ())
+            target = SamplingBatch([row], V, torch.device("cpu")).choose(scores, array(0), array(1))
+            right.append(drafted[1] == int(target))
+    assert len(right) > 50
+    assert np.mean(right) > 0.85
+
+
 def test_methods_that_weigh_drafts_get_no_noise_of_the_target() -> None:
     """Under rejection a draft that knows the noise of the token it is compared with would bias the text."""
     text = _mixed(6, 6)
