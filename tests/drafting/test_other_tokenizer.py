@@ -13,7 +13,15 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from transformers import AutoModelForCausalLM, GenerationConfig, LogitsProcessorList, PreTrainedModel
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import (
+    AutoModelForCausalLM,
+    GenerationConfig,
+    LogitsProcessorList,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+)
+from transformers.convert_slow_tokenizer import bytes_to_unicode
 from transformers.generation import candidate_generator as reference
 
 from adaptspec.bench.teacher_forcing import Judge
@@ -29,7 +37,7 @@ from adaptspec.engine.sync_engine import Engine
 from adaptspec.errors import ConfigError, PairError
 from adaptspec.models.processors import SamplingRow
 from adaptspec.models.sampling import SamplingBatch
-from adaptspec.models.tokenization import load_tokenizer
+from adaptspec.models.tokenization import Spelling, load_tokenizer
 from adaptspec.request import Request, SamplingParams
 from adaptspec.types import Completion
 from adaptspec.verification import METHODS
@@ -47,7 +55,7 @@ from tests.drafting.spellings import (
 from tests.engine.branching import Shape
 from tests.engine.conftest import run
 from tests.engine.policies import COSTS, static
-from tests.fakes import array
+from tests.fakes import TableRunner, array
 
 PROMPTS = (
     "Once upon a time, in a village by the sea, there was",
@@ -352,6 +360,36 @@ def test_what_was_read_says_what_was_written(
             else:
                 heard = drafter._own.text(own).removeprefix("<s>").removeprefix(drafter._own.space)
                 assert heard == whole_text([said])
+
+
+class Repeats(TableRunner):
+    """A runner that finds one token likeliest after any text."""
+
+    def __init__(self, vocabulary: int, token: int) -> None:
+        super().__init__(vocab=2)
+        self.info = replace(self.info, vocab_size=vocabulary)
+        self._likeliest = torch.eye(vocabulary)[token]
+
+    def logits(self, tokens: list[int]) -> torch.Tensor:
+        return self._likeliest
+
+
+def test_a_draft_begins_within_a_character(tokenizer: PreTrainedTokenizerFast) -> None:
+    """The target has written the first of two bytes, which are one token of the draft: it goes on with the second."""
+    first, second = (bytes_to_unicode()[byte] for byte in "\u00e9".encode())
+    letters = [*sorted(pre_tokenizers.ByteLevel.alphabet()), first + second]
+    backend = Tokenizer(models.BPE({letter: i for i, letter in enumerate(letters)}, [(first, second)]))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    runner = Repeats(len(letters), len(letters) - 1)
+    its = Spelling(tokenizer, replace(runner.info, vocab_size=len(tokenizer)))
+    own = Spelling(PreTrainedTokenizerFast(tokenizer_object=backend), runner.info)
+    drafter = TextDrafter(DraftModelDrafter(runner), its, own, "through text")
+    written = tokenizer.encode("caf\u00e9\u00e9")
+    tokens = written[:4]
+    sampling = SamplingBatch([SamplingRow(GREEDY, 0, tokens, 3, (1,))], len(tokenizer), runner.device)
+    draft = drafter.propose(DraftJob(array(0), [tokens], array(3), sampling))
+    assert draft.tokens[0, : draft.counts[0]].tolist() == written[4:7]
 
 
 @pytest.fixture(scope="module")

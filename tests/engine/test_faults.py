@@ -48,10 +48,16 @@ def well(runner: TableRunner, packed: Packed, logits: torch.Tensor) -> torch.Ten
     return logits
 
 
-def core_of(tokenizer: PreTrainedTokenizerFast, target: TableRunner, drafter: Drafter | None = None) -> EngineCore:
+def core_of(
+    tokenizer: PreTrainedTokenizerFast,
+    target: TableRunner,
+    drafter: Drafter | None = None,
+    *,
+    prefill_tokens: int = 8,
+) -> EngineCore:
     drafter = drafter or DraftModelDrafter(TableRunner(seed=1, blend=0.8, context=512))
     policy = Dictated((drafter.name,), lambda n, size: [3] * size)
-    limits = EngineLimits(max_rows=ROWS, prefill_tokens=8)
+    limits = EngineLimits(max_rows=ROWS, prefill_tokens=prefill_tokens)
     return make_core(tokenizer, target, [drafter], {"p": (policy, "coupled")}, limits=limits)
 
 
@@ -110,6 +116,15 @@ def test_a_request_that_makes_rounds_fail_ends_alone(
         assert done["r2"].finish is FinishReason.ERROR
         assert done["r2"].error == f"{kind.__name__}: a fault of its own"
         assert done["r2"].tokens == plain["r2"].tokens[: len(done["r2"].tokens)]
+
+
+def test_a_request_that_fails_in_decoding_alone_is_found(tokenizer: PreTrainedTokenizerFast) -> None:
+    """To read its text again, all at once, goes well each time: nothing is cleared before it has decoded."""
+    core = core_of(tokenizer, Faulty(raises_at(5, only=True)), prefill_tokens=64)
+    done = run(core, requests(4))
+    assert {name: c.finish for name, c in done.items()} == {
+        f"r{i}": FinishReason.ERROR if i == 2 else FinishReason.LENGTH for i in range(4)
+    }
 
 
 @pytest.mark.parametrize("after", range(4, 30, 5))

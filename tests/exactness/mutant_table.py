@@ -227,7 +227,7 @@ MUTANTS = (
         "        if self.runner.length(row) > valid:\n",
         "        if self.runner.length(row) > len(tokens):\n",
         "A draft model goes on from rejected tokens, and its drafts are hardly accepted any more.",
-        ("tests/drafting/test_draft_model.py",),
+        ("tests/drafting/test_draft_model.py", "tests/engine/test_rounds.py"),
     ),
     Mutant(
         "draft-skips-what-it-has-not-read",
@@ -517,7 +517,7 @@ MUTANTS = (
         "adaptspec/engine/scheduler.py",
         "len(one.tokens) < self._marks[id(one)] + 2",
         "len(one.tokens) < self._marks[id(one)] + 1",
-        "A request that makes rounds fail is not found, and others fail with it.",
+        "A request that makes rounds fail is never found, and all requests read their text again for each token.",
         ("tests/engine/test_faults.py",),
     ),
     # Text, usage and log-probabilities.
