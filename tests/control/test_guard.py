@@ -138,6 +138,23 @@ def test_stalls_in_many_windows_are_not_held_against_drafts() -> None:
     assert set(modes) <= {Mode.RUN, Mode.PLAIN_ONCE}
 
 
+@pytest.mark.parametrize("seed", range(5))
+def test_noise_is_not_held_against_drafts(seed: int) -> None:
+    """They earn two percent on average; each round takes up to twice as long, or half as long, by chance."""
+    mean, deviation = PLAIN.total_seconds * WINNING.emitted.item() / 1.02, 0.3
+    noise = np.random.default_rng(seed).lognormal(-(deviation**2) / 2, deviation, 800)
+    guard = Guard(SLOWER, table())
+    modes = [mode for factor in noise for mode in drive(guard, 1, replace(WINNING, total_seconds=mean * factor))]
+    assert Mode.OFF not in modes
+
+
+def test_rounds_that_only_catch_up_are_no_plain_decoding() -> None:
+    """They take three times as long, which says nothing of what decoding takes: drafts that lose are still found."""
+    guard = Guard(SLOWER, table())
+    drive(guard, 40, replace(PLAIN, caught_up=300, total_seconds=3 * PLAIN.total_seconds))
+    assert Mode.OFF in drive(guard, 60, LOSING)
+
+
 def test_one_losing_window_is_not_enough() -> None:
     """A hopeless window is cut short, so a few bad rounds close one; the second window wins."""
     guard = Guard(SLOWER, table())

@@ -201,6 +201,51 @@ def test_policies_with_different_methods_share_a_batch() -> None:
     assert all(done[f"r{i}"].stats.drafted for i in (1, 3, 5))
 
 
+def test_a_request_that_gave_way_waits_until_another_has_left() -> None:
+    """Back at once, it would be driven out again, and its text be read each time."""
+    policy = Dictated(("draft-model",), lambda _, size: [0] * size)
+    drafter = DraftModelDrafter(TableRunner(seed=1))
+    core = make_core(_TOKENIZER, TableRunner(capacity=80), [drafter], {"p": (policy, "coupled")})
+    sampling = SamplingParams(max_tokens=30, temperature=0.0, ignore_eos=True)
+    run(core, [Request(f"r{i}", (5, 6, 7, *range(2, 3 + 3 * i)), sampling) for i in range(4)])
+    assert 1 <= core.scheduler.preemptions <= 4
+
+
+def _agreeing_core(notes: Notes):  # type: ignore[no-untyped-def]
+    """Drafts are always accepted: rounds bring eight tokens where the request has room for them."""
+    policy = Dictated(("draft-model",), lambda _, size: [7] * size)
+    drafter = DraftModelDrafter(TableRunner())
+    return make_core(_TOKENIZER, TableRunner(), [drafter], {"p": (policy, "coupled")}, sinks=[notes])
+
+
+def test_a_draft_and_the_token_after_it_fit_into_max_tokens() -> None:
+    """What cannot be emitted is not drafted."""
+    notes, prompt = Notes(), (5, 6, 7)
+    sampling = SamplingParams(max_tokens=20, temperature=0.0, ignore_eos=True)
+    run(_agreeing_core(notes), [Request("r", prompt, sampling)])
+    rounds = [record for record in notes.records if len(record.rows)]
+    left = [len(prompt) + 20 - int(record.context[0]) for record in rounds]
+    drafted = [int(record.drafted[0]) for record in rounds]
+    assert drafted == [min(7, room - 1) for room in left]
+
+
+def test_nothing_behind_a_stop_string_is_counted() -> None:
+    """A round that brings eight tokens is cut at the one that completes the stop string."""
+    letters = SamplingParams(
+        max_tokens=40, temperature=0.0, ignore_eos=True, logit_bias=dict.fromkeys(range(4), -100.0), logprobs=0
+    )
+    plain = run(_plain_core(), [Request("r", (5, 6, 7), letters)])["r"]
+    stop = plain.text[12:14]  # a letter is a token
+    end = plain.text.index(stop) + len(stop)
+    notes = Notes()
+    done = run(_agreeing_core(notes), [Request("r", (5, 6, 7), replace(letters, stop=(stop,)))])["r"]
+    assert done.text == plain.text[: end - len(stop)]
+    assert done.tokens == plain.tokens[:end]
+    assert len(done.logprobs) == end
+    assert 1 + sum(int(record.emitted.sum()) for record in notes.records) == end
+    assert done.stats.accepted > 0
+
+
 def test_max_depth_zero_never_drafts() -> None:
     """Opting out: a request with max_depth 0 pays for no draft."""
     draft = TableRunner(seed=1)

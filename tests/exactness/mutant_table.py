@@ -146,14 +146,14 @@ MUTANTS = (
         "rounds = 0 if stream is Stream.CHOICE else lengths",
         "rounds = 0",
         "A position that is drafted again gets the token that was rejected there, and texts are biased.",
-        ("tests/models/test_sampling.py", "tests/verification/test_distribution.py"),
+        ("tests/models/test_sampling.py",),
     ),
     Mutant(
         "sampling-settings-of-the-batch-before",
         "adaptspec/engine/model_executor.py",
-        "and all(map(operator.is_, last[0], rows))",
-        "",
-        "A request that takes the place of another is sampled with the other's temperature and seed.",
+        "if last is not None and len(last[0]) == len(rows) and all(map(operator.is_, last[0], rows)):",
+        "if last is not None:",
+        "A request that joins a batch is sampled with another's temperature and seed, or fails.",
         ("tests/engine/test_model_executor.py", "tests/engine/test_rounds.py"),
     ),
     Mutant(
@@ -211,7 +211,7 @@ MUTANTS = (
         "drawn_from = tempered(scores, job.temperature.at(active, spread))",
         "drawn_from = scores",
         "A policy's draft-temperature has no effect.",
-        ("tests/drafting/test_draft_model.py", "tests/verification/test_distribution.py"),
+        ("tests/drafting/test_draft_model.py",),
     ),
     Mutant(
         "draft-weighed-by-another-temperature",
@@ -219,7 +219,7 @@ MUTANTS = (
         "job.sampling.probabilities(drawn_from, active)",
         "job.sampling.probabilities(scores, active)",
         "With a draft-temperature, rejection and block change the distribution of texts.",
-        ("tests/drafting/test_draft_model.py", "tests/verification/test_distribution.py"),
+        ("tests/drafting/test_draft_model.py",),
     ),
     Mutant(
         "draft-cache-keeps-rejected-tokens",
@@ -554,12 +554,12 @@ MUTANTS = (
         ("tests/engine/test_sequence.py", "tests/engine/test_rounds.py", "tests/engine/test_logprobs.py"),
     ),
     Mutant(
-        "end-token-ignored-at-min-tokens",
+        "stop-string-counts-before-min-tokens",
         "adaptspec/engine/sequence.py",
-        "return token in self.end_tokens and emitted >= self.request.sampling.min_tokens",
-        "return token in self.end_tokens and emitted > self.request.sampling.min_tokens",
-        "An answer that may end with exactly min_tokens goes on behind its end.",
-        ("tests/engine/test_sequence.py", "tests/engine/test_rounds.py", "tests/engine/test_regressions.py"),
+        "may_stop=emitted >= self.request.sampling.min_tokens",
+        "may_stop=True",
+        "An answer ends at a stop string before it has min_tokens.",
+        ("tests/engine/test_detokenizer.py", "tests/engine/test_regressions.py", "tests/engine/test_rounds.py"),
     ),
     Mutant(
         "logprobs-of-the-token-before",
@@ -591,7 +591,7 @@ MUTANTS = (
         "counted = usage_of(prompts // choices, output)",
         "counted = usage_of(prompts, output)",
         "With n = 2, usage counts the prompt twice.",
-        ("tests/server/api/test_answers.py", "tests/server/api/test_completions.py", "tests/server/api/test_chat.py"),
+        ("tests/server/test_live_answers.py",),
     ),
     Mutant(
         "streamed-prompt-counted-once-per-choice",
@@ -599,7 +599,7 @@ MUTANTS = (
         "sum(len(request.prompt) for request in requests) // self.choices, 0",
         "sum(len(request.prompt) for request in requests), 0",
         "With n = 2 and continuous usage, streams count the prompt twice.",
-        ("tests/server/api/test_answers.py", "tests/server/test_live_answers.py", "tests/server/api/test_chat.py"),
+        ("tests/server/api/test_chat.py",),
     ),
     # Costs, guard, earnings and what policies learn.
     Mutant(

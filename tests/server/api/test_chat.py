@@ -73,6 +73,9 @@ async def test_usage_can_come_with_every_piece(post: Any) -> None:
     assert counts == sorted(counts)
     assert counts[:3] == [0, 1, 2]
     assert chunks[-2]["usage"] == chunks[-1]["usage"]
+    prompt = chunks[0]["usage"]["prompt_tokens"]
+    _, chunks = await post(PATH, messages=HELLO, max_tokens=6, n=2, stream=True, stream_options=options)
+    assert {chunk["usage"]["prompt_tokens"] for chunk in chunks} == {prompt}, "two answers to one prompt"
     for ineffective in ({"continuous_usage_stats": True}, {"continuous_usage_stats": True, "include_usage": False}):
         _, chunks = await post(PATH, messages=HELLO, max_tokens=6, stream=True, stream_options=ineffective)
         assert not any("usage" in chunk for chunk in chunks)
