@@ -21,7 +21,7 @@ class Mutant:
     """One edit of one file: `old`, which occurs exactly once, becomes `new`.
 
     `why` says what a user would see. `tests` are the paths whose tests may fail; the fastest comes first. A mutant is
-    `quick` if that one kills it within seconds.
+    `quick` if that one kills it within seconds, and `whole` if only tests with that marker can kill it.
     """
 
     name: str
@@ -31,6 +31,7 @@ class Mutant:
     why: str
     tests: tuple[str, ...]
     quick: bool = False
+    whole: bool = False
 
 
 MUTANTS = (
@@ -122,6 +123,7 @@ MUTANTS = (
         "p = scores.softmax(1)",
         "Greedy requests under typical acceptance get another text than plain decoding.",
         ("tests/verification/test_lossy.py",),
+        quick=True,
     ),
     Mutant(
         "mixed-methods-judge-by-another-rows-settings",
@@ -163,6 +165,7 @@ MUTANTS = (
         "before = np.arange(tokens.shape[1]) < 0 * at.offsets[:, None]",
         "With penalties, a text depends on how deep was drafted.",
         ("tests/models/test_processors.py", "tests/engine/test_rounds.py"),
+        quick=True,
     ),
     Mutant(
         "penalties-of-another-path",
@@ -179,6 +182,7 @@ MUTANTS = (
         "scores.clamp(max=0.0) / factor",
         "A repetition penalty makes unlikely tokens likelier when they repeat.",
         PROCESSORS,
+        quick=True,
     ),
     Mutant(
         "min-tokens-ignore-drafted-tokens",
@@ -187,6 +191,7 @@ MUTANTS = (
         "np.where(missing[slots] > 0, slots, -1)",
         "With min_tokens, a text depends on how deep was drafted.",
         ("tests/models/test_processors.py", "tests/engine/test_regressions.py"),
+        quick=True,
     ),
     Mutant(
         "top-p-within-all-tokens",
@@ -195,6 +200,7 @@ MUTANTS = (
         "share = order.softmax(1)",
         "top_p together with top_k keeps more tokens than asked for.",
         PROCESSORS,
+        quick=True,
     ),
     Mutant(
         "tokens-the-draft-lacks-are-likely",
@@ -212,6 +218,7 @@ MUTANTS = (
         "drawn_from = scores",
         "A policy's draft-temperature has no effect.",
         ("tests/drafting/test_draft_model.py",),
+        quick=True,
     ),
     Mutant(
         "draft-weighed-by-another-temperature",
@@ -220,6 +227,7 @@ MUTANTS = (
         "job.sampling.probabilities(scores, active)",
         "With a draft-temperature, rejection and block change the distribution of texts.",
         ("tests/drafting/test_draft_model.py",),
+        quick=True,
     ),
     Mutant(
         "draft-cache-keeps-rejected-tokens",
@@ -236,6 +244,7 @@ MUTANTS = (
         "            missing = context[-1:]\n",
         "After a draft that is accepted as a whole, drafts are made of a text with a hole.",
         ("tests/drafting/test_draft_model.py",),
+        quick=True,
     ),
     Mutant(
         "confidence-without-the-shared-noise",
@@ -252,6 +261,7 @@ MUTANTS = (
         "self._next.setdefault(tuple(tokens[place - size : place]), tokens[place])",
         "Drafts by lookup repeat the oldest occurrence, and less is accepted.",
         ("tests/drafting/test_ngram.py",),
+        quick=True,
     ),
     Mutant(
         "idle-lookup-scored-with-the-answer",
@@ -260,6 +270,7 @@ MUTANTS = (
         "found = tokens[start:]",
         "Lookups that did not draft are reported as always right, and policies switch to them.",
         ("tests/drafting/test_ngram.py", "tests/engine/test_counting.py"),
+        quick=True,
     ),
     Mutant(
         "history-of-one-client-drafts-for-another",
@@ -268,6 +279,7 @@ MUTANTS = (
         'self.histories.of("")',
         "The time of answers tells one client what another has asked.",
         ("tests/drafting/test_counts.py", "tests/drafting/test_token_counts.py", "tests/engine/test_counting.py"),
+        quick=True,
     ),
     Mutant(
         "counts-draw-with-noise-of-another-position",
@@ -276,6 +288,7 @@ MUTANTS = (
         "self._with_noise(chances, state, start)",
         "Drafts by counts for sampled requests are hardly accepted beyond the first token.",
         ("tests/drafting/test_counts.py",),
+        quick=True,
     ),
     Mutant(
         "lookahead-repeats-the-first-token",
@@ -284,6 +297,7 @@ MUTANTS = (
         "self._remember(lane[0], tuple(lane))",
         "Lookahead drafts repeat the newest token, and nothing is accepted.",
         ("tests/drafting/test_lookahead.py",),
+        quick=True,
     ),
     Mutant(
         "draft-tokens-not-translated",
@@ -372,7 +386,7 @@ MUTANTS = (
         "max(0, place - window + self._weights.from_slots)",
         "max(0, place - window + 1)",
         "DFlash heads behind long texts see one token less than they were trained with.",
-        ("tests/models/heads/test_block.py",),
+        ("tests/models/heads/test_hearing.py", "tests/models/heads/test_block.py"),
     ),
     # Caches, attention and positions.
     Mutant(
@@ -382,6 +396,7 @@ MUTANTS = (
         "length = self._lengths[row] = self._lengths.get(row, 0)",
         "Rejected tokens stay in the cache, and the text goes wrong or ends.",
         ("tests/models/test_kv_cache.py", "tests/models/test_decoder.py"),
+        quick=True,
     ),
     Mutant(
         "accepted-branch-not-moved-in-the-cache",
@@ -398,6 +413,7 @@ MUTANTS = (
         "while held and len(held) >= self._needed(length):",
         "Two requests write to the same part of the cache.",
         ("tests/models/test_kv_cache.py", "tests/models/test_decoder.py"),
+        quick=True,
     ),
     Mutant(
         "cut-of-one-token-too-few",
@@ -430,6 +446,7 @@ MUTANTS = (
         "mask = hidden.triu(length - width + 2)",
         "The target agrees with whatever was drafted.",
         ("tests/models/test_attention.py", "tests/models/test_decoder.py", "tests/models/test_small_pass.py"),
+        quick=True,
     ),
     Mutant(
         "sliding-window-one-too-wide",
@@ -438,6 +455,7 @@ MUTANTS = (
         "mask += hidden.tril(length - width - window - 1)",
         "Models with sliding windows give other texts than transformers.",
         ("tests/models/test_attention.py", "tests/models/test_decoder.py"),
+        quick=True,
     ),
     Mutant(
         "stale-mask-of-a-grammar",
@@ -528,6 +546,7 @@ MUTANTS = (
         "start",
         "A stop string that two tokens make up does not stop the answer.",
         ("tests/engine/test_detokenizer.py", "tests/engine/test_rounds.py"),
+        quick=True,
     ),
     Mutant(
         "stop-string-sent-in-part",
@@ -536,6 +555,7 @@ MUTANTS = (
         "else len(self._text)",
         "A client sees the beginning of a stop string.",
         ("tests/engine/test_detokenizer.py",),
+        quick=True,
     ),
     Mutant(
         "half-a-character-sent",
@@ -544,6 +564,7 @@ MUTANTS = (
         "whole = text",
         "Streams hold replacement characters in place of letters and emoji.",
         ("tests/engine/test_detokenizer.py",),
+        quick=True,
     ),
     Mutant(
         "tokens-behind-a-stop-string-counted",
@@ -609,6 +630,7 @@ MUTANTS = (
         "self._left -= 0",
         "Once switched off, speculation stays off for all requests.",
         ("tests/control/test_guard.py",),
+        quick=True,
     ),
     Mutant(
         "guard-acts-on-noise",
@@ -625,6 +647,7 @@ MUTANTS = (
         "rows = 0 if signals.beside else len(signals.rows)",
         "Long prompts of others switch speculation off.",
         ("tests/control/test_guard.py",),
+        quick=True,
     ),
     Mutant(
         "catch-up-taken-for-plain-decoding",
@@ -641,6 +664,7 @@ MUTANTS = (
         "if not len(record.rows):",
         "After long prompts drafts have the wrong depth.",
         ("tests/control/test_cost.py",),
+        quick=True,
     ),
     Mutant(
         "prefill-counted-as-speedup",
@@ -657,6 +681,7 @@ MUTANTS = (
         "reach = drafted",
         "Acceptance of deep positions is underestimated, and drafts are too short.",
         ("tests/control/test_acceptance.py",),
+        quick=True,
     ),
     Mutant(
         "trials-are-free",
@@ -665,6 +690,7 @@ MUTANTS = (
         "",
         "A drafter that never pays is tried again and again.",
         ("tests/control/algorithms/test_exploration.py",),
+        quick=True,
     ),
     Mutant(
         "late-outcome-credited-to-the-next-request",
@@ -673,6 +699,7 @@ MUTANTS = (
         "ended = decided < 0",
         "Where outcomes come late, a new request drafts by what the one before it accepted.",
         ("tests/control/test_acceptance.py", "tests/control/test_late.py", "tests/control/test_controller.py"),
+        quick=True,
     ),
     # State, journal and files.
     Mutant(
@@ -682,6 +709,7 @@ MUTANTS = (
         "            self.failed_saves += 1\n            self._written = raw\n",
         "What was learned before a full disk is lost at the next restart.",
         ("tests/engine/test_checkpointer.py", "tests/control/test_state.py"),
+        quick=True,
     ),
     Mutant(
         "state-overwritten-in-place",
@@ -690,6 +718,7 @@ MUTANTS = (
         "draft = path",
         "A crash while state is saved leaves half a file, and everything learned is lost.",
         ("tests/test_files.py", "tests/control/test_state.py", "tests/engine/test_checkpointer.py"),
+        quick=True,
     ),
     Mutant(
         "damaged-state-is-used",
@@ -698,6 +727,7 @@ MUTANTS = (
         "if not digest:",
         "A damaged file of learned state steers speculation.",
         ("tests/control/test_state.py", "tests/engine/test_checkpointer.py"),
+        quick=True,
     ),
     Mutant(
         "state-of-other-policies-lost",
@@ -706,6 +736,7 @@ MUTANTS = (
         "self._manager.learned()",
         "A restart with another policy deletes what the first one had learned.",
         ("tests/engine/test_checkpointer.py",),
+        quick=True,
     ),
     Mutant(
         "merged-state-credited-to-another-task",
@@ -714,6 +745,7 @@ MUTANTS = (
         "moved[start + before] += values[start + before]",
         "Merged replicas draft code as if it were chat.",
         ("tests/control/test_state.py",),
+        quick=True,
     ),
     Mutant(
         "journal-keeps-half-a-line",
@@ -722,6 +754,7 @@ MUTANTS = (
         "            raise\n",
         "A journal cannot be read after the disk was full.",
         ("tests/telemetry/test_journal_writer.py",),
+        quick=True,
     ),
     Mutant(
         "rotated-journal-read-newest-first",
@@ -730,6 +763,7 @@ MUTANTS = (
         "sorted(older)",
         "Analyses of a rotated journal mix up before and after.",
         ("tests/test_journal.py", "tests/telemetry/test_journal_writer.py"),
+        quick=True,
     ),
     # Server.
     Mutant(
@@ -747,6 +781,7 @@ MUTANTS = (
         "            if not (admin.admit(http) or api.admit(http)):\n",
         "Each client may replace policies.",
         ("tests/server/test_auth.py", "tests/server/test_admin.py"),
+        quick=True,
     ),
     Mutant(
         "error-in-a-stream-not-sent",
@@ -796,6 +831,7 @@ MUTANTS = (
         "counts[owner] - before), owner), axis=1)",
         "On a GPU, a request reads the cache of another.",
         ("tests/gpu/test_plan.py", "tests/gpu/test_device_decoder.py"),
+        quick=True,
     ),
     Mutant(
         "gpu-padding-written-to-a-request",
@@ -839,7 +875,8 @@ MUTANTS = (
         'keys, live = plan["keys"][owners, ways], self._live(width, branches=branches)',
         'keys, live = plan["keys"][owners, 0 * ways], self._live(width, branches=branches)',
         "On a GPU, a sampled text depends on how deep was drafted.",
-        ("tests/gpu/test_round.py", "tests/gpu/test_device_executor.py"),
+        ("tests/gpu/test_device_executor.py",),
+        whole=True,
     ),
     # Other engines.
     Mutant(
@@ -857,6 +894,7 @@ MUTANTS = (
         "self._ends[rows] - self.written[rows], 0)",
         "Inside another engine, requests that are about to end draft for nothing.",
         HOSTS[1:],
+        quick=True,
     ),
     Mutant(
         "host-limit-learned-as-a-stop",

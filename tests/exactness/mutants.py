@@ -214,24 +214,37 @@ def write_record(path: Path, kills: Mapping[str, Kills]) -> None:
     path.write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
 
 
+def check_baseline(folder: Path, mutants: Sequence[Mutant], options: argparse.Namespace) -> None:
+    """Run all tests without a mutant. Raises MutantError if one fails."""
+    for whole in (False, True):
+        some = [mutant for mutant in mutants if (options.whole or mutant.whole) == whole]
+        paths = list(dict.fromkeys(path for mutant in some for path in tests_of(mutant, options)))
+        if paths:
+            outcome = run_tests(folder, paths, whole=whole, first_only=True, limit=len(paths) * options.limit)
+            if outcome.kills:
+                raise MutantError(f"tests fail without a mutant: {', '.join(outcome.failed) or outcome.ended}")
+            say(f"{len(paths)} paths pass without a mutant ({outcome.seconds:.0f} s)")
+
+
 def run(mutants: Sequence[Mutant], options: argparse.Namespace) -> dict[str, Kills]:
     """Run all mutants. Raises MutantError if one does not apply, or if the tests fail without a mutant."""
     for mutant in mutants:
         edited((ROOT / mutant.file).read_text(encoding="utf-8"), mutant)
-    settings = {"whole": options.whole, "limit": options.limit}
     with tempfile.TemporaryDirectory(prefix="mutants-") as name:
         folder = Path(name)
         copy_repository(folder)
-        paths = list(dict.fromkeys(path for mutant in mutants for path in tests_of(mutant, options)))
         if not options.no_baseline:
-            baseline = run_tests(folder, paths, **settings | {"limit": 20 * options.limit}, first_only=True)
-            if baseline.kills:
-                raise MutantError(f"tests fail without a mutant: {', '.join(baseline.failed) or baseline.ended}")
-            say(f"{len(paths)} paths pass without a mutant ({baseline.seconds:.0f} s)")
+            check_baseline(folder, mutants, options)
         kills: dict[str, Kills] = {}
         for mutant in mutants:
             with applied(mutant, folder):
-                outcome = run_tests(folder, tests_of(mutant, options), **settings, first_only=options.exitfirst)
+                outcome = run_tests(
+                    folder,
+                    tests_of(mutant, options),
+                    whole=options.whole or mutant.whole,
+                    first_only=options.exitfirst,
+                    limit=options.limit,
+                )
             kills[mutant.name] = outcome.kills
             report(mutant, outcome)
             if options.record is not None:

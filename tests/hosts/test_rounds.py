@@ -30,3 +30,18 @@ def test_a_row_that_has_gone_and_one_that_has_come() -> None:
     assert record.total_seconds == pytest.approx(record.draft_seconds + record.verify_seconds)
     gone = Told.of(guests, ["d"], ([2], [2], [3]))
     assert not round_of(step, of, decision, gone, 0.01, number=5, guests=guests, times=StepTimes(), reads_along=True)
+
+
+def test_a_draft_that_a_limit_cut_counts_as_a_shorter_depth() -> None:
+    """No stop rule ends drafts here. Counted at the depth that was decided, it would look as if one had."""
+    guests = Guests(1, model_len=100, behind=1)
+    guests.enter(Request("a", (0,) * 7, SamplingParams(max_tokens=50)))
+    decided, zero = np.array([3]), np.zeros(1, dtype=np.int64)
+    step = Waiting(Plan(1, 3), ["a"], guests.of(["a"]), decided, Decision(decided, zero, zero), 0, 2, None)
+    told = Told.of(guests, ["a"], ([2], [1], [2]))
+    assert step.decision is not None
+    record = round_of(
+        step, step, step.decision, told, 0.01, number=1, guests=guests, times=StepTimes(), reads_along=True
+    )
+    assert record is not None
+    assert (record.depths.tolist(), record.drafted.tolist()) == ([2], [2])
