@@ -116,6 +116,17 @@ def test_a_prompt_alone_can_be_scored(tokenizer: PreTrainedTokenizerFast, length
     _check(prompt, done)
 
 
+def test_a_prompt_that_is_read_again_is_scored_once(tokenizer: PreTrainedTokenizerFast) -> None:
+    """The older request needs the room of the newer one when that has read a part of its prompt."""
+    core = _core(tokenizer, [0], capacity=64)
+    sampling = SamplingParams(max_tokens=20, temperature=0.0, ignore_eos=True, logprobs=0, prompt_logprobs=0)
+    prompts = {"older": list(range(2, 19)), "newer": [2 + i % 22 for i in range(43)]}
+    done = run(core, [Request(name, tuple(prompt), sampling) for name, prompt in prompts.items()])
+    assert core.scheduler.preemptions == 1
+    for name, prompt in prompts.items():
+        _check(prompt, done[name])
+
+
 def test_pieces_have_the_logprobs_of_their_tokens(tokenizer: PreTrainedTokenizerFast) -> None:
     """What streams is what the completion holds; the prompt's come first, and once."""
     core = _core(tokenizer, [3, 0, 7])
