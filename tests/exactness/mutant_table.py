@@ -639,6 +639,7 @@ MUTANTS = (
         "window.ratio < 1.0 - rules.margin",
         "On a busy machine speculation that pays is switched off.",
         ("tests/control/test_guard.py",),
+        quick=True,
     ),
     Mutant(
         "prefill-charged-to-the-policy",
@@ -656,6 +657,7 @@ MUTANTS = (
         "if len(record.rows) == decided.rows:",
         "Plain decoding is thought slower than it is, and losing speculation goes on.",
         ("tests/control/test_guard.py",),
+        quick=True,
     ),
     Mutant(
         "prefill-learned-as-cost-of-decoding",
@@ -903,5 +905,6 @@ MUTANTS = (
         "depths=depths,",
         "Inside another engine, limits of requests make drafts too short for all.",
         HOSTS,
+        quick=True,
     ),
 )

@@ -58,14 +58,15 @@ def _commit_number() -> int:
 
 @pytest.mark.whole
 def test_a_sample_of_mutants_is_killed(capsys: pytest.CaptureFixture[str]) -> None:
-    status = main(["--sample", str(SAMPLE), "--seed", str(_commit_number()), "-x"])
+    """Without a baseline: the same tests run in this suite."""
+    status = main(["--sample", str(SAMPLE), "--seed", str(_commit_number()), "-x", "--no-baseline"])
     assert (status, capsys.readouterr().out.splitlines()[-1]) == (0, f"{SAMPLE} of {SAMPLE} mutants are killed")
 
 
 @pytest.mark.whole
 def test_a_mutant_that_fails_no_test_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
     """The tests of plain tables know nothing of n-grams."""
-    status = main(["--only", "ngram-keeps-the-oldest-continuation", "--tests", "tests/test_tables.py"])
+    status = main(["--only", "ngram-keeps-the-oldest-continuation", "--tests", "tests/test_tables.py", "--no-baseline"])
     assert status == 1
     assert "SURVIVED ngram-keeps-the-oldest-continuation" in capsys.readouterr().out
 
