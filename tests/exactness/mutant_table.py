@@ -700,7 +700,7 @@ MUTANTS = (
         "ended = (decided > 0) & (decided <= self._began[rows])",
         "ended = decided < 0",
         "Where outcomes come late, a new request drafts by what the one before it accepted.",
-        ("tests/control/test_acceptance.py", "tests/control/test_late.py", "tests/control/test_controller.py"),
+        ("tests/control/test_acceptance.py", "tests/policies/test_promises.py", "tests/control/test_controller.py"),
         quick=True,
     ),
     # State, journal and files.
@@ -719,7 +719,7 @@ MUTANTS = (
         'draft = path.with_name(path.name + (".tmp" if alone else f".{os.getpid()}.tmp"))',
         "draft = path",
         "A crash while state is saved leaves half a file, and everything learned is lost.",
-        ("tests/test_files.py", "tests/control/test_state.py", "tests/engine/test_checkpointer.py"),
+        ("tests/files/test_whole_files.py", "tests/control/test_state.py", "tests/engine/test_checkpointer.py"),
         quick=True,
     ),
     Mutant(
@@ -764,7 +764,7 @@ MUTANTS = (
         "sorted(older, reverse=True)",
         "sorted(older)",
         "Analyses of a rotated journal mix up before and after.",
-        ("tests/test_journal.py", "tests/telemetry/test_journal_writer.py"),
+        ("tests/files/test_journal.py", "tests/telemetry/test_journal_writer.py"),
         quick=True,
     ),
     # Server.
