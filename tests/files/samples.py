@@ -34,7 +34,7 @@ from adaptspec.types import Expected, Provenance
 from tests.control.helpers import record as round_of
 from tests.files.commands import printed
 from tests.files.contracts import Document, name_set
-from tests.simulation.tapes import made_tape, with_candidates
+from tests.policies.tapes import made_tape, with_candidates
 from tests.trees import CHAIN, SIBLING, STRAIGHT, branching
 
 SAMPLES = Path(__file__).with_name("samples")
