@@ -49,6 +49,7 @@ _FEWER = "; if it stays busy, one thread may be many times as fast (--threads 1)
 # Raised whenever passes, or how they are timed, have changed: tables in caches are then of no use.
 _MEASURING = 4
 Progress = Callable[[str], None]  # called with what is done next
+Clock = Callable[[], float]  # seconds that passes are timed by
 
 
 def no_progress(_: str) -> None:
@@ -56,35 +57,43 @@ def no_progress(_: str) -> None:
 
 
 def profiled_costs(
-    target: Runner, drafters: Sequence[Drafter], max_rows: int, progress: Progress = no_progress
+    target: Runner,
+    drafters: Sequence[Drafter],
+    max_rows: int,
+    progress: Progress = no_progress,
+    clock: Clock = time.perf_counter,
 ) -> CostTable:
     """The cost table of these models here: from the cache if a few laps agree with it, or else measured now."""
     path = cost_path(target, drafters, max_rows)
     if path is None:
-        return measured_costs(target, drafters, max_rows, progress)
+        return measured_costs(target, drafters, max_rows, progress, clock)
     try:
         file = read_cost_file(path)
     except FileNotFoundError:
-        return measured_costs(target, drafters, max_rows, progress)
+        return measured_costs(target, drafters, max_rows, progress, clock)
     except (OSError, ValueError, ConfigError) as error:
         _log.warning("the cached cost table %s cannot be used (%s); measuring again", path, error)
-        return measured_costs(target, drafters, max_rows, progress)
+        return measured_costs(target, drafters, max_rows, progress, clock)
     progress("checking cached costs")
     origin = file.origin(datetime.now(timezone.utc))
-    off = max(contradiction(file.table.profile), disagreement(file.table.profile, target, drafters))
+    off = max(contradiction(file.table.profile), disagreement(file.table.profile, target, drafters, clock))
     if off > _AGREES:
         _log.warning("costs %s do not fit (%.1f x off in a few laps now); measuring again", origin, off)
-        return measured_costs(target, drafters, max_rows, progress)
+        return measured_costs(target, drafters, max_rows, progress, clock)
     file.table.origin, file.table.measured = f"{origin}; a few laps now agree", file.measured.timestamp()
     return file.table
 
 
 def measured_costs(
-    target: Runner, drafters: Sequence[Drafter], max_rows: int, progress: Progress = no_progress
+    target: Runner,
+    drafters: Sequence[Drafter],
+    max_rows: int,
+    progress: Progress = no_progress,
+    clock: Clock = time.perf_counter,
 ) -> CostTable:
     """The same measured now, whatever is in the cache, and put there unless the machine was busy."""
     path = cost_path(target, drafters, max_rows)
-    stopwatch = Stopwatch(target.device)
+    stopwatch = Stopwatch(target.device, clock=clock)
     found = measure(target, drafters, max_rows, stopwatch, progress)
     costs, now = CostTable(undisturbed(found)), datetime.now(timezone.utc)
     costs.measured, costs.origin = now.timestamp(), "measured now"
@@ -139,11 +148,13 @@ def contradiction(profile: CostProfile) -> float:
     return max(max(one / other, other / one) for one, other in pairs)
 
 
-def disagreement(profile: CostProfile, target: Runner, drafters: Sequence[Drafter]) -> float:
+def disagreement(
+    profile: CostProfile, target: Runner, drafters: Sequence[Drafter], clock: Clock = time.perf_counter
+) -> float:
     """How many times off a profile is from rounds of one row, timed for a moment."""
     extent, models = Extent.of(target, 1), [one for one in drafters if isinstance(one, ModelDrafter)]
     own = Extent.of(models[0].runner, 1) if models else extent
-    stopwatch = Stopwatch(target.device, _CHECK_SECONDS)
+    stopwatch = Stopwatch(target.device, _CHECK_SECONDS, clock)
     clocks = on_device(target, models, 1, max(extent.widths)) or stopwatch, stopwatch
     lap = _laps(target, models[0] if models else None, extent, own, clocks)[0]
     pairs = list(zip(lap.verify, profile.verify[0], strict=True))
@@ -179,8 +190,9 @@ class Stopwatch:
     `budget` seconds are shared by everything timed; once spent, each further piece runs just once more.
     """
 
-    def __init__(self, device: torch.device, budget: float = 5.0) -> None:
+    def __init__(self, device: torch.device, budget: float = 5.0, clock: Clock = time.perf_counter) -> None:
         self._device = device
+        self._clock = clock
         self._left = budget
         self._spread: list[float] = []
 
@@ -219,11 +231,11 @@ class Stopwatch:
         return middle
 
     def _time(self, run: Callable[[], None]) -> float:
-        started = time.perf_counter()
+        started = self._clock()
         run()
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
-        taken = time.perf_counter() - started
+        taken = self._clock() - started
         self._left -= taken
         return taken
 
@@ -418,10 +430,13 @@ def _time_pass(runner: Runner, rows: int, width: int, context: int, stopwatch: S
     return stopwatch.seconds(run)
 
 
-def cost_path(target: Runner, drafters: Sequence[Drafter], max_rows: int) -> Path | None:
-    """Where the cost table of these models is cached on this machine, if anywhere; all rows must be free."""
+def cost_path(target: Runner, drafters: Sequence[Drafter], max_rows: int, chip: str | None = None) -> Path | None:
+    """Where the cost table of these models is cached on this machine, if anywhere; all rows must be free.
+
+    `chip` is the name of the processor, that of this machine by default.
+    """
     devices = " ".join(dict.fromkeys(map(device_name, _models(target, drafters))))
-    facts = [str(_MEASURING), devices, processor(), str(torch.get_num_threads()), torch.__version__]
+    facts = [str(_MEASURING), devices, chip or processor(), str(torch.get_num_threads()), torch.__version__]
     facts += [f"{m.info.fingerprint} {m.info.dtype} {Extent.of(m, max_rows)}" for m in _models(target, drafters)]
     facts += ["strict"] * target.info.strict + ["eager"] * target.info.eager
     key = hashlib.blake2b("\n".join(facts).encode(), digest_size=12)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
@@ -13,18 +15,19 @@ from adaptspec.control.cost import CostProfile, CostTable, DrafterCost
 from adaptspec.drafting.draft_model import DraftModelDrafter
 from adaptspec.drafting.drafter import Drafter
 from adaptspec.drafting.ngram import NgramDrafter
-from adaptspec.engine import profiler
 from adaptspec.engine.cost_files import cost_files, write_cost_file
 from adaptspec.engine.profiler import (
     Extent,
     Stopwatch,
     contradiction,
+    cost_path,
     measure,
     middle,
     profiled_costs,
     undisturbed,
     warm_up,
 )
+from adaptspec.models.runner import Packed
 from tests.conftest import MakeModel
 from tests.fakes import TableRunner
 from tests.models.packing import load_runner
@@ -39,14 +42,39 @@ def _parts() -> tuple[TableRunner, list[Drafter]]:
     return TableRunner(context=128), [DraftModelDrafter(TableRunner(seed=1, context=128)), NgramDrafter()]
 
 
-class Counting(TableRunner):
-    """Counts its passes."""
+class Machine:
+    """A clock that moves with passes alone: each takes `seconds(rows, tokens per row)`."""
 
-    passes = 0
+    def __init__(self, seconds: Callable[[int, int], float] = lambda rows, width: 1e-3 + 1e-4 * rows * width) -> None:
+        self.seconds = seconds
+        self.now = 0.0
 
-    def forward(self, packed):  # type: ignore[no-untyped-def]
+    def clock(self) -> float:
+        return self.now
+
+
+class Timed(TableRunner):
+    """Counts its passes, each of which moves the clock of its machine."""
+
+    def __init__(self, machine: Machine, seed: int = 0, context: int = 128, capacity: int = 10**9) -> None:
+        super().__init__(seed=seed, context=context, capacity=capacity)
+        self.machine = machine
+        self.passes = 0
+
+    def forward(self, packed: Packed) -> torch.Tensor:
         self.passes += 1
+        self.machine.now += self.machine.seconds(len(packed.rows), int(packed.counts.max()))
         return super().forward(packed)
+
+
+def _timed(machine: Machine) -> tuple[Timed, list[Drafter]]:
+    """A target with a draft model and lookup, all on one machine."""
+    return Timed(machine), [DraftModelDrafter(Timed(machine, seed=1)), NgramDrafter()]
+
+
+def _cached(folder: Path) -> list[Path]:
+    """Cost tables that were kept."""
+    return list((folder / "adaptspec" / "costs").glob("*.json"))
 
 
 def test_every_cell_is_measured_and_rows_are_left_free() -> None:
@@ -90,20 +118,13 @@ def test_the_middle_of_profiles_is_taken_cell_by_cell() -> None:
     assert merged == one(2.0, 8.0, 4.0)
 
 
-@pytest.fixture
-def _calm(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A machine that nothing disturbs."""
-    monkeypatch.setattr(profiler, "_BUSY", 1e9)
-    monkeypatch.setattr(profiler, "_AGREES", 1e9)
-
-
-@pytest.mark.usefixtures("_calm")
 def test_a_second_start_reads_the_cache() -> None:
-    """Start-up: costs are measured once per machine and pair, and then checked by a few laps."""
-    target = Counting(context=128)
-    first = profiled_costs(target, [NgramDrafter()], 2)
+    """Costs are measured once per machine and pair. Later starts check them with a few laps."""
+    machine = Machine()
+    target = Timed(machine)
+    first = profiled_costs(target, [NgramDrafter()], 2, clock=machine.clock)
     after_first = target.passes
-    second = profiled_costs(target, [NgramDrafter()], 2)
+    second = profiled_costs(target, [NgramDrafter()], 2, clock=machine.clock)
     assert 0 < target.passes - after_first < after_first
     assert second.to_json() == first.to_json()
     assert first.origin == "measured now"
@@ -111,27 +132,21 @@ def test_a_second_start_reads_the_cache() -> None:
     assert second.measured == pytest.approx(first.measured, abs=1.0)
 
 
-def test_a_table_that_laps_contradict_is_measured_again(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_table_that_laps_contradict_is_measured_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Another machine under the same name, or one that was busy when it was measured."""
-    target, drafters = _parts()
-    with monkeypatch.context() as calm:
-        calm.setattr(profiler, "_BUSY", 1e9)
-        calm.setattr(profiler, "_AGREES", 1e9)
-        first = profiled_costs(target, drafters, 1)
-    (path,) = (tmp_path / "adaptspec" / "costs").glob("*.json")
+    machine = Machine()
+    target, drafters = _timed(machine)
+    first = profiled_costs(target, drafters, 1, clock=machine.clock)
+    (path,) = _cached(tmp_path)
     slow = tuple(tuple(100.0 * one for one in line) for line in first.profile.verify)
     write_cost_file(path, CostTable(replace(first.profile, verify=slow)), {}, datetime.now(timezone.utc))
-    assert profiled_costs(target, drafters, 1).profile.verify[0][0] < slow[0][0] / 10
+    again = profiled_costs(target, drafters, 1, clock=machine.clock)
+    assert again.profile.verify[0][0] == pytest.approx(first.profile.verify[0][0])
     assert "do not fit" in caplog.text
 
 
-def test_what_contradicts_itself_is_mended_and_not_kept(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    """560 ms for two rows where eight take 25 ms: somebody else computed meanwhile."""
-    monkeypatch.setattr(profiler, "_BUSY", 1e9)
+def test_what_only_a_busy_machine_explains_is_mended() -> None:
+    """560 ms for two rows where eight take 25 ms: another program computed meanwhile."""
     steps = DrafterCost((1, 2, 8), (1e-3, 9e-3, 2e-3))
     odd = CostProfile((1, 2, 8), (1, 2), ((0.008, 0.009), (0.56, 0.012), (0.025, 0.03)), {"draft-model": steps})
     assert contradiction(odd) > 10
@@ -139,36 +154,46 @@ def test_what_contradicts_itself_is_mended_and_not_kept(
     assert mended.verify == ((0.008, 0.009), (0.012, 0.012), (0.025, 0.03))
     assert mended.drafters["draft-model"].step_seconds == (1e-3, 2e-3, 2e-3)
     assert contradiction(mended) == pytest.approx(1.0)
-    monkeypatch.setattr(profiler, "measure", lambda *_: odd)
-    target, drafters = _parts()
-    assert profiled_costs(target, drafters, 1).profile == mended
-    assert not (tmp_path / "adaptspec").exists()
-    assert "off between cells" in caplog.text
 
 
-def test_other_models_and_sizes_are_measured_apart(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_table_that_contradicts_itself_is_mended_and_not_kept(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Two rows of one token take 70 times as long as two rows of two tokens."""
+    machine = Machine(lambda rows, width: 0.56 if (rows, width) == (2, 1) else 0.008)
+    verify = profiled_costs(Timed(machine), [NgramDrafter()], 2, clock=machine.clock).profile.verify
+    assert verify == tuple(tuple(pytest.approx(0.008) for _ in line) for line in verify)
+    assert not _cached(tmp_path)
+    assert "70.0 x off between cells" in caplog.text
+
+
+def test_other_models_and_sizes_are_measured_apart(tmp_path: Path) -> None:
     """A table is never used for other weights, another draft or another number of rows."""
-    monkeypatch.setattr(profiler, "_BUSY", 1e9)
-    monkeypatch.setattr(profiler, "_AGREES", 1e9)
-    target, drafters = _parts()
-    profiled_costs(target, drafters, 2)
-    profiled_costs(target, drafters, 1)
-    profiled_costs(TableRunner(seed=5, context=128), drafters, 2)
-    profiled_costs(target, [NgramDrafter()], 2)
-    assert len(list((tmp_path / "adaptspec" / "costs").glob("*.json"))) == 4
+    machine = Machine()
+    target, drafters = _timed(machine)
+    profiled_costs(target, drafters, 2, clock=machine.clock)
+    profiled_costs(target, drafters, 1, clock=machine.clock)
+    profiled_costs(Timed(machine, seed=5), drafters, 2, clock=machine.clock)
+    profiled_costs(target, [NgramDrafter()], 2, clock=machine.clock)
+    assert len(_cached(tmp_path)) == 4
 
 
-def test_other_types_and_processors_are_measured_apart(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """A home directory shared by machines, or another --dtype: costs of the one say nothing of the other."""
-    monkeypatch.setattr(profiler, "_BUSY", 1e9)
-    monkeypatch.setattr(profiler, "_AGREES", 1e9)
-    target, drafters = _parts()
-    profiled_costs(target, drafters, 1)
+def test_other_types_are_measured_apart(tmp_path: Path) -> None:
+    """Another --dtype has costs of its own."""
+    machine = Machine()
+    target, drafters = _timed(machine)
+    profiled_costs(target, drafters, 1, clock=machine.clock)
     target.info = replace(target.info, dtype="bfloat16")
-    profiled_costs(target, drafters, 1)
-    monkeypatch.setattr(profiler, "processor", lambda: "another one")
-    profiled_costs(target, drafters, 1)
-    assert len(list((tmp_path / "adaptspec" / "costs").glob("*.json"))) == 3
+    profiled_costs(target, drafters, 1, clock=machine.clock)
+    assert len(_cached(tmp_path)) == 2
+
+
+def test_other_processors_are_measured_apart() -> None:
+    """Machines that share a home directory each have a table."""
+    target, drafters = _parts()
+    paths = [cost_path(target, drafters, 1, chip) for chip in (None, "one", "one", "another")]
+    assert len(set(paths)) == 3
+    assert paths[1] == paths[2]
 
 
 @pytest.mark.parametrize("context", [16, 17, 31, 32, 64, 71, 72, 73, 128, 256])
@@ -194,69 +219,67 @@ def test_only_rows_the_cache_has_room_for_are_measured(
     assert Extent.of(target, 8).rows == rows, "nothing is left reserved"
 
 
-def test_a_larger_cache_is_measured_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_larger_cache_is_measured_again() -> None:
     """A table taken with room for one row must not be read where there is room for four."""
-    monkeypatch.setattr(profiler, "_BUSY", 1e9)
-    monkeypatch.setattr(profiler, "_AGREES", 1e9)
-    assert profiled_costs(TableRunner(context=128, capacity=128), [NgramDrafter()], 4).profile.rows == (1,)
-    assert profiled_costs(TableRunner(context=128), [NgramDrafter()], 4).profile.rows == (1, 2, 4)
+    machine = Machine()
+    for capacity, rows in ((128, (1,)), (10**9, (1, 2, 4))):
+        target = Timed(machine, capacity=capacity)
+        assert profiled_costs(target, [NgramDrafter()], 4, clock=machine.clock).profile.rows == rows
 
 
 def test_a_strict_model_has_costs_of_its_own() -> None:
     """Its passes are larger; the same weights without that keep their table."""
     usual, strict = TableRunner(), TableRunner()
     strict.info = replace(strict.info, strict=True)
-    assert (
-        profiler.cost_path(usual, [], 4)
-        == profiler.cost_path(TableRunner(), [], 4)
-        != profiler.cost_path(strict, [], 4)
-    )
+    assert cost_path(usual, [], 4) == cost_path(TableRunner(), [], 4) != cost_path(strict, [], 4)
 
 
-def test_a_broken_cache_file_is_measured_again(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_broken_cache_file_is_measured_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """A damaged file costs a few seconds and a warning, never the start."""
-    monkeypatch.setattr(profiler, "_BUSY", 1e9)
-    monkeypatch.setattr(profiler, "_AGREES", 1e9)
-    target, drafters = _parts()
-    good = profiled_costs(target, drafters, 1)
-    (path,) = (tmp_path / "adaptspec" / "costs").glob("*.json")
+    machine = Machine()
+    target, drafters = _timed(machine)
+    good = profiled_costs(target, drafters, 1, clock=machine.clock)
+    (path,) = _cached(tmp_path)
     path.write_text("{")
-    assert profiled_costs(target, drafters, 1).profile.rows == good.profile.rows
+    assert profiled_costs(target, drafters, 1, clock=machine.clock).profile.rows == good.profile.rows
     assert "measuring again" in caplog.text
     assert path.read_text() != "{"
 
 
-def test_a_busy_machine_is_not_remembered(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Measurements taken while something else computes are used for this run only; what helps is said."""
-    monkeypatch.setattr(profiler, "_BUSY", 0.0)
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
-    target, drafters = _parts()
-    profiled_costs(target, drafters, 1)
-    assert not (tmp_path / "adaptspec").exists()
-    assert "busy" in caplog.text
+@pytest.fixture
+def _two_threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.usefixtures("_two_threads")
+def test_a_busy_machine_is_not_remembered(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Measurements taken while another program computes serve this run only. The warning says how to help."""
+    draw = random.Random(0)
+    machine = Machine(lambda rows, width: draw.choice((1e-3, 3e-3, 3e-3)))
+    target, drafters = _timed(machine)
+    profiled_costs(target, drafters, 1, clock=machine.clock)
+    assert not _cached(tmp_path)
+    assert "medians 3.0 x the fastest" in caplog.text
     assert "--threads 1" in caplog.text
 
 
-def test_an_unwritable_cache_is_only_a_warning(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_an_unwritable_cache_is_only_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """No home, full disk: serving goes on."""
-    monkeypatch.setattr(profiler, "_BUSY", 1e9)
-    monkeypatch.setattr(profiler, "_AGREES", 1e9)
     (tmp_path / "adaptspec").write_text("in the way")
-    target, drafters = _parts()
-    assert profiled_costs(target, drafters, 1).profile.rows == (1,)
+    machine = Machine()
+    target, drafters = _timed(machine)
+    assert profiled_costs(target, drafters, 1, clock=machine.clock).profile.rows == (1,)
     assert "cannot be cached" in caplog.text
 
 
 @pytest.mark.parametrize("context", [2, 4, 64])
 def test_warming_up_leaves_every_row_free(context: int) -> None:
     """Whatever room the models have, requests find the caches as they were; passes of every width have run."""
-    target, draft = Counting(context=context), Counting(seed=1, context=context)
+    machine = Machine()
+    target, draft = Timed(machine, context=context), Timed(machine, seed=1, context=context)
     warm_up(target, [DraftModelDrafter(draft), NgramDrafter()])
     assert target.length(0) == draft.length(0) == 0
     assert target.passes == draft.passes == 1 + min(9, context - min(64, context // 2))
@@ -274,12 +297,11 @@ def test_without_a_home_directory_costs_are_measured_and_not_kept(
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.delenv("HOME", raising=False)
     monkeypatch.setattr("pwd.getpwuid", unknown)
-    monkeypatch.setattr(profiler, "_BUSY", 1e9)
-    monkeypatch.setattr(profiler, "_AGREES", 1e9)
     if home is not None:
         monkeypatch.setenv("XDG_CACHE_HOME", home)
     monkeypatch.chdir(tmp_path)
-    assert profiled_costs(TableRunner(), [NgramDrafter()], 4).origin == "measured now"
+    machine = Machine()
+    assert profiled_costs(Timed(machine), [NgramDrafter()], 4, clock=machine.clock).origin == "measured now"
     assert [record.getMessage() for record in caplog.records if "home directory" in record.getMessage()] == [
         "there is no home directory to keep costs in; set XDG_CACHE_HOME to a folder: they are measured at every start"
     ]
