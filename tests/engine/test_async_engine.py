@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -22,8 +22,8 @@ from adaptspec.engine.scheduler import PromptProgress
 from adaptspec.errors import EngineError, OverloadedError, PromptTooLongError, RequestError, UnknownModelError
 from adaptspec.models.runner import Packed
 from adaptspec.request import Request, SamplingParams, SpeculationParams
-from adaptspec.types import FinishReason
-from tests.engine.conftest import Dictated, make_core
+from adaptspec.types import FinishReason, RoundRecord, Sink
+from tests.engine.conftest import Dictated, Notes, make_core
 from tests.fakes import TableRunner, plain_greedy
 
 GREEDY = SamplingParams(max_tokens=20, temperature=0.0, ignore_eos=True)
@@ -36,6 +36,23 @@ class Breakable(TableRunner):
         if 13 in packed.tokens:
             raise RuntimeError("met token 13")
         return super().forward(packed)
+
+
+class Deadly(TableRunner):
+    """A runner that ends the thread which it runs on."""
+
+    def forward(self, packed: Packed):  # type: ignore[no-untyped-def]
+        raise SystemExit("gone")
+
+
+class Stuck(TableRunner):
+    """A runner whose passes fail, and whose rows cannot be given back then."""
+
+    def forward(self, packed: Packed):  # type: ignore[no-untyped-def]
+        raise RuntimeError("met a fault")
+
+    def free(self, row: int) -> None:
+        raise MemoryError("gone")
 
 
 class Metered(TableRunner):
@@ -64,16 +81,18 @@ async def nothing_is_left(front: AsyncEngine, target: Metered) -> None:
     """The round that runs may end, and a few more; those of a whole answer are never allowed."""
     target.allowed.release(5)
     ends = time.monotonic() + 10.0
-    while not front._core.idle or front.stats() != EngineStats(0, 0):
+    while front.heartbeat is not None or front.stats() != EngineStats(0, 0):
         assert time.monotonic() < ends, front.stats()
         await asyncio.sleep(0.001)
 
 
 @asynccontextmanager
-async def engine(tokenizer: PreTrainedTokenizerFast, target: TableRunner | None = None) -> AsyncIterator[AsyncEngine]:
+async def engine(
+    tokenizer: PreTrainedTokenizerFast, target: TableRunner | None = None, sinks: Sequence[Sink] = ()
+) -> AsyncIterator[AsyncEngine]:
     policy = Dictated(("draft-model",), lambda n, size: [n % 5] * size)
     drafter = DraftModelDrafter(TableRunner(seed=1, blend=0.8, context=512))
-    core = make_core(tokenizer, target or TableRunner(context=512), [drafter], {"p": (policy, "coupled")})
+    core = make_core(tokenizer, target or TableRunner(context=512), [drafter], {"p": (policy, "coupled")}, sinks=sinks)
     front = AsyncEngine(core, "served", max_waiting=4)
     try:
         yield front
@@ -137,7 +156,7 @@ async def test_spare_time_is_used_between_requests_and_ends_with_the_next(tokeni
     seen: set[tuple[str, bool, bool]] = set()
 
     def spare() -> bool:
-        seen.add((threading.current_thread().name, front._core.idle, front.heartbeat is not None))
+        seen.add((threading.current_thread().name, core.idle, front.heartbeat is not None))
         begun.set()
         if enough.is_set():
             ended.set()
@@ -190,17 +209,17 @@ async def test_a_failed_round_ends_its_requests_and_no_others(tokenizer: PreTrai
         assert front.alive
 
 
-async def test_a_dead_engine_thread_hangs_nobody(
-    tokenizer: PreTrainedTokenizerFast, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_failed_round_that_cannot_be_undone_ends_all_requests(tokenizer: PreTrainedTokenizerFast) -> None:
+    """The requests end with the second error, and the thread goes on."""
+    async with engine(tokenizer, Stuck(context=512)) as front:
+        done = await asyncio.gather(*(front.generate(Request(f"r{i}", (5, 6), GREEDY)) for i in range(3)))
+        assert [(one.finish, one.error) for one in done] == [(FinishReason.ERROR, "MemoryError: gone")] * 3
+        assert front.alive
+
+
+async def test_a_dead_engine_thread_hangs_nobody(tokenizer: PreTrainedTokenizerFast) -> None:
     """Faults: if the loop itself breaks, open streams and later requests get an error, and `alive` says so."""
-    async with engine(tokenizer) as front:
-
-        def broken(*_: object) -> list[object]:
-            raise MemoryError("gone")
-
-        for name in ("step", "recover", "abort_all"):
-            monkeypatch.setattr(front._core, name, broken)
+    async with engine(tokenizer, Deadly(context=512)) as front:
         with pytest.raises(EngineError, match="gone"):
             await front.generate(Request("r", (5, 6), GREEDY))
         assert not front.alive
@@ -268,16 +287,18 @@ async def test_close_ends_streams_that_are_still_open(tokenizer: PreTrainedToken
             await front.generate(Request("late", (5,), GREEDY))
 
 
-async def test_what_learning_or_a_sink_does_wrong_costs_no_answer(
-    tokenizer: PreTrainedTokenizerFast, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+class Mute(Notes):
+    """A sink that takes no record of a round."""
+
+    def emit(self, record: RoundRecord) -> None:
+        raise ValueError("no notes today")
+
+
+async def test_a_sink_that_fails_costs_no_answer(
+    tokenizer: PreTrainedTokenizerFast, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Telemetry and learning may fail in the very round a request ends: the answer arrives all the same."""
-    async with engine(tokenizer) as front:
-
-        def broken(record: object) -> None:
-            raise ValueError("no notes today")
-
-        monkeypatch.setattr(front._core.controller, "learn", broken)
+    """Telemetry may fail in the very round a request ends: the answer arrives all the same."""
+    async with engine(tokenizer, sinks=[Mute()]) as front:
         assert (await front.generate(Request("r", (5, 6), GREEDY))).finish is FinishReason.LENGTH
     assert "could not be reported" in caplog.text
 
@@ -319,9 +340,7 @@ async def test_work_is_done_between_rounds_on_the_engine_thread(tokenizer: PreTr
         assert [delta async for delta in stream][-1].completion is not None
 
 
-async def test_work_for_an_engine_that_stops_is_refused(
-    tokenizer: PreTrainedTokenizerFast, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_work_for_an_engine_that_stops_is_refused(tokenizer: PreTrainedTokenizerFast) -> None:
     """Whoever waits for it is told, whether it was asked for before or after."""
     async with engine(tokenizer) as front:
         gate, began = threading.Event(), threading.Event()
