@@ -6,6 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
+import torch
+
 from adaptspec.engine.core import EngineLimits
 from adaptspec.engine.engine_config import EngineConfig
 from adaptspec.errors import ConfigError
@@ -29,6 +31,7 @@ from adaptspec.models.own_drafts import MTP
 from adaptspec.models.runner import Heard, Listener, ModelInfo, Runner
 from adaptspec.models.weights import DecoderWeights
 
+Room = Callable[[torch.device], int]  # bytes that all caches on a device may take
 READ = 512  # tokens that a head reads in one pass, at most
 
 
@@ -37,16 +40,17 @@ def load_models(
     places: Sequence[str],
     deepest: Callable[[], int],
     described: Callable[[ModelInfo], ModelInfo] = lambda info: info,
+    room: Room = bytes_for_cache,
 ) -> list[Runner]:
     """The target and, if there is a second place, its draft. All weights are loaded before any cache is sized.
 
     `deepest` is asked for the most tokens that may be drafted where memory is counted. `described` adds to the target's
-    info what its tokenizer says.
+    info what its tokenizer says. `room` is asked for the bytes that caches may take.
     """
     head = len(places) > 1 and (config.own_draft == MTP or (config.own_draft is None and is_head(places[1])))
     group = _ranks(config, places, head=head)
     try:
-        target, *drafts = _load(config, (places, head), group, (deepest, described))
+        target, *drafts = _load(config, (places, head), group, (deepest, described, room))
     except BaseException:
         group.close()
         raise
@@ -80,9 +84,9 @@ def _load(
     config: EngineConfig,
     what: tuple[Sequence[str], bool],
     group: Group,
-    asked: tuple[Callable[[], int], Callable[[ModelInfo], ModelInfo]],
+    asked: tuple[Callable[[], int], Callable[[ModelInfo], ModelInfo], Room],
 ) -> list[Runner]:
-    (places, head), (deepest, described) = what, asked
+    (places, head), (deepest, described, room) = what, asked
     group.tell("load", places[0], config.dtype)
     makes: list[MakeDecoder] = (
         [decoder] * 2 if group is ALONE else [partial(device_decoder, group=group), device_decoder]
@@ -103,7 +107,7 @@ def _load(
     for device in dict.fromkeys(model.device for model in models):
         # What memory is left on it, its models share so that each holds as many tokens, on all ranks the same.
         mine = [model for model in models if model.device == device]
-        left = min([bytes_for_cache(device), *(answers if device == models[0].device else ())])
+        left = min([room(device), *(answers if device == models[0].device else ())])
         # A round has a draft model read a token of each row at a time, or two; a head hears of all that are verified.
         left -= sum(_beside_cache(m, config, deepest if m is models[0] or m.hears else lambda: 1) for m in mine)
         tokens[device] = max(0, left) // sum(model.bytes_per_token for model in mine)

@@ -5,22 +5,24 @@ from __future__ import annotations
 import threading
 from dataclasses import replace
 from pathlib import Path
+from shutil import copytree
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, GPT2Config, PreTrainedTokenizerFast
+from transformers import AutoModelForCausalLM, GPT2Config
 
-from adaptspec.drafting.draft_model import DraftModelDrafter
+from adaptspec.control.cost import CostTable
 from adaptspec.drafting.other_tokenizer import OwnTokensDrafter
-from adaptspec.engine import assembly, model_set
 from adaptspec.engine.assembly import assemble, build
 from adaptspec.engine.core import EngineLimits
 from adaptspec.engine.engine_config import EngineConfig
+from adaptspec.engine.model_set import load_models
 from adaptspec.engine.sync_engine import Engine
 from adaptspec.errors import ConfigError, ModelError, PolicyError
 from adaptspec.request import SamplingParams, SpeculationParams
 from tests.conftest import TINY_VOCAB, MakeModel, tiny_tokenizer
 from tests.drafting.spellings import gpt2_like, write_model
+from tests.engine.policies import COSTS
 
 SMALL = EngineLimits(max_rows=2)
 GREEDY = SamplingParams(max_tokens=12, temperature=0.0, ignore_eos=True)
@@ -63,28 +65,19 @@ def test_a_pair_and_its_shipped_policies(target_path: Path, draft_path: Path) ->
     assert len(set(outputs.values())) == 1, outputs
 
 
-def _broken(*_: object) -> None:
+def _broken(*_: object) -> CostTable:
     raise ZeroDivisionError
 
 
-def test_the_thread_that_loads_ends_with_loading(
-    target_path: Path, draft_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_thread_that_loads_ends_with_loading(target_path: Path, draft_path: Path) -> None:
     """While it lives its OpenMP workers count, and with more threads than cores the engine's sleep at every barrier."""
-    names = []
-    load = assembly.load_tokenizer
-
-    def told(place: str) -> PreTrainedTokenizerFast:
-        names.append(threading.current_thread().name)
-        return load(place)
-
-    monkeypatch.setattr(assembly, "load_tokenizer", told)
-    build(EngineConfig(str(target_path), str(draft_path), limits=SMALL))
-    assert {name.rpartition("_")[0] for name in names} == {"adaptspec-load"}
-    monkeypatch.setattr(assembly, "warm_up", _broken)
+    config, loading = EngineConfig(str(target_path), str(draft_path), limits=SMALL), set[threading.Thread]()
+    build(config, costs=lambda *_: CostTable(COSTS), progress=lambda _: loading.add(threading.current_thread()))
+    assert [thread.name.rpartition("_")[0] for thread in loading] == ["adaptspec-load"]
     with pytest.raises(ZeroDivisionError):
-        build(EngineConfig(str(target_path), str(draft_path), limits=SMALL))
-    assert not any(thread.name.startswith("adaptspec-load") for thread in threading.enumerate())
+        build(config, costs=_broken, progress=lambda _: loading.add(threading.current_thread()))
+    assert len(loading) == 2
+    assert not any(thread.is_alive() for thread in loading)
 
 
 def test_without_a_draft_model_lookup_is_the_default(target_path: Path) -> None:
@@ -131,14 +124,15 @@ def test_unknown_policies_and_models_are_named(target_path: Path, tmp_path: Path
         build(EngineConfig(str(tmp_path), limits=SMALL))
 
 
-def test_a_draft_that_is_no_model_is_refused_before_the_target_is_read(
-    target_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Reading a large target may take minutes."""
-    monkeypatch.setattr(assembly, "load_models", None)
-    (tmp_path / "draft.gguf").touch()
+def test_a_draft_that_is_no_model_is_refused_before_the_target_is_read(target_path: Path, tmp_path: Path) -> None:
+    """Reading a large target may take minutes. This one cannot be read at all."""
+    damaged, draft = copytree(target_path, tmp_path / "damaged"), tmp_path / "draft.gguf"
+    (damaged / "model.safetensors").write_bytes(b"")
+    with pytest.raises(ModelError, match=r"model\.safetensors"):
+        build(EngineConfig(str(damaged), limits=SMALL))
+    draft.touch()
     with pytest.raises(ModelError, match="GGUF files are not read yet"):
-        build(EngineConfig(str(target_path), str(tmp_path / "draft.gguf"), limits=SMALL))
+        build(EngineConfig(str(damaged), str(draft), limits=SMALL))
 
 
 def test_a_deep_policy_drafts_as_deep_as_it_says(target_path: Path, tmp_path: Path) -> None:
@@ -174,20 +168,16 @@ def test_ones_own_policy_replaces_the_shipped_one_of_its_name(target_path: Path,
         build(EngineConfig(str(target_path), policies=(file, "off"), limits=SMALL))
 
 
-def test_policies_are_checked_before_models_are_loaded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """A typo fails at once, not after minutes of loading and measuring."""
-
-    def load_model(*_: object, **__: object) -> None:
-        raise AssertionError("a model was loaded")
-
-    monkeypatch.setattr(model_set, "load_model", load_model)
+def test_policies_are_checked_before_models_are_loaded(tmp_path: Path) -> None:
+    """A typo fails at once, not after minutes of loading and measuring. The models here are not even there."""
+    config = EngineConfig(str(tmp_path / "nowhere"), str(tmp_path / "nowhere"))
     with pytest.raises(PolicyError, match="did you mean goodput"):
-        build(EngineConfig(policies=("goodputt",)))
+        build(replace(config, policies=("goodputt",)))
     tasks = ", tasks: {chatt: {stop: {rule: none}}}"
     with pytest.raises(PolicyError, match="did you mean"):
-        build(EngineConfig(policies=(policy_file(tmp_path / "p.yaml", "p", "{algorithm: goodput}", tasks),)))
+        build(replace(config, policies=(policy_file(tmp_path / "p.yaml", "p", "{algorithm: goodput}", tasks),)))
     with pytest.raises(ConfigError, match="--draft"):
-        build(EngineConfig(draft=None, policies=("goodput",)))
+        build(replace(config, draft=None, policies=("goodput",)))
 
 
 def test_a_draft_of_a_shorter_context_serves_as_far_as_it_reaches(target_path: Path, make_model: MakeModel) -> None:
@@ -211,27 +201,18 @@ def test_an_impossible_context_names_the_model(target_path: Path, draft_path: Pa
         build(config)
 
 
-def test_target_and_draft_share_the_memory(
-    target_path: Path, draft_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Caches are sized when both models' weights are loaded, and together keep to what there is."""
-    events: list[str] = []
-    load_model = model_set.load_model
-
-    def noted(place: str, **options: str) -> object:
-        events.append("weights")
-        return load_model(place, **options)
+def test_target_and_draft_share_the_memory(target_path: Path, draft_path: Path) -> None:
+    """Caches are sized once, when both models' weights are loaded, and together keep to what there is."""
+    asked: list[torch.device] = []
 
     def room(device: torch.device) -> int:
-        events.append("room")
+        asked.append(device)
         return 100 * (2 + 1) * 2 * 2 * 8 * 4  # 100 tokens in 2 + 1 layers
 
-    monkeypatch.setattr(model_set, "load_model", noted)
-    monkeypatch.setattr(model_set, "bytes_for_cache", room)
-    built = build(EngineConfig(str(target_path), str(draft_path), limits=SMALL))
-    assert events == ["weights", "weights", "room"]
-    (draft,) = [d.runner for d in built.drafters if isinstance(d, DraftModelDrafter)]
-    for runner in (built.target, draft):
+    places = [str(target_path), str(draft_path)]
+    runners = load_models(EngineConfig(*places, device="cpu", limits=SMALL), places, lambda: 7, room=room)
+    assert asked == [torch.device("cpu")]
+    for runner in runners:
         assert runner.info.context == 50
         assert runner.reserve(0, 50)
         assert runner.reserve(1, 50)
