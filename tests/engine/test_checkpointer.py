@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import errno
 import os
-from collections.abc import Callable
+import resource
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,6 @@ import numpy as np
 import pytest
 from transformers import PreTrainedTokenizerFast
 
-from adaptspec.control import state
 from adaptspec.control.state import FILE, LearnedState, PolicyState, StateStore, read_state, to_bytes
 from adaptspec.engine.checkpointer import Checkpointer
 from adaptspec.errors import StateError
@@ -89,18 +89,36 @@ def test_what_cannot_be_trusted_is_put_aside(tmp_path: Path, caplog: Any, conten
     one.close()
 
 
-def test_a_full_disk_is_a_line_in_the_log(tmp_path: Path, caplog: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+@contextmanager
+def no_room(_: Path) -> Iterator[None]:
+    """No file may grow."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+@contextmanager
+def in_the_way(folder: Path) -> Iterator[None]:
+    """A directory has the name of the temporary file, which then cannot be opened."""
+    blocked = folder / f"{FILE}.tmp"
+    blocked.unlink(missing_ok=True)
+    blocked.mkdir()
+    try:
+        yield
+    finally:
+        blocked.rmdir()
+
+
+def test_a_full_disk_is_a_line_in_the_log(tmp_path: Path, caplog: Any) -> None:
     """The old state stays, and the next save makes up for it."""
     one = store(tmp_path)
     one.save(states(1.0))
-
-    def full(*_: Any) -> int:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "write", full)
+    with no_room(tmp_path):
         one.save(states(2.0))
-    assert "No space left on device" in caplog.text
+    assert "could not be saved (File too large)" in caplog.text
     assert one.failed_saves == 1
     state = one.load()
     assert state is not None
@@ -112,26 +130,14 @@ def test_a_full_disk_is_a_line_in_the_log(tmp_path: Path, caplog: Any, monkeypat
     one.close()
 
 
-FAILURES: dict[str, Callable[[pytest.MonkeyPatch], object]] = {
-    "write": lambda patch: patch.setattr(os, "write", _full),
-    "fsync": lambda patch: patch.setattr(os, "fsync", _full),
-    "rename": lambda patch: patch.setattr(os, "replace", _full),
-}
-
-
-def _full(*_: Any) -> int:
-    raise OSError(errno.ENOSPC, "No space left on device")
-
-
-@pytest.mark.parametrize("failing", FAILURES)
+@pytest.mark.parametrize("failing", [no_room, in_the_way])
 def test_a_failed_save_is_made_up_for_though_nothing_is_new(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: str
+    tmp_path: Path, failing: Callable[[Path], AbstractContextManager[None]]
 ) -> None:
     """An idle server saves the same again: only what is on the disk counts as written."""
     one = store(tmp_path)
     for value in (1.0, 2.0):
-        with monkeypatch.context() as patch:
-            FAILURES[failing](patch)
+        with failing(tmp_path):
             assert not one.save(states(value))
             assert not one.save(states(value)), "it has not been written yet"
         assert one.save(states(value))
@@ -226,20 +232,18 @@ async def test_it_saves_while_requests_run(tokenizer: PreTrainedTokenizerFast, t
         await asyncio.to_thread(kept.close)
 
 
-async def test_a_full_disk_fails_no_request(
-    tokenizer: PreTrainedTokenizerFast, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: Any
+async def test_a_disk_that_fails_fails_no_request(
+    tokenizer: PreTrainedTokenizerFast, tmp_path: Path, caplog: Any
 ) -> None:
-    """Only the log knows."""
-
-    def full(*_: Any) -> int:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(state.os, "write", full)
-    async with desk_of(tokenizer, tmp_path, [goodput("main")]) as one:
-        kept = await asyncio.to_thread(keeper, one, tmp_path / "state", 0.005)
-        assert await asyncio.gather(*(one.served(asking(i)) for i in range(8))) == ["main"] * 8
-        await asyncio.to_thread(kept.close)
-    assert "No space left" in caplog.text
+    """The failure is recorded in the log alone."""
+    folder = tmp_path / "state"
+    folder.mkdir()
+    with in_the_way(folder):
+        async with desk_of(tokenizer, tmp_path, [goodput("main")]) as one:
+            kept = await asyncio.to_thread(keeper, one, folder, 0.005)
+            assert await asyncio.gather(*(one.served(asking(i)) for i in range(8))) == ["main"] * 8
+            await asyncio.to_thread(kept.close)
+    assert "could not be saved (it is a directory" in caplog.text
 
 
 async def test_a_state_that_no_policy_can_have_is_put_aside(
