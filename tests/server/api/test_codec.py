@@ -106,46 +106,52 @@ async def test_a_text_that_cannot_fit_is_not_even_encoded(tokenizer: Any, text: 
     await codec.encode("x" * 1000)
 
 
-async def test_what_comes_after_a_prompt_that_is_refused_is_not_encoded(
-    post: Any, tokenizer: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_what_comes_after_a_prompt_that_is_refused_is_not_encoded(tokenizer: Any) -> None:
     """Fifty of the longest texts took a second and 60 MB before the first of them was found not to fit."""
-    seen: list[str] = []
-    usual = tokenizer.encode
-    monkeypatch.setattr(tokenizer, "encode", lambda text, **how: (seen.append(text), usual(text, **how))[1])
-    status, body = await post("/v1/completions", prompt=["x", *["y" * 9_000] * 10])
-    assert (status, body["error"]["code"]) == (400, "context_length_exceeded")
-    assert len(seen) == 2
+    mine, seen = copy.deepcopy(tokenizer), list[str]()
+
+    def encode(text: str, **options: Any) -> Any:
+        seen.append(text[:1])
+        return tokenizer.encode(text, **options)
+
+    mine.encode = encode
+    async with (
+        TestClient(TestServer(make_app(FakeEngine(), mine, Metrics()))) as client,
+        client.post("/v1/completions", json={"prompt": ["x", *["y" * 900] * 10]}) as response,
+    ):
+        assert (response.status, (await response.json())["error"]["code"]) == (400, "context_length_exceeded")
+    assert seen == ["x", "y"]
 
 
-async def test_a_talk_that_cannot_fit_is_not_even_written_out(tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    codec = Codec(tokenizer, most_bytes=1000)
+def with_template(tokenizer: Any, template: str | None) -> Any:
+    """A copy of a tokenizer, with another chat template."""
+    mine = copy.deepcopy(tokenizer)
+    mine.chat_template = template
+    return mine
+
+
+async def test_a_talk_that_cannot_fit_is_not_even_written_out(tokenizer: Any) -> None:
+    """A text that the template makes is bounded. Messages beyond the bound never reach it: here it would fail."""
     half = Message(role="user", content="x" * 501)
-    monkeypatch.setattr(tokenizer, "chat_template", "{{ 'y' * 1001 }}")
+    codec = Codec(with_template(tokenizer, "{{ 'y' * 1001 }}"), most_bytes=1000)
     with pytest.raises(PromptTooLongError, match="messages has a text of more than 1000 bytes"):
         await codec.encode_chat([Message(role="user", content="x")])
-    monkeypatch.setattr(tokenizer, "apply_chat_template", None)
+    codec = Codec(with_template(tokenizer, "{{ raise_exception('no') }}"), most_bytes=1000)
     with pytest.raises(PromptTooLongError, match="messages has a text of more than 1000 bytes"):
         await codec.encode_chat([half, half])
     with pytest.raises(PromptTooLongError, match="messages has a text of more than 1000 bytes"):
         await codec.encode_chat([Message(role="user", content="")] * 16)
 
 
-async def test_a_model_without_a_template_says_what_to_use_instead(
-    tokenizer: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(tokenizer, "chat_template", None)
+async def test_a_model_without_a_template_says_what_to_use_instead(tokenizer: Any) -> None:
     with pytest.raises(RequestError, match="/v1/completions"):
-        await Codec(tokenizer).encode_chat([Message(role="user", content="x")])
+        await Codec(with_template(tokenizer, None)).encode_chat([Message(role="user", content="x")])
 
 
 @pytest.mark.parametrize("fault", ["{{ 'x' + 1 }}", "{{ 1 / 0 }}", "{{ ''.nope() }}", "{{ raise_exception('no') }}"])
-async def test_whatever_a_template_raises_is_about_the_messages(
-    tokenizer: Any, monkeypatch: pytest.MonkeyPatch, fault: str
-) -> None:
-    monkeypatch.setattr(tokenizer, "chat_template", fault)
+async def test_whatever_a_template_raises_is_about_the_messages(tokenizer: Any, fault: str) -> None:
     with pytest.raises(RequestError, match="does not take these messages"):
-        await Codec(tokenizer).encode_chat([Message(role="user", content="x")])
+        await Codec(with_template(tokenizer, fault)).encode_chat([Message(role="user", content="x")])
 
 
 SLOW = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
