@@ -254,10 +254,21 @@ class Connection(web.RequestHandler):
 class Listener(web.BaseSite):
     """A site of a runner whose connections are `Connection`s."""
 
-    __slots__ = ("_host", "_limits", "_port", "_settings")
+    __slots__ = ("_host", "_limits", "_port", "_settings", "_system")
 
-    def __init__(self, runner: web.AppRunner, host: str, port: int, limits: ServerLimits, **settings: Any) -> None:
+    def __init__(
+        self,
+        runner: web.AppRunner,
+        host: str,
+        port: int,
+        limits: ServerLimits,
+        *,
+        system: Any = resource,
+        **settings: Any,
+    ) -> None:
+        """`system`: see `room_for`."""
         super().__init__(runner)
+        self._system = system
         self._host = host
         self._port = port
         self._limits = limits
@@ -273,7 +284,7 @@ class Listener(web.BaseSite):
         await super().start()
         loop, server, wanted = asyncio.get_running_loop(), self._runner.server, self._limits.connections
         assert server is not None
-        most = room_for(wanted)
+        most = room_for(wanted, self._system)
         if most < wanted:
             words = "At most %d connections are taken instead of %d: the process may open no more files (ulimit -n)"
             _logger.warning(words, most, wanted)
@@ -288,9 +299,12 @@ class Listener(web.BaseSite):
         self._port = self._server.sockets[0].getsockname()[1]
 
 
-def room_for(connections: int) -> int:
-    """As many of them as may be open at once: the process's soft limit is raised as far as the hard one allows."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+def room_for(connections: int, system: Any = resource) -> int:
+    """As many of them as may be open at once: the process's soft limit is raised as far as the hard one allows.
+
+    `system` gets and sets limits, as the module `resource` does.
+    """
+    soft, hard = system.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY:
         return connections
     wanted = connections + RESERVE
@@ -298,7 +312,7 @@ def room_for(connections: int) -> int:
     if soft < most:
         # A system may allow less than it says.
         with suppress(ValueError, OSError):
-            resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+            system.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
             soft = most
     return max(1, min(connections, soft - min(RESERVE, soft // 2)))
 

@@ -19,9 +19,8 @@ from typing import Any
 import pytest
 from aiohttp import compression_utils, web
 
-from adaptspec.server import connection
 from adaptspec.server.application import make_app
-from adaptspec.server.connection import RESERVE, room_for
+from adaptspec.server.connection import RESERVE, Listener, room_for
 from adaptspec.server.limits import ServerLimits
 from adaptspec.telemetry.metrics import Metrics
 from tests.server.test_run import start
@@ -325,6 +324,22 @@ async def test_nothing_is_ever_inflated(
 UNLIMITED = resource.RLIM_INFINITY
 
 
+class System:
+    """A system with limits of its own, in place of the module `resource`."""
+
+    def __init__(self, limits: tuple[int, int], *, refuses: bool = False) -> None:
+        self.limits, self.refuses = limits, refuses
+        self.asked: list[tuple[int, int]] = []
+
+    def getrlimit(self, _: int) -> tuple[int, int]:
+        return self.limits
+
+    def setrlimit(self, _: int, limits: tuple[int, int]) -> None:
+        if self.refuses:
+            raise ValueError("not allowed to raise maximum limit")
+        self.asked.append(limits)
+
+
 @pytest.mark.parametrize(
     ("limits", "wanted", "room", "raised"),
     [
@@ -339,35 +354,34 @@ UNLIMITED = resource.RLIM_INFINITY
     ],
 )
 def test_the_limit_is_raised_for_connections_and_they_are_held_to_it(
-    monkeypatch: pytest.MonkeyPatch, limits: tuple[int, int], wanted: int, room: int, raised: int | None
+    limits: tuple[int, int], wanted: int, room: int, raised: int | None
 ) -> None:
-    asked: list[Any] = []
-    monkeypatch.setattr(connection.resource, "getrlimit", lambda kind: limits)
-    monkeypatch.setattr(connection.resource, "setrlimit", lambda kind, new: asked.append(new))
-    assert room_for(wanted) == room
-    assert asked == ([] if raised is None else [(raised, limits[1])])
+    system = System(limits)
+    assert room_for(wanted, system) == room
+    assert system.asked == ([] if raised is None else [(raised, limits[1])])
 
 
-def test_a_system_that_does_not_let_the_limit_be_raised_is_taken_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(kind: int, limits: tuple[int, int]) -> None:
-        raise ValueError("not allowed to raise maximum limit")
-
-    monkeypatch.setattr(connection.resource, "getrlimit", lambda kind: (1024, 4096))
-    monkeypatch.setattr(connection.resource, "setrlimit", refuse)
-    assert room_for(1024) == 1024 - RESERVE
+def test_a_system_that_does_not_let_the_limit_be_raised_is_taken_as_it_is() -> None:
+    assert room_for(1024, System((1024, 4096), refuses=True)) == 1024 - RESERVE
 
 
 async def test_fewer_connections_than_wanted_are_said_and_held_to(
-    engine: Any, tokenizer: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    engine: Any, tokenizer: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Where files end before the limit of connections: one too many gets its 503, and the log says why once."""
-    monkeypatch.setattr(connection.resource, "getrlimit", lambda kind: (4, 4))
-    async with serving(engine, tokenizer) as port:
+    runner = web.AppRunner(make_app(engine, tokenizer, Metrics()))
+    await runner.setup()
+    listener = Listener(runner, "127.0.0.1", 0, ServerLimits(), system=System((4, 4)))
+    await listener.start()
+    try:
+        port = int(listener.name.rpartition(":")[2])
         held = [await asyncio.open_connection("127.0.0.1", port) for _ in range(2)]
         await asyncio.sleep(0.05)
         assert (await talk(port, b""))[0] == 503
         for _, writer in held:
             writer.close()
+    finally:
+        await runner.cleanup()
     (record,) = [record for record in caplog.records if record.levelno == logging.WARNING]
     assert "At most 2 connections are taken instead of 1024" in record.getMessage()
 
