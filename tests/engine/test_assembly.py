@@ -133,6 +133,10 @@ def test_a_draft_that_is_no_model_is_refused_before_the_target_is_read(target_pa
     draft.touch()
     with pytest.raises(ModelError, match="GGUF files are not read yet"):
         build(EngineConfig(str(damaged), str(draft), limits=SMALL))
+    empty = copytree(target_path, tmp_path / "empty")
+    (empty / "model.safetensors").unlink()
+    with pytest.raises(ModelError, match=f"{empty} holds no model.safetensors"):
+        build(EngineConfig(str(damaged), str(empty), limits=SMALL))
 
 
 def test_a_deep_policy_drafts_as_deep_as_it_says(target_path: Path, tmp_path: Path) -> None:
