@@ -7,12 +7,14 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from adaptspec.models import small_pass
 from adaptspec.models.attention import Span
 from adaptspec.models.small_pass import MOST, WIDEST, SmallPass
 from tests.conftest import MakeModel
-from tests.models.packing import assert_alike_but_for_rounding, cached, pack, random_tokens
+from tests.models.packing import assert_alike_but_for_rounding, cached, load_runner, pack, random_tokens
 from tests.models.test_decoder import VARIANTS, lean, model_path
+
+PAGED = 5  # tokens in a block of a paged cache, whose passes are always plain
+LONG = 2050  # tokens: more than masks are kept for
 
 
 @pytest.mark.parametrize("variant", [name for name in VARIANTS if "window" not in name])
@@ -21,9 +23,7 @@ from tests.models.test_decoder import VARIANTS, lean, model_path
 def test_it_is_the_plain_pass(make_model: MakeModel, variant: str, widths: list[tuple[int, int]]) -> None:
     """Passes of changing width on one text, each with some of its logits wanted."""
     path = model_path(make_model, variant)
-    quick, plain = lean(path), lean(path)
-    assert quick._small is not None
-    plain._small = None
+    quick, plain = lean(path), lean(path, PAGED)
     for width, wanted in widths:
         tokens = random_tokens(width, seed=width)
         packed = pack((0, tokens, min(wanted, width)))
@@ -47,8 +47,7 @@ def test_rows_together_are_the_plain_pass(
 ) -> None:
     """Rows come and go between passes, each with tokens of its own, and with none, some or all of its logits wanted."""
     path = model_path(make_model, variant)
-    quick, plain = lean(path), lean(path)
-    plain._small = None
+    quick, plain = lean(path), lean(path, PAGED)
     for rows in passes:
         parts = [
             (row, random_tokens(width, seed=row + width), min(wanted, width)) for row, (width, wanted) in rows.items()
@@ -78,21 +77,13 @@ def test_logits_stay_when_the_next_pass_runs(make_model: MakeModel) -> None:
     assert torch.equal(first, kept)
 
 
-def test_models_it_does_not_fit_run_plainly(make_model: MakeModel) -> None:
-    """Paged rows, windows: no quick pass, no wrong one."""
-    assert lean(model_path(make_model, "mistral with a window"))._small is None
-    assert lean(model_path(make_model, "llama"), block_size=5)._small is None
-
-
 @pytest.mark.parametrize("variant", ["llama", "qwen3"])
-def test_rows_longer_than_the_masks_at_hand(
-    make_model: MakeModel, variant: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A mask made for the pass hides what the ready one hides."""
-    path = model_path(make_model, variant)
-    monkeypatch.setattr(small_pass, "_MASKED", 16)
-    quick, plain = lean(path), lean(path)
-    plain._small = None
-    for width in (9, 5, 3, 12):
-        packed = pack((0, random_tokens(width, seed=width), width), (1, random_tokens(2, seed=width), 1))
+def test_rows_longer_than_the_masks_at_hand(make_model: MakeModel, variant: str) -> None:
+    """A mask made for the pass hides what the ready one hides. The first pass of a row is too long for a quick one."""
+    path = str(make_model(variant, max_position_embeddings=LONG + 64))
+    quick, plain = (
+        load_runner(path, device="cpu", max_rows=2, context=LONG + 64, block_size=size) for size in (None, PAGED)
+    )
+    for width in (LONG, 5, 3, 9):
+        packed = pack((0, random_tokens(width, seed=width), 1), (1, random_tokens(2, seed=width), 1))
         assert_alike_but_for_rounding(quick.forward(packed), plain.forward(packed))
