@@ -30,12 +30,12 @@ from adaptspec.engine.engine_config import EngineConfig, model_place
 from adaptspec.engine.inputs import InputProcessor
 from adaptspec.engine.model_executor import ModelExecutor
 from adaptspec.engine.task_methods import TaskMethods
-from adaptspec.models.runner import Runner
 from adaptspec.request import Request, SamplingParams
 from adaptspec.tables import Table
 from adaptspec.training.measure import load_transformers
 from adaptspec.types import Completion, IntArray, Reason
-from adaptspec.verification import make_method
+from adaptspec.verification.coupled import Coupled
+from adaptspec.verification.method import Method
 
 # By how much the two best logits may differ where rounding alone can exchange them.
 TIES = {"float32": 1e-4, "float16": 0.05, "bfloat16": 0.5}
@@ -97,10 +97,14 @@ def run_exactness(
     *,
     drafters: Collection[str] = (),
     policies: bool = False,
+    depths: Sequence[int] = DEPTHS,
+    method: Callable[[], Method] = Coupled,
+    load_reference: Callable[..., Any] = load_transformers,
 ) -> dict[str, Any]:
     """Compare every setting with the reference; `tick` is told of each piece of work done.
 
     Settings are each depth with each drafter, or with these ones; with `policies`, every policy that they suffice for.
+    `method` makes what verifies drafts at fixed and changing depths; `load_reference` is called as `load_transformers`.
     """
     built = build(config)
     if drafters:
@@ -108,11 +112,11 @@ def run_exactness(
     dtype = built.target.info.dtype
     longest = built.target.info.context - tokens
     prompts = [encode(built.template, p, longest) for all_of in workloads.values() for p in all_of]
-    references = []
-    for reference in _references(model_place(config.model, "target"), built.target, prompts, tokens):
+    references, place = [], model_place(config.model, "target")
+    for reference in _references(load_reference(place, getattr(torch, dtype), built.target.device), prompts, tokens):
         references.append(reference)
         tick("reference")
-    ways = [*_fixed(built, config), *(_policies(built, config) if policies else ())]
+    ways = [*_fixed(built, config, depths, method), *(_policies(built, config) if policies else ())]
     settings = list(_settings(ways, references, tokens, TIES[dtype], tick))
     return {
         "benchmark": "exactness",
@@ -158,7 +162,7 @@ def _settings(
                 **names,
                 "batch": BATCH if batched else 1,
                 "changed": changed,
-                **_compare(references, done, tie),
+                **compare(references, done, tie),
             }
             tick(f"{', '.join(names.values())}, {'batched' if batched else 'alone'}")
 
@@ -172,11 +176,10 @@ def _changed_share(settings: Sequence[Mapping[str, Any]], prompts: int) -> dict[
     return {depth: sum(counts) / (len(counts) * prompts) for depth, counts in changed.items()}
 
 
-def _references(place: str, target: Runner, prompts: Sequence[tuple[int, ...]], tokens: int) -> Iterator[Reference]:
-    """What transformers makes of the prompts, in the engine's data type and on its device."""
-    model = load_transformers(place, getattr(torch, target.info.dtype), target.device)
+def _references(model: Any, prompts: Sequence[tuple[int, ...]], tokens: int) -> Iterator[Reference]:
+    """What a model of transformers makes of the prompts, on its device."""
     for prompt in prompts:
-        ids = torch.tensor([prompt], device=target.device)
+        ids = torch.tensor([prompt], device=model.device)
         with torch.inference_mode():
             out = model.generate(
                 ids,
@@ -192,16 +195,16 @@ def _references(place: str, target: Runner, prompts: Sequence[tuple[int, ...]], 
         )
 
 
-def _fixed(built: Built, config: EngineConfig) -> Iterator[Way]:
-    for name, depth in [*((str(d), d) for d in DEPTHS), ("changing", None)]:
+def _fixed(built: Built, config: EngineConfig, depths: Sequence[int], method: Callable[[], Method]) -> Iterator[Way]:
+    for name, depth in [*((str(d), d) for d in depths), ("changing", None)]:
         for drafter in built.drafters:
-            yield {"depth": name, "drafter": drafter.name}, partial(_core, built, [drafter], depth, config)
+            yield {"depth": name, "drafter": drafter.name}, partial(_core, built, [drafter], depth, config, method)
     free = [drafter for drafter in built.drafters if isinstance(drafter, ModelFreeDrafter)]
     pairs = [[drafter, beside] for drafter in built.drafters for beside in free if drafter not in free]
     for name, depth in (("tree", Schedule.max_depth), ("changing tree", None)):
         for drafters in [*([drafter] for drafter in built.drafters), *pairs]:
             names = {"depth": name, "drafter": " + ".join(drafter.name for drafter in drafters)}
-            yield names, partial(_core, built, drafters, depth, config, branching=True)
+            yield names, partial(_core, built, drafters, depth, config, method, branching=True)
 
 
 def _policies(built: Built, config: EngineConfig) -> Iterator[Way]:
@@ -220,12 +223,18 @@ def _policies(built: Built, config: EngineConfig) -> Iterator[Way]:
 
 
 def _core(
-    built: Built, drafters: Sequence[Drafter], depth: int | None, config: EngineConfig, *, branching: bool = False
+    built: Built,
+    drafters: Sequence[Drafter],
+    depth: int | None,
+    config: EngineConfig,
+    method: Callable[[], Method],
+    *,
+    branching: bool = False,
 ) -> EngineCore:
     names = tuple(drafter.name for drafter in drafters)
     schedule = Schedule(names, depth, branching=branching)
     controller = Controller({"schedule": schedule}, "schedule", names, config.limits.max_rows)
-    coupled = {"schedule": TaskMethods(make_method("coupled"))}
+    coupled = {"schedule": TaskMethods(method())}
     limits = replace(config.limits, max_depth=Schedule.max_depth)
     inputs = InputProcessor(built.target.info, built.tokenizer)
     return EngineCore(ModelExecutor(built.target, drafters), controller, inputs, coupled, limits=limits)
@@ -265,7 +274,8 @@ def _request(name: str, prompt: tuple[int, ...], tokens: int) -> Request:
     return Request(name, prompt, SamplingParams(max_tokens=tokens, temperature=0.0))
 
 
-def _compare(references: Sequence[Reference], done: Sequence[Completion], tie: float) -> dict[str, Any]:
+def compare(references: Sequence[Reference], done: Sequence[Completion], tie: float) -> dict[str, Any]:
+    """Where texts leave their references: rounding explains it where the two best scores are within `tie`."""
     divergences: list[dict[str, Any]] = []
     for i, (reference, completion) in enumerate(zip(references, done, strict=True)):
         if completion.tokens != reference.tokens:

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from adaptspec.bench import exactness
-from adaptspec.bench.exactness import TIES, Reference, run_exactness
+from adaptspec.bench.exactness import TIES, Reference, compare, run_exactness
 from adaptspec.bench.workloads import read_workloads
 from adaptspec.control.language.library import shipped_policies
 from adaptspec.engine.core import EngineLimits
@@ -55,22 +54,19 @@ class Generous(Coupled):
         return VerifyResult((verdict.accepted + 1).clip(max=counts), verdict.following)
 
 
-def test_a_wrong_verification_is_caught(config: EngineConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrong_verification_is_caught(config: EngineConfig) -> None:
     """A check that cannot fail is worth nothing: accepting one token too many shows as unexplained divergence."""
-    monkeypatch.setattr(exactness, "make_method", lambda name: Generous())
     workloads = {"chat": read_workloads(None, 1)["chat"]}
-    assert run_exactness(config, workloads, 10, lambda _: None)["unexplained"] > 0
+    assert run_exactness(config, workloads, 10, lambda _: None, method=Generous)["unexplained"] > 0
 
 
-def test_texts_that_are_not_plain_decodings_are_counted(config: EngineConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_texts_that_are_not_plain_decodings_are_counted(config: EngineConfig) -> None:
     """Whatever the reference says: the share is of texts that drafts have changed, by depth, none at depth 0."""
-    monkeypatch.setattr(exactness, "DEPTHS", (0, 3))
     workloads = {"chat": read_workloads(None, 1)["chat"]}
-    exact = run_exactness(config, workloads, 10, lambda _: None)
+    exact = run_exactness(config, workloads, 10, lambda _: None, depths=(0, 3))
     assert exact["dtype"] == "float32"
     assert exact["changed_share"] == dict.fromkeys(("0", "3", "changing", "tree", "changing tree"), 0.0)
-    monkeypatch.setattr(exactness, "make_method", lambda name: Generous())
-    wrong = run_exactness(config, workloads, 10, lambda _: None)["changed_share"]
+    wrong = run_exactness(config, workloads, 10, lambda _: None, depths=(0, 3), method=Generous)["changed_share"]
     assert wrong["0"] == 0.0
     assert wrong["3"] > 0.0
 
@@ -79,13 +75,13 @@ def test_text_that_goes_on_too_long_is_unexplained() -> None:
     """Beyond the reference's end there is no gap to compare: null in JSON, and never taken for rounding."""
     reference = Reference((1, 2), (7, 8), (1.0, 1.0))
     done = Completion("r0", "", (7, 8, 9), 2, FinishReason.STOP, SpeculationStats(), Timings(0.0, 0.0, 0.0, 0.0))
-    row = exactness._compare([reference], [done], TIES["float32"])
+    row = compare([reference], [done], TIES["float32"])
     assert row["unexplained"] == 1
     assert row["divergences"] == [{"prompt": 0, "position": 2, "gap": None}]
     json.dumps(row, allow_nan=False)
 
 
-def test_the_reference_has_the_engines_data_type(config: EngineConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_reference_has_the_engines_data_type(config: EngineConfig) -> None:
     """Two types round differently, which would be taken for a fault of speculation."""
     seen: list[torch.dtype] = []
 
@@ -93,8 +89,6 @@ def test_the_reference_has_the_engines_data_type(config: EngineConfig, monkeypat
         seen.append(dtype)
         return load_transformers(place, dtype, device)
 
-    monkeypatch.setattr(exactness, "load_transformers", noted)
-    monkeypatch.setattr(exactness, "DEPTHS", (1,))
-    workloads = {"chat": read_workloads(None, 1)["chat"]}
-    run_exactness(replace(config, dtype="bfloat16"), workloads, 2, lambda _: None)
+    workloads, changed = {"chat": read_workloads(None, 1)["chat"]}, replace(config, dtype="bfloat16")
+    run_exactness(changed, workloads, 2, lambda _: None, depths=(1,), load_reference=noted)
     assert seen == [torch.bfloat16]
