@@ -12,7 +12,7 @@ import logging
 import os
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from adaptspec.control.ceilings import DEEPEST
@@ -57,7 +57,13 @@ def _depths(spec: PolicySpec) -> set[int]:
 class PolicySteps:
     """SGLang's protocol `AdaptiveSpecPolicy`, answered by a policy file."""
 
-    def __init__(self, initial_steps: int, path: str, models: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        initial_steps: int,
+        path: str,
+        models: Mapping[str, str],
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
         """`initial_steps`: what it does once the policy has failed for good. `models`: as `Pilot` has them. What else
         there is to say is in the environment variable ADAPTSPEC_HOST: `PilotSettings` in JSON.
 
@@ -66,17 +72,18 @@ class PolicySteps:
         self.candidate_steps = candidate_steps(path)
         self._initial = initial_steps
         host = replace(SGLANG, deepest=self.candidate_steps[-1], tiers=tuple(self.candidate_steps))
-        self._idle, self._asked = 0.0, time.perf_counter()
+        self._clock = clock
+        self._idle, self._asked = 0.0, clock()
         self._ended = self._asked
-        self._pilot = Pilot(_settings(path), host, _MAX_ROWS, models=models, clock=self._busy)
+        self.pilot = Pilot(_settings(path), host, _MAX_ROWS, models=models, clock=self._busy)
         self._waiting: deque[tuple[Plan, list[str], int]] = deque()
         self._rows: list[str] = []
         self._batches = 0
         self._graph_sizes: list[int] | None = None
-        for note in self._pilot.notes:
+        for note in self.pilot.notes:
             _log.warning("%s", note)
         _log.info("drafts follow %s, at most %d tokens deep", path, host.deepest)
-        atexit.register(self._pilot.close)
+        atexit.register(self.pilot.close)
 
     def set_cuda_graph_bs(self, cuda_graph_bs: Sequence[int] | None) -> None:
         """Batch sizes that graphs are captured for."""
@@ -88,7 +95,7 @@ class PolicySteps:
 
     def get_steps_for_batch(self, batch_size: int) -> int:
         """How deep to draft now."""
-        now = time.perf_counter()
+        now = self._clock()
         others = len(self._rows) != batch_size
         if not self._waiting:  # since the last step nobody decoded: there was nobody, or prompts were read
             self._idle += now - self._ended
@@ -98,8 +105,8 @@ class PolicySteps:
             self._batches += 1
             gone, self._rows = self._rows, [f"{self._batches}.{row}" for row in range(batch_size)]
             self._leave(gone)
-        plan = self._pilot.decide(self._rows)
-        steps = self._initial if self._pilot.detached else plan.depth
+        plan = self.pilot.decide(self._rows)
+        steps = self._initial if self.pilot.detached else plan.depth
         if len(self._waiting) == _MOST_WAITING:
             self._leave(self._waiting.popleft()[1])
         self._waiting.append((plan, self._rows, steps))
@@ -111,21 +118,21 @@ class PolicySteps:
             plan, rows, steps = self._waiting.popleft()
             if len(rows) == batch_size:
                 accepted = list(num_correct_drafts_per_req)
-                self._pilot.learn(plan, rows, [steps] * batch_size, accepted, [kept + 1 for kept in accepted])
+                self.pilot.learn(plan, rows, [steps] * batch_size, accepted, [kept + 1 for kept in accepted])
                 self._leave(rows)
                 break
             self._leave(rows)
-        self._ended = time.perf_counter()
+        self._ended = self._clock()
 
     def _leave(self, rows: list[str]) -> None:
         """Rows of a batch that is over, once nothing of it is to be learned any more."""
         if rows is not self._rows and all(rows is not waiting for _, waiting, _ in self._waiting):
             for row in rows:
-                self._pilot.leave(row)
+                self.pilot.leave(row)
 
     def _busy(self) -> float:
         """Seconds, but for those in which no step ran."""
-        return time.perf_counter() - self._idle
+        return self._clock() - self._idle
 
 
 def _settings(path: str) -> PilotSettings:

@@ -6,7 +6,6 @@ import atexit
 import json
 from collections import deque
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,21 +16,20 @@ from adaptspec.control.language.library import shipped_policies
 from adaptspec.errors import ConfigError, PolicyError
 from adaptspec.hosts.sglang import policy_steps
 from adaptspec.hosts.sglang.policy_steps import PolicySteps, candidate_steps, is_policy
+from adaptspec.journal import read_journal
 
 MODELS = {"target": "t", "draft": "d"}
 
 
-@pytest.fixture(autouse=True)
-def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """The clock, in seconds: 1 ms passes whenever somebody looks at it."""
-    now = [0.0]
+class Clock:
+    """Seconds, of which 1 ms passes with each look."""
 
-    def look() -> float:
-        now[0] += 0.001
-        return now[0]
+    def __init__(self) -> None:
+        self.now = 0.0
 
-    monkeypatch.setattr(policy_steps, "time", SimpleNamespace(perf_counter=look))
-    return now
+    def __call__(self) -> float:
+        self.now += 0.001
+        return self.now
 
 
 def _policy(folder: Path, body: str) -> str:
@@ -75,21 +73,21 @@ def test_a_policy_that_drafts_without_a_model_is_refused(path: Path) -> None:
     "path", [path for path in shipped_policies() if path not in REFUSED], ids=lambda path: path.stem
 )
 def test_shipped_policies_choose_among_what_is_prepared(path: Path) -> None:
-    steps = PolicySteps(0, str(path), MODELS)
+    steps = PolicySteps(0, str(path), MODELS, Clock())
     assert steps.candidate_steps[0] == 0
     for round_ in range(120):
         size = 1 + round_ // 40
         taken = steps.get_steps_for_batch(size)
         assert taken in steps.candidate_steps
         steps.on_verify_complete([taken // 2] * size, size)
-    assert steps._pilot.errors == 0
+    assert steps.pilot.errors == 0
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(st.tuples(st.integers(0, 6), st.booleans(), st.booleans()), max_size=80))
 def test_whatever_is_told_when_nothing_fails_and_nobody_stays(events: list[tuple[int, bool, bool]]) -> None:
     """Batches of any size, outcomes that are lost, or come when the next decision was made, or the one after."""
-    steps = PolicySteps(1, "policies/ucb.yaml", MODELS)
+    steps = PolicySteps(1, "policies/ucb.yaml", MODELS, Clock())
     waiting: deque[tuple[int, int]] = deque()
     for size, told, lost in events:
         waiting.append((size, steps.get_steps_for_batch(size)))
@@ -99,38 +97,41 @@ def test_whatever_is_told_when_nothing_fails_and_nobody_stays(events: list[tuple
                 steps.on_verify_complete([taken] * one, one)
         assert len(steps._waiting) <= policy_steps._MOST_WAITING
         here = {name for _, rows, _ in steps._waiting for name in rows} | set(steps._rows)
-        assert set(steps._pilot._guests.rows) <= here
-    assert steps._pilot.errors == 0
+        assert set(steps.pilot._guests.rows) <= here
+    assert steps.pilot.errors == 0
 
 
-def test_time_in_which_nothing_ran_is_no_steps(monkeypatch: pytest.MonkeyPatch, now: list[float]) -> None:
-    """Between two requests, and while prompts are read, which SGLang does not tell of."""
-    steps = PolicySteps(1, "policies/goodput.yaml", MODELS)
-    told: list[float] = []
-    monkeypatch.setattr(steps._pilot._times, "add", lambda _, seconds: told.append(seconds))
-    for _ in range(5):
-        now[0] += 100.0
+def test_time_in_which_nothing_ran_is_no_steps(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Neither pauses between requests count nor prompts that are read, which SGLang does not report.
+
+    After a pause the rows may be other requests, so they have other names.
+    """
+    clock, journal, rounds = Clock(), tmp_path / "rounds.jsonl", 60
+    monkeypatch.setenv("ADAPTSPEC_HOST", json.dumps({"journal": str(journal)}))
+    steps = PolicySteps(1, "policies/goodput.yaml", MODELS, clock)
+    for pause in [100.0] * rounds + [0.0] * rounds:
+        clock.now += pause
         steps.get_steps_for_batch(2)
-        now[0] += 0.25
+        clock.now += 0.25
         steps.on_verify_complete([0, 0], 2)
-    assert told == [pytest.approx(0.25, abs=0.02)] * 5
-    assert steps._batches == 5  # and whoever decodes afterwards may be another
-    for _ in range(5):
-        steps.get_steps_for_batch(2)
-        now[0] += 0.25
-        steps.on_verify_complete([0, 0], 2)
-    assert steps._batches == 5
+    atexit.unregister(steps.pilot.close)
+    steps.pilot.close()
+    records = list(read_journal(journal))
+    assert [record.total_seconds for record in records] == [pytest.approx(0.25, abs=0.02)] * len(records)
+    names = [record.request_ids[0] for record in records]
+    assert len(set(names)) == len(names) - rounds > 10
+    assert len(set(names[-rounds:])) == 1
 
 
 def test_the_environment_says_what_sglang_has_no_option_for(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     journal, state = tmp_path / "rounds.jsonl", tmp_path / "state"
     monkeypatch.setenv("ADAPTSPEC_HOST", json.dumps({"journal": str(journal), "state-dir": str(state)}))
-    steps = PolicySteps(1, "policies/goodput.yaml", MODELS)
+    steps = PolicySteps(1, "policies/goodput.yaml", MODELS, Clock())
     for _ in range(60):
         taken = steps.get_steps_for_batch(2)
         steps.on_verify_complete([taken, 0], 2)
-    atexit.unregister(steps._pilot.close)
-    steps._pilot.close()
+    atexit.unregister(steps.pilot.close)
+    steps.pilot.close()
     assert len(journal.read_text().splitlines()) > 30
     assert any(state.rglob("*.json"))
 

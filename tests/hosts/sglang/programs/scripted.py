@@ -68,9 +68,9 @@ def _earned(model: str, policy: str | None, lag: int = 0, fixed: int | None = No
     return {
         "rates": rates,
         "last": taken[-100:],
-        "errors": getattr(getattr(params, "_pilot", None), "errors", 0),
-        "detached": getattr(getattr(params, "_pilot", None), "detached", False),
-        "here": len(getattr(getattr(params, "_pilot", None), "_guests", SimpleNamespace(rows=())).rows),
+        "errors": getattr(getattr(params, "pilot", None), "errors", 0),
+        "detached": getattr(getattr(params, "pilot", None), "detached", False),
+        "here": len(getattr(getattr(params, "pilot", None), "_guests", SimpleNamespace(rows=())).rows),
     }
 
 
