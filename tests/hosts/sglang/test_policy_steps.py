@@ -104,12 +104,12 @@ def test_whatever_is_told_when_nothing_fails_and_nobody_stays(events: list[tuple
 def test_time_in_which_nothing_ran_is_no_steps(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Neither pauses between requests count nor prompts that are read, which SGLang does not report.
 
-    After a pause the rows may be other requests, so they have other names.
+    After a pause longer than a step the rows may be other requests, so they have other names.
     """
     clock, journal, rounds = Clock(), tmp_path / "rounds.jsonl", 60
     monkeypatch.setenv("ADAPTSPEC_HOST", json.dumps({"journal": str(journal)}))
     steps = PolicySteps(1, "policies/goodput.yaml", MODELS, clock)
-    for pause in [100.0] * rounds + [0.0] * rounds:
+    for pause in [100.0] * rounds + [0.2] * rounds:
         clock.now += pause
         steps.get_steps_for_batch(2)
         clock.now += 0.25
