@@ -304,7 +304,8 @@ def room_for(connections: int, system: Any = resource) -> int:
 
     `system` gets and sets limits, as the module `resource` does.
     """
-    soft, hard = system.getrlimit(resource.RLIMIT_NOFILE)
+    limits: tuple[int, int] = system.getrlimit(resource.RLIMIT_NOFILE)
+    soft, hard = limits
     if soft == resource.RLIM_INFINITY:
         return connections
     wanted = connections + RESERVE
