@@ -40,17 +40,17 @@ def load_models(
     places: Sequence[str],
     deepest: Callable[[], int],
     described: Callable[[ModelInfo], ModelInfo] = lambda info: info,
-    room: Room = bytes_for_cache,
+    room: Room | None = None,
 ) -> list[Runner]:
     """The target and, if there is a second place, its draft. All weights are loaded before any cache is sized.
 
     `deepest` is asked for the most tokens that may be drafted where memory is counted. `described` adds to the target's
-    info what its tokenizer says. `room` is asked for the bytes that caches may take.
+    info what its tokenizer says. `room` is asked for the bytes that caches may take; None: what is free.
     """
     head = len(places) > 1 and (config.own_draft == MTP or (config.own_draft is None and is_head(places[1])))
     group = _ranks(config, places, head=head)
     try:
-        target, *drafts = _load(config, (places, head), group, (deepest, described, room))
+        target, *drafts = _load(config, (places, head), group, (deepest, described, room or bytes_for_cache))
     except BaseException:
         group.close()
         raise

@@ -53,7 +53,7 @@ def test_threads_are_chosen_or_given(arguments: Sequence[str], shown: str, tmp_p
     """The faster of one and all, of which OMP_NUM_THREADS says how many there are; the banner and metrics show it."""
     server = start_server(*arguments, OMP_NUM_THREADS="2", XDG_CACHE_HOME=str(tmp_path))
     try:
-        found = re.search(rf"^  threads  ({shown})$", "".join(server.printed), re.MULTILINE)
+        found = re.search(rf"^  threads    ({shown})$", "".join(server.printed), re.MULTILINE)
         assert found is not None
         assert ("comparing numbers of threads\n" in server.printed) == (not arguments)
         with urllib.request.urlopen(f"{server.url}/metrics", timeout=60) as response:
