@@ -62,7 +62,7 @@ class PolicySteps:
         initial_steps: int,
         path: str,
         models: Mapping[str, str],
-        clock: Callable[[], float] = time.perf_counter,
+        clock: Callable[[], float] | None = None,
     ) -> None:
         """`initial_steps`: what it does once the policy has failed for good. `models`: as `Pilot` has them. What else
         there is to say is in the environment variable ADAPTSPEC_HOST: `PilotSettings` in JSON.
@@ -72,8 +72,8 @@ class PolicySteps:
         self.candidate_steps = candidate_steps(path)
         self._initial = initial_steps
         host = replace(SGLANG, deepest=self.candidate_steps[-1], tiers=tuple(self.candidate_steps))
-        self._clock = clock
-        self._idle, self._asked = 0.0, clock()
+        self._clock = clock or time.perf_counter
+        self._idle, self._asked = 0.0, self._clock()
         self._ended = self._asked
         self.pilot = Pilot(_settings(path), host, _MAX_ROWS, models=models, clock=self._busy)
         self._waiting: deque[tuple[Plan, list[str], int]] = deque()
