@@ -38,7 +38,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--mean", type=float, default=0.995, help="least mean over all cells (default: %(default)s)")
     parser.add_argument("--cell", type=float, default=0.97, help="least in one cell (default: %(default)s)")
     asked = parser.parse_args(arguments)
-    wanted = [cell for cell in cells() if asked.machine in (None, cell.machine)]
+    wanted = [cell for cell in cells() if asked.machine in (None, cell.table)]
     names = asked.policy or sorted(path.stem for path in shipped_policies())
     if asked.what == "record":
         kept = json.loads(FILE.read_text()) if FILE.exists() else {}

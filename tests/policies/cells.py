@@ -39,6 +39,7 @@ SPLITS = 5
 LEAST_ROUNDS = 400  # of plain decoding: the requests of a stream are repeated until it lasts that long
 TABLES = ("xeon-float32", "xeon-bfloat16", "xeon-q4_1", "epyc-q4_1")
 GREEDY, SAMPLED = "mixed, greedy", "mixed, at 0.8"
+MIXED = (IN_TURN, IN_PHASES, WRONG)  # all tasks together
 TEMPERATURES = {GREEDY: 0.0, SAMPLED: 0.8}  # all other kinds of work have requests of both
 CROWD = "1-16-1"  # one row, then sixteen, then one
 BATCHES = {
@@ -96,23 +97,26 @@ def cells() -> Iterator[Cell]:
             yield from (Cell(table, work, batch) for batch in sizes)
 
 
-@cache
-def split(number: int) -> Tape:
+def one_in_five(whole: Tape, number: int) -> Tape:
     """One request in five of each task and temperature; splits have no request in common."""
-    whole = tape()
     kinds = np.array([f"{task} {heat}" for task, heat in zip(whole.tasks, whole.temperatures, strict=True)])
     chosen = (np.flatnonzero(kinds == kind)[number::SPLITS].tolist() for kind in dict.fromkeys(kinds.tolist()))
     return whole.take(sorted(request for requests in chosen for request in requests))
 
 
-def stream_of(cell: Cell, number: int) -> Stream:
-    """The requests of a cell in split `number`, repeated until plain decoding takes `LEAST_ROUNDS`."""
-    own = split(number)
+@cache
+def split(number: int) -> Tape:
+    """A split of the recorded tape."""
+    return one_in_five(tape(), number)
+
+
+def stream_of(cell: Cell, own: Tape) -> Stream:
+    """The requests of a cell from the tape `own`, repeated until plain decoding takes `LEAST_ROUNDS`."""
     if cell.work == WRONG:
         own = own.always_wrong()
     elif cell.work in TEMPERATURES:
         own = own.at_temperature(TEMPERATURES[cell.work])
-    elif cell.work not in BATCHES:
+    elif cell.work not in MIXED:
         own = own.of_task(cell.work)
     order = in_phases(own) if cell.work == IN_PHASES else in_turn(own)
     schedule = Schedule.parse(cell.batch)
@@ -137,4 +141,4 @@ def best_fixed(cell: Cell, number: int) -> float:
 
 
 def _goodput(spec: PolicySpec, cell: Cell, number: int) -> float:
-    return replay(spec, stream_of(cell, number), costs(cell.table)).goodput
+    return replay(spec, stream_of(cell, split(number)), costs(cell.table)).goodput
