@@ -33,11 +33,11 @@ _BLANK = r"/[ \t\r\n]*/"
 _NO_PARAMETERS = {"type": "object", "properties": {}}
 _ANY_PARAMETERS = {"type": "object"}
 _SCHEMA_NAMES = ("input_schema", "inputSchema")  # what Anthropic and MCP call `parameters`
-# Keys of a function: what their values are, and what becomes of others.
-_KINDS: Mapping[str, tuple[type, str]] = {
-    "description": (str, "is no text and was dropped"),
-    "parameters": (dict, "is no object, so any arguments are allowed"),
-    "strict": (bool, "is no boolean (true or false) and was dropped"),
+# Keys of a function: the type of their values, what replaces a value of another type, and what the warning says.
+_KINDS: Mapping[str, tuple[type, Mapping[str, Any] | None, str]] = {
+    "description": (str, None, "is no text and was dropped"),
+    "parameters": (dict, _ANY_PARAMETERS, "is no object, so any arguments are allowed"),
+    "strict": (bool, None, "is no boolean (true or false) and was dropped"),
 }
 
 
@@ -102,7 +102,8 @@ def usable_tools(tools: object, info: ValidationInfo, *, flat: bool = False) -> 
             warnings.add("tool", f"tools[{index}] {fault}; it was dropped")
             continue
         names.add(str(name))
-        cleaned = _without_odd_keys(_with_parameters(function), warnings)
+        cleaned = _with_parameters(function)
+        _replace_odd_values(cleaned, warnings)
         if flat:
             kept.append({**cleaned, "type": "function"})
         elif function is tool:
@@ -123,7 +124,7 @@ def _fault_of(name: object, names: Set[str]) -> str | None:
 
 
 def _with_parameters(function: Mapping[str, Any]) -> dict[str, Any]:
-    """The same function, whose parameters have the name that they have here."""
+    """A copy of the function whose schema is called `parameters`."""
     kept = dict(function)
     for name in _SCHEMA_NAMES:
         if kept.get("parameters") is None and kept.get(name) is not None:
@@ -131,18 +132,16 @@ def _with_parameters(function: Mapping[str, Any]) -> dict[str, Any]:
     return kept
 
 
-def _without_odd_keys(function: Mapping[str, Any], warnings: Warnings) -> dict[str, Any]:
-    """The same function without keys whose value no function has; a strict one keeps them, and is refused."""
-    kept = dict(function)
-    if kept.get("strict") is True:
-        return kept
-    for key, (kind, outcome) in _KINDS.items():
-        if kept.get(key) is not None and not isinstance(kept[key], kind):
-            del kept[key]
-            if key == "parameters":
-                kept[key] = _ANY_PARAMETERS
-            warnings.add("tool", f"{key} of the function {name_of(kept['name'])} {outcome}")
-    return kept
+def _replace_odd_values(function: dict[str, Any], warnings: Warnings) -> None:
+    """Replace values of a wrong type, each with a warning. A strict function keeps them, and is refused."""
+    if function.get("strict") is True:
+        return
+    for key, (kind, replacement, outcome) in _KINDS.items():
+        if function.get(key) is not None and not isinstance(function[key], kind):
+            del function[key]
+            if replacement is not None:
+                function[key] = replacement
+            warnings.add("tool", f"{key} of the function {name_of(function['name'])} {outcome}")
 
 
 class OrOtherTools:
