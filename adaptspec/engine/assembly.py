@@ -37,7 +37,7 @@ from adaptspec.engine.profiler import Progress, no_progress, profiled_costs, war
 from adaptspec.engine.task_methods import TaskMethods
 from adaptspec.errors import ConfigError
 from adaptspec.gpu.device_decoder import DeviceDecoder
-from adaptspec.models.chat.chat_template import FLAG, ChatTemplate, use_template
+from adaptspec.models.chat.chat_template import ChatTemplate, use_template
 from adaptspec.models.compute_threads import ComputeThreads, all_threads, one_token_pass
 from adaptspec.models.decoder import Decoder
 from adaptspec.models.model_files import CONFIG, read_json, resolve_model, weight_files
@@ -164,7 +164,7 @@ def _template(config: EngineConfig, place: str) -> ChatTemplate:
     tokenizer = load_tokenizer(str(folder))
     use_template(tokenizer, config.chat_template)
     template = ChatTemplate(tokenizer, config.chat_template_kwargs, sanitize=config.sanitize_control_tokens)
-    template.check(*([] if config.chat_template is None else [f"{FLAG} {config.chat_template}"]))
+    template.check(config.chat_template)
     return template
 
 

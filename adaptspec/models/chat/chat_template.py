@@ -79,9 +79,10 @@ class ChatTemplate:
         """Whether calls of earlier turns and their results come out in the prompt."""
         return self.traits.calls is not None
 
-    def check(self, name: str = "the model's chat template") -> None:
-        """Raise ModelError where there is a template that cannot write even a user's message; `name` says which."""
+    def check(self, file: str | None = None) -> None:
+        """Raise ModelError if the template cannot write even a user's message. `file`: where it was read from."""
         if self.source is not None and self.traits.fault is not None:
+            name = "the model's chat template" if file is None else f"{FLAG} {file}"
             raise ModelError(
                 f"{name} cannot be used: {self.traits.fault}; give one that works with {FLAG} FILE, "
                 f"variables that it needs with {FLAG}-kwargs JSON, or {FLAG} {NONE} to do without"
