@@ -49,7 +49,7 @@ _FEWER = "; if it stays busy, one thread may be many times as fast (--threads 1)
 # Raised whenever passes, or how they are timed, have changed: tables in caches are then of no use.
 _MEASURING = 4
 Progress = Callable[[str], None]  # called with what is done next
-Clock = Callable[[], float]  # seconds that passes are timed by
+Timer = Callable[[], float]  # seconds that passes are timed by
 
 
 def no_progress(_: str) -> None:
@@ -61,25 +61,25 @@ def profiled_costs(
     drafters: Sequence[Drafter],
     max_rows: int,
     progress: Progress = no_progress,
-    clock: Clock = time.perf_counter,
+    timer: Timer = time.perf_counter,
 ) -> CostTable:
     """The cost table of these models here: from the cache if a few laps agree with it, or else measured now."""
     path = cost_path(target, drafters, max_rows)
     if path is None:
-        return measured_costs(target, drafters, max_rows, progress, clock)
+        return measured_costs(target, drafters, max_rows, progress, timer)
     try:
         file = read_cost_file(path)
     except FileNotFoundError:
-        return measured_costs(target, drafters, max_rows, progress, clock)
+        return measured_costs(target, drafters, max_rows, progress, timer)
     except (OSError, ValueError, ConfigError) as error:
         _log.warning("the cached cost table %s cannot be used (%s); measuring again", path, error)
-        return measured_costs(target, drafters, max_rows, progress, clock)
+        return measured_costs(target, drafters, max_rows, progress, timer)
     progress("checking cached costs")
     origin = file.origin(datetime.now(timezone.utc))
-    off = max(contradiction(file.table.profile), disagreement(file.table.profile, target, drafters, clock))
+    off = max(contradiction(file.table.profile), disagreement(file.table.profile, target, drafters, timer))
     if off > _AGREES:
         _log.warning("costs %s do not fit (%.1f x off in a few laps now); measuring again", origin, off)
-        return measured_costs(target, drafters, max_rows, progress, clock)
+        return measured_costs(target, drafters, max_rows, progress, timer)
     file.table.origin, file.table.measured = f"{origin}; a few laps now agree", file.measured.timestamp()
     return file.table
 
@@ -89,11 +89,11 @@ def measured_costs(
     drafters: Sequence[Drafter],
     max_rows: int,
     progress: Progress = no_progress,
-    clock: Clock = time.perf_counter,
+    timer: Timer = time.perf_counter,
 ) -> CostTable:
     """The same measured now, whatever is in the cache, and put there unless the machine was busy."""
     path = cost_path(target, drafters, max_rows)
-    stopwatch = Stopwatch(target.device, clock=clock)
+    stopwatch = Stopwatch(target.device, timer=timer)
     found = measure(target, drafters, max_rows, stopwatch, progress)
     costs, now = CostTable(undisturbed(found)), datetime.now(timezone.utc)
     costs.measured, costs.origin = now.timestamp(), "measured now"
@@ -149,12 +149,12 @@ def contradiction(profile: CostProfile) -> float:
 
 
 def disagreement(
-    profile: CostProfile, target: Runner, drafters: Sequence[Drafter], clock: Clock = time.perf_counter
+    profile: CostProfile, target: Runner, drafters: Sequence[Drafter], timer: Timer = time.perf_counter
 ) -> float:
     """How many times off a profile is from rounds of one row, timed for a moment."""
     extent, models = Extent.of(target, 1), [one for one in drafters if isinstance(one, ModelDrafter)]
     own = Extent.of(models[0].runner, 1) if models else extent
-    stopwatch = Stopwatch(target.device, _CHECK_SECONDS, clock)
+    stopwatch = Stopwatch(target.device, _CHECK_SECONDS, timer)
     clocks = on_device(target, models, 1, max(extent.widths)) or stopwatch, stopwatch
     lap = _laps(target, models[0] if models else None, extent, own, clocks)[0]
     pairs = list(zip(lap.verify, profile.verify[0], strict=True))
@@ -190,9 +190,9 @@ class Stopwatch:
     `budget` seconds are shared by everything timed; once spent, each further piece runs just once more.
     """
 
-    def __init__(self, device: torch.device, budget: float = 5.0, clock: Clock = time.perf_counter) -> None:
+    def __init__(self, device: torch.device, budget: float = 5.0, timer: Timer = time.perf_counter) -> None:
         self._device = device
-        self._clock = clock
+        self._timer = timer
         self._left = budget
         self._spread: list[float] = []
 
@@ -231,11 +231,11 @@ class Stopwatch:
         return middle
 
     def _time(self, run: Callable[[], None]) -> float:
-        started = self._clock()
+        started = self._timer()
         run()
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
-        taken = self._clock() - started
+        taken = self._timer() - started
         self._left -= taken
         return taken
 

@@ -122,9 +122,9 @@ def test_a_second_start_reads_the_cache() -> None:
     """Costs are measured once per machine and pair. Later starts check them with a few laps."""
     machine = Machine()
     target = Timed(machine)
-    first = profiled_costs(target, [NgramDrafter()], 2, clock=machine.clock)
+    first = profiled_costs(target, [NgramDrafter()], 2, timer=machine.clock)
     after_first = target.passes
-    second = profiled_costs(target, [NgramDrafter()], 2, clock=machine.clock)
+    second = profiled_costs(target, [NgramDrafter()], 2, timer=machine.clock)
     assert 0 < target.passes - after_first < after_first
     assert second.to_json() == first.to_json()
     assert first.origin == "measured now"
@@ -136,11 +136,11 @@ def test_a_table_that_laps_contradict_is_measured_again(tmp_path: Path, caplog: 
     """Another machine under the same name, or one that was busy when it was measured."""
     machine = Machine()
     target, drafters = _timed(machine)
-    first = profiled_costs(target, drafters, 1, clock=machine.clock)
+    first = profiled_costs(target, drafters, 1, timer=machine.clock)
     (path,) = _cached(tmp_path)
     slow = tuple(tuple(100.0 * one for one in line) for line in first.profile.verify)
     write_cost_file(path, CostTable(replace(first.profile, verify=slow)), {}, datetime.now(timezone.utc))
-    again = profiled_costs(target, drafters, 1, clock=machine.clock)
+    again = profiled_costs(target, drafters, 1, timer=machine.clock)
     assert again.profile.verify[0][0] == pytest.approx(first.profile.verify[0][0])
     assert "do not fit" in caplog.text
 
@@ -161,7 +161,7 @@ def test_a_table_that_contradicts_itself_is_mended_and_not_kept(
 ) -> None:
     """Two rows of one token take 70 times as long as two rows of two tokens."""
     machine = Machine(lambda rows, width: 0.56 if (rows, width) == (2, 1) else 0.008)
-    verify = profiled_costs(Timed(machine), [NgramDrafter()], 2, clock=machine.clock).profile.verify
+    verify = profiled_costs(Timed(machine), [NgramDrafter()], 2, timer=machine.clock).profile.verify
     assert verify == tuple(tuple(pytest.approx(0.008) for _ in line) for line in verify)
     assert not _cached(tmp_path)
     assert "70.0 x off between cells" in caplog.text
@@ -171,10 +171,10 @@ def test_other_models_and_sizes_are_measured_apart(tmp_path: Path) -> None:
     """A table is never used for other weights, another draft or another number of rows."""
     machine = Machine()
     target, drafters = _timed(machine)
-    profiled_costs(target, drafters, 2, clock=machine.clock)
-    profiled_costs(target, drafters, 1, clock=machine.clock)
-    profiled_costs(Timed(machine, seed=5), drafters, 2, clock=machine.clock)
-    profiled_costs(target, [NgramDrafter()], 2, clock=machine.clock)
+    profiled_costs(target, drafters, 2, timer=machine.clock)
+    profiled_costs(target, drafters, 1, timer=machine.clock)
+    profiled_costs(Timed(machine, seed=5), drafters, 2, timer=machine.clock)
+    profiled_costs(target, [NgramDrafter()], 2, timer=machine.clock)
     assert len(_cached(tmp_path)) == 4
 
 
@@ -182,9 +182,9 @@ def test_other_types_are_measured_apart(tmp_path: Path) -> None:
     """Another --dtype has costs of its own."""
     machine = Machine()
     target, drafters = _timed(machine)
-    profiled_costs(target, drafters, 1, clock=machine.clock)
+    profiled_costs(target, drafters, 1, timer=machine.clock)
     target.info = replace(target.info, dtype="bfloat16")
-    profiled_costs(target, drafters, 1, clock=machine.clock)
+    profiled_costs(target, drafters, 1, timer=machine.clock)
     assert len(_cached(tmp_path)) == 2
 
 
@@ -224,7 +224,7 @@ def test_a_larger_cache_is_measured_again() -> None:
     machine = Machine()
     for capacity, rows in ((128, (1,)), (10**9, (1, 2, 4))):
         target = Timed(machine, capacity=capacity)
-        assert profiled_costs(target, [NgramDrafter()], 4, clock=machine.clock).profile.rows == rows
+        assert profiled_costs(target, [NgramDrafter()], 4, timer=machine.clock).profile.rows == rows
 
 
 def test_a_strict_model_has_costs_of_its_own() -> None:
@@ -238,10 +238,10 @@ def test_a_broken_cache_file_is_measured_again(tmp_path: Path, caplog: pytest.Lo
     """A damaged file costs a few seconds and a warning, never the start."""
     machine = Machine()
     target, drafters = _timed(machine)
-    good = profiled_costs(target, drafters, 1, clock=machine.clock)
+    good = profiled_costs(target, drafters, 1, timer=machine.clock)
     (path,) = _cached(tmp_path)
     path.write_text("{")
-    assert profiled_costs(target, drafters, 1, clock=machine.clock).profile.rows == good.profile.rows
+    assert profiled_costs(target, drafters, 1, timer=machine.clock).profile.rows == good.profile.rows
     assert "measuring again" in caplog.text
     assert path.read_text() != "{"
 
@@ -260,7 +260,7 @@ def test_a_busy_machine_is_not_remembered(tmp_path: Path, caplog: pytest.LogCapt
     draw = random.Random(0)
     machine = Machine(lambda rows, width: draw.choice((1e-3, 3e-3, 3e-3)))
     target, drafters = _timed(machine)
-    profiled_costs(target, drafters, 1, clock=machine.clock)
+    profiled_costs(target, drafters, 1, timer=machine.clock)
     assert not _cached(tmp_path)
     assert "medians 3.0 x the fastest" in caplog.text
     assert "--threads 1" in caplog.text
@@ -271,7 +271,7 @@ def test_an_unwritable_cache_is_only_a_warning(tmp_path: Path, caplog: pytest.Lo
     (tmp_path / "adaptspec").write_text("in the way")
     machine = Machine()
     target, drafters = _timed(machine)
-    assert profiled_costs(target, drafters, 1, clock=machine.clock).profile.rows == (1,)
+    assert profiled_costs(target, drafters, 1, timer=machine.clock).profile.rows == (1,)
     assert "cannot be cached" in caplog.text
 
 
@@ -301,7 +301,7 @@ def test_without_a_home_directory_costs_are_measured_and_not_kept(
         monkeypatch.setenv("XDG_CACHE_HOME", home)
     monkeypatch.chdir(tmp_path)
     machine = Machine()
-    assert profiled_costs(Timed(machine), [NgramDrafter()], 4, clock=machine.clock).origin == "measured now"
+    assert profiled_costs(Timed(machine), [NgramDrafter()], 4, timer=machine.clock).origin == "measured now"
     assert [record.getMessage() for record in caplog.records if "home directory" in record.getMessage()] == [
         "there is no home directory to keep costs in; set XDG_CACHE_HOME to a folder: they are measured at every start"
     ]
