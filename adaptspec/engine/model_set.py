@@ -50,7 +50,9 @@ def load_models(
     head = len(places) > 1 and (config.own_draft == MTP or (config.own_draft is None and is_head(places[1])))
     group = _ranks(config, places, head=head)
     try:
-        target, *drafts = _load(config, (places, head), group, (deepest, described, room or bytes_for_cache))
+        target, *drafts = _load(
+            config, (places, head), group, deepest=deepest, described=described, room=room or bytes_for_cache
+        )
     except BaseException:
         group.close()
         raise
@@ -84,9 +86,12 @@ def _load(
     config: EngineConfig,
     what: tuple[Sequence[str], bool],
     group: Group,
-    asked: tuple[Callable[[], int], Callable[[ModelInfo], ModelInfo], Room],
+    *,
+    deepest: Callable[[], int],
+    described: Callable[[ModelInfo], ModelInfo],
+    room: Room,
 ) -> list[Runner]:
-    (places, head), (deepest, described, room) = what, asked
+    places, head = what
     group.tell("load", places[0], config.dtype)
     makes: list[MakeDecoder] = (
         [decoder] * 2 if group is ALONE else [partial(device_decoder, group=group), device_decoder]
