@@ -112,8 +112,9 @@ def run_exactness(
     dtype = built.target.info.dtype
     longest = built.target.info.context - tokens
     prompts = [encode(built.template, p, longest) for all_of in workloads.values() for p in all_of]
-    references, place = [], model_place(config.model, "target")
-    for reference in _references(load_reference(place, getattr(torch, dtype), built.target.device), prompts, tokens):
+    model = load_reference(model_place(config.model, "target"), getattr(torch, dtype), built.target.device)
+    references = []
+    for reference in _references(model, prompts, tokens):
         references.append(reference)
         tick("reference")
     ways = [*_fixed(built, config, depths, method), *(_policies(built, config) if policies else ())]
@@ -234,10 +235,10 @@ def _core(
     names = tuple(drafter.name for drafter in drafters)
     schedule = Schedule(names, depth, branching=branching)
     controller = Controller({"schedule": schedule}, "schedule", names, config.limits.max_rows)
-    coupled = {"schedule": TaskMethods(method())}
+    methods = {"schedule": TaskMethods(method())}
     limits = replace(config.limits, max_depth=Schedule.max_depth)
     inputs = InputProcessor(built.target.info, built.tokenizer)
-    return EngineCore(ModelExecutor(built.target, drafters), controller, inputs, coupled, limits=limits)
+    return EngineCore(ModelExecutor(built.target, drafters), controller, inputs, methods, limits=limits)
 
 
 def _alone(core: EngineCore, references: Sequence[Reference], tokens: int) -> list[Completion]:
