@@ -265,18 +265,18 @@ def _estimated_bytes(grammar: Grammar) -> int:
 
 def _unusable(grammar: Grammar, reason: str) -> RequestError:
     if grammar.syntax != "json-schema":
-        reason = _of_the_client(_EXCERPT.split(reason)[0], has_lines=grammar.syntax == "lark")
+        reason = _without_position(_EXCERPT.split(reason)[0], keep_line=grammar.syntax == "lark")
     return RequestError(
         f"{grammar.param} cannot be compiled: {_in_a_line(reason)}; change or leave out that part of it",
         grammar.param,
     )
 
 
-def _of_the_client(reason: str, *, has_lines: bool) -> str:
-    """The compiler's words without what belongs to the text that it was given, which is not the client's."""
+def _without_position(reason: str, *, keep_line: bool) -> str:
+    """The cause in a message of the compiler. Its columns are those of a rewritten text, which no client has seen."""
     position = _POSITION.match(reason)
     cause = reason[position.end() if position else 0 :].rpartition("\nerror: ")[2]
-    return f"line {position[1]}: {cause}" if position and has_lines else cause
+    return f"line {position[1]}: {cause}" if position and keep_line else cause
 
 
 def _in_a_line(reason: str) -> str:
