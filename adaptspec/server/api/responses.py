@@ -308,7 +308,6 @@ class ResponsesBody(SamplingFields, Hints):
     other_names: ClassVar[Mapping[str, str]] = {
         **OWN_NAMES,
         "max_tokens": "max_output_tokens",
-        "prompt": "input",
         "reasoning_effort": "reasoning.effort",
         "system": "instructions",
         "verbosity": "text.verbosity",
