@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tests.files import commands, damage, names, policies, refusals, samples
-from tests.files.contracts import Contract, Document
+from tests.files.contracts import Contract
 from tests.files.servers import World, world
 
 
@@ -34,40 +34,12 @@ def _shared(place: Place) -> World:
     return place.shared
 
 
-async def _names(place: Place, recorded: Document) -> Document:
-    return await names.record_names(place.target, place.draft, place.folder)
-
-
-async def _openapi(place: Place, recorded: Document) -> Document:
-    return await names.record_openapi(_shared(place))
-
-
-async def _refusals(place: Place, recorded: Document) -> Document:
-    return await refusals.record(_shared(place), recorded)
-
-
-async def _commands(place: Place, recorded: Document) -> Document:
-    return await commands.record(place.folder)
-
-
-async def _policies(place: Place, recorded: Document) -> Document:
-    return await policies.record(place.folder, recorded)
-
-
-async def _samples(place: Place, recorded: Document) -> Document:
-    return await samples.record(place.folder)
-
-
-async def _damage(place: Place, recorded: Document) -> Document:
-    return await damage.record(place.folder, recorded)
-
-
 CONTRACTS: tuple[Contract[Place], ...] = (
-    Contract("names", _names),
-    Contract("openapi", _openapi),
-    Contract("commands", _commands),
-    Contract("policies", _policies),
-    Contract("samples", _samples),
-    Contract("damage", _damage, lines_at=1),
-    Contract("refusals", _refusals, lines_at=2),
+    Contract("names", lambda place, _: names.record_names(place.target, place.draft, place.folder)),
+    Contract("openapi", lambda place, _: names.record_openapi(_shared(place))),
+    Contract("commands", lambda place, _: commands.record(place.folder)),
+    Contract("policies", lambda place, recorded: policies.record(place.folder, recorded)),
+    Contract("samples", lambda place, _: samples.record(place.folder)),
+    Contract("damage", lambda place, recorded: damage.record(place.folder, recorded), lines_at=1),
+    Contract("refusals", lambda place, recorded: refusals.record(_shared(place), recorded), lines_at=2),
 )

@@ -64,5 +64,5 @@ def test_a_broken_promise_says_what_was_promised() -> None:
     kept = Promise("static-3", "even-4", 0.5, 0.5)
     mean, _ = measured(kept, 1)
     assert broken(kept, mean) == []
-    (said,) = broken(Promise("static-3", "even-4", 2.0, 0.5), mean)
-    assert said == f"static-3 in even-4: {mean.best:.3f} of the best fixed depth, promised 2 to inf"
+    (problem,) = broken(Promise("static-3", "even-4", 2.0, 0.5), mean)
+    assert problem == f"static-3 in even-4: {mean.best:.3f} of the best fixed depth, promised 2 to inf"
