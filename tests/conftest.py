@@ -16,6 +16,7 @@ from hypothesis import settings
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import (
     AutoModelForCausalLM,
+    GPT2Config,
     LlamaConfig,
     MistralConfig,
     PreTrainedTokenizerFast,
@@ -37,6 +38,7 @@ FAMILIES: dict[str, type[Any]] = {
     "mistral": MistralConfig,
     "qwen2": Qwen2Config,
     "qwen3": Qwen3Config,
+    "gpt2": GPT2Config,
 }
 
 MakeModel = Callable[..., Path]

@@ -40,6 +40,7 @@ from adaptspec.gpu.device_decoder import DeviceDecoder
 from adaptspec.models.chat.chat_template import ChatTemplate, use_template
 from adaptspec.models.compute_threads import ComputeThreads, all_threads, one_token_pass
 from adaptspec.models.decoder import Decoder
+from adaptspec.models.loading import MakeDecoder
 from adaptspec.models.model_files import CONFIG, read_json, resolve_model, weight_files
 from adaptspec.models.runner import Listener, ModelInfo, Runner
 from adaptspec.models.tokenization import check_tokenizer, fingerprint, load_tokenizer
@@ -81,6 +82,7 @@ class Built:
         return "+".join(names if self.learner is None else [*names, "learning"])
 
 
+MakeExecutor = Callable[[Runner, Sequence[Drafter]], ModelExecutor]
 Costs = Callable[[Runner, Sequence[Drafter], int, Progress], CostTable]
 
 
@@ -90,11 +92,14 @@ def build(
     costs: Costs = profiled_costs,
     labels: Labels | None = None,
     progress: Progress = no_progress,
+    *,
+    make: MakeDecoder | None = None,
 ) -> Built:
     """Read the policies, load the models, and have their `costs`: of this machine's cache, or measured now.
 
     `labels` have the numbers of names from before; those of policies are added. `progress` is called with what is done
-    next, such as "reading weights" or "measuring costs (7 of 24)", on another thread than the caller's.
+    next, such as "reading weights" or "measuring costs (7 of 24)", on another thread than the caller's. `make` makes
+    the decoders of Llama-like models; None: those for their device.
 
     Raises:
         ModelError, PairError: a model cannot be used, or the two do not belong together.
@@ -104,12 +109,19 @@ def build(
     # counts more threads than cores, and the engine's sleep at every barrier: plain rounds took 8 ms in place of 1.3.
     # An interrupt waits for it, a second one does not.
     with ThreadPoolExecutor(max_workers=1, thread_name_prefix="adaptspec-load") as alone:
-        built = alone.submit(_build, config, sinks, costs, labels or Labels(), progress).result()
+        built = alone.submit(_build, config, sinks, costs, labels or Labels(), progress, make).result()
     built.threads.apply()  # on the caller's thread, which may run the engine
     return built
 
 
-def _build(config: EngineConfig, sinks: Sequence[Sink], costs: Costs, labels: Labels, progress: Progress) -> Built:
+def _build(  # noqa: PLR0917 - those of `build`
+    config: EngineConfig,
+    sinks: Sequence[Sink],
+    costs: Costs,
+    labels: Labels,
+    progress: Progress,
+    make: MakeDecoder | None,
+) -> Built:
     most = all_threads()
     torch.set_num_threads(config.threads or most)
     specs, files = _specs(config, labels)
@@ -122,7 +134,7 @@ def _build(config: EngineConfig, sinks: Sequence[Sink], costs: Costs, labels: La
         weight_files(resolve_model(place, pickles=config.allow_pickle), pickles=config.allow_pickle)
     template = _template(config, places[0])  # which is refused before the target is read, too
     tokenizer, described = template.tokenizer, partial(_with_tokens, template)
-    target, *drafts = load_models(config, places, partial(_deepest, config, specs, labels), described)
+    target, *drafts = load_models(config, places, partial(_deepest, config, specs, labels), described, make)
     check_tokenizer(tokenizer, target.info)
     tokenizers = None
     for place, draft in zip(places[1:], drafts, strict=True):
@@ -211,11 +223,12 @@ def assemble(
     detector: TaskDetector | None = None,
     labels: Labels | None = None,
     timer: Callable[[], float] = time.perf_counter,
+    make: MakeExecutor | None = None,
 ) -> EngineCore:
     """An engine from parts that are already loaded; the first policy that is live is the default.
 
     Rows get room for the deepest draft that any policy may ask for, at most `limits.max_depth`. `timer` gives the
-    seconds that rounds are timed by.
+    seconds that rounds are timed by. `make` makes the executor; None: the one for the target's device.
 
     Raises:
         ConfigError: two policies have one name, none is live, or one needs a drafter that is not there or that its
@@ -236,7 +249,7 @@ def assemble(
     rollouts = {spec.name: spec.rollout for spec in specs}
     controller = Controller(policies, live[0], names, limits.max_rows, cost=costs, labels=labels, rollouts=rollouts)
     return EngineCore(
-        make_executor(target, drafters, limits, eager=target.info.eager),
+        make(target, drafters) if make else make_executor(target, drafters, limits, eager=target.info.eager),
         controller,
         InputProcessor(target.info, tokenizer, detector),
         {spec.name: TaskMethods.of(spec) for spec in specs},

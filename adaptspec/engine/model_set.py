@@ -40,18 +40,26 @@ def load_models(
     places: Sequence[str],
     deepest: Callable[[], int],
     described: Callable[[ModelInfo], ModelInfo] = lambda info: info,
+    make: MakeDecoder | None = None,
+    *,
     room: Room | None = None,
 ) -> list[Runner]:
     """The target and, if there is a second place, its draft. All weights are loaded before any cache is sized.
 
     `deepest` is asked for the most tokens that may be drafted where memory is counted. `described` adds to the target's
-    info what its tokenizer says. `room` is asked for the bytes that caches may take; None: what is free.
+    info what its tokenizer says. `make` makes the decoders in place of `decoder`. `room` is asked for the bytes that
+    caches may take; None: what is free.
     """
     head = len(places) > 1 and (config.own_draft == MTP or (config.own_draft is None and is_head(places[1])))
     group = _ranks(config, places, head=head)
     try:
         target, *drafts = _load(
-            config, (places, head), group, deepest=deepest, described=described, room=room or bytes_for_cache
+            config,
+            (places, head),
+            (group, make or decoder),
+            deepest=deepest,
+            described=described,
+            room=room or bytes_for_cache,
         )
     except BaseException:
         group.close()
@@ -85,17 +93,15 @@ def _ranks(config: EngineConfig, places: Sequence[str], *, head: bool) -> Group:
 def _load(
     config: EngineConfig,
     what: tuple[Sequence[str], bool],
-    group: Group,
+    how: tuple[Group, MakeDecoder],
     *,
     deepest: Callable[[], int],
     described: Callable[[ModelInfo], ModelInfo],
     room: Room,
 ) -> list[Runner]:
-    places, head = what
+    (places, head), (group, make) = what, how
     group.tell("load", places[0], config.dtype)
-    makes: list[MakeDecoder] = (
-        [decoder] * 2 if group is ALONE else [partial(device_decoder, group=group), device_decoder]
-    )
+    makes: list[MakeDecoder] = [make] * 2 if group is ALONE else [partial(device_decoder, group=group), device_decoder]
     parts, where = (group.part, WHOLE), (config.device, config.draft_device or config.device)
     own = places[:1] if config.own_draft or head else places
     models = [

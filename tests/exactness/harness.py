@@ -1,0 +1,387 @@
+"""Whether speculation changes an answer: one case is run with drafts, and each of its requests alone without any."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from adaptspec.control.policy import Decision
+from adaptspec.engine.core import EngineCore, EngineLimits
+from adaptspec.engine.executor import Outcome, Pending
+from adaptspec.engine.model_executor import ModelExecutor
+from adaptspec.engine.scheduler import Batch
+from adaptspec.models.runner import Packed, Runner
+from adaptspec.request import Grammar, Request, SamplingParams, SpeculationParams
+from adaptspec.types import Completion, Delta, FinishReason, RoundRecord, TokenLogprob
+from tests.exactness import dictated
+from tests.exactness.drafters import DRAFTERS
+from tests.exactness.worlds import ROWS, World, Worlds
+
+TOKENS = 20  # that a request asks for
+TOLERANCE = 1e-4  # of log-probabilities: passes of other sizes add in another order
+GRAMMARS = {
+    "schema": Grammar(json.dumps({"type": "array", "items": {"enum": ["aa", "ab"]}, "minItems": 2, "maxItems": 5})),
+    "lark": Grammar('start: /(ab|ba){2,12}/ ("c" | "d")', "lark"),
+}
+OFF = dictated.policy("choose: {algorithm: dictated, depths: [0]}")
+
+
+@dataclass(frozen=True)
+class Script:
+    """How requests come and go, and what happens to rounds.
+
+    `late`: so many rounds lie between two requests. `abort`: the first request is aborted after so many rounds.
+    `short`: the cache has room for few rows. `fails`: the pass of the target that fails once. `overlaps`: a round runs
+    while the text of the last one is read.
+    """
+
+    requests: int = 4
+    rows: int = ROWS
+    late: int = 0
+    abort: int = 0
+    short: bool = False
+    fails: int = 0
+    overlaps: bool = False
+
+
+SCRIPTS: Mapping[str, Script] = {
+    "alone": Script(requests=3, rows=1),
+    "batch": Script(),
+    "churn": Script(requests=7, rows=3, late=2, abort=6),
+    "preempted": Script(short=True),
+    "failing": Script(fails=9),
+    "overlapped": Script(requests=5, overlaps=True, abort=9),
+}
+SHAPES: Mapping[str, Mapping[str, Any]] = {
+    "chain": {},
+    "comb": {"max-width": 4, "max-nodes": 16},
+    "beam": {"max-width": 3, "max-nodes": 24},
+    "union": {"max-width": 4, "max-nodes": 16},
+}
+DEPTHS: Mapping[str, Sequence[int]] = {"0": (0,), "3": (3,), "7": (7,), "any": (0, 1, 2, 3, 5, 7)}
+
+
+@dataclass(frozen=True)
+class Case:
+    """One combination of features. `chunk`: tokens of prompts that a round reads; `exact`: which pass sizes agree."""
+
+    runtime: str = "table"
+    drafter: str = "draft-model"
+    shape: str = "chain"
+    method: str = "coupled"
+    request: str = "plain"
+    temperature: float = 0.0
+    script: str = "batch"
+    depths: str = "any"
+    chunk: int = 8
+    exact: str = "depths"
+    seed: int = 0
+
+    @property
+    def id(self) -> str:
+        """The features by their names, such as eagle3-comb-coupled-schema-greedy-preempted-any-8-lean."""
+        heat = "drawn" if self.temperature else "greedy"
+        parts = [self.drafter, self.shape, self.method, self.request, heat, self.script, self.depths, str(self.chunk)]
+        return "-".join([*parts, self.runtime] + (["strict"] if self.exact == "strict" else []))
+
+    @property
+    def policy(self) -> str:
+        """The body of the policy."""
+        kind = DRAFTERS[self.drafter]
+        choose = {"algorithm": "dictated", "seed": self.seed, "depths": list(DEPTHS[self.depths])}
+        choose |= {"beam": self.shape == "beam", "union": self.shape == "union"}
+        drafters = [kind.policy, kind.united] if self.shape == "union" else [kind.policy]
+        verification = {"method": self.method}
+        return json.dumps({"choose": choose, "drafters": drafters, "verification": verification, **SHAPES[self.shape]})
+
+    @property
+    def drafts(self) -> bool:
+        return self.depths != "0"
+
+    @property
+    def agrees(self) -> bool:
+        """Whether drafts are sure to be accepted at times: others agree by chance, where few tokens are likely."""
+        return self.runtime == "table" or DRAFTERS[self.drafter].agrees or self.request in FEW
+
+
+class Notes:
+    """A sink that keeps everything."""
+
+    def __init__(self) -> None:
+        self.records: list[RoundRecord] = []
+        self.completions: dict[str, Completion] = {}
+
+    def started(self, request: Request) -> None:
+        pass
+
+    def emit(self, record: RoundRecord) -> None:
+        self.records.append(record)
+
+    def finished(self, request: Request, completion: Completion) -> None:
+        assert request.id not in self.completions, "a request ended twice"
+        self.completions[request.id] = completion
+
+
+@dataclass
+class Run:
+    """What became of a case."""
+
+    core: EngineCore
+    asked: list[Request]
+    deltas: list[Delta]
+    notes: Notes
+
+    @property
+    def done(self) -> dict[str, Completion]:
+        return self.notes.completions
+
+
+# -- requests -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Asking:
+    """What a kind of request is made from: the request that asks for nothing else, and its plain answer."""
+
+    request: Request
+    world: World
+    answer: Callable[[Request], Completion]
+
+    def params(self, **changes: Any) -> Request:
+        return replace(self.request, sampling=replace(self.request.sampling, **changes))
+
+    def plain(self) -> Request:
+        return self.request
+
+    def penalties(self) -> Request:
+        return self.params(frequency_penalty=0.5, presence_penalty=0.4, repetition_penalty=1.2)
+
+    def truncated(self) -> Request:
+        return self.params(top_k=20, top_p=0.8, min_p=0.02)
+
+    def bias(self) -> Request:
+        return self.params(logit_bias=dict.fromkeys((*self.world.few, 1), 12.0), min_tokens=8, ignore_eos=False)
+
+    def schema(self) -> Request:
+        return self.params(grammar=GRAMMARS["schema"], ignore_eos=False)
+
+    def lark(self) -> Request:
+        return self.params(grammar=GRAMMARS["lark"], ignore_eos=False)
+
+    def logprobs(self) -> Request:
+        return self.params(logprobs=2, prompt_logprobs=1)
+
+    def stop(self) -> Request:
+        """Something that the answer has in its middle: two characters of its text, or one of its tokens."""
+        answer = self.answer(self.request)
+        middle = answer.text[len(answer.text) // 2 :]
+        readable = [middle[i : i + 2] for i in range(len(middle) - 1) if "\ufffd" not in middle[i : i + 2]]
+        if readable and self.request.sampling.seed:
+            return self.params(stop=("\x00 never", readable[0]), min_tokens=2)
+        return self.params(stop_token_ids=(answer.tokens[len(answer.tokens) // 2],), min_tokens=2)
+
+    def no_depth(self) -> Request:
+        return replace(self.request, speculation=SpeculationParams(max_depth=0))
+
+    def context_limit(self) -> Request:
+        """Room for a few tokens behind the prompt, which is asked to be exceeded."""
+        number = self.request.sampling.seed or 0
+        longest = self.world.prompt(number, self.world.target.info.context - 9 - number)
+        return replace(self.params(max_tokens=500), prompt=longest)
+
+
+KINDS: Mapping[str, Callable[[Asking], Request]] = {
+    "plain": Asking.plain,
+    "penalties": Asking.penalties,
+    "truncated": Asking.truncated,
+    "bias": Asking.bias,
+    "schema": Asking.schema,
+    "lark": Asking.lark,
+    "logprobs": Asking.logprobs,
+    "stop": Asking.stop,
+    "no-depth": Asking.no_depth,
+    "context-limit": Asking.context_limit,
+}
+FEW = ("bias", "schema", "lark")  # kinds of requests that leave a target few tokens
+
+
+def requests(case: Case, world: World, answer: Callable[[Request], Completion]) -> list[Request]:
+    """Those of a case. Every third asks for nothing, at another temperature where the method keeps drawn texts."""
+    asked = []
+    for number in range(SCRIPTS[case.script].requests):
+        other = number % 3 == 2
+        temperature = 0.8 - case.temperature if other and case.method == "coupled" else case.temperature
+        sampling = SamplingParams(TOKENS, temperature=temperature, seed=number, ignore_eos=True)
+        prompt = world.prompt(number + 10 * case.seed, 10 + 3 * number)
+        base = Request(f"r{number}", prompt, sampling, key="ab"[number % 2])
+        request = base if other else KINDS[case.request](Asking(base, world, answer))
+        if case.drafter == "prediction":
+            request = replace(request, prediction=_nearly(answer(request).tokens))
+        asked.append(request)
+    return asked
+
+
+def _nearly(tokens: Sequence[int]) -> tuple[int, ...]:
+    """A prediction of which every fifth token is wrong."""
+    return tuple(4 + (token - 3) % 16 if i % 5 == 4 else token for i, token in enumerate(tokens))
+
+
+OVERLAPPING = ("device", "ranks", "cuda")  # runtimes whose rounds overlap anyway
+
+
+# -- running ------------------------------------------------------------------------------------------------------
+
+
+class Overlapping(ModelExecutor):
+    """Has run the whole round when it is launched: what follows happens while it would still be running."""
+
+    overlaps = True
+
+    def launch(self, batch: Batch, decision: Decision) -> Pending:
+        pending = super().launch(batch, decision)
+        self._outcome = super().finish(pending)
+        return pending
+
+    def finish(self, pending: Pending) -> Outcome:
+        return self._outcome._replace(seconds=(1e-3, 1e-3))
+
+
+class FailsOnce:
+    """A runner of which one pass fails."""
+
+    def __init__(self, runner: Runner, at: int) -> None:
+        self._runner, self._left = runner, at
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._runner, name)
+
+    def forward(self, packed: Packed) -> Any:
+        self._left -= 1
+        if self._left == 0:
+            raise MemoryError("no memory for this pass")
+        return self._runner.forward(packed)
+
+
+def drive(core: EngineCore, asked: Sequence[Request], script: Script) -> list[Delta]:
+    """Add the requests, run until all have ended, and recover from rounds that fail."""
+    waiting, deltas, rounds = list(asked), [], 0
+    while waiting or not core.idle:
+        while waiting and (not script.late or rounds >= script.late * (len(asked) - len(waiting)) or core.idle):
+            core.check(waiting[0])
+            deltas += core.add(waiting.pop(0))
+        try:
+            deltas += core.step()
+        except MemoryError as error:
+            deltas += core.recover(error)
+        rounds += 1
+        if rounds == script.abort:
+            deltas += core.abort(asked[0].id)
+        assert rounds < 3000, "it never comes to an end"
+    return deltas
+
+
+def plain(world: World, request: Request) -> Completion:
+    """The answer to a request alone, without drafts, whose prompt is read at once."""
+    core = World(world.target, (), world.tokenizer, ()).engine(OFF, EngineLimits(max_rows=1, prefill_tokens=512))
+    alone = replace(request, speculation=SpeculationParams(), prediction=())
+    return next(one.completion for one in drive(core, [alone], Script()) if one.completion is not None)
+
+
+def run(case: Case, world: World) -> Run:
+    """The case as it is served."""
+    script, notes = SCRIPTS[case.script], Notes()
+    asked = requests(case, world, lambda request: plain(world, request))
+    core = world.engine(
+        dictated.policy(case.policy),
+        EngineLimits(script.rows, prefill_tokens=case.chunk, max_depth=7),
+        sinks=[notes],
+        make=Overlapping if script.overlaps and case.runtime not in OVERLAPPING else None,
+        target=FailsOnce(world.target, script.fails) if script.fails else None,  # type: ignore[arg-type]
+    )
+    return Run(core, asked, drive(core, asked, script), notes)
+
+
+# -- what must hold -----------------------------------------------------------------------------------------------
+
+
+def check(case: Case, worlds: Worlds) -> None:
+    """Run a case and hold it to plain decoding."""
+    world = worlds.of(case.runtime, case.drafter, short=SCRIPTS[case.script].short, exact=case.exact)
+    result = run(case, world)
+    for request in result.asked:
+        own, its = result.done[request.id], plain(world, request)
+        assert own.error is None
+        if own.finish is FinishReason.ABORT:
+            assert own.tokens == its.tokens[: len(own.tokens)]
+        else:
+            assert_same(own, its)
+        assert_told(own, [delta for delta in result.deltas if delta.request_id == request.id])
+    assert_accounts(case, result)
+    assert_drafted(case, result)
+    assert result.core.idle
+    assert set(world.free_memory) == {1.0}
+
+
+def assert_same(own: Completion, its: Completion) -> None:
+    """Tokens, text, end, and log-probabilities but for rounding."""
+    assert (own.tokens, own.text, own.finish) == (its.tokens, its.text, its.finish)
+    assert_scored(own.logprobs, its.logprobs)
+    assert_scored(own.prompt_logprobs, its.prompt_logprobs)
+
+
+def assert_scored(own: Sequence[TokenLogprob], its: Sequence[TokenLogprob]) -> None:
+    assert [one.token for one in own] == [one.token for one in its]
+    assert [one.logprob for one in own] == pytest.approx([one.logprob for one in its], abs=TOLERANCE)
+    for mine, other in zip(own, its, strict=True):
+        assert [value for _, value in mine.top] == pytest.approx([value for _, value in other.top], abs=TOLERANCE)
+
+
+def assert_told(own: Completion, deltas: Sequence[Delta]) -> None:
+    """The pieces that a client got add up to its answer."""
+    assert "".join(delta.text for delta in deltas) == own.text
+    assert sum((delta.tokens for delta in deltas), ()) == own.tokens
+    assert sum((delta.logprobs for delta in deltas), ()) == own.logprobs
+    assert sum((delta.prompt_logprobs for delta in deltas), ()) == own.prompt_logprobs
+
+
+def assert_accounts(case: Case, result: Run) -> None:
+    """Records of rounds add up to what requests got."""
+    records, script, done = result.notes.records, SCRIPTS[case.script], result.done
+    for record in records:
+        assert (record.accepted <= record.drafted).all()
+        assert (record.drafted <= record.depths).all() or case.shape == "union"
+        assert (record.emitted <= record.accepted + 1).all()
+        assert (record.emitted >= 1).all()
+        assert (record.chain <= record.nodes).all()
+    emitted = dict.fromkeys(done, 0)
+    for record in records:
+        for name, count in zip(record.request_ids, record.emitted.tolist(), strict=True):
+            emitted[name] += count
+    again = script.short or script.fails or script.abort  # a prompt that is read again brings a token, too
+    for name, one in done.items():
+        first = min(len(one.tokens), 1)
+        assert emitted[name] <= len(one.tokens) - first if again else emitted[name] == len(one.tokens) - first
+        assert sum(one.stats.accepted_per_position) == one.stats.accepted
+        assert sum(n * count for n, count in enumerate(one.stats.acceptance_histogram)) == one.stats.accepted
+        assert sum(one.stats.acceptance_histogram) == one.stats.draft_rounds
+    if not again:
+        kept = sum(int(np.minimum(record.accepted, record.emitted).sum()) for record in records)
+        assert sum(one.stats.accepted for one in done.values()) == kept
+        assert sum(one.stats.drafted for one in done.values()) == sum(int(r.drafted.sum()) for r in records)
+    assert not script.short or result.core.scheduler.preemptions
+
+
+def assert_drafted(case: Case, result: Run) -> None:
+    """What the case is about has happened: drafts were made, some of their tokens accepted and some rejected."""
+    stats = [one.stats for one in result.done.values()]
+    drafted, accepted = sum(one.drafted for one in stats), sum(one.accepted for one in stats)
+    assert bool(drafted) == case.drafts
+    assert drafted > accepted or not case.drafts
+    assert accepted or not (case.drafts and case.agrees)
+    if case.request == "no-depth":
+        assert not any(result.done[one.id].stats.drafted for one in result.asked if one.speculation.max_depth == 0)

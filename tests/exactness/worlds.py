@@ -1,0 +1,188 @@
+"""What a case runs on: a target with its drafters, loaded once for all cases of one runtime."""
+
+from __future__ import annotations
+
+import itertools
+import string
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from transformers import PreTrainedTokenizerFast
+
+from adaptspec.control.cost import CostTable
+from adaptspec.control.language.spec import PolicySpec
+from adaptspec.drafting.counts import CountsDrafter
+from adaptspec.drafting.draft_model import DraftModelDrafter
+from adaptspec.drafting.drafter import Drafter, ModelDrafter
+from adaptspec.drafting.lookahead import LookaheadDrafter
+from adaptspec.drafting.ngram import NgramDrafter
+from adaptspec.engine.assembly import MakeExecutor, assemble, build
+from adaptspec.engine.core import EngineCore, EngineLimits
+from adaptspec.engine.engine_config import EngineConfig
+from adaptspec.engine.model_set import decoder
+from adaptspec.gpu.device_decoder import device_decoder
+from adaptspec.models.config import DecoderConfig
+from adaptspec.models.kv_cache import CachePlan
+from adaptspec.models.loading import MakeDecoder
+from adaptspec.models.runner import ModelInfo, Runner
+from adaptspec.models.weights import DecoderWeights
+from adaptspec.types import Sink
+from tests.engine.conftest import byte_level
+from tests.engine.policies import COSTS
+from tests.exactness.drafters import DRAFTERS, FEW, Models
+from tests.fakes import TableRunner
+
+ROWS, CONTEXT = 4, 96
+SHORT, BLOCK = 112, 8  # tokens of a cache that is short for four rows of about fifty, and of its blocks
+# Tokens of the table: two special ones, what a JSON array of strings is written with, and letters.
+LETTERS = '[]",' + string.ascii_lowercase[:18]
+TEXTS = (
+    "Once upon a time, in a village by the sea, there was a little girl. The girl had a little dog. The dog",
+    "Lily went to the park. Lily went to the park. Lily went to the park. Lily went",
+    "Tell me of caf\u00e9s \U0001f600 and of the sun, the moon, the sun, the moon and the sun and",
+    "def add(a, b):\n    return a + b\n\ndef add(a, b):\n    return",
+)
+
+
+@dataclass(frozen=True)
+class World:
+    """A loaded target, its drafters, and the tokens that requests may use."""
+
+    target: Runner
+    drafters: Sequence[Drafter]
+    tokenizer: PreTrainedTokenizerFast
+    few: tuple[int, ...]  # tokens of which requests make a target write little else
+
+    def engine(
+        self,
+        spec: PolicySpec,
+        limits: EngineLimits,
+        sinks: Sequence[Sink] = (),
+        make: MakeExecutor | None = None,
+        target: Runner | None = None,
+    ) -> EngineCore:
+        """An engine of this policy, whose clock ticks evenly: it decides the same every time."""
+        ticks = itertools.count()
+        return assemble(
+            target or self.target,
+            self.drafters,
+            self.tokenizer,
+            specs=[spec],
+            costs=CostTable(COSTS),
+            sinks=sinks,
+            limits=limits,
+            timer=lambda: 1e-3 * next(ticks),
+            make=make,
+        )
+
+    def prompt(self, number: int, length: int) -> tuple[int, ...]:
+        """Tokens that repeat themselves, so that lookups find something."""
+        if len(self.tokenizer) > 1000:
+            tokens = self.tokenizer.encode(TEXTS[number % len(TEXTS)], add_special_tokens=False)
+        else:
+            tokens = np.random.default_rng(number).integers(4, min(len(self.tokenizer), 20 * ROWS), 7).tolist()
+        return tuple(itertools.islice(itertools.cycle(tokens), length))
+
+    @property
+    def free_memory(self) -> list[float]:
+        """The free share of every cache."""
+        runners = [self.target, *(one.runner for one in self.drafters if isinstance(one, ModelDrafter))]
+        return [runner.free_memory for runner in runners]
+
+
+class Worlds:
+    """Worlds by runtime, drafter and room, each loaded when a case first asks for it."""
+
+    def __init__(self, models: Models) -> None:
+        self._models = models
+        self._loaded: dict[tuple[object, ...], World] = {}
+
+    def of(self, runtime: str, drafter: str, *, short: bool = False, exact: str = "depths") -> World:
+        if runtime == "table":
+            return table(drafter, capacity=SHORT if short else 10**9)
+        kind = DRAFTERS[drafter]
+        key = (runtime, kind.target, kind.draft, short, exact)
+        if key not in self._loaded:
+            self._loaded[key] = self._load(runtime, drafter, short=short, exact=exact)
+        return self._loaded[key]
+
+    def close(self) -> None:
+        """End processes of ranks."""
+        for world in self._loaded.values():
+            if (group := getattr(world.target, "group", None)) is not None:
+                group.close()
+
+    def _load(self, runtime: str, drafter: str, *, short: bool, exact: str) -> World:
+        kind, settings = DRAFTERS[drafter], dict(RUNTIMES[runtime].settings)
+        target, draft = kind.target, kind.draft
+        if runtime == "transformers":
+            target, draft = "transformers", draft.replace("noisy", "noisy-transformers")
+        config = EngineConfig(
+            self._models.place(target),
+            self._models.place(draft),
+            context=CONTEXT,
+            cache_tokens=SHORT if short else None,
+            limits=EngineLimits(max_rows=ROWS),
+            threads=1,
+            counts=None,
+            detect_tasks=False,
+            exact=exact,  # type: ignore[arg-type]
+            **settings,
+        )
+        built = build(config, costs=lambda *_: CostTable(COSTS), make=RUNTIMES[runtime].make)
+        few = self._models.vocabulary(draft) or [built.tokenizer.encode(letter)[0] for letter in "abcdef"]
+        return World(built.target, built.drafters, built.tokenizer, tuple(few[:FEW]))
+
+
+def table(drafter: str, capacity: int = 10**9, target: TableRunner | None = None) -> World:
+    """Models of a few lines: a table each, of which the draft's is mostly the target's."""
+    vocabulary = {"wider-vocabulary": (20, 24), "narrower-vocabulary": (24, 20)}.get(drafter, (24, 24))
+    target = target or TableRunner(vocabulary[0], capacity=capacity, context=CONTEXT)
+    draft = TableRunner(vocabulary[1], seed=1, blend=0.8, capacity=capacity, context=CONTEXT)
+    drafters: list[Drafter] = [
+        DraftModelDrafter(draft, (1,)),
+        NgramDrafter(longest=2, shortest=1),
+        CountsDrafter(vocabulary[0], (1,)),
+        LookaheadDrafter(),
+    ]
+    return World(target, drafters, TOKENIZER, tuple(range(4, 4 + FEW)))
+
+
+def _letters() -> PreTrainedTokenizerFast:
+    tokenizer = byte_level([b"<pad>", b"<end>", *(letter.encode() for letter in LETTERS)])
+    tokenizer.add_special_tokens({"pad_token": "<pad>", "eos_token": "<end>"})
+    return tokenizer
+
+
+TOKENIZER = _letters()
+
+
+@dataclass(frozen=True)
+class Runtime:
+    """What runs models: settings of the engine, and what makes decoders in place of the usual."""
+
+    settings: Mapping[str, Any]
+    make: MakeDecoder | None = None
+
+
+def _in_blocks(make: MakeDecoder) -> MakeDecoder:
+    """The same with a cache of blocks, several to a row."""
+
+    def made(info: ModelInfo, config: DecoderConfig, weights: DecoderWeights, plan: CachePlan) -> Runner:
+        return make(info, config, weights, replace(plan, block_size=BLOCK))
+
+    return made
+
+
+_CPU = {"device": "cpu", "dtype": "float32"}
+RUNTIMES: Mapping[str, Runtime] = {
+    "lean": Runtime(_CPU),
+    "paged": Runtime(_CPU, _in_blocks(decoder)),
+    "transformers": Runtime(_CPU),
+    # The code for GPUs, whose products and sums have a fixed order: in bfloat16, where the last bit decides many ties.
+    "device": Runtime({"device": "cpu", "dtype": "bfloat16"}, _in_blocks(device_decoder)),
+    "ranks": Runtime({**_CPU, "tensor_parallel_size": 2}),
+    "cuda": Runtime({"device": "cuda", "dtype": "bfloat16"}),
+}
