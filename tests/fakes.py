@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from adaptspec.models.runner import ModelInfo, Packed
-from adaptspec.types import IntArray
+from adaptspec.types import FloatArray, IntArray
 
 
 class TableRunner:
@@ -24,8 +24,7 @@ class TableRunner:
         self, vocab: int = 24, seed: int = 0, blend: float = 0.0, context: int = 96, capacity: int = 10**9
     ) -> None:
         self.info = ModelInfo("table", "table", 0, vocab, context, f"table-{seed}-{blend}", (1,), "float32")
-        base = np.random.default_rng(0).normal(0.0, 2.0, (vocab, vocab, vocab))
-        own = np.random.default_rng(seed).normal(0.0, 2.0, (vocab, vocab, vocab))
+        base, own = (_scores(number, vocab) for number in (0, seed))
         self._table = torch.from_numpy(blend * base + (1 - blend) * own).float()
         self._rows: dict[int, list[int]] = {}
         self._reserved: dict[int, int] = {}
@@ -86,6 +85,13 @@ class TableRunner:
     def held(self, row: int) -> list[int]:
         """The tokens cached in a row."""
         return self._rows.get(row, [])
+
+
+def _scores(seed: int, vocab: int) -> FloatArray:
+    """Scores [vocab, vocab, vocab] of a seed; those of a smaller vocabulary are a part of the usual one's."""
+    whole = np.random.default_rng(seed).normal(0.0, 2.0, (max(vocab, 24),) * 3)
+    part: FloatArray = whole[:vocab, :vocab, :vocab]
+    return part
 
 
 def plain_greedy(runner: TableRunner, prompt: list[int], count: int) -> list[int]:

@@ -23,7 +23,7 @@ from tests.models.heads.test_block import medusa
 TARGET = {"hidden_size": 16, "num_hidden_layers": 4}
 NOISE = 0.02  # of the weights of a draft model, whose target draws them 0.25 wide
 PADDED = TINY_VOCAB + 8
-FEW = 6  # tokens that are likely where a drafter agrees with its target by chance only
+FEW = 4  # tokens that are likely where a drafter agrees with its target by chance only
 
 
 @dataclass(frozen=True)
