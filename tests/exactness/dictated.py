@@ -10,10 +10,11 @@ import yaml
 from pydantic import Field
 
 from adaptspec.control.algorithms.algorithm import Algorithm, AlgorithmSpec, Choice, Parts
+from adaptspec.control.algorithms.goodput import Goodput, GoodputSettings
 from adaptspec.control.language.spec import BodySpec, PolicySpec
 from adaptspec.control.policy import BatchSignals, Union
 from adaptspec.decision_tables import StopTable
-from adaptspec.types import IntArray, Reason
+from adaptspec.types import FloatArray, IntArray, Reason, RoundRecord
 
 _CALIBRATION = (np.arange(10) + 0.5) / 10  # candidates are accepted as often as their confidence says
 
@@ -26,15 +27,19 @@ class DictatedSpec(AlgorithmSpec):
     algorithm: Literal["dictated"]
     seed: int = Field(default=0, description="Of all that is drawn at random.")
     depths: list[int] = Field(min_length=1, description="Each row drafts as deep as one of these in each round.")
+    learns: bool = Field(default=False, description="A goodput algorithm learns from the rounds, and is not obeyed.")
     beam: bool = Field(default=False, description="Nodes off the main chain are drafted on from while they are likely.")
     union: bool = Field(default=False, description="The last drafter adds its nodes to those of the first.")
 
     def build(self, parts: Parts) -> Dictated:
-        return Dictated(self, len(parts.drafters))
+        if not self.learns:
+            return Dictated(self, len(parts.drafters))
+        settings = GoodputSettings(tuple(range(1, 1 + max(self.depths))), parts.drafters)
+        return Learning(self, len(parts.drafters), Goodput(parts.cost, parts.max_rows, parts.tasks, settings))
 
 
 class Dictated(Algorithm):
-    """Learns nothing. Each row of each round draws a depth and a drafter."""
+    """Each row of each round draws a depth and a drafter."""
 
     def __init__(self, spec: DictatedSpec, drafters: int) -> None:
         self.max_depth = max(spec.depths)
@@ -58,6 +63,34 @@ class Dictated(Algorithm):
         return Union(last, np.minimum(self._random.integers(0, 5, len(limits)), limits))
 
 
+class Learning(Dictated):
+    """Has another algorithm decide and learn, and draws depths at random all the same."""
+
+    def __init__(self, spec: DictatedSpec, drafters: int, learner: Algorithm) -> None:
+        super().__init__(spec, drafters)
+        self._learner = learner
+
+    @property
+    def search_depth(self) -> int | None:
+        return self._learner.search_depth
+
+    def start(self, row: int) -> None:
+        self._learner.start(row)
+
+    def finish(self, row: int) -> None:
+        self._learner.finish(row)
+
+    def choose(self, signals: BatchSignals) -> Choice:
+        self._learner.choose(signals)
+        return super().choose(signals)
+
+    def learn(self, record: RoundRecord) -> None:
+        self._learner.learn(record)
+
+    def state(self) -> dict[str, FloatArray]:
+        return self._learner.state()
+
+
 def _while_likely(rows: int) -> StopTable:
     """Nodes are drafted on from while they are likelier than one in twenty."""
     one = np.ones((rows, 1))
@@ -74,7 +107,7 @@ class _DictatedPolicy(PolicySpec):
 
 
 @functools.cache
-def policy(text: str) -> PolicySpec:
+def policy(text: str, name: str = "dictated") -> PolicySpec:
     """The policy of a YAML body, such as `choose: {algorithm: dictated, depths: [3]}`."""
-    head = {"apiVersion": "adaptspec.dev/v1", "kind": "SpeculationPolicy", "metadata": {"name": "dictated"}}
+    head = {"apiVersion": "adaptspec.dev/v1", "kind": "SpeculationPolicy", "metadata": {"name": name}}
     return _DictatedPolicy.model_validate(head | {"spec": yaml.safe_load(text)})

@@ -16,8 +16,7 @@ from safetensors.torch import load_file, save_file
 from adaptspec.engine.engine_config import model_place
 from tests.conftest import TINY_VOCAB, write_tiny_model
 from tests.drafting.spellings import respelled_draft, translated_draft
-from tests.models.heads.golden import HEADS
-from tests.models.heads.test_block import medusa
+from tests.models.heads.golden import HEADS, medusa, write_mtp
 
 # Sizes that the golden heads were made for. Their tokens: 4 special ones and 256 bytes.
 TARGET = {"hidden_size": 16, "num_hidden_layers": 4}
@@ -31,14 +30,16 @@ class Drafter:
     """A drafter as a policy names it, and the models that it needs.
 
     `target` and `draft` are names of `Models`, or of parts of the target. `agrees`: its drafts are
-    often accepted, whatever is asked for; others need requests that leave a target few tokens. `grows`: it drafts on
-    from nodes off its main chain. `united`: the model-free drafter that adds to its drafts.
+    often accepted, whatever is asked for; others need requests that leave a target few tokens. `copies`: it drafts what
+    the target writes. `grows`: it drafts on from nodes off its main chain. `united`: the model-free drafter that adds
+    to its drafts.
     """
 
     policy: str = "draft-model"
     target: str = "target"
     draft: str = "noisy"
     agrees: bool = True
+    copies: bool = False
     grows: bool = False
     united: str = "ngram"
 
@@ -49,7 +50,7 @@ class Drafter:
     @property
     def is_own(self) -> bool:
         """Whether it is made of weights of a Llama-like target."""
-        return ":" in self.draft and not self.is_head
+        return self.draft == "mtp" or (":" in self.draft and not self.is_head)
 
     @property
     def runs_model(self) -> bool:
@@ -62,8 +63,10 @@ def _head(name: str) -> Drafter:
 
 DRAFTERS: Mapping[str, Drafter] = {
     "draft-model": Drafter(grows=True),
+    "copy": Drafter(draft="target", copies=True, grows=True),
     "wider-vocabulary": Drafter(draft="noisy-padded", grows=True),
     "narrower-vocabulary": Drafter(target="target-padded", draft="noisy-unpadded", grows=True),
+    "bundled": Drafter(target="bundled", draft="bundled-draft", grows=True),
     "shared-tokens": Drafter(target="bundled", draft="respelled", grows=True),
     "through-text": Drafter(target="bundled", draft="translated", grows=True),
     "first-layers": Drafter(draft="first-layers:3", grows=True),
@@ -72,12 +75,18 @@ DRAFTERS: Mapping[str, Drafter] = {
     "counts": Drafter("counts", agrees=False),
     "lookahead": Drafter("lookahead", agrees=False),
     "prediction": Drafter("ngram", united="counts"),
+    "own-mtp": Drafter(target="qwen3-mtp", draft="mtp", agrees=False),
     "eagle3": _head("eagle3"),
     "eagle3.1": _head("eagle3.1"),
     "mtp": _head("mtp"),
     "dflash": _head("dflash"),
+    "peagle": _head("peagle"),
+    "dspark": _head("dspark-rnn"),
     "medusa": _head("medusa"),
 }
+
+# Models that transformers runs in place of others.
+TRANSFORMERS = {"target": "transformers", "noisy": "noisy-transformers"}
 
 
 class Models:
@@ -88,8 +97,8 @@ class Models:
 
     def place(self, name: str) -> str:
         """The folder of a model, or the name itself where it is a part of the target."""
-        if name == "bundled":
-            return model_place(name, "target")
+        if name in ("bundled", "bundled-draft"):
+            return model_place("bundled", "draft" if name == "bundled-draft" else "target")
         if name.startswith("head:"):
             return str(self._head(name.removeprefix("head:")))
         if name not in self._makers:
@@ -113,6 +122,7 @@ class Models:
             "noisy": lambda folder: self._noisy(folder, "target"),
             "noisy-padded": lambda folder: self._resized(folder, "noisy", PADDED),
             "noisy-unpadded": lambda folder: shutil.copytree(self.place("noisy"), folder),
+            "qwen3-mtp": _with_mtp,
             "transformers": lambda folder: write_tiny_model(
                 folder, "gpt2", 0, {**TARGET, "max_position_embeddings": 128}
             ),
@@ -144,6 +154,12 @@ class Models:
         if not (self._root / name).exists():
             medusa(self._root / name, own=True)
         return self._root / name
+
+
+def _with_mtp(folder: Path) -> None:
+    """A model that brings a layer for multi-token prediction in its own files."""
+    write_tiny_model(folder, "qwen3", 0, {})
+    write_mtp(folder)
 
 
 def _save(tensors: Mapping[str, torch.Tensor], folder: Path) -> None:

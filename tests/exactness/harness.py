@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from adaptspec.control.language.spec import PolicySpec
 from adaptspec.control.policy import Decision
 from adaptspec.engine.core import EngineCore, EngineLimits
 from adaptspec.engine.executor import Outcome, Pending
@@ -59,18 +60,18 @@ SCRIPTS: Mapping[str, Script] = {
     "failing": Script(fails=3),
     "overlapped": Script(requests=5, overlaps=True, abort=9),
 }
-SHAPES: Mapping[str, Mapping[str, Any]] = {
-    "chain": {},
-    "comb": {"max-width": 4, "max-nodes": 16},
-    "beam": {"max-width": 3, "max-nodes": 24},
-    "union": {"max-width": 4, "max-nodes": 16},
-}
-DEPTHS: Mapping[str, Sequence[int]] = {"0": (0,), "3": (3,), "7": (7,), "any": (0, 1, 2, 3, 5, 7)}
+SHAPES = ("chain", "comb", "beam", "union")
+ANY = (0, 1, 2, 3, 5, 7)  # depths that change by row and round
 
 
 @dataclass(frozen=True)
 class Case:
-    """One combination of features. `chunk`: tokens of prompts that a round reads."""
+    """One combination of features.
+
+    `depths` is a number or "any". `chunk`: tokens of prompts that a round reads. `prefix` "hit": the same prompts were
+    served before, and the engine keeps what it has cached of them. `width` and `nodes` are the most of
+    drafts that branch. `learns`: an algorithm learns from the rounds.
+    """
 
     runtime: str = "table"
     drafter: str = "draft-model"
@@ -81,7 +82,11 @@ class Case:
     script: str = "batch"
     depths: str = "any"
     chunk: int = 8
+    prefix: str = "none"
+    width: int = 4
+    nodes: int = 16
     seed: int = 0
+    learns: bool = False
 
     @property
     def id(self) -> str:
@@ -94,11 +99,19 @@ class Case:
     def policy(self) -> str:
         """The body of the policy."""
         kind = DRAFTERS[self.drafter]
-        choose = {"algorithm": "dictated", "seed": self.seed, "depths": list(DEPTHS[self.depths])}
-        choose |= {"beam": self.shape == "beam", "union": self.shape == "union"}
+        choose = {
+            "algorithm": "dictated",
+            "seed": self.seed,
+            "depths": ANY if self.depths == "any" else [int(self.depths)],
+            "learns": self.learns,
+            "beam": self.shape == "beam",
+            "union": self.shape == "union",
+        }
         drafters = [kind.policy, kind.united] if self.shape == "union" else [kind.policy]
-        verification = {"method": self.method}
-        return json.dumps({"choose": choose, "drafters": drafters, "verification": verification, **SHAPES[self.shape]})
+        body = {"choose": choose, "drafters": drafters, "verification": {"method": self.method}}
+        if self.shape != "chain":
+            body |= {"max-width": self.width, "max-nodes": self.nodes}
+        return json.dumps(body | {"history": ("none", "key", "server")[self.seed % 3]})
 
     @property
     def drafts(self) -> bool:
@@ -116,6 +129,7 @@ class Notes:
     def __init__(self) -> None:
         self.records: list[RoundRecord] = []
         self.completions: dict[str, Completion] = {}
+        self.ended: list[str] = []
 
     def started(self, request: Request) -> None:
         pass
@@ -124,7 +138,7 @@ class Notes:
         self.records.append(record)
 
     def finished(self, request: Request, completion: Completion) -> None:
-        assert request.id not in self.completions, "a request ended twice"
+        self.ended.append(request.id)
         self.completions[request.id] = completion
 
 
@@ -147,11 +161,10 @@ class Run:
 
 @dataclass(frozen=True)
 class Asking:
-    """What a kind of request is made from: the request that asks for nothing else, and its plain answer."""
+    """What a kind of request is made from: one that asks for nothing else."""
 
     request: Request
     world: World
-    answer: Callable[[Request], Completion]
 
     def params(self, **changes: Any) -> Request:
         return replace(self.request, sampling=replace(self.request.sampling, **changes))
@@ -179,7 +192,7 @@ class Asking:
 
     def stop(self) -> Request:
         """Something that the answer has in its middle: two characters of its text, or one of its tokens."""
-        answer = self.answer(self.request)
+        answer = plain(self.world, self.request)
         middle = answer.text[len(answer.text) // 2 :]
         readable = [middle[i : i + 2] for i in range(len(middle) - 1) if "\ufffd" not in middle[i : i + 2]]
         if readable and self.request.sampling.seed:
@@ -211,19 +224,21 @@ KINDS: Mapping[str, Callable[[Asking], Request]] = {
 FEW = ("bias", "schema", "lark")  # kinds of requests that leave a target few tokens
 
 
-def requests(case: Case, world: World, answer: Callable[[Request], Completion]) -> list[Request]:
+def requests(case: Case, world: World, script: Script) -> list[Request]:
     """Those of a case. Every third asks for nothing, at another temperature where the method keeps drawn texts."""
-    asked, script = [], SCRIPTS[case.script]
+    asked = []
     for number in range(script.requests):
         other = number % 3 == 2
         temperature = 0.8 - case.temperature if other and case.method == "coupled" else case.temperature
         sampling = SamplingParams(script.tokens, temperature=temperature, seed=number, ignore_eos=True)
         prompt = world.prompt(number + 10 * case.seed, 10 + 3 * number)
         base = Request(f"r{number}", prompt, sampling, key="ab"[number % 2])
-        request = base if other else KINDS[case.request](Asking(base, world, answer))
+        request = base if other else KINDS[case.request](Asking(base, world))
         if case.drafter == "prediction":
-            request = replace(request, prediction=_nearly(answer(request).tokens))
+            request = replace(request, prediction=_nearly(plain(world, request).tokens))
         asked.append(request)
+    if case.drafter == "counts" or case.prefix == "hit":  # which go by what was served before
+        asked += [replace(request, id=f"again-{request.id}") for request in asked]
     return asked
 
 
@@ -232,7 +247,7 @@ def _nearly(tokens: Sequence[int]) -> tuple[int, ...]:
     return tuple(4 + (token - 3) % 16 if i % 5 == 4 else token for i, token in enumerate(tokens))
 
 
-OVERLAPPING = ("device", "strict", "ranks", "cuda")  # runtimes whose rounds overlap anyway
+OVERLAPPING = ("device", "strict", "ranks", "pretend", "cuda")  # runtimes whose rounds overlap anyway
 
 
 # -- running ------------------------------------------------------------------------------------------------------
@@ -286,22 +301,33 @@ def drive(core: EngineCore, asked: Sequence[Request], script: Script) -> list[De
     return deltas
 
 
+def answers(core: EngineCore, asked: Sequence[Request]) -> dict[str, Completion]:
+    """The answers to requests that come at once, by request."""
+    ended = [delta.completion for delta in drive(core, asked, Script()) if delta.completion is not None]
+    return {one.request_id: one for one in ended}
+
+
 def plain(world: World, request: Request) -> Completion:
     """The answer to a request alone, without drafts, whose prompt is read at once."""
     alone = replace(request, id="alone", speculation=SpeculationParams(), prediction=())
     if repr(alone) not in world.answers:
-        core = replace(world, drafters=()).engine(OFF, EngineLimits(max_rows=1, prefill_tokens=512))
-        ended = [delta.completion for delta in drive(core, [alone], Script()) if delta.completion is not None]
-        world.answers[repr(alone)] = ended[0]
+        core = replace(world, drafters=()).engine([OFF], EngineLimits(max_rows=1, prefill_tokens=512))
+        world.answers[repr(alone)] = answers(core, [alone])["alone"]
     return world.answers[repr(alone)]
 
 
-def run(case: Case, world: World) -> Run:
+def run(case: Case, world: World, script: Script) -> Run:
     """The case as it is served."""
-    script, notes = SCRIPTS[case.script], Notes()
-    asked = requests(case, world, lambda request: plain(world, request))
+    return serve(case, world, script, requests(case, world, script))
+
+
+def serve(
+    case: Case, world: World, script: Script, asked: Sequence[Request], policies: Sequence[PolicySpec] = ()
+) -> Run:
+    """The requests as a case drafts for them, or as these policies do."""
+    notes = Notes()
     core = world.engine(
-        dictated.policy(case.policy),
+        policies or [dictated.policy(case.policy)],
         EngineLimits(script.rows, prefill_tokens=case.chunk, max_depth=7),
         sinks=[notes],
         make=Overlapping if script.overlaps and case.runtime not in OVERLAPPING else None,
@@ -313,22 +339,41 @@ def run(case: Case, world: World) -> Run:
 # -- what must hold -----------------------------------------------------------------------------------------------
 
 
-def check(case: Case, worlds: Worlds) -> None:
+def check(case: Case, worlds: Worlds) -> Run:
     """Run a case and hold it to plain decoding."""
-    world = worlds.of(case.runtime, case.drafter, short=SCRIPTS[case.script].short)
-    result = run(case, world)
+    script = SCRIPTS[case.script]
+    world = worlds.of(case.runtime, case.drafter, short=script.short, prefix=case.prefix == "hit")
+    result = run(case, world, script)
+    hold(result, world, script)
+    assert all(one.error is None for one in result.done.values())
+    assert_drafted(case, result)
+    assert not script.short or result.core.scheduler.preemptions
+    return result
+
+
+def hold(result: Run, world: World, script: Script) -> None:
+    """Hold answers to plain decoding, records to answers, and caches to what is left in them."""
+    assert sorted(result.notes.ended) == sorted(request.id for request in result.asked)
     for request in result.asked:
         own, its = result.done[request.id], plain(world, request)
-        assert own.error is None
-        if own.finish is FinishReason.ABORT:
+        if own.finish in (FinishReason.ABORT, FinishReason.ERROR):
             assert own.tokens == its.tokens[: len(own.tokens)]
         else:
             assert_same(own, its)
-        assert_told(own, [delta for delta in result.deltas if delta.request_id == request.id])
-    assert_accounts(case, result)
-    assert_drafted(case, result)
+        assert max(own.tokens, default=0) < len(world.tokenizer), "padding of a vocabulary is written"
+        assert own.prediction_accepted + own.prediction_rejected == len(request.prediction)
+        assert_streamed(own, [delta for delta in result.deltas if delta.request_id == request.id])
+    assert_accounts(result, whole=not (script.short or script.fails or script.abort))
     assert result.core.idle
-    assert set(world.free_memory) == {1.0}
+    assert world.is_empty
+
+
+def assert_plain_answers_agree(worlds: Worlds, runtime: str, kind: str) -> None:
+    """Hold plain answers of a runtime to those of the usual one, for requests of a kind."""
+    usual, other = (worlds.of(name, "draft-model") for name in ("lean", runtime))
+    for temperature in (0.0, 0.8):
+        for request in requests(Case(request=kind, temperature=temperature), usual, SCRIPTS["batch"]):
+            assert_same(plain(other, request), plain(usual, request))
 
 
 def assert_same(own: Completion, its: Completion) -> None:
@@ -345,7 +390,7 @@ def assert_scored(own: Sequence[TokenLogprob], its: Sequence[TokenLogprob]) -> N
         assert [value for _, value in mine.top] == pytest.approx([value for _, value in other.top], abs=TOLERANCE)
 
 
-def assert_told(own: Completion, deltas: Sequence[Delta]) -> None:
+def assert_streamed(own: Completion, deltas: Sequence[Delta]) -> None:
     """The pieces that a client got add up to its answer."""
     assert "".join(delta.text for delta in deltas) == own.text
     assert sum((delta.tokens for delta in deltas), ()) == own.tokens
@@ -353,31 +398,29 @@ def assert_told(own: Completion, deltas: Sequence[Delta]) -> None:
     assert sum((delta.prompt_logprobs for delta in deltas), ()) == own.prompt_logprobs
 
 
-def assert_accounts(case: Case, result: Run) -> None:
-    """Records of rounds add up to what requests got."""
-    records, script, done = result.notes.records, SCRIPTS[case.script], result.done
+def assert_accounts(result: Run, *, whole: bool) -> None:
+    """Records of rounds add up to what requests got. `whole`: no request was read twice or left early."""
+    records, done = result.notes.records, result.done
+    emitted = dict.fromkeys(done, 0)
     for record in records:
         assert (record.accepted <= record.drafted).all()
-        assert (record.drafted <= record.depths).all() or case.shape == "union"
+        assert (record.drafted <= np.maximum(record.depths, record.nodes)).all()
         assert (record.emitted <= record.accepted + 1).all()
         assert (record.emitted >= 1).all()
         assert (record.chain <= record.nodes).all()
-    emitted = dict.fromkeys(done, 0)
-    for record in records:
         for name, count in zip(record.request_ids, record.emitted.tolist(), strict=True):
             emitted[name] += count
-    again = script.short or script.fails or script.abort  # a prompt that is read again brings a token, too
     for name, one in done.items():
-        first = min(len(one.tokens), 1)
-        assert emitted[name] <= len(one.tokens) - first if again else emitted[name] == len(one.tokens) - first
+        rest = max(len(one.tokens) - 1, 0)  # the first token comes from reading the prompt, as do those after a return
+        assert emitted[name] == rest if whole else emitted[name] <= rest
         assert sum(one.stats.accepted_per_position) == one.stats.accepted
         assert sum(n * count for n, count in enumerate(one.stats.acceptance_histogram)) == one.stats.accepted
         assert sum(one.stats.acceptance_histogram) == one.stats.draft_rounds
-    if not again:
-        kept = sum(int(np.minimum(record.accepted, record.emitted).sum()) for record in records)
-        assert sum(one.stats.accepted for one in done.values()) == kept
-        assert sum(one.stats.drafted for one in done.values()) == sum(int(r.drafted.sum()) for r in records)
-    assert not script.short or result.core.scheduler.preemptions
+    if whole:
+        stats = [one.stats for one in done.values()]
+        assert sum(one.drafted for one in stats) == sum(int(record.drafted.sum()) for record in records)
+        kept = (np.minimum(record.accepted, record.emitted).sum() for record in records)
+        assert sum(one.accepted for one in stats) == sum(map(int, kept))
 
 
 def assert_drafted(case: Case, result: Run) -> None:
@@ -385,7 +428,15 @@ def assert_drafted(case: Case, result: Run) -> None:
     stats = [one.stats for one in result.done.values()]
     drafted, accepted = sum(one.nodes for one in stats), sum(one.accepted for one in stats)
     assert bool(drafted) == case.drafts
-    assert drafted > accepted or drafted < MANY
+    assert drafted > accepted or drafted < MANY or DRAFTERS[case.drafter].copies
     assert accepted or not (case.drafts and case.agrees)
+    records = result.notes.records
+    if case.shape != "chain":
+        assert all(record.nodes.max(initial=0) <= max(case.nodes, 0) for record in records)
+        branched = any((record.nodes > record.drafted).any() for record in records)
+        assert branched or not (case.drafts and DRAFTERS[case.drafter].runs_model and case.nodes > case.width > 1)
+    masked = case.request in GRAMMARS and case.runtime in OVERLAPPING  # a device masks the first drafted token only
+    if DRAFTERS[case.drafter].copies and case.shape == "chain" and not masked:  # but for what ends an answer or a round
+        assert drafted - accepted <= 7 * len(stats) * (1 + bool(SCRIPTS[case.script].fails))
     if case.request == "no-depth":
         assert not any(result.done[one.id].stats.drafted for one in result.asked if one.speculation.max_depth == 0)

@@ -2,28 +2,61 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import fields, replace
+from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from adaptspec.control.language.build import load_policy_spec
+from adaptspec.control.language.library import shipped_policies
+from adaptspec.engine.engine_config import EngineConfig
+from adaptspec.request import SpeculationParams
+from tests.exactness import dictated
 from tests.exactness.covering import Values, covering
 from tests.exactness.drafters import DRAFTERS
-from tests.exactness.harness import DEPTHS, KINDS, OVERLAPPING, SCRIPTS, SHAPES, Case, check
-from tests.exactness.worlds import Worlds
+from tests.exactness.harness import (
+    KINDS,
+    OVERLAPPING,
+    SCRIPTS,
+    SHAPES,
+    TOKENS,
+    Case,
+    Script,
+    assert_accounts,
+    assert_plain_answers_agree,
+    assert_same,
+    check,
+    hold,
+    plain,
+    requests,
+    run,
+    serve,
+)
+from tests.exactness.worlds import PREFIX_CACHE, Worlds
+from tests.fakes import TableRunner, plain_greedy
+from tests.gpu.pretend import PretendCuda
+
+WHOLE = pytest.mark.whole
 
 AXES: dict[str, tuple[Any, ...]] = {
     "drafter": tuple(DRAFTERS),
     "runtime": ("lean", "paged", "transformers", "device", "strict"),
-    "shape": tuple(SHAPES),
+    "shape": SHAPES,
     "method": ("coupled", "rejection", "block"),
     "request": tuple(KINDS),
     "temperature": (0.0, 0.8),
     "script": tuple(SCRIPTS),
-    "depths": tuple(DEPTHS),
+    "depths": ("0", "3", "7", "any"),
     "chunk": (5, 16, 512),
+    # Engines without the setting have no case of it.
+    "prefix": ("none", "hit") if PREFIX_CACHE in {one.name for one in fields(EngineConfig)} else ("none",),
 }
 OWN = [name for name, kind in DRAFTERS.items() if kind.is_own]
 BUNDLED = [name for name, kind in DRAFTERS.items() if kind.target == "bundled"]
@@ -46,7 +79,7 @@ RULES: dict[str, Callable[[Values], bool]] = {
         lambda case: case.get("runtime") == "transformers" and case.get("drafter") in OF_LLAMAS
     ),
     "a row of this cache is one block: rows wait, and none gives way": (
-        lambda case: (case.get("runtime"), case.get("script")) == ("lean", "preempted")
+        lambda case: case.get("script") == "preempted" and case.get("runtime") in ("lean", "cuda")
     ),
     "a round of a device is launched whole: its faults are tested on their own": (
         lambda case: case.get("script") == "failing" and case.get("runtime") in OVERLAPPING
@@ -65,11 +98,46 @@ def allowed(case: Values) -> bool:
     return not any(rule(case) for rule in RULES.values())
 
 
-CASES = [Case(**values) for values in covering(AXES, allowed)]
+# Fewer values, for runtimes whose cases take a second or more.
+FEWER = AXES | {
+    "request": ("plain", "penalties", "lark", "logprobs"),
+    "script": ("batch", "churn"),
+    "depths": ("3", "any"),
+    "chunk": (5, 512),
+}
+ON_PRETENDED = FEWER | {
+    "drafter": ("draft-model", "wider-vocabulary", "through-text", "ngram", "lookahead", "eagle3.1", "dflash"),
+    "runtime": ("pretend",),
+    "request": tuple(KINDS),
+}
+
+
+def cases(axes: Mapping[str, Sequence[Any]], *marks: pytest.MarkDecorator) -> list[Any]:
+    """Cases in which every two features meet."""
+    found = [Case(**values) for values in covering(axes, allowed)]
+    return [pytest.param(case, id=case.id, marks=marks) for case in found]
+
+
+CASES = [
+    *cases(AXES),
+    *cases(ON_PRETENDED, WHOLE),
+    *(cases(AXES | {"runtime": ("cuda",)}, pytest.mark.gpu) if torch.cuda.is_available() else ()),
+]
 ON_TABLES = AXES | {
-    "drafter": ("draft-model", "wider-vocabulary", "narrower-vocabulary", "ngram", "counts", "lookahead", "prediction"),
+    "drafter": (
+        "draft-model",
+        "copy",
+        "wider-vocabulary",
+        "narrower-vocabulary",
+        "ngram",
+        "counts",
+        "lookahead",
+        "prediction",
+    ),
     "runtime": ("table",),
     "chunk": (3, 8, 512),
+    "width": (2, 4, 6),
+    "nodes": (1, 4, 16, 64),
 }
 
 
@@ -85,7 +153,82 @@ def test_answers_on_tables_are_those_of_plain_decoding(worlds: Worlds, values: V
     check(Case(**values), worlds)
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
+@pytest.mark.parametrize("case", CASES)
 def test_answers_are_those_of_plain_decoding(worlds: Worlds, case: Case) -> None:
     """Every two features together at least once."""
-    check(case, worlds)
+    with PretendCuda() if case.runtime == "pretend" else nullcontext():
+        check(case, worlds)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("runtime", ["paged", pytest.param("pretend", marks=WHOLE)])
+def test_runtimes_agree(worlds: Worlds, runtime: str, kind: str) -> None:
+    """Without drafts, in float32: what runs a model decides nothing."""
+    with PretendCuda() if runtime == "pretend" else nullcontext():
+        assert_plain_answers_agree(worlds, runtime, kind)
+
+
+@pytest.mark.parametrize("runtime", ["lean", "device"])
+@pytest.mark.parametrize("policy", shipped_policies(), ids=lambda path: path.stem)
+def test_answers_under_every_shipped_policy_are_those_of_plain_decoding(
+    worlds: Worlds, policy: Path, runtime: str
+) -> None:
+    """Drawn and greedy rows that come and go."""
+    world, script = worlds.of(runtime, "draft-model"), SCRIPTS["churn"]
+    case = Case(runtime, request="penalties", temperature=0.8, script="churn", chunk=16)
+    asked = requests(case, world, script)
+    result = serve(case, world, script, asked, [load_policy_spec(policy)])
+    hold(result, world, script)
+    assert any(one.stats.drafted for one in result.done.values()) == (policy.stem != "off")
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_plain_decoding_is_what_the_table_says(worlds: Worlds, seed: int) -> None:
+    """What all cases are held to is itself held to a loop of two lines."""
+    world, case = worlds.of("table", "draft-model"), Case(seed=seed)
+    assert isinstance(world.target, TableRunner)
+    for request in requests(case, world, SCRIPTS["batch"]):
+        if request.sampling.greedy:  # the loop ends at an end token
+            found, expected = plain(world, request).tokens, plain_greedy(world.target, list(request.prompt), TOKENS)
+            assert list(found[: len(expected)]) == expected
+
+
+MIXED = {
+    "trees": Case(shape="union", depths="any"),
+    "chains": Case(method="rejection", depths="3"),
+    "blocks": Case(method="block", depths="any"),
+    "off": Case(depths="0"),
+}
+
+
+@settings(max_examples=30)
+@given(seed=st.integers(0, 999), temperature=st.sampled_from((0.0, 0.8)))
+def test_policies_and_methods_share_a_batch(worlds: Worlds, seed: int, temperature: float) -> None:
+    """Rows of trees, of chains that other methods weigh, and of no drafts: only drawn texts of those methods differ."""
+    world, script = worlds.of("table", "draft-model"), Script(requests=8)
+    case = Case(temperature=temperature, seed=seed)
+    specs = [dictated.policy(replace(one, seed=seed).policy, name) for name, one in MIXED.items()]
+    names = itertools.cycle(MIXED)
+    asked = [replace(one, speculation=SpeculationParams(policy=next(names))) for one in requests(case, world, script)]
+    result = serve(case, world, script, asked, specs)
+    for request in asked:
+        own, name = result.done[request.id], request.speculation.policy
+        assert own.stats.policy == name
+        assert bool(own.stats.drafted) == (name != "off")
+        if request.sampling.greedy or name not in ("chains", "blocks"):
+            assert_same(own, plain(world, request))
+    assert_accounts(result, whole=True)
+    assert world.is_empty
+
+
+@pytest.mark.whole
+@pytest.mark.parametrize(("rows", "chunk"), [(2, 16), (3, 9), (16, 256)])
+@pytest.mark.parametrize("shape", ["chain", "beam", "union"])
+def test_many_texts_in_bfloat16(worlds: Worlds, rows: int, chunk: int, shape: str) -> None:
+    """The last bit decides many ties: neither depth nor batch, cuts of prompts nor branches may change it."""
+    script = Script(requests=40, rows=rows, tokens=12)
+    case = Case("device", "bundled", shape=shape, script="batch", depths="any", chunk=chunk, temperature=0.8)
+    world = worlds.of("device", "bundled", rows=16)
+    result = run(case, world, script)
+    hold(result, world, script)
+    assert sum(one.stats.accepted for one in result.done.values()) > 40

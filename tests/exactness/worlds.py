@@ -22,8 +22,9 @@ from adaptspec.engine.assembly import MakeExecutor, assemble, build
 from adaptspec.engine.core import EngineCore, EngineLimits
 from adaptspec.engine.engine_config import EngineConfig
 from adaptspec.engine.model_set import decoder
-from adaptspec.gpu.device_decoder import device_decoder
+from adaptspec.gpu.device_decoder import DeviceDecoder, device_decoder
 from adaptspec.models.config import DecoderConfig
+from adaptspec.models.heads.hearing import HeadRunner
 from adaptspec.models.kv_cache import CachePlan
 from adaptspec.models.loading import MakeDecoder
 from adaptspec.models.runner import ModelInfo, Runner
@@ -31,10 +32,11 @@ from adaptspec.models.weights import DecoderWeights
 from adaptspec.types import Completion, Sink
 from tests.engine.conftest import byte_level
 from tests.engine.policies import COSTS
-from tests.exactness.drafters import DRAFTERS, FEW, Models
+from tests.exactness.drafters import DRAFTERS, FEW, TRANSFORMERS, Models
 from tests.fakes import TableRunner
 
 ROWS, CONTEXT = 4, 96
+PREFIX_CACHE = "prefix_cache"  # a setting of engines that keep what they have cached of prompts
 SHORT, BLOCK = 104, 8  # tokens of a cache that is short for four rows of about fifty, and of its blocks
 # Tokens of the table: two special ones, what a JSON array of strings is written with, and letters.
 LETTERS = '[]",' + string.ascii_lowercase[:18]
@@ -53,24 +55,24 @@ class World:
     target: Runner
     drafters: Sequence[Drafter]
     tokenizer: PreTrainedTokenizerFast
-    few: tuple[int, ...]  # tokens of which requests make a target write little else
+    few: tuple[int, ...] = ()  # tokens of which requests make a target write little else
     answers: dict[str, Completion] = field(default_factory=dict)  # those to requests without drafts, by request
 
     def engine(
         self,
-        spec: PolicySpec,
+        specs: Sequence[PolicySpec],
         limits: EngineLimits,
         sinks: Sequence[Sink] = (),
         make: MakeExecutor | None = None,
         target: Runner | None = None,
     ) -> EngineCore:
-        """An engine of this policy, whose clock ticks evenly: it decides the same every time."""
+        """An engine of these policies, whose clock ticks evenly: they decide the same every time."""
         ticks = itertools.count()
         return assemble(
             target or self.target,
             self.drafters,
             self.tokenizer,
-            specs=[spec],
+            specs=specs,
             costs=CostTable(COSTS),
             sinks=sinks,
             limits=limits,
@@ -82,15 +84,17 @@ class World:
         """Tokens that repeat themselves, so that lookups find something."""
         if len(self.tokenizer) > 1000:
             tokens = self.tokenizer.encode(TEXTS[number % len(TEXTS)], add_special_tokens=False)
+            tokens = tokens[number % len(tokens) :] + tokens[: number % len(tokens)]
         else:
             tokens = np.random.default_rng(number).integers(4, min(self.target.info.vocab_size - 1, 80), 7).tolist()
         return tuple(itertools.islice(itertools.cycle(tokens), length))
 
     @property
-    def free_memory(self) -> list[float]:
-        """The free share of every cache."""
+    def is_empty(self) -> bool:
+        """Whether no cache holds anything, and no state of a target waits to be read by a head."""
         runners = [self.target, *(one.runner for one in self.drafters if isinstance(one, ModelDrafter))]
-        return [runner.free_memory for runner in runners]
+        unread = sum(runner.unread for runner in runners if isinstance(runner, HeadRunner))
+        return all(runner.free_memory == 1.0 for runner in runners) and not unread
 
 
 class Worlds:
@@ -100,32 +104,35 @@ class Worlds:
         self._models = models
         self._loaded: dict[tuple[object, ...], World] = {}
 
-    def of(self, runtime: str, drafter: str, *, short: bool = False) -> World:
+    def of(self, runtime: str, drafter: str, *, short: bool = False, prefix: bool = False, rows: int = ROWS) -> World:
         if runtime == "table":
             return table(drafter, capacity=SHORT if short else 10**9)
         kind = DRAFTERS[drafter]
-        key = (runtime, kind.target, kind.draft, short)
+        key = (runtime, kind.target, kind.draft, short, prefix, rows)
         if key not in self._loaded:
-            self._loaded[key] = self._load(runtime, drafter, short=short)
+            if runtime == "ranks":
+                self.close()  # a process runs one model on several devices at a time
+            self._loaded[key] = self._load(runtime, drafter, short=short, prefix=prefix, rows=rows)
         return self._loaded[key]
 
     def close(self) -> None:
-        """End processes of ranks."""
-        for world in self._loaded.values():
-            if (group := getattr(world.target, "group", None)) is not None:
-                group.close()
+        """End the processes of ranks."""
+        for key in [key for key in self._loaded if key[0] == "ranks"]:
+            target = self._loaded.pop(key).target
+            assert isinstance(target, DeviceDecoder)
+            target.group.close()
 
-    def _load(self, runtime: str, drafter: str, *, short: bool) -> World:
-        kind, settings = DRAFTERS[drafter], dict(RUNTIMES[runtime].settings)
+    def _load(self, runtime: str, drafter: str, *, short: bool, prefix: bool, rows: int) -> World:
+        kind, settings = DRAFTERS[drafter], dict(RUNTIMES[runtime].settings) | ({PREFIX_CACHE: True} if prefix else {})
         target, draft = kind.target, kind.draft
         if runtime == "transformers":
-            target, draft = "transformers", draft.replace("noisy", "noisy-transformers")
+            target, draft = "transformers", TRANSFORMERS.get(draft, draft)
         config = EngineConfig(
             self._models.place(target),
             self._models.place(draft),
             context=CONTEXT,
             cache_tokens=SHORT if short else None,
-            limits=EngineLimits(max_rows=ROWS),
+            limits=EngineLimits(max_rows=rows),
             threads=1,
             counts=None,
             detect_tasks=False,
@@ -136,11 +143,12 @@ class Worlds:
         return World(built.target, built.drafters, built.tokenizer, tuple(few[:FEW]))
 
 
-def table(drafter: str, capacity: int = 10**9, target: TableRunner | None = None) -> World:
+def table(drafter: str, capacity: int = 10**9) -> World:
     """Models of a few lines: a table each, of which the draft's is mostly the target's."""
     vocabulary = {"wider-vocabulary": (23, 24), "narrower-vocabulary": (24, 23)}.get(drafter, (24, 24))
-    target = target or TableRunner(vocabulary[0], capacity=capacity, context=CONTEXT)
-    draft = TableRunner(vocabulary[1], seed=1, blend=0.8, capacity=capacity, context=CONTEXT)
+    target = TableRunner(vocabulary[0], capacity=capacity, context=CONTEXT)
+    blend = 1.0 if DRAFTERS[drafter].copies else 0.8
+    draft = TableRunner(vocabulary[1], seed=1, blend=blend, capacity=capacity, context=CONTEXT)
     drafters: list[Drafter] = [
         DraftModelDrafter(draft, (1,)),
         NgramDrafter(longest=2, shortest=1),
@@ -185,5 +193,6 @@ RUNTIMES: Mapping[str, Runtime] = {
     "device": Runtime({"device": "cpu", "dtype": "bfloat16"}, _in_blocks(device_decoder)),
     "strict": Runtime({"device": "cpu", "dtype": "bfloat16", "exact": "strict"}, _in_blocks(device_decoder)),
     "ranks": Runtime({**_CPU, "tensor_parallel_size": 2}),
+    "pretend": Runtime({"device": "cuda", "dtype": "float32", "eager": True}),
     "cuda": Runtime({"device": "cuda", "dtype": "bfloat16"}),
 }

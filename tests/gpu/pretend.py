@@ -10,7 +10,9 @@ between the two, is counted by the line of the package that asks for it. `preten
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import ExitStack
+from threading import Thread
 from typing import Any
 from unittest import mock
 
@@ -64,15 +66,25 @@ class PretendCuda(Queue, TorchFunctionMode):
     def __enter__(self) -> PretendCuda:
         Queue.active = PretendCuda.active = self
         self._patches.enter_context(mock.patch.multiple(torch.cuda, **self.stubs()))
+        self._patches.enter_context(mock.patch.object(Thread, "run", self._in_thread(Thread.run)))
         self.enter_thread()
         return self
+
+    def _in_thread(self, run: Callable[[Thread], None]) -> Callable[[Thread], None]:
+        """What a thread runs, with the device there: modes of torch are a thread's own."""
+
+        def entered(thread: Thread) -> None:
+            self.enter_thread()
+            run(thread)
+
+        return entered
 
     def __exit__(self, *error: Any) -> None:
         super().__exit__(*error)
         self._patches.close()
 
     def enter_thread(self) -> None:
-        """On further threads that bring tensors to the device or make some there, until they end."""
+        """Have the device there on this thread until it ends."""
         TorchFunctionMode.__enter__(self)
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

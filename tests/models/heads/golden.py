@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from shutil import copytree
+from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -16,6 +18,7 @@ from tests.conftest import MakeModel
 from tests.models.packing import pack
 
 HEADS = Path(__file__).parents[2] / "goldens" / "heads"
+HIDDEN, VOCAB = 16, 260
 FIRST = 7  # the token that a text begins with, which no state comes before
 
 
@@ -70,3 +73,38 @@ class Text:
             return logits
         assert (logits > ABSENT).sum() == len(tokens)
         return logits[tokens]
+
+
+def medusa(folder: Path, own: bool, heads: int = 3) -> dict[str, torch.Tensor]:
+    """A Medusa of random weights by the names of its project, or by vLLM's."""
+    torch.manual_seed(2)
+    names = ("blocks.{}.layers.0", "lm_heads.{}") if own else ("{}.0.linear", "{}.1")
+    tensors = {}
+    for i in range(heads):
+        tensors[f"{names[0].format(i)}.weight"] = torch.randn(HIDDEN, HIDDEN) * 0.3
+        tensors[f"{names[0].format(i)}.bias"] = torch.randn(HIDDEN) * 0.3
+        tensors[f"{names[1].format(i)}.weight"] = torch.randn(VOCAB, HIDDEN)
+    folder.mkdir()
+    save_file(tensors, folder / "model.safetensors")
+    about: dict[str, Any] = {"medusa_num_heads": heads, "medusa_num_layers": 1}
+    if own:
+        about = {"model_type": "medusa", "num_heads": heads, "num_hidden_layers": 1, "hidden_size": HIDDEN}
+    (folder / "config.json").write_text(json.dumps(about))
+    return tensors
+
+
+def write_mtp(folder: Path) -> None:
+    """Add a random layer for multi-token prediction to a Qwen 3 of one file."""
+    tensors = load_file(folder / "model.safetensors")
+    hidden = tensors["model.norm.weight"].numel()
+    norms = {
+        f"mtp.{name}.weight": torch.ones(hidden) for name in ("pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm")
+    }
+    layer = {
+        name.replace("model.layers.0.", "mtp.layers.0."): tensor.clone()
+        for name, tensor in tensors.items()
+        if name.startswith("model.layers.0.")
+    }
+    save_file(
+        tensors | norms | layer | {"mtp.fc.weight": torch.randn(hidden, 2 * hidden) / 8}, folder / "model.safetensors"
+    )

@@ -27,11 +27,11 @@ from adaptspec.models.runner import Heard
 from adaptspec.models.sampling import SamplingBatch
 from adaptspec.request import SamplingParams
 from tests.conftest import MakeModel
-from tests.models.heads.golden import HEADS, Text, golden_target, head_of
+from tests.models.heads.golden import HEADS, HIDDEN, VOCAB, Text, golden_target, head_of, medusa
 from tests.models.packing import TOLERANCE, pack
 from tests.models.test_runner import states_of
 
-HIDDEN, VOCAB, WINDOW = 16, 260, 4
+WINDOW = 4
 FULL, SLIDING = "full_attention", "sliding_attention"
 SLIDES = {"use_sliding_window": True, "sliding_window": WINDOW}
 
@@ -58,24 +58,6 @@ def test_the_layout_of_dflashs_own_project(make_model: MakeModel, tmp_path: Path
         assert list(text.runner.layers) == [1, 3]
     for upto in (10, 11, 12):
         torch.testing.assert_close(texts[0].read(upto), texts[1].read(upto), rtol=0, atol=0)
-
-
-def medusa(folder: Path, own: bool, heads: int = 3) -> dict[str, torch.Tensor]:
-    """A Medusa of random weights by the names of its project, or by vLLM's."""
-    torch.manual_seed(2)
-    names = ("blocks.{}.layers.0", "lm_heads.{}") if own else ("{}.0.linear", "{}.1")
-    tensors = {}
-    for i in range(heads):
-        tensors[f"{names[0].format(i)}.weight"] = torch.randn(HIDDEN, HIDDEN) * 0.3
-        tensors[f"{names[0].format(i)}.bias"] = torch.randn(HIDDEN) * 0.3
-        tensors[f"{names[1].format(i)}.weight"] = torch.randn(VOCAB, HIDDEN)
-    folder.mkdir()
-    save_file(tensors, folder / "model.safetensors")
-    about: dict[str, Any] = {"medusa_num_heads": heads, "medusa_num_layers": 1}
-    if own:
-        about = {"model_type": "medusa", "num_heads": heads, "num_hidden_layers": 1, "hidden_size": HIDDEN}
-    (folder / "config.json").write_text(json.dumps(about))
-    return tensors
 
 
 @pytest.mark.parametrize("own", [False, True], ids=["its project's", "vllm's"])
