@@ -22,8 +22,7 @@ from adaptspec.verification import make_method
 from adaptspec.verification.method import VerifyResult, Windows
 from adaptspec.verification.rejection import Rejection
 from tests.control.asking import choice, terms
-
-from .tables import OUT, Drafter, adaptive_depths, expected_joint, g_test, make_rows, speculate
+from tests.verification.tables import OUT, Drafter, adaptive_depths, expected_joint, g_test, make_rows, speculate
 
 SEEDS = range(4000)
 LEAST = 1e-3
