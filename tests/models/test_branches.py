@@ -22,7 +22,7 @@ from adaptspec.models.transformers_runner import TransformersRunner
 from adaptspec.trees import Tree
 from adaptspec.types import BoolArray
 from tests.conftest import MakeModel
-from tests.engine.test_model_families import EXACT, saved
+from tests.models.families import EXACT, saved
 from tests.models.packing import TOLERANCE, cached, feed, load_runner, pack, random_tokens
 from tests.models.test_decoder import lean, model_path
 
