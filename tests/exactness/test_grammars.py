@@ -5,17 +5,12 @@ from __future__ import annotations
 import json
 import re
 import sys
-from functools import cache
-from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from transformers import PreTrainedTokenizerFast
 
-from adaptspec.drafting.draft_model import DraftModelDrafter
-from adaptspec.drafting.ngram import NgramDrafter
 from adaptspec.engine.core import EngineCore, EngineLimits
 from adaptspec.errors import OverloadedError, RequestError
 from adaptspec.request import Grammar, Reasoning, Request, SamplingParams
@@ -23,9 +18,10 @@ from adaptspec.server.api.chat import ChatBody, gathered
 from adaptspec.server.api.constraints.grammar_text import ATTRIBUTES, lark_of
 from adaptspec.server.api.tool_forms import FORMS
 from adaptspec.server.api.tools import Tool
-from adaptspec.types import Completion, FinishReason
-from tests.engine.conftest import Dictated, make_core, run
-from tests.models.packing import load_runner
+from adaptspec.types import FinishReason
+from tests.exactness import dictated
+from tests.exactness.harness import Case, Run, Script, hold, serve
+from tests.exactness.worlds import World, Worlds
 
 SCHEMA = {
     "type": "object",
@@ -77,32 +73,19 @@ GRAMMARS += [
 ALL = [*GRAMMARS, *CALLS, None]
 
 
-class Cores:
-    """Engines on the same tiny models, by the depths they draft at; built once each."""
-
-    def __init__(self, target: Path, draft: Path, tokenizer: PreTrainedTokenizerFast) -> None:
-        self._paths, self._tokenizer = (target, draft), tokenizer
-        self.depths: list[int] = [0]
-
-    @cache  # noqa: B019 (as long as the module)
-    def core(self, method: str = "coupled") -> EngineCore:
-        target, draft = (load_runner(str(path), device="cpu", max_rows=4) for path in self._paths)
-        drafters = [DraftModelDrafter(draft, (1,)), NgramDrafter(longest=2, shortest=1)]
-        policy = Dictated(("draft-model", "ngram"), self._choose)
-        limits = EngineLimits(max_rows=4, prefill_tokens=16, max_depth=7)
-        return make_core(self._tokenizer, target, drafters, {"p": (policy, method)}, limits=limits)  # type: ignore[arg-type]
-
-    def run(self, requests: list[Request], depths: list[int], method: str = "coupled") -> dict[str, Completion]:
-        self.depths = depths
-        return run(self.core(method), requests)
-
-    def _choose(self, number: int, size: int) -> list[int]:
-        return [self.depths[(number + i) % len(self.depths)] for i in range(size)]
-
-
 @pytest.fixture(scope="module")
-def cores(target_path: Path, draft_path: Path, tokenizer: PreTrainedTokenizerFast) -> Cores:
-    return Cores(target_path, draft_path, tokenizer)
+def world(worlds: Worlds) -> World:
+    return worlds.of("lean", "draft-model")
+
+
+def _core(world: World) -> EngineCore:
+    return world.engine([dictated.policy(Case().policy)], EngineLimits(max_rows=4, prefill_tokens=16))
+
+
+def _run(world: World, asked: list[Request], method: str = "coupled", seed: int = 0) -> Run:
+    """Drafts of a model, or of lookups."""
+    case = Case("lean", ("draft-model", "ngram")[seed % 2], method=method, chunk=16, seed=seed)
+    return serve(case, world, Script(), asked)
 
 
 def _requests(seeds: list[int], params: dict[str, Any]) -> list[Request]:
@@ -122,48 +105,44 @@ def test_every_attribute_that_is_taken_is_checked() -> None:
     assert {attribute.split()[0].strip(",") for attribute in _ATTRIBUTES} == set(ATTRIBUTES)
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=16, deadline=None)
 @given(
     seeds=st.lists(st.integers(0, 40), min_size=1, max_size=7),
-    depths=st.lists(st.integers(0, 7), min_size=1, max_size=10),
     params=st.sampled_from([{"temperature": 0.0}, {"temperature": 1.0}, {"top_p": 0.7, "frequency_penalty": 1.0}]),
 )
 def test_constrained_output_is_plain_decoding_under_any_depths(
-    cores: Cores, seeds: list[int], depths: list[int], params: dict[str, Any]
+    world: World, seeds: list[int], params: dict[str, Any]
 ) -> None:
-    """Exactness rule 4, drafters and batches mixed. Broke elsewhere: a stale mask after a slot is reused."""
-    requests = _requests(seeds, params)
-    plain, drafting = cores.run(requests, [0]), cores.run(requests, depths)
-    for request in requests:
-        alone = cores.run([request], [0])[request.id]
-        assert plain[request.id].tokens == drafting[request.id].tokens == alone.tokens
-        assert drafting[request.id].finish is plain[request.id].finish is not FinishReason.ERROR
+    """Every grammar, drafters and batches mixed. Broke elsewhere: a stale mask after a slot is reused."""
+    result = _run(world, _requests(seeds, params), seed=sum(seeds))
+    hold(result, world, Script())
+    assert all(one.error is None for one in result.done.values())
 
 
 @pytest.mark.parametrize("method", ["coupled", "rejection", "block"])
 @pytest.mark.parametrize("seed", range(4))
-def test_what_is_written_fits_its_grammar(cores: Cores, method: str, seed: int) -> None:
+def test_what_is_written_fits_its_grammar(world: World, method: str, seed: int) -> None:
     """Under every lossless method; and it ends where the grammar does."""
     params = SamplingParams(max_tokens=200, seed=seed, temperature=1.2, grammar=GRAMMARS[0])
-    done = cores.run([Request("r", (50, 51, 52), params)], [4, 7, 2], method)["r"]
+    done = _run(world, [Request("r", (50, 51, 52), params)], method, seed).done["r"]
     if done.finish is FinishReason.STOP:
         written = json.loads(done.text)
         assert written.keys() == SCHEMA["properties"].keys()
         assert written["kind"] in ("fox", "fog")
     bounded = SamplingParams(max_tokens=60, seed=seed, grammar=GRAMMARS[2])
-    done = cores.run([Request("r", (50, 51, 52), bounded)], [4, 7, 2], method)["r"]
+    done = _run(world, [Request("r", (50, 51, 52), bounded)], method, seed).done["r"]
     assert done.finish is FinishReason.STOP
     assert set(done.text[:-1]) == {"a", "b"}
 
 
 @pytest.mark.parametrize("method", ["coupled", "rejection", "block"])
 @pytest.mark.parametrize("opened", [True, False])
-def test_the_grammar_begins_behind_the_reasoning(cores: Cores, method: str, opened: bool) -> None:
+def test_the_grammar_begins_behind_the_reasoning(world: World, method: str, opened: bool) -> None:
     """Free text up to the first closing mark, then the answer alone; a prompt that opens nothing may think or not."""
     for seed in range(4):
         grammar = Grammar("(xy|yx){2,4}", "regex", reasoning=Reasoning("e", "t", opened))
         params = SamplingParams(max_tokens=200, seed=seed, temperature=1.0, grammar=grammar)
-        done = cores.run([Request("r", (50, 51, 52), params)], [4, 7, 2], method)["r"]
+        done = _run(world, [Request("r", (50, 51, 52), params)], method, seed).done["r"]
         thoughts, closed, answer = done.text.partition("t")
         if not closed:
             assert opened or done.text.strip().startswith("e") or re.fullmatch("(xy|yx){2,4}", done.text)
@@ -174,14 +153,14 @@ def test_the_grammar_begins_behind_the_reasoning(cores: Cores, method: str, open
 
 @pytest.mark.parametrize("method", ["coupled", "rejection", "block"])
 @pytest.mark.parametrize("form", FORMS)
-def test_calls_and_typed_answers_are_whole_in_every_form(cores: Cores, form: str, method: str) -> None:
+def test_calls_and_typed_answers_are_whole_in_every_form(world: World, form: str, method: str) -> None:
     """What was drafted and verified is read as it was written: calls of known tools, or an answer by the schema."""
     ended = 0
     for seed in range(6):
         asked = ChatBody.model_validate(TYPED)
         written = asked.call_form(FORMS[form])
         params = SamplingParams(max_tokens=120, seed=seed, temperature=1.2, grammar=asked.grammar(form=written))
-        done = cores.run([Request("r", (50, 51, 52 + seed), params)], [4, 7, 2], method)["r"]
+        done = _run(world, [Request("r", (50, 51, 52 + seed), params)], method, seed).done["r"]
         if done.finish is not FinishReason.STOP:
             continue
         ended += 1
@@ -196,21 +175,22 @@ def test_calls_and_typed_answers_are_whole_in_every_form(cores: Cores, form: str
     assert ended > 0
 
 
-def test_lookup_drafts_are_cut_before_they_are_verified(cores: Cores) -> None:
+def test_lookup_drafts_are_cut_before_they_are_verified(world: World) -> None:
     """What a grammar refuses is not counted as drafted, and what it takes is drafted and kept."""
     prompt = (*[69, 70] * 6,)  # "ab" again and again, which the lookup goes on with
     grammar = Grammar('start: "abababababababab!"', "lark")
-    core = cores.core()
     params = SamplingParams(max_tokens=40, temperature=0.0, grammar=grammar)
-    done = cores.run([Request("r", prompt, params)], [7])["r"]
+    case, script = Case("lean", "ngram", depths="7"), Script(requests=1)
+    result = serve(case, world, script, [Request("r", prompt, params)])
+    hold(result, world, script)
+    done = result.done["r"]
     assert done.text == "abababababababab!"
     assert done.stats.accepted == done.stats.drafted > 0, "only one text fits, so what is left of a draft is right"
-    assert core.idle
 
 
-def test_grammars_of_requests_in_flight_have_a_bound(cores: Cores) -> None:
+def test_grammars_of_requests_in_flight_have_a_bound(world: World) -> None:
     """Running and waiting requests hold what was compiled for them; room comes back when they end."""
-    core = cores.core()
+    core = _core(world)
 
     def schema(number: int) -> Grammar:
         return Grammar(json.dumps({"const": f"{number:03}"}))
@@ -238,19 +218,17 @@ def test_grammars_of_requests_in_flight_have_a_bound(cores: Cores) -> None:
         ('{"enum": ["' + "x" * 100_000 + '"]}', "at most 100000"),
     ],
 )
-def test_a_schema_that_cannot_be_used_is_refused(cores: Cores, schema: str, reason: str) -> None:
+def test_a_schema_that_cannot_be_used_is_refused(world: World, schema: str, reason: str) -> None:
     """Before anything runs, saying why; nothing is fetched."""
     request = Request("r", (5,), SamplingParams(grammar=Grammar(schema)))
     with pytest.raises(RequestError, match=reason) as refused:
-        cores.core().check(request)
+        _core(world).check(request)
     assert refused.value.param == "response_format"
 
 
-def test_without_llguidance_the_error_says_what_to_install(
-    target_path: Path, draft_path: Path, tokenizer: PreTrainedTokenizerFast, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_llguidance_the_error_says_what_to_install(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """Installed without what it depends on, only requests that ask for a grammar are refused."""
-    core = Cores(target_path, draft_path, tokenizer).core()
+    core = _core(world)
     monkeypatch.setitem(sys.modules, "llguidance", None)
     core.check(Request("p", (5,), SamplingParams()))
     with pytest.raises(RequestError, match="left out when adaptspec was installed: pip install llguidance"):
