@@ -5,19 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from transformers import PreTrainedTokenizerFast
 
 from adaptspec.decision_tables import TreeTable
 from adaptspec.drafting.drafter import DraftJob
 from adaptspec.drafting.lookahead import LookaheadDrafter
 from adaptspec.models.draft import Draft, NodeChoices
 from adaptspec.models.sampling import SamplingBatch
-from adaptspec.request import Request, SamplingParams
-from tests.engine.branching import Branched, Shape
-from tests.engine.conftest import Dictated, Notes, make_core, run
-from tests.fakes import TableRunner, array
+from tests.fakes import array
 
 NO_SAMPLING = SamplingBatch([], 32, torch.device("cpu"))
 
@@ -70,26 +64,3 @@ def test_without_branches_it_drafts_one_chain() -> None:
     draft = drafter.propose(DraftJob(array(0), [[3, 7, 1]], array(7), NO_SAMPLING))
     assert draft.tree is None
     assert draft.tokens[0, : draft.counts[0]].tolist() == [2, 3, 4]
-
-
-@settings(max_examples=30, deadline=None)
-@given(
-    prompts=st.lists(st.lists(st.integers(2, 23), min_size=1, max_size=20), min_size=1, max_size=8),
-    nodes=st.sampled_from([0, 1, 4, 16, 64]),
-    temperature=st.sampled_from([0.0, 0.9]),
-)
-def test_text_is_plain_decodings(
-    tokenizer: PreTrainedTokenizerFast, prompts: list[list[int]], nodes: int, temperature: float
-) -> None:
-    """At every ceiling, alone and in a batch, greedy and seeded."""
-    requests = [
-        Request(f"r{i}", tuple(prompt), SamplingParams(max_tokens=24, seed=i, temperature=temperature))
-        for i, prompt in enumerate(prompts)
-    ]
-    notes = Notes()
-    policy = Branched(("lookahead",), lambda n, size: [7] * size, Shape(width=8, nodes=nodes))
-    core = make_core(tokenizer, TableRunner(), [LookaheadDrafter()], {"p": (policy, "coupled")}, sinks=[notes])
-    plain = make_core(tokenizer, TableRunner(), [], {"p": (Dictated((), lambda n, size: [0] * size), "coupled")})
-    done, expected = run(core, requests), run(plain, requests)
-    assert {name: one.tokens for name, one in done.items()} == {name: one.tokens for name, one in expected.items()}
-    assert nodes < 16 or any(record.branches is not None for record in notes.records)
