@@ -10,11 +10,9 @@ import torch
 from transformers import Gemma2Config, GPT2Config, GPTNeoXConfig, OPTConfig, PretrainedConfig
 
 from adaptspec.control.cost import CostTable
-from adaptspec.engine import assembly
 from adaptspec.engine.assembly import build
 from adaptspec.engine.core import EngineLimits
 from adaptspec.engine.engine_config import EngineConfig
-from adaptspec.engine.sync_engine import Engine
 from adaptspec.errors import ModelError
 from adaptspec.models import loading, transformers_runner
 from adaptspec.models.heads.formats import load_head
@@ -27,9 +25,9 @@ from adaptspec.models.runner import Heard
 from adaptspec.models.transformers_runner import TransformersRunner
 from tests.conftest import MakeModel, tiny_tokenizer
 from tests.engine.policies import COSTS
-from tests.engine.test_heads import GREEDY, PROMPTS, SAMPLED
-from tests.models.heads.golden import HEADS
-from tests.models.heads.test_block import medusa
+from tests.exactness.harness import SCRIPTS, Case, hold, run
+from tests.exactness.worlds import World
+from tests.models.heads.golden import HEADS, medusa
 from tests.models.packing import TOLERANCE, pack, random_tokens
 from tests.models.test_transformers_runner import saved
 
@@ -74,25 +72,18 @@ def test_drafts_are_those_beside_the_lean_decoder(
 
 @pytest.mark.parametrize("name", TARGETS)
 @pytest.mark.parametrize("head", ["eagle3", "dflash"])
-def test_text_is_that_of_plain_decoding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, head: str) -> None:
+def test_text_is_that_of_plain_decoding(tmp_path: Path, name: str, head: str) -> None:
     """Of families whose layers and norms have other names."""
-    monkeypatch.setattr(assembly, "warm_up", lambda *_: None)
     place = saved(tmp_path, TARGETS[name])
     tiny_tokenizer().save_pretrained(place)
-    drafts = (None, "off"), (str(HEADS / head), "static-3")
-    plain, drafted = (
-        build(EngineConfig(str(place), draft, (policy,), device="cpu", limits=EngineLimits(max_rows=3)), costs=costs)
-        for draft, policy in drafts
-    )
-    assert isinstance(drafted.target, TransformersRunner)
-    for sampling in (GREEDY, SAMPLED):
-        wanted, found = (Engine(one.core, one.tokenizer).generate(PROMPTS[:4], sampling) for one in (plain, drafted))
-        assert [one.tokens for one in found] == [one.tokens for one in wanted]
-        assert all(one.stats.drafted for one in found)
-
-
-def costs(*_: object) -> CostTable:
-    return CostTable(COSTS)
+    config = EngineConfig(str(place), str(HEADS / head), device="cpu", limits=EngineLimits(max_rows=4), context=96)
+    built = build(config, costs=lambda *_: CostTable(COSTS))
+    assert isinstance(built.target, TransformersRunner)
+    world, script = World(built.target, built.drafters, built.tokenizer), SCRIPTS["batch"]
+    for temperature in (0.0, 0.8):
+        result = run(Case(temperature=temperature, depths="3"), world, script)
+        hold(result, world, script)
+        assert all(one.stats.drafted for one in result.done.values())
 
 
 def test_layers_that_cannot_be_heard_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
