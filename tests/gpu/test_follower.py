@@ -16,9 +16,9 @@ import torch
 from adaptspec.errors import ConfigError, ModelError
 from adaptspec.gpu.follower import lead
 from tests.conftest import TINY_VOCAB, MakeModel
-from tests.engine.conftest import run
-from tests.gpu.test_device_executor import dictated, requests, same
-from tests.gpu.test_tensor_parallel import CONFIG, DRAWN, GREEDY, built, close
+from tests.exactness.harness import Case, answers
+from tests.gpu.engines import DRAWN, GREEDY, built, core_of, requests, same
+from tests.gpu.test_tensor_parallel import CONFIG, close
 
 
 @pytest.mark.whole
@@ -30,7 +30,7 @@ def test_in_bfloat16_the_text_is_the_same_at_every_depth(make_model: MakeModel) 
     )
     try:
         params = [GREEDY, DRAWN, replace(DRAWN, seed=7)]
-        texts = [run(dictated(one, None, depth)[0], requests(one, *params)) for depth in (0, 3, 7)]
+        texts = [answers(core_of(one, Case(depths=depth))[0], requests(one, *params)) for depth in "037"]
     finally:
         close(one)
     same(*texts[:2])

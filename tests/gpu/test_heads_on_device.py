@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +11,8 @@ import numpy as np
 import pytest
 import torch
 
-from adaptspec.control.cost import CostTable
 from adaptspec.drafting.drafter import DraftJob
-from adaptspec.engine import assembly, model_set
+from adaptspec.engine import model_set
 from adaptspec.engine.assembly import Built, build
 from adaptspec.engine.core import EngineLimits
 from adaptspec.engine.engine_config import EngineConfig
@@ -26,13 +23,23 @@ from adaptspec.models.draft import Draft
 from adaptspec.models.heads.hearing import MOST_UNREAD, SHARED, HeadRunner
 from adaptspec.types import FinishReason
 from tests.conftest import MakeModel
-from tests.engine.branching import Shape
-from tests.engine.conftest import run
-from tests.engine.policies import COSTS
+from tests.exactness.harness import answers
+from tests.gpu.engines import (
+    CHAINS,
+    COMBS,
+    DRAWN,
+    GREEDY,
+    LIMITS,
+    PLAIN,
+    TOP_P,
+    core_of,
+    on_both,
+    requests,
+    same,
+)
+from tests.gpu.engines import built as built_of
 from tests.gpu.pretend import PretendCuda
-from tests.gpu.test_device_executor import DRAWN, GREEDY, LIMITS, TOP_P, dictated, on_both, requests, same
-from tests.models.heads.golden import HEADS
-from tests.models.heads.test_block import medusa
+from tests.models.heads.golden import HEADS, medusa
 
 SOME = ("eagle3.1", "eagle3-window", "dspark-rnn")
 KINDS = [
@@ -64,7 +71,7 @@ def pair_of(
             if kind == "medusa":
                 folder = tmp_path_factory.mktemp(kind) / kind
                 medusa(folder, own=True)
-            made[kind] = on_both(cuda, EngineConfig(target, str(folder), ("static-3",)))
+            made[kind] = on_both(EngineConfig(target, str(folder), ("static-3",)))
         return made[kind]
 
     return pair
@@ -106,10 +113,10 @@ def test_drafts_and_texts_are_those_of_a_cpu(
     drawn = replace(DRAWN, max_tokens=10)
     for params in ((SHORT, drawn, replace(DRAWN, max_tokens=4), replace(TOP_P, max_tokens=10), SHORT), (drawn,)):
         asked = requests(pair[0], *params)
-        plain = run(dictated(pair[0], depth=0)[0], asked)
+        plain = answers(core_of(pair[0], PLAIN)[0], asked)
         for one in (*told, cuda.replays):
             one.clear()
-        texts = [run(dictated(built, eager=eager)[0], asked) for built in pair]
+        texts = [answers(core_of(built, eager=eager)[0], asked) for built in pair]
         same(texts[0], plain)
         same(texts[1], plain)
         assert bool(cuda.replays) != eager
@@ -120,33 +127,13 @@ def test_drafts_and_texts_are_those_of_a_cpu(
     assert head(pair[1]).free_memory == 1.0
 
 
-@pytest.mark.parametrize(
-    "kind", ["eagle3", *(pytest.param(one, marks=pytest.mark.whole) for one in ("dflash", "medusa"))]
-)
-@pytest.mark.parametrize("shape", [Shape(4, 16), Shape(4, 16, beam=True, union=True)], ids=["comb", "union"])
-def test_branches_run_part_by_part(pair_of: Callable[[str], Pair], kind: str, shape: Shape) -> None:
-    """Their passes tell their states as well."""
-    pair = pair_of(kind)
-    asked = requests(pair[0], GREEDY, DRAWN, TOP_P)
-    texts = [run(dictated(built, shape, 4)[0], asked) for built in pair]
-    same(*texts)
-    same(texts[1], run(dictated(pair[0], depth=0)[0], asked))
-
-
-def test_methods_that_the_device_has_no_round_for(pair_of: Callable[[str], Pair]) -> None:
-    """Scores of prompts."""
-    pair = pair_of("eagle3")
-    asked = requests(pair[0], replace(GREEDY, prompt_logprobs=2, logprobs=1), DRAWN)
-    same(*[run(dictated(built)[0], asked) for built in pair])
-
-
 def test_rows_that_do_not_draft_keep_few_states(
     pair_of: Callable[[str], Pair], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What waits to be read is bounded on the device, too."""
     pair = pair_of("eagle3")
     monkeypatch.setattr("adaptspec.models.heads.hearing.MOST_UNREAD", 4)
-    core, _ = dictated(pair[1], depth=0)
+    core, _ = core_of(pair[1], PLAIN)
     (asked,) = requests(pair[1], replace(GREEDY, max_tokens=40))
     core.add(asked)
     while not core.idle:
@@ -157,7 +144,7 @@ def test_rows_that_do_not_draft_keep_few_states(
 
 def test_a_head_adds_nothing_to_rounds_without_drafts(pair_of: Callable[[str], Pair], cuda: PretendCuda) -> None:
     """One wait, one copy each way."""
-    core, _ = dictated(pair_of("eagle3")[1], depth=0, eager=False)
+    core, _ = core_of(pair_of("eagle3")[1], PLAIN, eager=False)
     for request in requests(pair_of("eagle3")[1], *[replace(GREEDY, max_tokens=64)] * 3):
         core.add(request)
     for _ in range(8):  # prompts are read
@@ -188,8 +175,9 @@ def test_what_a_head_takes_is_drafting(pair_of: Callable[[str], Pair], monkeypat
         lambda rounds, plan, begun: (seen.append(f"launch {begun}"), launch(rounds, plan, begun=begun)),
     )
     repeated = replace(requests(built, SHORT)[0], prompt=(5, 6, 7, 8) * 6)
-    core, notes = dictated(built, Shape(1, 8), 3)
-    run(core, [repeated])
+    both = "{choose: {algorithm: dictated, depths: [3]}, drafters: [draft-model, ngram]}"
+    core, notes = core_of(built, policy=both)
+    answers(core, [repeated])
     told = " ".join(seen)
     records = [one for one in notes.records if one.drafted.any() and not one.drafter.any()]
     assert records
@@ -207,14 +195,12 @@ def test_a_head_hears_whole_states_where_ranks_share_the_target(make_model: Make
     config = EngineConfig(
         target, str(HEADS / "eagle3"), ("static-3",), device="cpu", dtype="float32", context=256, limits=LIMITS
     )
-    alone, shared = (
-        build(replace(config, tensor_parallel_size=size), costs=lambda *_: CostTable(COSTS)) for size in (1, 2)
-    )
+    alone, shared = (built_of(replace(config, tensor_parallel_size=size)) for size in (1, 2))
     with pytest.MonkeyPatch.context() as patch:
         told = [drafted(patch, one) for one in (alone, shared)]
-        for shape in (None, Shape(4, 16)):
+        for case in (CHAINS, COMBS):
             asked = requests(alone, SHORT, DRAWN, TOP_P, SHORT)
-            texts = [run(dictated(one, shape)[0], asked) for one in (alone, shared)]
+            texts = [answers(core_of(one, case)[0], asked) for one in (alone, shared)]
             same(*texts)
     assert told[0].items() <= told[1].items()
     assert len(told[0]) > 10
@@ -227,14 +213,13 @@ def test_what_a_head_keeps_has_memory_beside_the_caches(
     cuda: PretendCuda, monkeypatch: pytest.MonkeyPatch, make_model: MakeModel
 ) -> None:
     """States that wait of all rows, and those of the widest round and of a prompt on their way."""
-    monkeypatch.setattr(assembly, "ThreadPoolExecutor", partial(ThreadPoolExecutor, initializer=cuda.enter_thread))
     monkeypatch.setattr(model_set, "bytes_for_cache", lambda _: 11_000_000)
     beside: list[int] = []
     counted = model_set._beside_cache
     monkeypatch.setattr(model_set, "_beside_cache", lambda *given: beside.append(counted(*given)) or beside[-1])
     target = str(make_model("llama", hidden_size=16, num_hidden_layers=4))
     config = EngineConfig(target, str(HEADS / "eagle3"), ("static-3",), eager=True, context=64)
-    built = build(replace(config, device="cuda", limits=EngineLimits(max_rows=32)), costs=lambda *_: CostTable(COSTS))
+    built = built_of(replace(config, device="cuda", limits=EngineLimits(max_rows=32)))
     mine: Any = built.target
     pools = sum(pool.nbytes for pool in (*mine.cache.pool, *head(built)._cache.pool))
     states = 4 * 16 * len(head(built).layers)

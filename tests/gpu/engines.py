@@ -1,0 +1,76 @@
+"""Engines on pretended CUDA and on the CPU, and requests for them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+
+from adaptspec.control.cost import CostTable
+from adaptspec.engine.assembly import Built, build, make_executor
+from adaptspec.engine.core import EngineCore, EngineLimits
+from adaptspec.engine.engine_config import EngineConfig
+from adaptspec.models.loading import MakeDecoder
+from adaptspec.request import Request, SamplingParams, SpeculationParams
+from adaptspec.types import Completion
+from tests.engine.policies import COSTS
+from tests.exactness import dictated
+from tests.exactness.harness import Case, Notes, answers, assert_same
+from tests.exactness.worlds import World
+
+PROMPTS = (
+    "Once upon a time, in a village by the sea,",
+    "Lily went to the park. Lily went to the park. Lily went to",
+    "The dog and the cat",
+)
+LIMITS = EngineLimits(max_rows=4, prefill_tokens=16)
+GREEDY = SamplingParams(max_tokens=16, temperature=0.0, ignore_eos=True)
+DRAWN = replace(GREEDY, temperature=0.8, seed=1)
+TOP_P = replace(DRAWN, top_p=0.9, frequency_penalty=0.3, seed=2)
+RULED = replace(DRAWN, top_p=0.9, top_k=50, min_p=0.01, repetition_penalty=1.2, logit_bias={5: -1.0})
+CHAINS, COMBS = Case(depths="3"), Case(shape="comb", depths="3")
+PLAIN = Case(depths="0")
+
+
+def built(config: EngineConfig, make: MakeDecoder | None = None) -> Built:
+    return build(config, costs=lambda *_: CostTable(COSTS), make=make)
+
+
+def on_both(config: EngineConfig) -> tuple[Built, Built]:
+    """The models of a configuration on the CPU and on the device that is pretended at the time."""
+    config = replace(config, dtype="float32", context=256, limits=LIMITS, eager=True)
+    cpu, device = (built(replace(config, device=one)) for one in ("cpu", "cuda"))
+    assert str(device.target.device) == "cuda:0"
+    return cpu, device
+
+
+def core_of(
+    one: Built, case: Case = CHAINS, *, eager: bool = True, policy: str | None = None
+) -> tuple[EngineCore, Notes]:
+    """An engine that drafts as a case says, or the body of a policy."""
+    notes = Notes()
+    make = partial(make_executor, limits=replace(LIMITS, max_depth=8), eager=eager)
+    drafters = [drafter for drafter in one.drafters if drafter.name in ("draft-model", "ngram")]
+    world = World(one.target, drafters, one.tokenizer)
+    return world.engine([dictated.policy(policy or case.policy)], LIMITS, [notes], make), notes
+
+
+def served(one: Built, policies: Sequence[str], asked: Sequence[Request]) -> tuple[dict[str, Completion], Notes]:
+    """By policies of the engine, whose clock ticks evenly: they decide the same on both devices."""
+    notes = Notes()
+    specs = [spec for spec in one.specs if spec.name in policies]
+    return answers(World(one.target, one.drafters, one.tokenizer).engine(specs, LIMITS, [notes]), asked), notes
+
+
+def requests(one: Built, *params: SamplingParams, policies: Sequence[str | None] = (None,)) -> list[Request]:
+    texts = [tuple(one.tokenizer.encode(prompt)) for prompt in PROMPTS]
+    return [
+        Request(f"r{i}", texts[i % len(texts)], each, SpeculationParams(policies[i % len(policies)]))
+        for i, each in enumerate(params)
+    ]
+
+
+def same(mine: dict[str, Completion], its: dict[str, Completion]) -> None:
+    for name, one in mine.items():
+        assert one.error is None
+        assert_same(one, its[name])
