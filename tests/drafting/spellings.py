@@ -15,18 +15,11 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers,
 from transformers import PreTrainedTokenizerFast
 
 import adaptspec
-from adaptspec.drafting.drafter import Loaded, ModelDrafter
-from adaptspec.drafting.other_tokenizer import TextDrafter, make
-from adaptspec.engine.core import EngineCore, EngineLimits
 from adaptspec.engine.engine_config import model_place
 from adaptspec.models.tokenization import load_tokenizer
 from tests.conftest import write_tiny_model
-from tests.engine.branching import Branched, Shape
-from tests.engine.conftest import Notes, make_core
-from tests.models.packing import load_runner
 
 TARGET, DRAFT = (Path(model_place("bundled", role)) for role in ("target", "draft"))
-CHAIN = Shape(1)
 ALL = 1.1  # what tokenizers must write alike for their shared tokens to be used: more than there is
 
 
@@ -148,39 +141,3 @@ def translated_draft(folder: Path) -> Path:
     (folder / "config.json").write_text(json.dumps(config | ends))
     tokenizer.save_pretrained(folder)
     return folder
-
-
-class Pair:
-    """An engine over a target and a draft model, whose depths and shapes a test dictates."""
-
-    drafter: ModelDrafter
-
-    def __init__(self, target: Path, draft: Path, *, cache_tokens: tuple[int, int] | None = None) -> None:
-        """`cache_tokens` is room for so many in the caches of the target and of the draft."""
-        room = cache_tokens or (None, None)
-        self.target, own = (
-            load_runner(str(path), device="cpu", max_rows=4, cache_tokens=most, block_size=8 if most else None)
-            for path, most in zip((target, draft), room, strict=True)
-        )
-        self.tokenizer, other = load_tokenizer(str(target)), load_tokenizer(str(draft))
-        self.drafter = make(
-            Loaded(self.target, own, self.target.info.eos_token_ids, tokenizers=(self.tokenizer, other))
-        )
-        self.notes = Notes()
-
-    @property
-    def through_text(self) -> bool:
-        return isinstance(self.drafter, TextDrafter)
-
-    def core(
-        self, choose: Callable[[int, int], Sequence[int]], shape: Shape = CHAIN, method: str = "coupled"
-    ) -> EngineCore:
-        self.notes = Notes()
-        policy = Branched((self.drafter.name,), choose, shape)
-        limits = EngineLimits(max_rows=4, prefill_tokens=16, max_depth=7)
-        policies: Any = {"p": (policy, method)}
-        return make_core(self.tokenizer, self.target, [self.drafter], policies, sinks=[self.notes], limits=limits)
-
-    def accepted(self) -> list[int]:
-        """Accepted tokens by round of one request alone, those of its prompt left out."""
-        return [int(record.accepted[0]) for record in self.notes.records if len(record.accepted)]

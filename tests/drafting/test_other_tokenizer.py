@@ -28,9 +28,10 @@ from adaptspec.bench.teacher_forcing import Judge
 from adaptspec.control.cost import CostTable
 from adaptspec.drafting import other_tokenizer
 from adaptspec.drafting.draft_model import DraftModelDrafter
-from adaptspec.drafting.drafter import DraftJob
-from adaptspec.drafting.other_tokenizer import OwnTokensDrafter, SharedTokensDrafter, TextDrafter
+from adaptspec.drafting.drafter import DraftJob, Loaded, ModelDrafter
+from adaptspec.drafting.other_tokenizer import OwnTokensDrafter, SharedTokensDrafter, TextDrafter, make
 from adaptspec.engine.assembly import build
+from adaptspec.engine.core import EngineCore, EngineLimits
 from adaptspec.engine.engine_config import EngineConfig
 from adaptspec.engine.profiler import Stopwatch, measure
 from adaptspec.engine.sync_engine import Engine
@@ -46,16 +47,17 @@ from tests.drafting.spellings import (
     DRAFT,
     SPELLINGS,
     TARGET,
-    Pair,
     respelled_draft,
     translated_draft,
     word_piece,
     write_model,
 )
-from tests.engine.branching import Shape
-from tests.engine.conftest import run
 from tests.engine.policies import COSTS, static
+from tests.exactness import dictated
+from tests.exactness.harness import Case, Notes, answers
+from tests.exactness.worlds import World
 from tests.fakes import TableRunner, array
+from tests.models.packing import load_runner
 
 PROMPTS = (
     "Once upon a time, in a village by the sea, there was",
@@ -64,7 +66,42 @@ PROMPTS = (
     "The",
 )
 GREEDY = SamplingParams(max_tokens=20, temperature=0.0, ignore_eos=True)
+PLAIN = Case(depths="0")
 WAYS = {"shared": 0.0, "text": ALL}  # how much must be written alike for tokens to be shared
+
+
+class Pair:
+    """A target and a draft model of another tokenizer."""
+
+    drafter: ModelDrafter
+
+    def __init__(self, target: Path, draft: Path, *, cache_tokens: tuple[int, int] | None = None) -> None:
+        """`cache_tokens` is room for so many in the caches of the target and of the draft."""
+        room = cache_tokens or (None, None)
+        self.target, own = (
+            load_runner(str(path), device="cpu", max_rows=4, cache_tokens=most, block_size=8 if most else None)
+            for path, most in zip((target, draft), room, strict=True)
+        )
+        self.tokenizer, other = load_tokenizer(str(target)), load_tokenizer(str(draft))
+        self.drafter = make(
+            Loaded(self.target, own, self.target.info.eos_token_ids, tokenizers=(self.tokenizer, other))
+        )
+        self.notes = Notes()
+
+    @property
+    def through_text(self) -> bool:
+        return isinstance(self.drafter, TextDrafter)
+
+    def core(self, case: Case) -> EngineCore:
+        """An engine that drafts as a case says."""
+        self.notes = Notes()
+        world = World(self.target, [self.drafter], self.tokenizer)
+        limits = EngineLimits(max_rows=4, prefill_tokens=16, max_depth=7)
+        return world.engine([dictated.policy(case.policy)], limits, [self.notes])
+
+    def accepted(self) -> list[int]:
+        """Accepted tokens by round of one request alone, those of its prompt left out."""
+        return [int(record.accepted[0]) for record in self.notes.records if len(record.accepted)]
 
 
 @pytest.fixture(scope="module")
@@ -95,10 +132,6 @@ def texts(done: dict[str, Completion]) -> dict[str, tuple[int, ...]]:
     return {name: one.tokens for name, one in done.items()}
 
 
-def mixed(number: int, size: int) -> list[int]:
-    return [(number + i) % 6 for i in range(size)]
-
-
 @pytest.mark.parametrize(
     ("name", "target"),
     [*((name, "words") for name in (*SPELLINGS, "moved", "fewer")), ("gpt2", "bytes"), ("moved", "bytes")],
@@ -110,9 +143,9 @@ def test_text_is_plain_decodings(drafts: dict[str, Path], target_path: Path, way
     drawn = replace(GREEDY, temperature=0.8)
     for params in ((GREEDY,), (drawn,), (GREEDY, drawn, replace(drawn, top_p=0.9, frequency_penalty=0.5), GREEDY)):
         requests = asked(pair, *params)
-        plain = run(pair.core(lambda _, size: [0] * size), requests)
-        for shape in (Shape(1), Shape(4)):
-            done = run(pair.core(mixed, shape), requests)
+        plain = answers(pair.core(PLAIN), requests)
+        for shape in ("chain", "comb"):
+            done = answers(pair.core(Case(shape=shape)), requests)
             assert texts(done) == texts(plain)
         assert sum(int(record.drafted.sum()) for record in pair.notes.records) > 10
 
@@ -122,11 +155,11 @@ def test_other_ids_cost_no_acceptance(drafts: dict[str, Path], temperature: floa
     """Round by round, what the same weights have accepted in the target's own tokens: branches, noise and all."""
     same, moved = Pair(TARGET, DRAFT), Pair(TARGET, drafts["moved"])
     assert type(same.drafter) is DraftModelDrafter
-    for shape in (Shape(1), Shape(4)):
+    for shape in ("chain", "comb"):
         requests = asked(same, *[replace(GREEDY, temperature=temperature)] * 4)
         both = []
         for pair in (same, moved):
-            done = run(pair.core(mixed, shape), requests)
+            done = answers(pair.core(Case(shape=shape)), requests)
             both.append((done, [(r.drafted.tolist(), r.accepted.tolist()) for r in pair.notes.records]))
         assert {key: one.tokens for key, one in both[0][0].items()} == {
             key: one.tokens for key, one in both[1][0].items()
@@ -145,7 +178,7 @@ def test_the_noise_of_the_same_text_goes_through_text(drafts: dict[str, Path], m
         monkeypatch.setattr(other_tokenizer, "_ALIKE", alike)
         pair = Pair(TARGET, drafts["moved"])
         drawn = replace(GREEDY, temperature=0.8, max_tokens=60)
-        run(pair.core(lambda _, size: [3] * size), asked(pair, *[drawn] * 8))
+        answers(pair.core(Case(depths="3")), asked(pair, *[drawn] * 8))
         accepted, drafted = (
             sum(int(getattr(r, name).sum()) for r in pair.notes.records) for name in ("accepted", "drafted")
         )
@@ -202,7 +235,7 @@ def greedily(pair: Pair, story: str, depth: int = 4) -> tuple[list[int], list[in
     """The prompt and the first token, which is not drafted; the others; how many were accepted in each round."""
     prompt = pair.tokenizer.encode(story, add_special_tokens=False)
     request = Request("r", tuple(prompt), SamplingParams(max_tokens=40, temperature=0.0))
-    done = run(pair.core(lambda _, size: [depth] * size), [request])["r"]
+    done = answers(pair.core(Case(depths=str(depth))), [request])["r"]
     assert len(done.tokens) == 40, "a text that ends is another matter"
     return [*prompt, done.tokens[0]], list(done.tokens[1:]), pair.accepted()
 
@@ -312,9 +345,9 @@ def test_every_method_takes_drafts_through_text(
     monkeypatch.setattr(other_tokenizer, "_ALIKE", ALL)
     pair = Pair(TARGET, drafts["moved"])
     requests = asked(pair, GREEDY, GREEDY)
-    plain = run(pair.core(lambda _, size: [0] * size), requests)
+    plain = answers(pair.core(PLAIN), requests)
     if not getattr(METHODS[method], "lossy", False):
-        done = run(pair.core(mixed, method=method), requests)
+        done = answers(pair.core(Case(method=method)), requests)
         assert texts(done) == texts(plain)
     tokens, found = list(requests[0].prompt), []
     for seed in (1, 2):
@@ -408,7 +441,7 @@ def test_a_text_ends_in_either_tokenizer(drafts: dict[str, Path], way: str) -> N
     pair = Pair(TARGET, drafts["moved"])
     prompt = pair.tokenizer.encode("<|user|>\nCalculate 18 + 24.<|end|>\n<|assistant|>\n", add_special_tokens=False)
     request = Request("r", tuple(prompt), SamplingParams(max_tokens=100, temperature=0.0))
-    text = [*prompt, *run(pair.core(lambda _, size: [0] * size), [request])["r"].tokens]
+    text = [*prompt, *answers(pair.core(PLAIN), [request])["r"].tokens]
     assert text[-1] == pair.tokenizer.eos_token_id
     rows = [SamplingRow(GREEDY, 0, text[:-2], len(prompt), (1,))]
     job = DraftJob(
@@ -435,8 +468,8 @@ def test_nothing_is_left_behind(
         patch.setattr(other_tokenizer, "_ALIKE", data.draw(st.sampled_from(sorted(WAYS.values()))))
         pair = Pair(target_path, drafts["gpt2"], cache_tokens=room)
     requests = [replace(one, id=f"{i}") for i, one in enumerate(asked(pair, *[GREEDY] * 8))]
-    plain = run(readers["gpt2", "text"].core(lambda _, size: [0] * size), requests)
-    core = pair.core(mixed)
+    plain = answers(readers["gpt2", "text"].core(PLAIN), requests)
+    core = pair.core(Case())
     for request in requests:
         core.add(request)
     doomed = data.draw(st.dictionaries(st.integers(1, 40), st.sampled_from(requests[4:]), max_size=3))
