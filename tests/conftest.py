@@ -24,6 +24,8 @@ from transformers import (
     Qwen3Config,
 )
 
+pytest.register_assert_rewrite("tests.exactness.harness")  # so that a failure shows both answers
+
 TINY_VOCAB = 260  # 4 special tokens and 256 bytes
 TINY_CONTEXT = 256
 

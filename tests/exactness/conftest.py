@@ -6,10 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-pytest.register_assert_rewrite("tests.exactness.harness")  # so that a failure shows both answers
-
-from tests.exactness.drafters import Models  # noqa: E402
-from tests.exactness.worlds import Worlds  # noqa: E402
+from tests.exactness.drafters import Models
+from tests.exactness.worlds import Worlds
 
 
 @pytest.fixture(scope="session")
