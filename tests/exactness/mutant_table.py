@@ -10,7 +10,7 @@ from dataclasses import dataclass
 CHAINS = ("tests/verification/test_coupled.py", "tests/engine/test_rounds.py")
 REJECTION = ("tests/verification/test_rejection.py", "tests/verification/test_method.py")
 PROCESSORS = ("tests/models/test_processors.py", "tests/models/test_sampling.py")
-TREES = ("tests/engine/test_trees.py",)
+TREES = ("tests/exactness/test_matrix.py",)
 HEADS = ("tests/models/heads", "tests/engine/test_heads.py")
 EXECUTOR = ("tests/engine/test_rounds.py", "tests/engine/test_model_executor.py")
 HOSTS = ("tests/hosts/test_rounds.py", "tests/hosts/test_guests.py", "tests/hosts/test_pilot.py")
@@ -190,7 +190,7 @@ MUTANTS = (
         "np.where(at.offsets < missing[slots], slots, -1)",
         "np.where(missing[slots] > 0, slots, -1)",
         "With min_tokens, a text depends on how deep was drafted.",
-        ("tests/models/test_processors.py", "tests/engine/test_regressions.py"),
+        ("tests/models/test_processors.py", "tests/exactness/test_regressions.py"),
         quick=True,
     ),
     Mutant(
@@ -321,7 +321,11 @@ MUTANTS = (
         "            parent = numbers[node.parent + 1]\n",
         "            parent = node.parent\n",
         "Where a lookup adds to a model's draft, its tokens follow on the wrong ones and are rejected.",
-        ("tests/drafting/test_tree_growth.py", "tests/drafting/test_united_drafts.py", "tests/engine/test_trees.py"),
+        (
+            "tests/drafting/test_tree_growth.py",
+            "tests/drafting/test_united_drafts.py",
+            "tests/exactness/test_matrix.py",
+        ),
     ),
     Mutant(
         "least-likely-branches-submitted",
@@ -463,7 +467,7 @@ MUTANTS = (
         "        self._ahead.clear()\n        self._forget(-1)\n",
         "        self._ahead.clear()\n",
         "Structured output is masked by what was allowed before the last round.",
-        ("tests/models/test_grammars.py", "tests/engine/test_constrained.py"),
+        ("tests/models/test_grammars.py", "tests/exactness/test_grammars.py"),
     ),
     Mutant(
         "grammar-taken-back-too-far",
@@ -471,7 +475,7 @@ MUTANTS = (
         "self._matcher.rollback(len(self._ahead) - shared)",
         "self._matcher.rollback(len(self._ahead))",
         "Structured output breaks its schema after a rejected draft.",
-        ("tests/models/test_grammars.py", "tests/engine/test_constrained.py"),
+        ("tests/models/test_grammars.py", "tests/exactness/test_grammars.py"),
     ),
     # Rounds and scheduling.
     Mutant(
@@ -528,7 +532,7 @@ MUTANTS = (
         "room = self.max_tokens - self.emitted - 1",
         "room = self.max_tokens - self.emitted",
         "A request at the end of the context fails, or drafts for nothing.",
-        ("tests/engine/test_sequence.py", "tests/engine/test_regressions.py", "tests/engine/test_rounds.py"),
+        ("tests/engine/test_sequence.py", "tests/exactness/test_regressions.py", "tests/engine/test_rounds.py"),
     ),
     Mutant(
         "request-cleared-after-reading-its-prompt",
@@ -580,7 +584,7 @@ MUTANTS = (
         "may_stop=emitted >= self.request.sampling.min_tokens",
         "may_stop=True",
         "An answer ends at a stop string before it has min_tokens.",
-        ("tests/engine/test_detokenizer.py", "tests/engine/test_regressions.py", "tests/engine/test_rounds.py"),
+        ("tests/engine/test_detokenizer.py", "tests/exactness/test_regressions.py", "tests/engine/test_rounds.py"),
     ),
     Mutant(
         "logprobs-of-the-token-before",
@@ -824,7 +828,7 @@ MUTANTS = (
         "product = partial(in_tiles, inputs.tile or len(inputs.tokens))",
         "product = partial(in_tiles, len(inputs.tokens))",
         "In bfloat16 on a GPU, a text depends on how deep was drafted.",
-        ("tests/gpu/test_device_decoder.py", "tests/gpu/test_bfloat16.py"),
+        ("tests/gpu/test_device_decoder.py", "tests/exactness/test_matrix.py"),
     ),
     Mutant(
         "gpu-block-table-of-another-row",
@@ -849,7 +853,7 @@ MUTANTS = (
         "    others[np.arange(span.size), np.arange(-span.size, 0)] = False\n",
         "",
         "On a GPU, branches are judged by other logits than chains.",
-        ("tests/gpu/test_device_decoder.py", "tests/gpu/test_bfloat16.py"),
+        ("tests/gpu/test_device_decoder.py", "tests/exactness/test_matrix.py"),
     ),
     Mutant(
         "gpu-penalties-count-tokens-again",
