@@ -196,7 +196,7 @@ class Asking:
         middle = answer.text[len(answer.text) // 2 :]
         readable = [middle[i : i + 2] for i in range(len(middle) - 1) if "\ufffd" not in middle[i : i + 2]]
         if readable and self.request.sampling.seed:
-            return self.params(stop=("\x00 never", readable[0]), min_tokens=2)
+            return self.params(stop=("\x00 never", readable[0]))
         return self.params(stop_token_ids=(answer.tokens[len(answer.tokens) // 2],), min_tokens=2)
 
     def no_depth(self) -> Request:
@@ -231,7 +231,7 @@ def requests(case: Case, world: World, script: Script) -> list[Request]:
         other = number % 3 == 2
         temperature = 0.8 - case.temperature if other and case.method == "coupled" else case.temperature
         sampling = SamplingParams(script.tokens, temperature=temperature, seed=number, ignore_eos=True)
-        prompt = world.prompt(number + 10 * case.seed, 10 + 3 * number)
+        prompt = world.prompt(number + 10 * case.seed, 10 + 3 * (number % 8))
         base = Request(f"r{number}", prompt, sampling, key="ab"[number % 2])
         request = base if other else KINDS[case.request](Asking(base, world))
         if case.drafter == "prediction":
@@ -361,8 +361,12 @@ def hold(result: Run, world: World, script: Script) -> None:
         else:
             assert_same(own, its)
         assert max(own.tokens, default=0) < len(world.tokenizer), "padding of a vocabulary is written"
+        assert not any(text in own.text for text in request.sampling.stop if not request.sampling.min_tokens)
         assert own.prediction_accepted + own.prediction_rejected == len(request.prediction)
         assert_streamed(own, [delta for delta in result.deltas if delta.request_id == request.id])
+    ends = {one.id: min(len(one.prompt) + one.sampling.max_tokens, world.target.info.context) for one in result.asked}
+    for record in result.notes.records:  # of a draft all tokens and one more may be kept
+        assert (record.context + record.depths < [ends[name] for name in record.request_ids]).all()
     assert_accounts(result, whole=not (script.short or script.fails or script.abort))
     assert result.core.idle
     assert world.is_empty
