@@ -50,7 +50,7 @@ BATCHES = {
     WRONG: ("4",),
 }
 TASK_BATCHES = ("1",)
-FIXED_DEPTHS = (1, 3, 7, 12)
+FIXED_DEPTHS = (1, 3, 7)
 # The tape has no candidates of lookahead: what it guesses depends on the passes in which it guessed.
 NOT_ON_TAPE = ("lookahead",)
 
