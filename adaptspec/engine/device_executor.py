@@ -121,7 +121,8 @@ class DeviceExecutor(ModelExecutor):
             self._rounds.begin()
         if some(others):
             draft = self._propose(batch, decision, decision.drafter, others, tree=None)
-        depths, tree = np.zeros(len(emitting), dtype=np.int64), decision.tree
+        depths = np.zeros(len(emitting), dtype=np.int64)
+        tree = None if decision.tree is None else _unbranched_where_masked(decision.tree, batch)
         caught_up = 0
         if mine.any():
             wanted = decision.depths if tree is None else tree.within(decision.depths)
@@ -149,19 +150,16 @@ class DeviceExecutor(ModelExecutor):
         return plan, replace(draft, caught_up=caught_up), begun or caught_up > 0
 
     def _nodes(self, batch: Batch, tree: TreeTable, depths: IntArray, others: IntArray) -> IntArray:
-        """[E] what drafts of these depths may come to where they branch, as far as the pass and the cache have room.
-
-        Masks are made along chains alone.
-        """
+        """[E] what drafts of these depths may come to where they branch, as far as the pass and the cache have room."""
         size, cache = len(batch.decoding), self._target.cache
         nodes: IntArray = depths.copy()
         may = np.flatnonzero((depths[:size] > 0) & (tree.width > 1) & (tree.nodes > depths[:size])).tolist()
         each = self._rounds.spare(np.maximum(depths, others)[:size]) // max(len(may), 1)
         for i in may:
             sequence = batch.decoding[i]
-            row, length, params = held_row(sequence), sequence.length, sequence.request.sampling
+            row, length = held_row(sequence), sequence.length
             most = min(int(tree.nodes[i]), int(depths[i]) + each, self._rounds.most_nodes, cache.context - length)
-            if params.grammar is None and not params.min_tokens and most > depths[i]:
+            if most > depths[i]:
                 nodes[i] = most if cache.reserve(row, length + most) else depths[i]
         return nodes
 
@@ -226,6 +224,13 @@ class DeviceExecutor(ModelExecutor):
         laid = int(np.maximum(plan.nodes, plan.counts).sum())
         accepted = np.where(found.bad, 0, verdict.accepted)
         return Outcome(draft, replace(verdict, accepted=accepted), found.seconds, laid)
+
+
+def _unbranched_where_masked(tree: TreeTable, batch: Batch) -> TreeTable:
+    """The table with chains for rows whose masks depend on their text: the device has masks along chains alone."""
+    params = [s.request.sampling for s in batch.decoding]
+    masked = np.array([one.grammar is not None or one.min_tokens > 0 for one in params], dtype=np.bool_)
+    return replace(tree, width=np.where(masked, 1, tree.width))
 
 
 def _logprobs(told: FloatArray, tokens: Sequence[int], places: Sequence[int], most: int) -> list[TokenLogprob]:

@@ -250,8 +250,8 @@ class DeviceRounds:
         choices: IntArray = np.zeros((count, self.most_nodes + 1), dtype=np.int64)
         real = offsets <= self.most_nodes
         choices[owners[real], offsets[real]] = host["choices"][real]
-        if plan.tree is None:
-            host["picks"][:count] = -1
+        # Rows whose prompt ends draft nothing, and lie outside of what `DraftSteps` writes.
+        host["picks"][0 if plan.tree is None else plan.decoding : count] = -1
         names = ("drafted", "counts", "picks", "confidence", "entropy", "first", "bad")
         drafted, counts, picks, confidence, entropy, first, bad = (host[name][:count].copy() for name in names)
         told = self._read_told(plan, owners, offsets)

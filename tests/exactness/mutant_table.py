@@ -884,6 +884,23 @@ MUTANTS = (
         ("tests/gpu/test_device_executor.py",),
         whole=True,
     ),
+    Mutant(
+        "gpu-branches-where-masks-are-chains",
+        "adaptspec/engine/device_executor.py",
+        "    return replace(tree, width=np.where(masked, 1, tree.width))\n",
+        "    return tree\n",
+        "On a GPU, a branch may break the grammar of its request.",
+        TREES,
+    ),
+    Mutant(
+        "gpu-branches-of-an-earlier-round",
+        "adaptspec/gpu/round.py",
+        "0 if plan.tree is None else plan.decoding : count",
+        "0 if plan.tree is None else count : count",
+        "On a GPU, a row whose prompt ends in a round of branching drafts fails.",
+        TREES,
+        whole=True,
+    ),
     # Other engines.
     Mutant(
         "late-record-credited-to-the-wrong-decision",

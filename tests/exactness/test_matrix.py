@@ -22,7 +22,6 @@ from tests.exactness import dictated
 from tests.exactness.covering import Values, covering
 from tests.exactness.drafters import DRAFTERS
 from tests.exactness.harness import (
-    GRAMMARS,
     KINDS,
     OVERLAPPING,
     SCRIPTS,
@@ -88,15 +87,6 @@ RULES: dict[str, Callable[[Values], bool]] = {
     "no second row finds room beside one that fills the context": (
         lambda case: (case.get("script"), case.get("request")) == ("preempted", "context-limit")
     ),
-    # A fault: to be taken out with its repair. The ceiling on nodes of such a row is its depth, and a chain that a stop
-    # rule ends earlier leaves room for side nodes.
-    "devices mask chains only, and yet rows with masks may branch where a stop rule ends their chains": (
-        lambda case: (
-            case.get("shape") == "beam"
-            and case.get("runtime") in OVERLAPPING
-            and case.get("request") in (*GRAMMARS, "bias", "stop")
-        )
-    ),
     "a text of the bundled model takes seconds in bfloat16 on a CPU": (
         lambda case: case.get("runtime") in ("device", "strict") and case.get("drafter") in BUNDLED
     ),
@@ -128,8 +118,14 @@ def cases(axes: Mapping[str, Sequence[Any]], *marks: pytest.MarkDecorator) -> li
     return [pytest.param(case, id=case.id, marks=marks) for case in found]
 
 
+# Cases that once failed, and that the array of pairs may leave out.
+KNOWN = [
+    # Side nodes took the places of a chain that a stop rule had ended, and were not masked.
+    Case("device", shape="beam", request="lark", script="batch", depths="3", chunk=512),
+]
 CASES = [
     *cases(AXES),
+    *(pytest.param(case, id=case.id) for case in KNOWN),
     *cases(ON_PRETENDED, WHOLE),
     *(cases(AXES | {"runtime": ("cuda",)}, pytest.mark.gpu) if torch.cuda.is_available() else ()),
 ]
@@ -232,16 +228,11 @@ def test_policies_and_methods_share_a_batch(worlds: Worlds, seed: int, temperatu
 
 
 @pytest.mark.whole
-@pytest.mark.parametrize(
-    ("shape", "rows", "chunk"),
-    # A fault: where others branch, a row whose prompt ends in the round has nodes of a round before. It takes more rows
-    # than these; with its repair, 16 rows go with every shape.
-    [("chain", 16, 256), *itertools.product(("chain", "beam", "union"), (2, 3), (9,))],
-)
-def test_many_texts_in_bfloat16(worlds: Worlds, shape: str, rows: int, chunk: int) -> None:
+@pytest.mark.parametrize("shape", SHAPES)
+def test_many_texts_in_bfloat16(worlds: Worlds, shape: str) -> None:
     """The last bit decides many ties: neither depth nor batch, cuts of prompts nor branches may change it."""
-    script = Script(requests=40, rows=rows, tokens=12)
-    case = Case("device", "bundled", shape=shape, script="batch", depths="any", chunk=chunk, temperature=0.8)
+    script = Script(requests=40, rows=16, tokens=12)
+    case = Case("device", "bundled", shape=shape, script="batch", depths="any", chunk=256, temperature=0.8)
     world = worlds.of("device", "bundled", rows=16)
     result = run(case, world, script)
     hold(result, world, script)
