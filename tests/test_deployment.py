@@ -81,7 +81,7 @@ def test_the_workflow_runs_everything_on_every_python() -> None:
     (job,) = yaml.safe_load((GITHUB / "workflows" / "ci.yml").read_text())["jobs"].values()
     promised = re.findall(r'"Programming Language :: Python :: (3\.\d+)"', (ROOT / "pyproject.toml").read_text())
     assert job["strategy"]["matrix"]["python"] == promised
-    assert ".ci/run" in [step.get("run") for step in job["steps"]]
+    assert any(step.get("run", "").startswith(".ci/run ") for step in job["steps"])
     assert (ROOT / ".ci" / "run").stat().st_mode & 0o111
 
 

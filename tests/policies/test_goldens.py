@@ -58,6 +58,11 @@ def test_two_runs_are_equal_bit_for_bit() -> None:
         assert one.hex() == other.hex()
 
 
+@pytest.mark.nightly
+def test_all_policies_earn_what_is_recorded() -> None:
+    assert goldens.main(["compare"]) == 0
+
+
 def test_every_policy_has_a_record_of_every_cell() -> None:
     """And the file is as `record` writes it: its summary is that of its figures."""
     figures = recorded()
