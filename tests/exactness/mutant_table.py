@@ -20,8 +20,8 @@ HOSTS = ("tests/hosts/test_rounds.py", "tests/hosts/test_guests.py", "tests/host
 class Mutant:
     """One edit of one file: `old`, which occurs exactly once, becomes `new`.
 
-    `why` says what a user would see. `tests` are the paths whose tests may fail; the fastest comes first. A mutant is
-    `quick` if that one kills it within seconds, and `whole` if only tests with that marker can kill it.
+    `why` says what a user would see. `tests` are the paths or ids of tests that may fail; the fastest comes first. A
+    mutant is `quick` if that one kills it within seconds, and `whole` if only tests with that marker can kill it.
     """
 
     name: str
@@ -890,7 +890,7 @@ MUTANTS = (
         "    return replace(tree, width=np.where(masked, 1, tree.width))\n",
         "    return tree\n",
         "On a GPU, a branch may break the grammar of its request.",
-        TREES,
+        ("tests/exactness/test_matrix.py::test_answers_are_those_of_plain_decoding",),
     ),
     Mutant(
         "gpu-branches-of-an-earlier-round",
@@ -898,7 +898,7 @@ MUTANTS = (
         "0 if plan.tree is None else plan.decoding : count",
         "0 if plan.tree is None else count : count",
         "On a GPU, a row whose prompt ends in a round of branching drafts fails.",
-        TREES,
+        ("tests/exactness/test_matrix.py::test_many_texts_in_bfloat16",),
         whole=True,
     ),
     # Other engines.

@@ -124,8 +124,8 @@ KNOWN = [
     Case("device", shape="beam", request="lark", script="batch", depths="3", chunk=512),
 ]
 CASES = [
-    *cases(AXES),
     *(pytest.param(case, id=case.id) for case in KNOWN),
+    *cases(AXES),
     *cases(ON_PRETENDED, WHOLE),
     *(cases(AXES | {"runtime": ("cuda",)}, pytest.mark.gpu) if torch.cuda.is_available() else ()),
 ]
