@@ -97,21 +97,18 @@ def cells() -> Iterator[Cell]:
             yield from (Cell(table, work, batch) for batch in sizes)
 
 
-def one_in_five(whole: Tape, number: int) -> Tape:
+@cache
+def split(number: int) -> Tape:
     """One request in five of each task and temperature; splits have no request in common."""
+    whole = tape()
     kinds = np.array([f"{task} {heat}" for task, heat in zip(whole.tasks, whole.temperatures, strict=True)])
     chosen = (np.flatnonzero(kinds == kind)[number::SPLITS].tolist() for kind in dict.fromkeys(kinds.tolist()))
     return whole.take(sorted(request for requests in chosen for request in requests))
 
 
-@cache
-def split(number: int) -> Tape:
-    """A split of the recorded tape."""
-    return one_in_five(tape(), number)
-
-
-def stream_of(cell: Cell, own: Tape) -> Stream:
-    """The requests of a cell from the tape `own`, repeated until plain decoding takes `LEAST_ROUNDS`."""
+def stream_of(cell: Cell, number: int) -> Stream:
+    """The requests of a cell from a split, repeated until plain decoding takes `LEAST_ROUNDS`."""
+    own = split(number)
     if cell.work == WRONG:
         own = own.always_wrong()
     elif cell.work in TEMPERATURES:
@@ -141,4 +138,4 @@ def best_fixed(cell: Cell, number: int) -> float:
 
 
 def _goodput(spec: PolicySpec, cell: Cell, number: int) -> float:
-    return replay(spec, stream_of(cell, split(number)), costs(cell.table)).goodput
+    return replay(spec, stream_of(cell, number), costs(cell.table)).goodput

@@ -3,9 +3,9 @@
 `goodput.py [--policy NAME] [--target DIR] [--useless | --mixed] [--skip-draft] [--batches 1,4,16] [--laps N]`: all
 write the same greedy texts, lap by lap, the second time in reverse order. Seconds are those of the engine's thread on
 its core, steps that took more than twice the median counted as that: other programs stall it. `own us` is what the
-pilot takes of a step. `--target`: in place of the bundled one, such as `python -m tests.inflated` writes. `--useless`:
-the draft's weights are noise. `--mixed`: every other request is drawn at temperature 2, where hardly a draft is kept.
-`--skip-draft`: the policy may leave the draft out, and vLLM without a draft is `none`.
+pilot takes of a step. `--target`: a folder in place of the bundled one. `--useless`: the draft's weights are noise.
+`--mixed`: every other request is drawn at temperature 2, where hardly a draft is kept. `--skip-draft`: the policy
+may leave the draft out, and vLLM without a draft is `none`.
 """
 
 from __future__ import annotations
