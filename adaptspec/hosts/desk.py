@@ -32,9 +32,16 @@ _LOOK_SECONDS = 1.0  # between two looks at policy files
 class Desk:
     """All but `_work` on the thread that decides."""
 
-    def __init__(self, settings: PilotSettings, host: Host, max_rows: int, models: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        settings: PilotSettings,
+        host: Host,
+        max_rows: int,
+        models: Mapping[str, str],
+        controller: type[Controller] = Controller,
+    ) -> None:
         """Raises ConfigError, StateError, JournalError: something cannot be used; says why, and where."""
-        self.policies = ServedPolicies(settings.policy, host, max_rows)
+        self.policies = ServedPolicies(settings.policy, host, max_rows, controller=controller)
         self.notes = self.policies.notes
         self._settings = settings
         self._state = None if settings.state_dir is None else SharedState(settings.state_dir, pair_of(models))

@@ -27,10 +27,12 @@ from itertools import count
 import numpy as np
 
 from adaptspec.control.algorithms.algorithm import lowered
+from adaptspec.control.controller import Controller
 from adaptspec.control.cost import CostTable
 from adaptspec.control.host import DRAFTER, Host
 from adaptspec.control.own_time import OwnTime
 from adaptspec.control.policy import BatchSignals, Decision
+from adaptspec.control.state import PolicyState
 from adaptspec.control.step_times import StepTimes
 from adaptspec.hosts.desk import Desk
 from adaptspec.hosts.guests import Guests, Told
@@ -69,9 +71,11 @@ class Pilot:
         model_len: int = _MOST_TOKENS,
         models: Mapping[str, str] | None = None,
         clock: Callable[[], float] = time.perf_counter,
+        controller: type[Controller] = Controller,
     ) -> None:
         """`model_len`: tokens that a context has room for. `models` by role, for journals and learned state. `clock`:
         seconds; a step takes from the last one's end, or from when it was decided if nobody was here, to its own.
+        `controller` makes the decisions.
 
         Raises ConfigError, StateError, JournalError: a policy or a setting cannot be used here; says why, and where.
         """
@@ -83,7 +87,7 @@ class Pilot:
         self._clock = clock
         self._number, self._rounds = 0, count(1)
         self._guests = Guests(max_rows, model_len=model_len, behind=1 + host.lag)
-        self._desk = Desk(settings, host, max_rows, models or {})
+        self._desk = Desk(settings, host, max_rows, models or {}, controller)
         self._watchers = self._desk.watchers
         if self._watchers is not None:
             own = partial(host_families, self.ignored)
@@ -229,6 +233,14 @@ class Pilot:
                     self._learn(step, of, Told.of(self._guests, ids, (drafted, accepted, emitted)), seconds)
                     if of is not None and not of.kept:
                         self._own.note("learn", self._clock() - now)
+
+    def look(self) -> None:
+        """Read policy files that have changed and exchange learned state now. A thread does it every second."""
+        self._desk.work()
+
+    def learned(self) -> dict[str, PolicyState]:
+        """Copies of what policies have learned, by name."""
+        return self._desk.policies.learned(self._controller)
 
     def close(self) -> None:
         """Save what was learned, and end the journal."""

@@ -27,9 +27,11 @@ _Mark = tuple[FileMark | None, ...]
 class ServedPolicies:
     """Reads files on any thread; all else is for the one thread that decides."""
 
-    def __init__(self, names: Sequence[str], host: Host, max_rows: int) -> None:
+    def __init__(
+        self, names: Sequence[str], host: Host, max_rows: int, *, controller: type[Controller] = Controller
+    ) -> None:
         """`names` or files; the first serves requests that name none. Raises ConfigError: one cannot be used here."""
-        self._host, self._max_rows = host, max_rows
+        self._host, self._max_rows, self._controller = host, max_rows, controller
         self._trial_costs = CostTable(StepTimes().profile(DRAFTER, max_rows, host))
         self.labels = Labels()
         self._refused = self._applied = 0  # texts that were not taken, the last good ones staying; and those that were
@@ -63,7 +65,7 @@ class ServedPolicies:
         """One that decides by all of them. Raises ConfigError."""
         policies = {name: build_policy(spec, cost, self._max_rows, self.labels) for name, spec in self.specs.items()}
         rollouts = {name: spec.rollout for name, spec in self.specs.items()}
-        return Controller(
+        return self._controller(
             policies, self.default, (DRAFTER,), self._max_rows, cost=cost, labels=self.labels, rollouts=rollouts
         )
 

@@ -8,8 +8,9 @@ from __future__ import annotations
 import math
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +20,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from adaptspec.control.controller import Controller
-from adaptspec.control.cost import CostTable
+from adaptspec.control.policy import BatchSignals, Decision
 from adaptspec.errors import ConfigError
 from adaptspec.hosts.pilot import Pilot
 from adaptspec.hosts.settings import PilotSettings
-from adaptspec.request import SpeculationParams
-from tests.policies.hosted import SLOW_DRAFT, USUAL, VLLM, HostRequest, piloted, serve
+from adaptspec.journal import RequestFinished, read_entries, read_journal
+from adaptspec.request import Request, SpeculationParams
+from tests.policies.hosted import USUAL, VLLM, HostEngine, HostRequest, piloted, serve
 from tests.policies.tapes import agreements
 from tests.policies.world import Machine
 
@@ -62,96 +64,6 @@ def test_who_has_another_policy_is_cut_even_so() -> None:
     world.pilot.close()
 
 
-def test_a_long_prompt_with_a_policy_of_its_own() -> None:
-    """Decisions that are made while it is read are others': its first drafts are as its own policy says."""
-    pilot, now = Pilot(PilotSettings(policy=("static-3", "off")), VLLM, 4, clock=lambda: now[0]), [0.0]
-
-    def step(ids: list[str], prefill: int = 0) -> dict[str, int]:
-        plan = pilot.decide(ids, prefill)
-        now[0] += 0.01
-        pilot.learn(plan, ids, [0] * len(ids), [0] * len(ids), [1] * len(ids))
-        return plan.depths
-
-    pilot.enter("a")
-    for _ in range(200):
-        step(["a"])
-    for dear in range(100):
-        pilot._own.note("decide", 1.0 + dear)
-    pilot.enter("b", SpeculationParams(policy="off"))
-    for _ in range(3):
-        step(["a"], 100)
-    for _ in range(20):
-        assert step(["a", "b"]) == {"a": 3, "b": 0}
-    assert not pilot.errors
-    pilot.close()
-
-
-def test_who_missed_a_decision_keeps_its_policy() -> None:
-    """Of two, one is left out of the step that is decided for, as where room is short: it has no drafts after it."""
-    pilot, now = Pilot(PilotSettings(policy=("static-3", "off")), VLLM, 4, clock=lambda: now[0]), [0.0]
-    pilot.enter("a")
-    pilot.enter("b", SpeculationParams(policy="off"))
-    for step in range(400):
-        ids = ["a"] if step % 5 == 0 else ["a", "b"]
-        plan = pilot.decide(ids)
-        if step > 200:
-            assert plan.depths == dict(zip(ids, [3, 0], strict=False))
-        now[0] += 0.01
-        pilot.learn(plan, ids, [0] * len(ids), [0] * len(ids), [1] * len(ids))
-        pilot._own.note("decide", 1.0)
-    pilot.leave("b")
-    assert not pilot._unusual
-    assert not pilot.errors
-    pilot.close()
-
-
-def test_rows_with_a_hole_stay_off() -> None:
-    """What was skipped once is never drafted for again; newcomers are tried, ever fewer of them."""
-    world = piloted(SLOW_DRAFT, skip_draft=True)
-    held: set[str] = set()
-    count = 0
-    for _ in range(1200):
-        while len(world.running) < 4:
-            count += 1
-            world.add(HostRequest(f"r{count}", agreements(0.02, 64, count)))
-        before = {one.name for one in world.running if not one.cached}
-        world.step()
-        held |= before
-        assert all(one.drafted == 0 for one in world.running if one.name in before)
-    assert held
-
-
-def test_a_dear_decision_serves_several_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where deciding takes a fifth of a step: most steps go on with the last one, still who wants no drafts has none,
-    and the engine earns nearly what it would if deciding took no time.
-    """
-    world, asked, real = piloted(), [0], Controller.decide
-
-    def decide(self: Controller, *arguments: Any) -> Any:
-        asked[0] += 1
-        world.now += 1e-3
-        return real(self, *arguments)
-
-    monkeypatch.setattr(Controller, "decide", decide)
-    world.add(HostRequest("none", agreements(0.9, 5000), SpeculationParams(max_depth=0)))
-    serve(world, (0.75,), 8, 600)
-    begun, asked[0] = (world.now, world.tokens), 0
-    for _ in range(400):
-        serve(world, (0.75,), 8, 1)
-        assert not any(one.drafted for one in world.running if one.name == "none")
-    goodput = (world.tokens - begun[1]) / (world.now - begun[0])
-    monkeypatch.undo()
-    assert asked[0] < 150
-    free = piloted()
-    free.add(HostRequest("none", agreements(0.9, 5000), SpeculationParams(max_depth=0)))
-    serve(free, (0.75,), 8, 600)
-    assert goodput >= 0.93 * serve(free, (0.75,), 8, 400)
-    for one in (world, free):
-        assert one.pilot is not None
-        assert not one.pilot.errors
-        one.pilot.close()
-
-
 def test_a_request_may_opt_out_and_end() -> None:
     """Of a batch, one has none of its tokens drafted, one at most two; others what they like."""
     world = piloted(policy="static-3")
@@ -178,26 +90,6 @@ def test_policies_that_are_not_served_are_ignored_and_named(caplog: pytest.LogCa
     pilot.close()
 
 
-def test_more_requests_than_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those set aside keep theirs: who finds none runs without drafts, and nobody who wants none gets any."""
-    pilot = Pilot(PilotSettings(policy="static-3"), VLLM, 2)
-    for name in "abc":
-        pilot.enter(name, SpeculationParams(max_depth=0 if name == "a" else None))
-    for _ in range(200):
-        plan = pilot.decide(list("abc"))
-        pilot.learn(plan, list("abc"), [0] * 3, [0] * 3, [1] * 3)
-    assert not pilot.errors
-    assert plan.depths == {"a": 0, "b": 3, "c": 0}
-    monkeypatch.setattr(Controller, "decide", raising(1))
-    plan = pilot.decide(list("abc"))
-    stock = VLLM.deepest, {"a": 0, "b": VLLM.deepest, "c": 0}
-    assert (plan.depth, plan.depths) == stock
-    other = pilot.stock(list("abc"))  # where it cannot even be asked
-    assert (other.depth, other.depths) == stock
-    assert other.number != plan.number
-    pilot.close()
-
-
 def test_who_found_no_row_is_not_taken_for_another() -> None:
     """A row that is free later is not for those who had none: what they wanted is forgotten by then."""
     pilot = Pilot(PilotSettings(policy="static-3"), VLLM, 1)
@@ -215,130 +107,17 @@ def test_who_found_no_row_is_not_taken_for_another() -> None:
     pilot.close()
 
 
-@pytest.mark.parametrize("temperature", [1e9, math.inf, math.nan, -1.0])
-def test_odd_requests_do_not_make_it_let_go(temperature: float) -> None:
-    """An engine may take temperatures that our own server does not: a hundred such requests are no failures."""
-    pilot = Pilot(PilotSettings(policy="static-3"), VLLM, 200)
-    for number in range(120):
-        pilot.enter(str(number), SpeculationParams(max_depth=0), temperature=temperature, prompt_tokens=10**9)
-    assert len(pilot._guests.rows) == 120
-    assert not pilot.errors
-    pilot.close()
-
-
-def test_who_comes_after_it_has_let_go_drafts_as_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As the engine does by itself, but whoever wants no drafts has none; and they leave."""
-    pilot = Pilot(PilotSettings(policy="static-3"), VLLM, 4)
-    monkeypatch.setattr(pilot, "_decided", None)
-    for _ in range(100):
-        pilot.decide([])
-    assert pilot.detached
-    for name, depth in (("a", None), ("b", 0), ("c", 2)):
-        pilot.enter(name, SpeculationParams(max_depth=depth), prompt_tokens=10**9)
-    assert pilot.decide(["a", "b", "c"]).depths == {"a": VLLM.deepest, "b": 0, "c": 2}
-    for name in "abc":
-        pilot.leave(name)
-    assert not pilot._guests.rows
-    assert pilot.errors == 100
-    pilot.close()
-
-
-def test_nobodys_time_is_no_steps_time() -> None:
-    """Hours between one request and the next say nothing of what reading a prompt takes."""
-    now = 0.0
-    pilot = Pilot(PilotSettings(policy="static-3"), VLLM, 2, clock=lambda: now)
-    for request in range(300):
-        name = str(request)
-        now += 3600.0
-        pilot.enter(name)
-        for prefill in (500, 0, 0):
-            plan = pilot.decide([name], prefill)
-            now += 0.01 + 5e-5 * prefill
-            pilot.learn(plan, [name], [0], [0], [1])
-        pilot.leave(name)
-        pilot.learn(pilot.decide([]), [], [], [], [])  # a host's last step, without anybody
-    assert pilot._times.prefill_seconds(1000) < 0.2
-    pilot.close()
-
-
-def raising(every: int) -> Callable[..., Any]:
-    """What raises each time in so many, and else does what it did."""
-    calls = [0]
-    real = Controller.decide
-
-    def decide(self: Controller, *arguments: Any) -> Any:
-        calls[0] += 1
-        if calls[0] % every == 0:
-            raise RuntimeError("injected")
-        return real(self, *arguments)
-
-    return decide
-
-
-@pytest.mark.parametrize("every", [3, 1])
-def test_a_controller_that_raises(
-    every: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Every third call: a decision is lost. Every call: after a hundred it is not asked any more."""
-    world = piloted()
-    monkeypatch.setattr(Controller, "decide", raising(every))
-    assert serve(world, (0.75,), 4, 600) > 0.0
-    assert world.pilot is not None
-    assert world.pilot.errors >= 100
-    assert world.pilot.detached == (every == 1)
-    assert world.pilot.decide([]).depth == (VLLM.deepest if every == 1 else 0)
-    assert sum("injected" in (record.exc_text or "") for record in caplog.records) <= 2
-    for _ in range(2):  # a host may end it once more
-        world.pilot.close()
-
-
 def test_each_kind_of_failure_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     """However often others have failed before: the first of each, few of many, and why it let go."""
     pilot = Pilot(PilotSettings(policy="static-3"), VLLM, 4)
-    for count, what in ((50, "cut"), (99, "update"), (100, "schedule")):
-        for _ in range(count):
+    for failures, what in ((50, "cut"), (99, "update"), (100, "schedule")):
+        for _ in range(failures):
             with pilot.fence(what):
                 raise ValueError(f"no {what}")
     told = [record.exc_text or "" for record in caplog.records]
     assert [sum(f"no {what}" in one for one in told) for what in ("cut", "update", "schedule")] == [1, 1, 2]
     assert "no schedule" in told[-1]
     assert pilot.detached
-    pilot.close()
-
-
-def test_a_learner_that_raises(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Deciding goes well meanwhile: it lets go all the same."""
-    world = piloted()
-
-    def learn(*_: Any) -> None:
-        raise ValueError("injected")
-
-    monkeypatch.setattr(Controller, "learn", learn)
-    assert serve(world, (0.75,), 4, 400) > 0.0
-    assert world.pilot is not None
-    assert world.pilot.detached
-    world.pilot.close()
-
-
-def test_an_opt_out_whose_entry_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody knows any more what it wants, so that it has no drafts."""
-
-    def assigned(*_: Any) -> str:
-        raise RuntimeError("injected")
-
-    pilot = Pilot(PilotSettings(policy="static-3"), VLLM, 4)
-    pilot.enter("a")
-    with monkeypatch.context() as patched:
-        patched.setattr(Controller, "assigned", assigned)
-        pilot.enter("b", SpeculationParams(max_depth=0))
-    for _ in range(200):
-        plan = pilot.decide(["a", "b"])
-        assert not plan.depths["b"]
-        pilot.learn(plan, ["a", "b"], [0, 0], [0, 0], [1, 1])
-    assert plan.depths["a"]
-    assert pilot.errors == 1
-    pilot.leave("b")
-    assert not pilot._rowless
     pilot.close()
 
 
@@ -349,78 +128,6 @@ def test_an_opt_out_that_is_no_request() -> None:
     assert pilot.errors == 1
     assert pilot.decide(["b"]).depths == {"b": 0}
     pilot.close()
-
-
-@pytest.mark.parametrize("every", [1, 3])
-def test_tokens_are_counted_whoever_fails(every: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whether learning fails now and then or for good, after which nothing is decided any more."""
-    calls = [0]
-
-    def learn(*_: Any) -> None:
-        calls[0] += 1
-        if calls[0] % every == 0:
-            raise ValueError("injected")
-
-    monkeypatch.setattr(Controller, "learn", learn)
-    pilot, now = Pilot(PilotSettings(policy="static-3"), VLLM, 4, clock=lambda: now[0]), [0.0]
-    pilot.enter("a")
-    for _ in range(400):
-        plan = pilot.decide(["a"])
-        now[0] += 0.01
-        pilot.learn(plan, ["a"], [0], [0], [1])
-    row = pilot._guests.rows["a"]
-    assert pilot.errors >= 100
-    assert pilot.detached == (every == 1)
-    pilot.leave("a")
-    assert pilot._guests.written[row] == 400
-    pilot.close()
-
-
-def test_a_controller_that_asks_for_99(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing is drafted that the engine has no room for."""
-    world, real = piloted(), Controller.decide
-
-    def decide(self: Controller, *arguments: Any) -> Any:
-        decision = real(self, *arguments)
-        decision.depths = np.full_like(decision.depths, 99)
-        return decision
-
-    monkeypatch.setattr(Controller, "decide", decide)
-    for number in range(4):
-        world.add(HostRequest(str(number), agreements(0.5, 300, number)))
-    for _ in range(60):
-        world.step()
-        assert all(0 <= one.drafted <= VLLM.deepest for one in world.running)
-    assert world.pilot is not None
-    world.pilot.close()
-
-
-def test_costs_that_are_no_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever the planner makes of them, all requests end, and no depth is out of bounds."""
-    for name in ("verify_seconds", "plain_seconds", "start_seconds", "overhead_seconds"):
-        monkeypatch.setattr(CostTable, name, lambda *_, **__: math.nan)
-    world = piloted()
-    assert serve(world, (0.75,), 4, 400) > 0.0
-    assert not world.overdrawn
-    assert world.pilot is not None
-    world.pilot.close()
-
-
-@pytest.mark.parametrize("jump", [math.nan, math.inf, -1e9])
-def test_a_clock_that_jumps(jump: float) -> None:
-    """It teaches nothing; the others of its readings do."""
-    world = piloted()
-    readings = [0]
-
-    def clock() -> float:
-        readings[0] += 1
-        return jump if readings[0] % 5 == 0 else world.now
-
-    assert world.pilot is not None
-    world.pilot._clock = clock
-    assert serve(world, (0.75,), 4, 600) > 0.0
-    assert not world.pilot.errors
-    world.pilot.close()
 
 
 def test_what_cannot_be_used_is_refused_at_start(tmp_path: Path) -> None:
@@ -465,3 +172,246 @@ def test_it_brings_no_torch_into_the_process() -> None:
     code = "import sys, adaptspec.hosts.pilot; print([n for n in ('torch', 'transformers') if n in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+class Clock:
+    """Seconds; each reading takes some."""
+
+    def __init__(self, reading: float = 0.0) -> None:
+        self.now, self.reading = 0.0, reading
+
+    def __call__(self) -> float:
+        self.now += self.reading
+        return self.now
+
+
+def step(pilot: Pilot, clock: Clock, ids: Sequence[str], prefill: int = 0) -> Mapping[str, int]:
+    """One step of ten milliseconds without drafts; the depths that were decided for it."""
+    plan, none = pilot.decide(ids, prefill), [0] * len(ids)
+    clock.now += 0.01
+    pilot.learn(plan, ids, none, none, [1] * len(ids))
+    return plan.depths
+
+
+def failing(method: str, every: int = 1) -> type[Controller]:
+    """A controller of which one call in `every` of a method fails."""
+    calls = count(1)
+
+    def fails(self: Controller, *arguments: Any) -> Any:
+        if next(calls) % every == 0:
+            raise RuntimeError("injected")
+        return getattr(Controller, method)(self, *arguments)
+
+    return type("Failing", (Controller,), {method: fails})
+
+
+def test_a_long_prompt_with_a_policy_of_its_own() -> None:
+    """Decisions that are made while it is read are others': its first drafts are as its own policy says."""
+    clock = Clock(0.005)
+    pilot = Pilot(PilotSettings(policy=("static-3", "off")), VLLM, 4, clock=clock)
+    pilot.enter("a")
+    for _ in range(200):
+        step(pilot, clock, ["a"])
+    pilot.enter("b", SpeculationParams(policy="off"))
+    for _ in range(3):
+        step(pilot, clock, ["a"], 100)
+    for _ in range(20):
+        assert step(pilot, clock, ["a", "b"]) == {"a": 3, "b": 0}
+    assert not pilot.errors
+    pilot.close()
+
+
+def test_a_request_that_missed_a_decision_keeps_its_policy() -> None:
+    """Of two, one is left out of the step that is decided for, as where room is short: it has no drafts after it."""
+    clock = Clock(0.005)
+    pilot = Pilot(PilotSettings(policy=("static-3", "off")), VLLM, 4, clock=clock)
+    pilot.enter("a")
+    pilot.enter("b", SpeculationParams(policy="off"))
+    for number in range(400):
+        ids = ["a"] if number % 5 == 0 else ["a", "b"]
+        depths = step(pilot, clock, ids)
+        assert number <= 200 or depths == dict(zip(ids, [3, 0], strict=False))
+    assert not pilot.errors
+    pilot.close()
+
+
+def test_a_dear_decision_serves_several_steps() -> None:
+    """Where deciding takes a fifth of a step: most steps go on with the last one, a request without drafts has none,
+    and the engine earns nearly what it would if deciding took no time.
+    """
+    asked = [0]
+
+    class Dear(Controller):
+        def decide(self, signals: BatchSignals) -> Decision:
+            asked[0] += 1
+            world.now += 1e-3
+            return super().decide(signals)
+
+    world, free = piloted(controller=Dear), piloted()
+    earned = []
+    for engine in (world, free):
+        engine.add(HostRequest("none", agreements(0.9, 5000), SpeculationParams(max_depth=0)))
+        serve(engine, (0.75,), 8, 600)
+        asked[0], begun = 0, (engine.now, engine.tokens)
+        for _ in range(400):
+            serve(engine, (0.75,), 8, 1)
+            assert not any(one.drafted for one in engine.running if one.name == "none")
+        earned.append((engine.tokens - begun[1]) / (engine.now - begun[0]))
+        assert asked[0] < 150 or engine is free
+        assert engine.pilot is not None
+        assert not engine.pilot.errors
+        engine.pilot.close()
+    assert earned[0] >= 0.9 * earned[1]
+
+
+def test_more_requests_than_rows() -> None:
+    """A request without a row runs without drafts, also where the pilot cannot decide; one that opted out has none."""
+    clock, fails = Clock(), [False]
+
+    class Sometimes(Controller):
+        def decide(self, signals: BatchSignals) -> Decision:
+            if fails[0]:
+                raise RuntimeError("injected")
+            return super().decide(signals)
+
+    pilot = Pilot(PilotSettings(policy="static-3"), VLLM, 2, clock=clock, controller=Sometimes)
+    for name in "abc":
+        pilot.enter(name, SpeculationParams(max_depth=0 if name == "a" else None))
+    for _ in range(200):
+        depths = step(pilot, clock, list("abc"))
+    assert depths == {"a": 0, "b": 3, "c": 0}
+    assert not pilot.errors
+    fails[0] = True
+    plans = pilot.decide(list("abc")), pilot.stock(list("abc"))  # the second: where it cannot even be asked
+    assert all(plan.depths == {"a": 0, "b": VLLM.deepest, "c": 0} for plan in plans)
+    assert plans[0].number != plans[1].number
+    pilot.close()
+
+
+@pytest.mark.parametrize("temperature", [1e9, math.inf, math.nan, -1.0])
+def test_odd_requests_do_not_make_it_let_go(temperature: float) -> None:
+    """An engine may take temperatures that our own server does not: a hundred such requests are no failures."""
+    pilot = Pilot(PilotSettings(policy="static-3"), VLLM, 200)
+    for number in range(120):
+        pilot.enter(str(number), SpeculationParams(max_depth=2), temperature=temperature, prompt_tokens=10**9)
+    assert not pilot.errors
+    assert max(pilot.decide([str(number) for number in range(120)]).depths.values()) == 2
+    pilot.close()
+
+
+def test_requests_after_it_has_let_go_draft_as_ever() -> None:
+    """As the engine does by itself, but a request that wants no drafts has none; and rows are free again."""
+    pilot = Pilot(PilotSettings(policy="static-3"), VLLM, 4)
+    for _ in range(100):
+        with pilot.fence("decide"):
+            raise ValueError("injected")
+    assert pilot.detached
+    for _ in range(3):
+        for name, depth in (("a", None), ("b", 0), ("c", 2)):
+            pilot.enter(name, SpeculationParams(max_depth=depth), prompt_tokens=10**9)
+        assert pilot.decide(["a", "b", "c"]).depths == {"a": VLLM.deepest, "b": 0, "c": 2}
+        for name in "abc":
+            pilot.leave(name)
+    assert pilot.errors == 100
+    pilot.close()
+
+
+def test_idle_time_is_not_counted_as_step_time(tmp_path: Path) -> None:
+    """Hours between one request and the next say nothing of what a step takes."""
+    clock, journal = Clock(), tmp_path / "rounds.jsonl"
+    pilot = Pilot(PilotSettings(policy="static-3", journal=journal), VLLM, 2, clock=clock)
+    for request in range(100):
+        clock.now += 3600.0
+        pilot.enter(str(request))
+        for prefill in (500, 0, 0):
+            step(pilot, clock, [str(request)], prefill)
+        pilot.leave(str(request))
+        step(pilot, clock, [])  # an engine's last step, without requests
+    pilot.close()
+    seconds = [record.total_seconds for record in read_journal(journal)]
+    assert len(seconds) > 100
+    assert max(seconds) < 0.1
+
+
+@pytest.mark.parametrize("every", [3, 1])
+def test_a_controller_that_raises(every: int, caplog: pytest.LogCaptureFixture) -> None:
+    """Every third call: a decision is lost. Every call: after a hundred it is not asked any more."""
+    world = piloted(controller=failing("decide", every))
+    assert serve(world, (0.75,), 4, 600) > 0.0
+    assert world.pilot is not None
+    assert world.pilot.errors >= 100
+    assert world.pilot.detached == (every == 1)
+    assert world.pilot.decide([]).depth == (VLLM.deepest if every == 1 else 0)
+    assert sum("injected" in (record.exc_text or "") for record in caplog.records) <= 2
+    for _ in range(2):  # a host may end it once more
+        world.pilot.close()
+
+
+@pytest.mark.parametrize("every", [1, 3])
+def test_tokens_are_counted_where_learning_fails(every: int, tmp_path: Path) -> None:
+    """Whether it fails now and then or for good, after which nothing is decided any more."""
+    clock, journal = Clock(), tmp_path / "rounds.jsonl"
+    settings = PilotSettings(policy="static-3", journal=journal)
+    pilot = Pilot(settings, VLLM, 4, clock=clock, controller=failing("learn", every))
+    pilot.enter("a")
+    for _ in range(400):
+        step(pilot, clock, ["a"])
+    assert pilot.errors >= 100
+    assert pilot.detached == (every == 1)
+    pilot.leave("a")
+    pilot.close()
+    assert [entry.tokens for entry in read_entries(journal) if isinstance(entry, RequestFinished)] == [400]
+
+
+def test_an_opt_out_whose_entry_fails() -> None:
+    """What the request wants is unknown then, so it has no drafts."""
+    clock, fails = Clock(), [False]
+
+    class Sometimes(Controller):
+        def assigned(self, request: Request) -> str:
+            if fails[0]:
+                raise RuntimeError("injected")
+            return super().assigned(request)
+
+    pilot = Pilot(PilotSettings(policy="static-3"), VLLM, 4, clock=clock, controller=Sometimes)
+    pilot.enter("a")
+    fails[0] = True
+    pilot.enter("b", SpeculationParams(max_depth=0))
+    fails[0] = False
+    for _ in range(200):
+        depths = step(pilot, clock, ["a", "b"])
+        assert not depths["b"]
+    assert depths["a"]
+    assert pilot.errors == 1
+    pilot.leave("b")
+    pilot.enter("b")
+    assert pilot.decide(["b"]).depths["b"] > 0
+    pilot.close()
+
+
+def test_a_controller_that_asks_for_99() -> None:
+    """Nothing is drafted that the engine has no room for."""
+
+    class Deep(Controller):
+        def decide(self, signals: BatchSignals) -> Decision:
+            decision = super().decide(signals)
+            decision.depths = np.full_like(decision.depths, 99)
+            return decision
+
+    world = piloted(controller=Deep)
+    serve(world, (0.5,), 4, 200)
+    assert not world.overdrawn
+    assert world.drafting > 0
+    assert all(0 <= one.drafted <= VLLM.deepest for one in world.running)
+    assert world.pilot is not None
+    world.pilot.close()
+
+
+@pytest.mark.parametrize("jump", [math.nan, math.inf, -1e9])
+def test_a_clock_that_jumps(jump: float) -> None:
+    """It teaches nothing; the others of its readings do."""
+    world, readings = HostEngine(USUAL), count(1)
+    pilot = world.pilot = Pilot(PilotSettings(), VLLM, 16, clock=lambda: jump if next(readings) % 5 == 0 else world.now)
+    assert serve(world, (0.75,), 4, 600) > 0.0
+    assert not pilot.errors
+    pilot.close()

@@ -26,13 +26,12 @@ def test_garbage_in_the_policy_file(tmp_path: Path, caplog: pytest.LogCaptureFix
     rng = np.random.default_rng(0)
     for number in range(40):
         path.write_bytes(rng.bytes(64 + number))
-        world.pilot._desk.work()
+        world.pilot.look()
         assert serve(world, (0.5,), 2, 10) > 0.0
         assert {one.drafted for one in world.running} <= {0, 1, 2, 3}
     assert len([one for one in caplog.records if "stays" in one.message]) == 1
-    assert world.pilot._desk.policies.reloads.refused == 40
     path.write_text(STATIC % 1)
-    world.pilot._desk.work()
+    world.pilot.look()
     for _ in range(3):
         world.step()
     assert {one.drafted for one in world.running} <= {0, 1}
@@ -54,33 +53,6 @@ def test_a_used_file_is_watched_next_to_the_file_that_names_it(tmp_path: Path) -
     assert policies.reloads.applied == 1
 
 
-def test_a_file_that_could_not_be_read_is_read_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Whatever went wrong, as the log says it once; and others are read meanwhile."""
-    paths = [tmp_path / "mine.yaml", tmp_path / "yours.yaml"]
-    for path in paths:
-        path.write_text((STATIC % 3).replace("mine", path.stem))
-    policies = ServedPolicies(tuple(map(str, paths)), VLLM, 4)
-    for path in paths:
-        path.write_text((STATIC % 1).replace("mine", path.stem))
-    with monkeypatch.context() as broken:
-        real = ServedPolicies._read
-
-        def read(self: ServedPolicies, path: Path) -> object:
-            if path == paths[0]:
-                raise MemoryError
-            return real(self, path)
-
-        broken.setattr(ServedPolicies, "_read", read)
-        for _ in range(3):
-            policies.look()
-    assert [spec.name for spec in policies._waiting] == ["yours"]
-    assert len(caplog.records) == 1
-    policies.look()
-    assert [spec.name for spec in policies._waiting] == ["yours", "mine"]
-
-
 def test_a_new_text_keeps_what_was_learned(tmp_path: Path) -> None:
     """Where its arms are the same: another guard changes no count."""
     path = tmp_path / "mine.yaml"
@@ -89,11 +61,11 @@ def test_a_new_text_keeps_what_was_learned(tmp_path: Path) -> None:
     world = piloted(policy=str(path))
     serve(world, (0.75,), 4, 100)
     assert world.pilot is not None
-    before = world.pilot._controller.policies["mine"].learned()["acceptance"].sum()
+    before = world.pilot.learned()["mine"].arrays["acceptance"].sum()
     path.write_text(text.replace("goodput}", "goodput}, guard: {max-batch-size: 99}"))
-    world.pilot._desk.work()
+    world.pilot.look()
     world.step()
-    assert world.pilot._controller.policies["mine"].learned()["acceptance"].sum() >= 0.9 * before > 0.0
+    assert world.pilot.learned()["mine"].arrays["acceptance"].sum() >= 0.9 * before > 0.0
     assert not world.pilot.errors
     world.pilot.close()
 

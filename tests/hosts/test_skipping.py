@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from adaptspec.hosts.skipping import Skipping
 from adaptspec.request import SpeculationParams
 from tests.policies.hosted import SLOW_DRAFT, HostEngine, HostRequest, piloted, serve
 from tests.policies.tapes import agreements
 
 
-def skipping(policy: str = "goodput") -> HostEngine:
+def skipping(policy: str) -> HostEngine:
     return piloted(SLOW_DRAFT, skip_draft=True, policy=policy)
 
 
@@ -24,22 +23,12 @@ def recovery(world: HostEngine, batch: int, length: int) -> int:
     raise AssertionError("never")
 
 
-@pytest.mark.parametrize(
-    ("policy", "batch", "length"),
-    [
-        ("goodput", 4, 128),
-        ("goodput", 1, 128),
-        ("goodput", 16, 128),
-        ("goodput", 4, 32),
-        ("goodput", 4, 1000),
-    ],
-)
-@pytest.mark.parametrize("useless", [500, 3000])
-def test_it_comes_back(policy: str, batch: int, length: int, useless: int) -> None:
+@pytest.mark.parametrize("length", [32, 128])
+def test_it_comes_back(length: int) -> None:
     """A few thousand tokens of a batch of 4 after drafts have begun to be good, and those are still few."""
-    world = skipping(policy)
-    serve(world, (0.02,), batch, useless, length=length)
-    assert recovery(world, batch, length) <= 1500 + 2 * length
+    world = skipping("goodput")
+    serve(world, (0.02,), 4, 3000, length=length)
+    assert recovery(world, 4, length) <= 1500 + 2 * length
     assert world.pilot is not None
     assert not world.pilot.errors
     world.pilot.close()
@@ -61,29 +50,3 @@ def test_who_wants_no_drafts_puts_nobody_to_sleep() -> None:
     assert [one.drafted for one in world.running] == [0, 3]
     assert world.pilot is not None
     world.pilot.close()
-
-
-def test_awake_and_asleep() -> None:
-    """32 steps of nothing put it to sleep, longer each time; one that comes after that wakes it for 16; being awake as
-    long as it slept makes the next sleep short.
-    """
-    one, slept = Skipping(allowed=True), []
-    step = 0
-    for _ in range(7):
-        while not one.falls_asleep(step, drafts=False, able=True):
-            assert one.keeps(step)
-            step += 1
-        fell = step
-        while not one.keeps(step):
-            step += 1
-        slept.append(step - fell)
-    assert slept == [128, 256, 512, 1024, 1024, 1024, 1024]
-    for _ in range(1100):
-        assert not one.falls_asleep(step, drafts=True, able=True)
-        step += 1
-    while not one.falls_asleep(step, drafts=False, able=True):
-        step += 1
-    assert not one.keeps(step + 63)
-    assert one.keeps(step + 64)
-    off = Skipping(allowed=False)
-    assert not any(off.falls_asleep(step, drafts=False, able=True) for step in range(100))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
+import time
 import urllib.request
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +12,6 @@ from pathlib import Path
 import pytest
 
 from adaptspec.cli import main
-from adaptspec.control.controller import Controller
 from adaptspec.errors import ConfigError
 from adaptspec.hosts.pilot import Pilot
 from adaptspec.hosts.settings import NOT_SERVED, UNKNOWN, PilotSettings, read_wishes
@@ -95,10 +95,9 @@ def test_metrics_have_a_port(tmp_path: Path) -> None:
     serve(world, (0.75,), 4, 200)
     with pytest.raises(ConfigError, match=f"metrics-port {port}"):
         Pilot(PilotSettings(metrics_port=port), VLLM, 8)
-    world.pilot._desk.watchers.store.settle()
-    told = scraped(port)
+    while scraped(port)["adaptspec_spec_decode_accepted_tokens_total"] <= 100.0:
+        time.sleep(0.05)
     world.pilot.close()
-    assert told["adaptspec_spec_decode_accepted_tokens_total"] > 100.0
 
 
 @pytest.mark.parametrize("level", ["phase", "round"])
@@ -140,8 +139,6 @@ def test_a_first_request_leaves_its_trace_and_its_journal(tmp_path: Path) -> Non
         world.add(HostRequest("first", agreements(0.0, 16)))
         while world.running:
             world.step()
-        pilot._watchers.store.settle()
-        assert [one["id"] for one in pilot._watchers.store.recent] == ["first"]
         for _ in range(2):
             pilot.close()
     assert "text_completion t" in {span.name for span in collector.spans}
@@ -160,19 +157,19 @@ def test_traces_that_nobody_can_have_are_refused() -> None:
         PilotSettings.of({"traces": {"slow": 1.0}})
 
 
-def test_nothing_is_watched_unless_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The standard variables do that, too."""
-    pilot = Pilot(PilotSettings(), VLLM, 8)
-    assert pilot._watchers is None
-    pilot.close()
-    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:9")
+def test_the_standard_variables_ask_for_traces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the engine has names for its requests."""
     for host in (VLLM, replace(VLLM, requests=False)):
-        pilot = Pilot(PilotSettings(), host, 8)
-        assert (pilot._watchers is not None) == host.requests
-        pilot.close()
+        with collecting() as collector:
+            monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", collector.url)
+            pilot = Pilot(PilotSettings(), host, 8)
+            pilot.enter("one")
+            pilot.leave("one")
+            pilot.close()
+        assert bool(collector.spans) == host.requests
 
 
-def test_metrics_say_what_did_not_go_as_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_metrics_say_what_did_not_go_as_asked(tmp_path: Path) -> None:
     """Wishes that were ignored, by one of few reasons; opt-outs, texts that are no policies, and failures."""
     policy, port = tmp_path / "p.yaml", free_port()
     policy.write_text((EXAMPLES / "logging_policy.yaml").read_text())
@@ -184,10 +181,8 @@ def test_metrics_say_what_did_not_go_as_asked(tmp_path: Path, monkeypatch: pytes
             pilot.ignore(reason, name)
         pilot.enter(str(number), wishes)
     policy.write_text("garbage: [")
-    pilot._desk.work()
-    monkeypatch.setattr(Controller, "decide", None)
-    pilot._measured = True
-    pilot.decide(["0"])
+    pilot.look()
+    pilot.enter("bad", max_tokens=-1)
     told = scraped(port)
     pilot.close()
     ignored = {name: value for name, value in told.items() if "ignored_wishes_total" in name and value}

@@ -7,12 +7,13 @@ row asks for; at depth 0 it still reads the new tokens, unless the plan leaves i
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 
 import numpy as np
 
+from adaptspec.control.controller import Controller
 from adaptspec.control.host import Host
 from adaptspec.hosts.pilot import Pilot
 from adaptspec.hosts.rounds import Plan
@@ -142,12 +143,14 @@ def piloted(
     clock: Clock = CALM,
     seed: int = 0,
     rows: int = 16,
+    controller: type[Controller] = Controller,
+    models: Mapping[str, str] | None = None,
     **settings: object,
 ) -> HostEngine:
     """An engine with a pilot on the engine's clock; `settings` are those of `PilotSettings`."""
     engine = HostEngine(machine, lag=lag, clock=clock, seed=seed)
     host, own = replace(VLLM, lag=lag), PilotSettings.model_validate(settings)
-    engine.pilot = Pilot(own, host, rows, clock=lambda: engine.now)
+    engine.pilot = Pilot(own, host, rows, models=models, clock=lambda: engine.now, controller=controller)
     return engine
 
 
