@@ -22,11 +22,6 @@ def observe(signals: Acceptance, drafted: int, accepted: int, times: int = 1, ro
         signals.observe(np.array([row]), np.zeros(1, np.int64), np.array([drafted]), np.array([accepted]))
 
 
-def test_starts_at_the_prior() -> None:
-    signals = Acceptance(2, 1, 4, AcceptanceSettings(prior=0.7))
-    assert signals.acceptance(np.array([0, 1]), np.zeros(2, np.int64)) == pytest.approx(np.full((2, 4), 0.7))
-
-
 def test_a_round_says_nothing_of_positions_it_did_not_reach() -> None:
     """Drafted 4, kept 1: position 2 rejected, positions 3 and 4 unknown."""
     signals = Acceptance(1, 1, 4)
@@ -67,13 +62,6 @@ def test_a_row_that_fails_at_once_is_not_trusted_deeper() -> None:
         signals.observe(np.array([0, 1]), np.zeros(2, np.int64), np.array([4, 1]), np.array([4, 0]))
     survival = signals.acceptance(np.array([1]), ROW)[0].cumprod()
     assert survival[1:].sum() < 0.5
-
-
-def test_start_forgets_the_row() -> None:
-    signals = Acceptance(2, 1, 2)
-    observe(signals, 1, 0, 30)
-    signals.start(0)
-    assert signals.acceptance(np.array([0]), ROW) == pytest.approx(signals.acceptance(np.array([1]), ROW))
 
 
 @given(rounds=st.lists(st.tuples(st.integers(0, 4), st.integers(0, 4)), min_size=1, max_size=12))
@@ -118,17 +106,6 @@ def test_ngrams_that_were_right_are_trusted_further() -> None:
     assert running[4] > broken[4] + 0.5
     assert not note(known, found([-1, -1], [-1, -1]))  # whether the run goes on is not known
     assert known.run == [0, 0]
-
-
-def test_what_ngrams_draft_counts_as_what_they_found() -> None:
-    """Beyond the token that came anyway: what was cut at an end is not known to be wrong."""
-    known = NgramAcceptance(1, 1, 4)
-    assert note(known, record([3], [3], drafter=[1]))
-    assert known.run == [3]
-    assert note(known, record([2], [2], drafter=[1]), ended=True)  # what comes late is not the next request's
-    assert known.run == [3]
-    assert not note(known, record([3], [0], drafter=[1]))
-    assert known.run == [0]
 
 
 def test_what_ngrams_teach_stays_with_its_task() -> None:
@@ -224,11 +201,3 @@ def test_continuation_tells_cost_from_gain() -> None:
     kept, drafted = continuation.rates()
     assert kept[1] > 0.95
     assert drafted[1] == pytest.approx(0.5, abs=0.05)
-
-
-def test_rows_without_a_depth_say_nothing_of_how_far_drafts_go_on() -> None:
-    """Whatever they drafted."""
-    alone, beside = Continuation(3), Continuation(3)
-    alone.observe(np.array([3]), np.array([1]), np.array([1]))
-    beside.observe(np.array([3, 0, 0]), np.array([1, 2, 3]), np.array([1, 2, 0]))
-    np.testing.assert_array_equal(alone.counts(), beside.counts())

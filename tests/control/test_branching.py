@@ -5,14 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
-import pytest
 
 from adaptspec.control.algorithms.algorithm import Choice, ExpectedValue
 from adaptspec.control.algorithms.goodput import Goodput, GoodputSettings
 from adaptspec.control.branching import Branching
-from adaptspec.control.language.build import parse_policy_spec
-from adaptspec.errors import PolicyError
-from tests.control.helpers import GOODPUT, signals, table
+from tests.control.helpers import signals, table
 
 ROWS = 4
 
@@ -45,21 +42,3 @@ def test_a_dearer_pass_lets_in_fewer_nodes() -> None:
     known = value()
     floors = [Branching(8, 64).table(choice(replace(known, verify=by * known.verify))).floor for by in (1.0, 2.0)]
     np.testing.assert_allclose(floors[1], 2.0 * floors[0])
-
-
-def test_rows_go_by_their_own_drafter_whoever_drafted_before() -> None:
-    """Who has no calibration is believed; a table that was made after another is the one made alone."""
-    known, branching = value(), Branching(8, 64)
-    first, mixed = branching.table(choice(known)), branching.table(choice(known, 0, 1, 0, 1))
-    assert branching.table(choice(known, 0, 1, 0, 1)) is mixed
-    np.testing.assert_array_equal(mixed.calibration[0], first.calibration[0])
-    assert (np.diff(mixed.calibration[1, 0]) > 0.0).all()
-    alone = Branching(8, 64).table(choice(known, 0, 1, 0, 1))
-    np.testing.assert_array_equal(mixed.calibration, alone.calibration)
-    assert branching.table(choice(None)).floor.tolist() == [0.0] * ROWS
-
-
-@pytest.mark.parametrize("drafter", ["counts", "lookahead"])
-def test_goodput_says_that_it_cannot_price_what_branches_without_a_model(drafter: str) -> None:
-    with pytest.raises(PolicyError, match=r"leave max-width out, or choose static"):
-        parse_policy_spec(GOODPUT + f"  drafters: [{drafter}]\n  max-width: 8\n")

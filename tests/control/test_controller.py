@@ -15,7 +15,6 @@ from adaptspec.control.draft_temperature import DraftTemperature
 from adaptspec.control.language.build import build_policy, load_policy_spec
 from adaptspec.control.language.library import find_policy
 from adaptspec.control.policy import BatchSignals, Decision
-from adaptspec.control.rollout import ShadowSpec
 from adaptspec.control.stopping import StopRule, ThresholdStop
 from adaptspec.control.tasks import Labels, Names
 from adaptspec.errors import ConfigError, UnknownModelError
@@ -69,20 +68,6 @@ def two() -> tuple[Controller, Recorder, Recorder]:
     return controller, deep, shallow
 
 
-def test_one_policy_gets_the_whole_batch() -> None:
-    controller, deep, shallow = two()
-    controller.start(0, request())
-    controller.start(3, request(task="code"))
-    batch = signals([7, 7], rows=[0, 3])
-    decision = controller.decide(batch)
-    assert decision.depths.tolist() == [5, 5]
-    assert deep.asked == [batch]
-    assert (batch.number, batch.tasks.tolist()) == (decision.number, [0, 1])
-    assert decision.tasks.tolist() == [0, 1]
-    assert not shallow.asked
-    assert deep.log == [("start", 0), ("start", 3)]
-
-
 def test_two_policies_share_a_round_without_meeting() -> None:
     """Each sees its own rows and how many run beside them; drafters are the engine's; stops stay with their rows."""
     controller, deep, shallow = two()
@@ -97,17 +82,6 @@ def test_two_policies_share_a_round_without_meeting() -> None:
     assert deep.told[0].accepted.tolist() == [5, 2]
     assert shallow.told[0].rows.tolist() == [1]
     assert shallow.told[0].confidence.shape[0] == 1
-
-
-def test_a_round_is_learned_by_the_policy_of_a_request_that_just_ended() -> None:
-    controller, deep, shallow = two()
-    controller.start(0, request("shallow"))
-    controller.start(1, request("deep"))
-    controller.decide(signals([7, 7]))
-    controller.finish(0)
-    controller.learn(record([1, 1], [1, 1]))
-    assert len(shallow.told) == 1
-    assert len(deep.told) == 1
 
 
 def test_a_late_outcome_is_its_own_requests() -> None:
@@ -149,23 +123,6 @@ def test_limits_have_reasons() -> None:
     assert decision.reasons.tolist() == [Reason.REQUEST, Reason.CEILING, Reason.REQUEST]
 
 
-def test_a_reused_row_starts_anew() -> None:
-    controller, deep, _ = two()
-    controller.start(0, request(max_depth=0))
-    controller.start(0, request())
-    assert deep.log == [("start", 0), ("finish", 0), ("start", 0)]
-    assert controller.decide(signals([7])).reasons.tolist() == [Reason.FIXED]
-    controller.finish(0)
-    controller.finish(0)
-    assert deep.log.count(("finish", 0)) == 2
-
-
-def test_a_round_without_decoding_rows_asks_nobody() -> None:
-    controller, deep, _ = two()
-    assert len(controller.decide(signals([])).depths) == 0
-    assert not deep.asked
-
-
 def test_wrong_names_are_refused() -> None:
     controller, _, _ = two()
     with pytest.raises(UnknownModelError, match="served are: deep, shallow"):
@@ -191,14 +148,6 @@ def test_a_request_brings_its_own_stop_threshold() -> None:
     assert ask(controller.decide(signals([7, 7])).stop, [0.8, 0.8]) == [False, True]
     controller.start(0, request())
     assert ask(controller.decide(signals([7, 7])).stop, [0.8, 0.8]) == [True, True]
-
-
-def test_a_threshold_works_where_the_policy_stops_nothing() -> None:
-    controller = Controller({"p": Recorder(3)}, "p", ("draft-model",), 2)
-    controller.start(0, request())
-    assert controller.decide(signals([7])).stop is None
-    controller.start(0, Request("r", (1,), speculation=SpeculationParams(stop_threshold=0.5)))
-    assert ask(controller.decide(signals([7])).stop, [0.4]) == [False]
 
 
 def test_draft_temperatures_stay_with_their_policies() -> None:
@@ -242,18 +191,6 @@ def searching(depth: int) -> ComposedPolicy:
     return ComposedPolicy(Goodput(cost, 8, 2, GoodputSettings(tiers, ("ngram",))), ("ngram",))
 
 
-def test_offers_are_asked_for_only_by_policies_that_have_rows() -> None:
-    """Looking takes time, so nobody looks where no policy would take what is found."""
-    rest, some = Recorder(5), searching(4)
-    controller = Controller({"rest": rest, "some": some}, "rest", ("draft-model", "ngram"), 8, cost=table())
-    controller.start(0, request())
-    assert controller.search_depth == 0
-    controller.start(1, request("some"))
-    assert controller.search_depth == 4
-    controller.finish(1)
-    assert controller.search_depth == 0
-
-
 def test_lookups_are_watched_where_they_do_not_draft() -> None:
     """They are scored for next to nothing: in every round, and less often where they have long found nothing right."""
     controller = Controller({"p": searching(4)}, "p", ("draft-model", "ngram"), 8, cost=table())
@@ -279,19 +216,3 @@ def test_offers_follow_a_hot_reload() -> None:
     assert controller.search_depth == 0
     controller.adopt("p", searching(3))
     assert controller.search_depth == 3
-
-
-def test_shadows_are_shown_offers_too() -> None:
-    """They decide as if they served, so they must see what a policy that serves would."""
-    controller = Controller(
-        {"p": Recorder(5), "s": searching(4)},
-        "p",
-        ("draft-model", "ngram"),
-        8,
-        cost=table(),
-        rollouts={"s": ShadowSpec(mode="shadow")},
-    )
-    controller.start(0, request())
-    assert controller.search_depth == 4
-    controller.adopt("s", searching(7), ShadowSpec(mode="shadow"))
-    assert controller.search_depth == 7

@@ -27,33 +27,11 @@ def test_across_equals_at_within_the_table(row: float, column: float) -> None:
     assert grid.across(row, np.array([column]))[0] == pytest.approx(grid.at(row, column))
 
 
-def test_beyond_the_table_it_goes_on_straight() -> None:
-    grid = LearnedGrid(ROWS, COLUMNS, SECONDS)
-    assert grid.across(1, np.array([10.0]))[0] == pytest.approx(3.5)
-    assert grid.at(1, 10) == pytest.approx(3.5)
-    assert grid.at(28, 1) == pytest.approx(6.0)
-
-
 def looked(grid: LearnedGrid, row: float, column: float, seconds: float, *, times: int = 1, since: int = 0) -> None:
     """So many rounds took so long at a point."""
     for now in range(since, since + times):
         look(grid.parts(row, column), Quantity(1.0, 0.0), seconds, now)
     grid.settle(since + times)
-
-
-def test_a_single_outlier_moves_a_settled_cell_little() -> None:
-    grid = LearnedGrid((1,), (1,), ((1.0,),))
-    looked(grid, 1, 1, 1.0, times=50)
-    looked(grid, 1, 1, 100.0, times=1, since=50)
-    assert grid.at(1, 1) < 1.05
-
-
-@given(true=st.floats(0.2, 5.0))
-def test_it_converges_to_what_is_measured(true: float) -> None:
-    """What was measured at the start is worth less than a round."""
-    grid = LearnedGrid((1,), (1,), ((1.0,),))
-    looked(grid, 1, 1, true, times=24)
-    assert grid.at(1, 1) == pytest.approx(true, rel=0.1)
 
 
 def test_stalls_do_not_move_it() -> None:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from adaptspec.control.algorithms.algorithm import Choice
-from adaptspec.control.ceilings import Bounds, Dwell
+from adaptspec.control.ceilings import Dwell
 from adaptspec.control.cost import CostTable
 from adaptspec.control.guard import Guard, GuardEvents, GuardSpec, Mode
 from adaptspec.control.language.build import build_policy, parse_policy_spec
@@ -108,18 +108,6 @@ def test_rounds_that_requests_left_meanwhile_are_not_measured() -> None:
     guard = Guard(SLOWER, table())
     modes = late(guard, [2] * 100, lambda mode, _: LOSING if mode is Mode.RUN else PLAIN)
     assert Mode.OFF not in modes
-
-
-def test_a_window_of_one_round_is_judged_after_it() -> None:
-    rules = {"never-slower": {"window-rounds": 1, "losing-windows": 1}}
-    guard = Guard(GuardSpec.model_validate(rules), table())
-    assert drive(guard, 2, LOSING) == [Mode.RUN, Mode.OFF]
-
-
-def test_winning_windows_never_do() -> None:
-    modes = drive(Guard(SLOWER, table()), 600, WINNING)
-    assert set(modes) <= {Mode.RUN, Mode.PLAIN_ONCE}
-    assert modes.count(Mode.PLAIN_ONCE) < 0.03 * len(modes)
 
 
 def test_a_machine_that_hesitates_is_not_held_against_drafts() -> None:
@@ -305,10 +293,6 @@ def test_a_baseline_goes_by_what_the_table_says_when_it_is_taken() -> None:
     assert Mode.OFF in drive(guard, 48, record([3], [0], slower=ratio))
 
 
-def test_without_rules_it_never_interferes() -> None:
-    assert set(drive(Guard(GuardSpec(), table()), 300, LOSING)) == {Mode.RUN}
-
-
 def chosen(depth: int, drafter: int = 0) -> Choice:
     return Choice(array(depth), array(int(Reason.POLICY)), drafter=array(drafter))
 
@@ -405,13 +389,6 @@ def test_ceilings_lower_depths_and_say_so() -> None:
         [3, 1, 0],
         [Reason.FIXED, Reason.CEILING, Reason.CEILING],
     )
-
-
-def test_rules_that_are_not_asked_for_never_interfere() -> None:
-    """No guard at all, rather than one that watches for nothing."""
-    spec = parse_policy_spec(f"{HEAD}spec: {{choose: {{algorithm: static, depth: 3}}}}")
-    assert spec.spec.guard.build(table()) is None
-    assert Bounds().over(spec.spec.guard) == Bounds()
 
 
 def test_the_switch_waits_while_a_ceiling_holds() -> None:

@@ -56,18 +56,6 @@ def test_what_came_true_is_learned_though_another_drafted() -> None:
     assert known.likely(1, _signals(0.25))[0, 1] > known.likely(1, _signals(0.9))[0, 1]
 
 
-def test_a_drafted_round_teaches_the_same_and_a_silent_one_nothing() -> None:
-    known, drafting = StatedAcceptance(2, 1, _DEPTH), StatedAcceptance(2, 1, _DEPTH)
-    for _ in range(32):
-        note(known, _scored(0.9, 2, 1))
-        own = helpers.record([2], [1], drafter=[1], tasks=[0])
-        note(drafting, replace(own, stated=np.array([[[np.nan] * 2], [[0.9] * 2]])))
-    np.testing.assert_allclose(known.state()["stated"], drafting.state()["stated"])
-    silent = StatedAcceptance(2, 1, _DEPTH)
-    assert not note(silent, helpers.record([2], [1], tasks=[0]))
-    assert not silent.state()["stated"].any()
-
-
 def test_rounds_of_a_request_that_ended_are_not_the_next_ones() -> None:
     known = StatedAcceptance(2, 1, _DEPTH)
     note(known, _scored(0.9, 2, 0))
@@ -77,13 +65,3 @@ def test_rounds_of_a_request_that_ended_are_not_the_next_ones() -> None:
     known.settle()
     own, other = (known.likely(1, _signals(0.9, row=row)) for row in (0, 1))
     np.testing.assert_allclose(own, other)
-
-
-def test_what_was_learned_goes_on_elsewhere() -> None:
-    known, other = StatedAcceptance(2, 1, _DEPTH), StatedAcceptance(2, 1, _DEPTH)
-    for _ in range(40):
-        note(known, _scored(0.9, 3, 1))
-    other.restore(known.learned())
-    np.testing.assert_allclose(
-        other.calibration.of_tasks(np.zeros(1, int)), known.calibration.of_tasks(np.zeros(1, int))
-    )

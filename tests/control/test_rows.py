@@ -34,18 +34,6 @@ def test_everything_a_policy_sees_is_in_its_own_order(wanted: tuple[str, ...]) -
     assert numbers.watched == tuple(places)
 
 
-def test_a_policy_that_counts_as_the_engine_does_gets_the_record_itself() -> None:
-    numbers, batch, played = DrafterNumbers(("draft-model",), ENGINE), signals([7]), record([1], [1])
-    assert numbers.signals(batch) is batch
-    assert numbers.record(played) is played
-
-
-def test_a_policy_without_drafters_asks_for_no_scores() -> None:
-    numbers = DrafterNumbers((), ())
-    assert numbers.watched == ()
-    assert numbers.drafter(np.zeros(2, dtype=np.int64)).tolist() == [0, 0]
-
-
 @given(values=st.lists(st.integers(-3, 3), min_size=1, max_size=4), value=st.integers(-3, 3))
 def test_quick_forms_say_what_numpy_says(values: list[int], value: int) -> None:
     array = np.array(values)

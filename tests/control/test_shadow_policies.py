@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import pytest
 
 from adaptspec.control.algorithms.depth_rules import Static
@@ -14,7 +13,7 @@ from adaptspec.control.controller import Controller
 from adaptspec.control.policy import BatchSignals, Decision
 from adaptspec.control.rollout import LIVE, CanarySpec, Rollout, ShadowSpec
 from adaptspec.control.tasks import Labels, Names
-from adaptspec.errors import ConfigError, UnknownModelError
+from adaptspec.errors import ConfigError
 from adaptspec.request import Request, SpeculationParams
 from adaptspec.types import RoundRecord
 from tests.control.helpers import record, signals, table
@@ -59,45 +58,6 @@ def controller(policies: dict[str, Watcher], rollouts: dict[str, Rollout]) -> Co
     return Controller(policies, "a", ("draft-model", "ngram"), 8, cost=table(), labels=LABELS, rollouts=rollouts)
 
 
-def test_a_shadow_sees_the_rows_of_the_policy_it_watches() -> None:
-    """By default the default's; others' rows are beside them, and count as such in time."""
-    a, b = Watcher(), Watcher()
-    default, other = Watcher(3), Watcher(1)
-    rollouts: dict[str, Rollout] = {"on-a": WATCH, "on-b": ShadowSpec(mode="shadow", against="b")}
-    one = controller({"a": a, "b": b, "on-a": default, "on-b": other}, rollouts)
-    for row, name in enumerate(("a", "b", None)):
-        one.start(row, request(name))
-    assert (default.live, other.live) == ({0, 2}, {1})
-    number = one.decide(signals([7, 7, 1])).number
-    assert (default.asked, other.asked) == ([[0, 2]], [[1]])
-    one.finish(1)
-    one.learn(replace(record([2, 2, 1], [2, 0, 1]), decision=number))
-    assert default.told[0].depths.tolist() == [3, 1]
-    assert default.told[0].rows.tolist() == [0, 2]
-    assert default.told[0].drafted.tolist() == [3, 1]
-    assert default.told[0].confidence.shape == (2, 3)
-    assert other.told[0].accepted.tolist() == [0]
-    assert other.live == set()
-    one.decide(signals([7], rows=[0]))
-    assert len(other.asked) == 1, "nothing to watch any more"
-
-
-def test_its_drafters_are_scored_where_they_do_not_draft() -> None:
-    """A shadow on another drafter is judged by its hindsight, not by a guess."""
-    lookup = Watcher(3, drafters=("ngram",))
-    one = controller({"a": Watcher(), "s": lookup}, {"s": WATCH})
-    one.start(0, request())
-    decision = one.decide(signals([7]))
-    assert 1 in decision.watched
-    acted = replace(
-        record([2], [1]), shadow=np.array([[-1], [2]]), shadow_drafted=np.array([[-1], [2]]), emitted=np.array([2])
-    )
-    one.learn(replace(acted, decision=decision.number))
-    assert lookup.told[0].accepted[0] >= 2
-    assert lookup.told[0].drafter.tolist() == [0], "its own number for it"
-    assert one.estimates()[0].guessed > 0.0
-
-
 @pytest.mark.parametrize("failing", ["decide", "learn"])
 def test_a_shadow_that_fails_is_left_out_and_nothing_else_happens(failing: str, caplog: Any) -> None:
     """A policy on trial costs no request its answer."""
@@ -112,15 +72,6 @@ def test_a_shadow_that_fails_is_left_out_and_nothing_else_happens(failing: str, 
         assert len(acting.told) == number + 1
     assert [estimate.policy for estimate in one.estimates()] == ["t"]
     assert "shadow policy s failed" in caplog.text
-
-
-def test_a_shadow_cannot_be_asked_for() -> None:
-    """It decides without acting, whoever asks."""
-    one = controller({"a": Watcher(), "s": Watcher()}, {"s": WATCH})
-    assert set(one.policies) == {"a"}
-    assert set(one.everyone) == {"a", "s"}
-    with pytest.raises(UnknownModelError):
-        one.start(0, request("s"))
 
 
 def test_a_canary_takes_its_share_of_those_who_name_nobody() -> None:
@@ -190,12 +141,3 @@ def test_what_cannot_be_adopted_changes_nothing() -> None:
             one.adopt(name, policy, rollout)
         assert (set(one.everyone), a.live, policy.live) == ({"a", "b", "c"}, {0}, set())
     assert one.decide(signals([7])).depths.tolist() == [2]
-
-
-def test_bad_rollouts_are_refused_at_the_start() -> None:
-    """The default serves; a shadow needs costs to be compared by."""
-    with pytest.raises(ConfigError, match="there is no policy 'a'"):
-        controller({"a": Watcher(), "b": Watcher()}, {"a": WATCH})
-    with pytest.raises(ConfigError, match="cost table"):
-        Controller({"a": Watcher(), "s": Watcher()}, "a", ("draft-model",), 1, rollouts={"s": WATCH})
-    assert np.isfinite(controller({"a": Watcher(), "s": Watcher()}, {"s": WATCH}).estimates()[0].goodput_ratio)

@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from adaptspec.control.algorithms.goodput import Goodput, GoodputSettings
 from adaptspec.control.language.build import build_policy, load_policy_spec, parse_policy_spec
 from adaptspec.control.language.library import shipped_policies
 from adaptspec.control.state import (
@@ -24,7 +23,7 @@ from adaptspec.control.state import (
 )
 from adaptspec.control.tasks import MOST_OWN, TASKS, Labels
 from adaptspec.errors import StateError
-from tests.control.helpers import GOODPUT, STATIC, record, table
+from tests.control.helpers import GOODPUT, STATIC, table
 from tests.policies.world import HEADER
 
 
@@ -64,63 +63,6 @@ def test_a_signature_tells_arms_apart_and_not_settings() -> None:
         sign(HEADER + "  choose: {algorithm: batch-table, schedule: [[1, 4, 2]]}\n"),
     }
     assert len(different) == 7
-
-
-def taught(rounds: int) -> Goodput:
-    algorithm = Goodput(table(), 4, 2, GoodputSettings())
-    algorithm.start(0)
-    for _ in range(rounds):
-        algorithm.learn(record([4], [3], rows=[0], tasks=[1]))
-    algorithm.start(0)
-    return algorithm
-
-
-def test_goodput_goes_on_where_it_stopped() -> None:
-    """What comes back estimates as what was saved did; rows start anew."""
-    old = taught(100)
-    new = Goodput(table(), 4, 2, GoodputSettings())
-    new.restore(old.learned())
-    for key, array in old.learned().items():
-        assert array.any(), key
-        assert np.array_equal(new.learned()[key], array)
-    first = np.array([0]), np.array([1])
-    new.start(0)
-    assert np.allclose(
-        new._models[0].by_position.acceptance(*first), old._models[0].by_position.acceptance(*first), atol=0.02
-    )
-    assert (
-        new._models[0].by_position.acceptance(*first)[0, 0]
-        > taught(0)._models[0].by_position.acceptance(*first)[0, 0] + 0.1
-    )
-
-
-@pytest.mark.parametrize("key", ["acceptance", "continuation", "calibration"])
-def test_goodput_restores_all_or_nothing(key: str) -> None:
-    """Half of a state is worse than none."""
-    algorithm = taught(20)
-    before = algorithm.learned()
-    wrong = taught(50).learned()
-    wrong[key] = -wrong[key]
-    with pytest.raises(StateError, match=key):
-        algorithm.restore(wrong)
-    assert all(np.array_equal(algorithm.learned()[name], array) for name, array in before.items())
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        STATIC % 3,
-        HEADER + "  choose: {algorithm: ema-tiers}\n",
-        HEADER + "  choose: {algorithm: batch-table, schedule: [[1, 4, 3]]}\n",
-    ],
-)
-def test_policies_that_learn_nothing_say_so(text: str) -> None:
-    """Nothing is saved of them, and what was learned by others of their name is refused."""
-    policy = build_policy(parse_policy_spec(text), table(), 4)
-    assert policy.learned() == {}
-    policy.restore({})
-    with pytest.raises(StateError):
-        policy.restore({"acceptance": np.ones(3)})
 
 
 def test_states_of_replicas_add() -> None:

@@ -44,33 +44,6 @@ def test_parts_are_told_apart(noise: float, stalls: float, error: float, scale: 
         assert verified == pytest.approx(scale * 3e-4 * rows, rel=0.2, abs=0.05 * scale * 5e-3)
 
 
-def test_two_busy_processes_beside_it() -> None:
-    """One step in five takes two to five times as long: prices rise alike, so that decisions stay as they were."""
-    calm, busy = (learned(noise, stalls).draft_seconds(1, 4) for noise, stalls in ((0.02, 0.0), (0.3, 0.2)))
-    shares = [
-        learned(noise, stalls).draft_seconds(1, 4)
-        / CostTable(learned(noise, stalls).profile(DRAFTER, 16, VLLM)).plain_seconds(4)
-        for noise, stalls in ((0.02, 0.0), (0.3, 0.2))
-    ]
-    assert calm <= busy <= 2.0 * calm
-    assert shares[1] == pytest.approx(shares[0], rel=0.4)
-
-
-@pytest.mark.parametrize("unlike", [0.0, 1e-3])
-def test_what_unlike_rows_take_is_found(unlike: float) -> None:
-    """A token takes 0.1 ms: where unlike rows take a millisecond, cutting one that saves five does not pay."""
-    rng, times = np.random.default_rng(0), StepTimes()
-    for number in range(600):
-        cut = int(number % 3 == 0)
-        verified = (16, 48, 80)[number % 5 % 3]
-        seconds = 5e-3 + 1e-4 * (verified - cut) + cut * unlike
-        times.add(Step(16, verified - cut, 1, 16, 0, bool(cut)), seconds * rng.lognormal(0.0, 0.02))
-    times.settle()
-    assert times.worth_cutting(5) == (unlike == 0.0)
-    assert times.worth_cutting(20)
-    assert not times.worth_cutting(0)
-
-
 def test_what_unlike_rows_took_once_is_not_held_for_ever() -> None:
     """They took a fifth longer for some time, so that nobody is cut; now they take nothing: that is found out."""
     rng, times, cuts = np.random.default_rng(0), StepTimes(), []
@@ -82,25 +55,6 @@ def test_what_unlike_rows_took_once_is_not_held_for_ever() -> None:
         times.add(Step(16, verified - 5 * cut, 1, 16, 0, cut), seconds * rng.lognormal(0.0, 0.02))
     assert sum(cuts[600:1200]) < 20
     assert sum(cuts[5000:]) > 900
-
-
-def test_what_steps_do_not_tell_stays() -> None:
-    """Once all steps are alike, nothing says how they share their time: what was known before holds."""
-    times = learned(0.02, 0.0)
-    before = times.draft_seconds(1, 4)
-    for _ in range(5000):
-        times.add(Step(4, 12, 2, 4, 0), 5e-3 + 8e-4 + 12e-4 + 2 * 8.8e-4)
-    assert times.draft_seconds(1, 4) == pytest.approx(before, rel=0.15)
-
-
-def test_steps_without_a_part_of_their_own() -> None:
-    """All of their time may be the rows'; that leaves no price to weigh the others by."""
-    times = StepTimes()
-    for i in range(3000):
-        rows = 1 + i % 40
-        times.add(Step(rows, 0, 0, rows, 0), 1e-4 * rows * rows)
-    assert 0.0 <= times.draft_seconds(3, 4) < math.inf
-    assert 0.0 < CostTable(times.profile(DRAFTER, 40, VLLM)).plain_seconds(40) < math.inf
 
 
 @given(

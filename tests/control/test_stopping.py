@@ -9,18 +9,13 @@ import numpy as np
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
-from pydantic import TypeAdapter
 
 from adaptspec.control.algorithms.algorithm import Choice, ExpectedValue
 from adaptspec.control.stopping import (
     AdaEdlStop,
-    AdaEdlStopSpec,
     ConfidenceStopSpec,
     EntropyStopSpec,
     MarginalGoodputStop,
-    StopRule,
-    StopSpec,
-    SvipStopSpec,
     ThresholdStop,
     svip_stop,
 )
@@ -53,26 +48,9 @@ def test_svip_is_its_inequality(spread: list[float], scale: float, threshold: fl
     assert going == [math.sqrt(scale * value) <= threshold for value in spread]
 
 
-def test_the_defaults_of_svip_are_the_papers() -> None:
-    """sqrt(0.15 H) > 0.3 is H > 0.6 nats."""
-    rule = SvipStopSpec(rule="svip").build()
-    assert not rule.learns
-    assert ask(rule.table(choice(None, 2)), [0.5, 0.5], [0.59, 0.61]) == [True, False]
-
-
 @pytest.mark.parametrize("rule", [ThresholdStop(confidence=0.5), ThresholdStop(entropy=0.5)])
 def test_what_is_unknown_stops_nothing(rule: ThresholdStop) -> None:
     assert ask(rule.table(choice(None)), [NAN], [NAN]) == [True]
-
-
-def test_the_table_is_the_same_while_the_batch_is_as_large() -> None:
-    """A decision that stands is the same object, which is what makes it cheap."""
-    rule = ThresholdStop(confidence=0.5)
-    assert rule.table(choice(None, 2)) is rule.table(choice(None, 2))
-    three = rule.table(choice(None, 3))
-    assert three is not None
-    assert three.confidence is not None
-    assert three.confidence.shape == (3, 1)
 
 
 @given(entropy=st.floats(0.0, 12.0), threshold=st.floats(0.0, 1.0))
@@ -81,10 +59,6 @@ def test_adaedl_is_its_inequality(entropy: float, threshold: float) -> None:
     assume(abs(bound - threshold) > 1e-9)
     rule = AdaEdlStop(threshold=threshold)
     assert ask(rule.table(choice(None)), [0.5], [entropy]) == [bound >= threshold]
-
-
-def test_adaedl_never_stops_a_draft_without_entropies() -> None:
-    assert ask(AdaEdlStop().table(choice(None)), [0.5], [float("nan")]) == [True]
 
 
 @given(st.lists(st.tuples(st.integers(0, 7), st.integers(0, 7)), max_size=60))
@@ -115,49 +89,6 @@ def test_adaedl_goes_by_the_chains_that_it_stops() -> None:
     assert tree.threshold == chain.threshold > AdaEdlStop().threshold
 
 
-def test_a_round_without_drafts_says_adaedl_nothing() -> None:
-    rule = AdaEdlStop()
-    start = rule.threshold
-    rule.learn(record([0], [0]))
-    assert rule.threshold == start
-
-
-def test_the_spec_of_adaedl_passes_its_numbers_on() -> None:
-    rule = AdaEdlStopSpec(rule="adaedl", kappa=0.5, threshold=0.5, target=0.7, step=0.0).build()
-    assert rule.learns
-    assert ask(rule.table(choice(None)), [0.5], [0.49]) == [True]
-    rule.learn(record([4], [0]))
-    assert ask(rule.table(choice(None)), [0.5], [0.51]) == [False]
-
-
-SPECS = {
-    "none": {},
-    "confidence": {"threshold": 0.5},
-    "entropy": {"threshold": 1.0},
-    "adaedl": {},
-    "svip": {},
-    "marginal-goodput": {},
-}
-
-
-def build(rule: str) -> StopRule:
-    spec = TypeAdapter(StopSpec).validate_python({"rule": rule, **SPECS[rule]})
-    built: StopRule = spec.build()
-    return built
-
-
-@pytest.mark.parametrize("rule", SPECS)
-def test_every_rule_is_built_and_takes_note_of_rounds(rule: str) -> None:
-    built = build(rule)
-    for _ in range(20):
-        built.learn(record([3, 3, 3], [1, 0, 3]))
-    model = terms(np.full((3, 7), 0.8), np.full((3, 10), 0.8))
-    table = built.table(choice(ExpectedValue(800.0, CURVE, (model,), {0: 3}), 3))
-    assert (table is None) == (rule == "none")
-    if table is not None:
-        assert len(ask(table, [0.9, 0.5, 0.2], [0.1, 0.5, 2.0])) == 3
-
-
 # --- the ratio rule: who drafts on, at whose price, by whose calibration ------------------------------------------
 
 DEPTH = 7
@@ -172,36 +103,12 @@ def plan(
     return choice(ExpectedValue(goodput, curve, (model,), {0: rows}), rows)
 
 
-def test_it_follows_confidence() -> None:
-    table = MarginalGoodputStop().table(plan())
-    assert ask(table, [0.95]) == [True]
-    assert ask(table, [0.05]) == [False]
-
-
 def test_it_follows_the_row() -> None:
     """The same confidence, in a row that is rejected more often than it should be, and in one less often."""
     own = np.stack((1.0 - 2.0 * (1.0 - HONEST), 1.0 - 0.5 * (1.0 - HONEST)))
     model = terms(np.full((2, DEPTH), 0.8), np.maximum(own, 0.01), 3e-4)
     table = MarginalGoodputStop().table(choice(ExpectedValue(1000.0, CURVE, (model,), {0: 2}), 2))
     assert ask(table, [0.55, 0.55]) == [False, True]
-
-
-def test_survival_multiplies_over_steps() -> None:
-    """Each token looks good enough alone; together they are not."""
-    table = MarginalGoodputStop().table(plan())
-    assert 1 < drafted(table, [0.75] * DEPTH) < DEPTH
-    assert drafted(table, [0.99] * DEPTH) == DEPTH
-
-
-def test_a_table_serves_many_rounds_and_remembers_none() -> None:
-    rule, stands = MarginalGoodputStop(), plan()
-    table = rule.table(stands)
-    assert rule.table(stands) is table
-    assert len({drafted(table, [0.75] * DEPTH) for _ in range(3)}) == 1
-
-
-def test_it_never_goes_on_where_time_costs_more_than_a_token_is_worth() -> None:
-    assert ask(MarginalGoodputStop().table(plan(goodput=4000.0)), [0.99]) == [False]
 
 
 def test_a_step_is_shared_by_the_rows_that_are_expected_to_take_it() -> None:
@@ -218,11 +125,6 @@ def test_tokens_are_verified_at_the_price_of_those_that_others_submit() -> None:
     alone, both = (MarginalGoodputStop().table(plan(rows, step=1e-5, curve=steep)) for rows in (1, 2))
     assert drafted(alone, [0.99] * DEPTH) == DEPTH
     assert 1 < drafted(both, [0.99] * DEPTH) < DEPTH
-
-
-def test_without_confidence_the_record_of_the_row_decides() -> None:
-    assert ask(MarginalGoodputStop().table(plan()), [NAN]) == [True]
-    assert ask(MarginalGoodputStop().table(plan(acceptance=0.1)), [NAN]) == [False]
 
 
 def test_without_an_outlook_it_stops_nothing() -> None:

@@ -5,13 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
-import pytest
 
-from adaptspec.control.algorithms.arms import Arms
 from adaptspec.control.algorithms.bandit import Bandit
 from adaptspec.control.algorithms.bandit_algorithms import Thompson
-from adaptspec.errors import StateError
-from adaptspec.types import Reason
 from tests.control.algorithms.makers import ladder, ledger, parts, scripted
 from tests.control.helpers import record, signals
 
@@ -40,13 +36,6 @@ def test_what_an_episode_earned_is_known_when_the_next_arm_is_chosen() -> None:
     assert seen.seen[0].tolist() == [np.inf, 8.0, 8.0, 8.0]
     assert learner.views[1].incumbent.tolist() == [3]
     assert seen.ratio[0, 2] > seen.ratio[0, 3]
-
-
-def test_limits_bind_for_a_round_without_ending_the_episode() -> None:
-    bandit, _ = scripted([3])
-    bandit.start(0)
-    assert bandit.choose(signals([2])).depths.tolist() == [2]
-    assert bandit.choose(signals([7])).depths.tolist() == [7]
 
 
 def test_rounds_a_guard_took_over_teach_nothing() -> None:
@@ -108,16 +97,6 @@ def test_a_finished_requests_rounds_count_for_its_task_and_not_for_the_rows_next
     assert learner.views[-1].ratio[0, 1] < 1.0
 
 
-def test_requests_of_other_tasks_have_other_arms() -> None:
-    bandit, _ = scripted([2], "task")
-    bandit.start(0)
-    bandit.start(1)
-    choice = bandit.choose(signals([7, 7], tasks=[0, 1]))
-    assert choice.provenance is not None
-    assert choice.provenance.arms.tolist() == [2, 2]
-    assert choice.reasons.tolist() == [int(Reason.POLICY)] * 2
-
-
 def test_a_lagging_drafter_is_charged_to_the_arms_that_need_it() -> None:
     bandit, learner = scripted([0])
     bandit.start(0)
@@ -125,13 +104,6 @@ def test_a_lagging_drafter_is_charged_to_the_arms_that_need_it() -> None:
     view = learner.views[0]
     assert view.entry[0, 0] == 0.0
     assert (view.entry[0, 1:] > 0.05).all()
-
-
-def test_arms_of_drafters_say_which_drafts() -> None:
-    bandit, _ = scripted([2], arms=Arms([0, 3, 5], drafters=[0, 0, 1]))
-    bandit.start(0)
-    choice = bandit.choose(signals([7]))
-    assert (choice.depths.tolist(), choice.drafter.tolist()) == ([5], [1])
 
 
 def thompson(seed: int = 0) -> Bandit:
@@ -146,25 +118,3 @@ def test_decisions_repeat_with_the_seed() -> None:
         return play(bandit, 200, accepted=1)
 
     assert depths(1) == depths(1)
-
-
-def test_a_restored_state_goes_on_and_another_is_refused() -> None:
-    bandit, fresh = thompson(), thompson()
-    bandit.start(0)
-    play(bandit, 100, accepted=3)
-    state = bandit.learned()
-    fresh.restore(state)
-    for name, value in fresh.learned().items():
-        np.testing.assert_array_equal(value, state[name])
-    with pytest.raises(StateError, match="is missing"):
-        fresh.restore({})
-    with pytest.raises(StateError, match="other arms"):
-        fresh.restore({**state, "sums.task": np.zeros((1, 1))})
-    np.testing.assert_array_equal(fresh.learned()["sums.all"], state["sums.all"])
-
-
-def test_a_bandit_of_nothing_but_off_never_drafts() -> None:
-    bandit, _ = scripted([0], arms=Arms([0]))
-    bandit.start(0)
-    assert play(bandit, 20) == [0] * 20
-    assert bandit.max_depth == 0

@@ -8,7 +8,6 @@ import pytest
 from adaptspec.control.language.build import build_policy, parse_policy_spec
 from adaptspec.control.policy import Policy
 from adaptspec.control.tasks import Labels, Names
-from adaptspec.errors import PolicyError
 from tests.control.helpers import record, signals, table
 from tests.policies.world import HEADER
 
@@ -58,31 +57,3 @@ def test_arms_of_every_kind_are_played_and_kept(algorithm: str, scope: str) -> N
     fresh.restore(state)
     for name, value in fresh.learned().items():
         np.testing.assert_array_equal(value, state[name])
-
-
-def test_tiers_and_max_depth_are_arms() -> None:
-    assert build("  tiers: [0, 2, 5]\n  choose: {algorithm: ucb}\n").max_depth == 5
-    assert build("  max-depth: 4\n  choose: {algorithm: thompson}\n").max_depth == 4
-    assert build("  choose: {algorithm: exp3}\n").max_depth == 7
-
-
-@pytest.mark.parametrize(
-    ("text", "says"),
-    [
-        ("  choose: {algorithm: ucb, arms: [{depth: 3, policy: goodput}]}\n", "either a depth or a policy"),
-        ("  choose: {algorithm: ucb, arms: [{policy: goodputt}]}\n", "did you mean goodput"),
-        (
-            "  drafters: [draft-model]\n"
-            "  choose: {algorithm: ucb, arms: [{policy: ucb}, {depth: 1, drafter: ngram}]}\n",
-            "add it to the policy's",
-        ),
-        ("  choose: {algorithm: ucb, scope: everything}\n", "everything"),
-        (
-            "  drafters: [draft-model, ngram]\n  choose: {algorithm: static, depth: 3}\n",
-            "does not choose among drafters",
-        ),
-    ],
-)
-def test_mistakes_are_said(text: str, says: str) -> None:
-    with pytest.raises(PolicyError, match=says):
-        build(text)

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import pytest
-from pydantic import ValidationError
-
-from adaptspec.control.algorithms.depth_rules import BatchTable, EmaTiers, EmaTiersSpec, Static
-from adaptspec.types import Reason
+from adaptspec.control.algorithms.depth_rules import BatchTable, EmaTiers, EmaTiersSpec
 from tests.control.helpers import record, signals
 
 
@@ -37,21 +33,6 @@ def test_climbs_when_all_is_accepted_and_falls_when_nothing_is() -> None:
     assert rounds(algorithm, 60, accepted=0)[-1] == 1
 
 
-def test_moves_only_every_interval() -> None:
-    tiers = rounds(ema({}), 80, accepted=0)
-    changes = [i for i in range(1, len(tiers)) if tiers[i] != tiers[i - 1]]
-    assert changes
-    assert all((i - 10) % 5 == 0 for i in changes)
-
-
-def test_where_off_is_right_it_oscillates() -> None:
-    """The known weakness of the rule, kept as it is: after each interval at 0 it tries again."""
-    algorithm = ema({"ladders": {1: {"tiers": [0, 1, 3]}}, "start": 1})
-    tiers = rounds(algorithm, 200, accepted=0)[60:]
-    assert 0.3 < sum(tier > 0 for tier in tiers) / len(tiers) < 0.7
-    assert algorithm.choose(signals([7])).reasons[0] in (Reason.POLICY, Reason.OFF)
-
-
 def test_batch_sizes_have_ladders_of_their_own() -> None:
     algorithm = ema({})
     assert depth(algorithm, 1) == 3
@@ -61,30 +42,6 @@ def test_batch_sizes_have_ladders_of_their_own() -> None:
     rounds(algorithm, 60, accepted=7, size=1)
     assert depth(algorithm, 1) == 7
     assert depth(algorithm, 8) == 3
-
-
-@pytest.mark.parametrize("ladders", [{}, {2: {"tiers": [1]}}, {1: {"tiers": []}}])
-def test_ladders_must_cover_every_batch_size(ladders: dict[int, object]) -> None:
-    with pytest.raises(ValidationError):
-        ema({"ladders": ladders})
-
-
-def test_always_the_same_within_limits() -> None:
-    algorithm = Static(3)
-    algorithm.start(0)
-    choice = algorithm.choose(signals([7, 2, 0]))
-    assert choice.depths.tolist() == [3, 2, 0]
-    assert set(choice.reasons.tolist()) == {int(Reason.FIXED)}
-    algorithm.learn(record([3], [0]))
-    algorithm.finish(0)
-    assert algorithm.choose(signals([7])).depths.tolist() == [3]
-
-
-@pytest.mark.parametrize(("size", "depth"), [(1, 5), (2, 5), (3, 5), (4, 3), (6, 3), (7, 0), (20, 0)])
-def test_ranges_gaps_and_beyond(size: int, depth: int) -> None:
-    """3 lies in a gap and takes the depth before it; 20 lies beyond the last range."""
-    table = BatchTable([[1, 2, 5], [4, 6, 3], [7, 12, 0]])
-    assert table.choose(signals([7] * size)).depths.tolist() == [depth] * size
 
 
 def test_rows_of_other_policies_count() -> None:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from itertools import count
 
 import numpy as np
 import pytest
 
 from adaptspec.control.algorithms.algorithm import Choice
-from adaptspec.control.algorithms.exploration import ExplorationBudget
+from adaptspec.control.algorithms.exploration import Exploration, ExplorationBudget
 from adaptspec.control.algorithms.goodput import Goodput, GoodputSettings
 from adaptspec.control.cost import CostTable
 from adaptspec.control.policy import Union
@@ -58,16 +60,31 @@ def test_rows_that_win_less_than_they_cost_do_not_go_on_for_ever() -> None:
     assert spent <= 0.01 * 10_000 + 2 * 5.0
 
 
-def test_a_round_that_stands_for_others_pays_and_waits_for_all_of_them() -> None:
-    made = Goodput(table(), 2, 1)
-    budget = made._exploration._budgets[0]
-    seen = replace(signals([7]), number=1)
-    terms = made.terms(seen)
+def exploring(rows: int = 2) -> tuple[Exploration, Callable[[Choice], Choice]]:
+    """What tries the model of goodput, and its choice in the coming round for one that was planned."""
+    made, cost = Goodput(table(), rows, 1), table()
+    exploration, numbers = Exploration(0.01, cost, {0: "draft-model"}, (1, 3)), count(1)
+
+    def tried(choice: Choice) -> Choice:
+        seen = replace(signals([7] * len(choice.depths)), number=next(numbers))
+        terms = made.terms(seen)
+        assert terms is not None
+        return exploration.explored(choice, terms, (), seen)
+
+    return exploration, tried
+
+
+def off(rows: int = 1) -> Choice:
+    return Choice(np.zeros(rows, dtype=np.int64), np.full(rows, int(Reason.OFF)))
+
+
+@pytest.mark.parametrize("stands_for", [1, 64])
+def test_a_round_that_stands_for_others_pays_and_waits_for_all_of_them(stands_for: int) -> None:
+    exploration, tried = exploring()
+    terms = Goodput(table(), 2, 1).terms(signals([7]))
     assert terms is not None
-    for rounds in (1, 63):
-        assert not budget.due
-        made._exploration.learn(replace(record([0], [0]), stands_for=rounds), terms)
-    assert budget.due
+    exploration.learn(replace(record([0], [0]), stands_for=stands_for), terms)
+    assert (tried(off()).reasons[0] == Reason.EXPLORE) == (stands_for == 64)
 
 
 def test_a_try_that_only_read_goes_on_reading() -> None:
@@ -81,30 +98,25 @@ def test_a_try_that_only_read_goes_on_reading() -> None:
 
 def test_a_try_leaves_others_what_drafts_beside_them() -> None:
     """One row is off and tried; the other keeps the model-free nodes beside its own."""
-    made = Goodput(table(), 2, 1)
-    seen = replace(signals([7, 7]), number=1)
-    terms, exploration = made.terms(seen), made._exploration
+    exploration, tried = exploring()
+    terms = Goodput(table(), 2, 1).terms(signals([7, 7]))
     assert terms is not None
-    exploration._budgets[0].note(1000.0, 1.0, 100)
+    exploration.learn(replace(record([0, 0], [0, 0]), stands_for=1000), terms)
     beside = Union(np.array([1, 0]), np.array([3, 0]))
-    choice = Choice(np.array([2, 0]), np.array([int(Reason.POLICY), int(Reason.OFF)]), union=beside)
-    tried = exploration.explored(choice, terms, {0: 2}, seen)
-    assert tried.reasons.tolist() == [Reason.POLICY, Reason.EXPLORE]
-    assert tried.union is beside
+    found = tried(Choice(np.array([2, 0]), np.array([int(Reason.POLICY), int(Reason.OFF)]), union=beside))
+    assert found.reasons.tolist() == [Reason.POLICY, Reason.EXPLORE]
+    assert found.union is beside
 
 
 def test_a_try_is_paid_for_once() -> None:
-    """Rounds that were decided without asking follow it, as where a guard switches off."""
+    """Rounds that were decided without asking follow it, as where a guard switches off: then it tries again."""
     made = Goodput(table(), 1, 1)
     made.start(0)
     while (choice := made.choose(signals([7]))).reasons[0] != int(Reason.EXPLORE):
         made.learn(record([choice.depths.item()], [0]))
-    made.learn(record([1], [0]))
-    budget = made._exploration._budgets[0]
-    before = budget._seconds
-    for _ in range(500):
-        made.learn(record([0], [0]))
-    assert budget._seconds > before
+    for depth in (1, *[0] * 500):
+        made.learn(record([depth], [0]))
+    assert made.choose(signals([7])).reasons[0] == Reason.EXPLORE
 
 
 @pytest.mark.parametrize("together", [True, False])

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from adaptspec.control.algorithms.ledger import CROSS, EARNED, SPENT, Ledger, N, Played, Rewarder
-from adaptspec.errors import StateError
+from adaptspec.control.algorithms.ledger import CROSS, EARNED, SPENT, N, Played, Rewarder
 from adaptspec.types import FloatArray, RoundRecord
 from tests.control.algorithms.makers import ladder, ledger, played
-from tests.control.helpers import record, signals, table
+from tests.control.helpers import record, table
 from tests.trees import Grown, branching
 
 OFF, ONE, THREE, SEVEN = range(4)
@@ -47,13 +44,6 @@ def test_what_was_seen_fades_by_rounds() -> None:
     assert own.read(at(0), 0)[0, 0, EARNED] == pytest.approx(16.0 * (1.0 + 0.9**8))
 
 
-def test_rounds_that_are_not_told_of_fade_it_too() -> None:
-    own = ledger("global", discount=0.9)
-    own.add(at(0), 0, told(2.0))
-    assert own.add(at(0), 0, told(2.0), more=5).rounds == 13
-    assert own.read(at(0), 0)[0, 0, EARNED] == pytest.approx(16.0 * (1.0 + 0.9**13))
-
-
 def test_a_new_context_leans_on_the_level_above_by_a_bounded_weight() -> None:
     own = ledger("task")
     for _ in range(10):
@@ -75,52 +65,6 @@ def test_a_new_request_knows_its_task_and_not_the_rows_last_request() -> None:
     assert own.read(at(first), 0)[0, 0, N] == pytest.approx(116.0)
     assert own.read(at(second), 0)[0, 0, N] == pytest.approx(16.0)
     assert set(own.learned()) == {"sums.all", "sums.task"}
-
-
-def test_states_of_replicas_add_and_bad_ones_change_nothing() -> None:
-    def one(*values: float) -> Ledger:
-        own = ledger("task")
-        for value in values:
-            own.add(at(1), 0, told(value))
-        return own
-
-    left, right, both, fresh = one(1.0, 1.1), one(1.2), one(1.0, 1.1, 1.2), one()
-    fresh.restore({name: value + right.learned()[name] for name, value in left.learned().items()})
-    np.testing.assert_allclose(fresh.read(at(1), 0), both.read(at(1), 0))
-    with pytest.raises(StateError, match="other arms"):
-        fresh.restore({"sums.all": np.ones_like(fresh.learned()["sums.all"]), "sums.task": np.zeros((1, 1))})
-    np.testing.assert_allclose(fresh.read(at(1), 0), both.read(at(1), 0))
-
-
-def test_contexts_are_described_by_their_rows() -> None:
-    """Task, batch size, entropy and length of the drafts, context, position; a new request starts blank."""
-    own = ledger("task", tasks=3)
-    own.start(0)
-    own.start(1)
-    rows = at(0, 1)
-    own.note(rows, at(1, 2), [record([2, 0], [1, 0], confidence=1.0), record([0, 0], [0, 0])])
-    seen = replace(signals([7, 7], tasks=[1, 2]), position=np.array([0, 255]))
-    got = own.describe(seen, np.eye(2))
-    assert got.shape == (2, own.features)
-    assert got[:, :3].tolist() == [[0, 1, 0], [0, 0, 1]]
-    assert got[:, 4].tolist() == [0.25, 0.0]
-    assert got[:, 6].tolist() == [0.0, 1.0]
-    assert got[:, 7].tolist() == [0.25 / 8.0, 0.0]
-    both = own.describe(seen, np.full((1, 2), 0.5))
-    assert both[0] == pytest.approx(got.mean(axis=0))
-    own.start(0)
-    assert not own.describe(seen, np.eye(2))[0, [4, 7]].any()
-
-
-def test_trees_are_described_by_their_main_chains() -> None:
-    """Entropy is that of the main chain's last token, however long other paths are; lengths are those of the path."""
-    own = ledger("task", tasks=3)
-    own.start(0)
-    longer = Grown([-1, -1, 1, 2], 1, [1, 2])
-    own.note(at(0), at(1), [branching(longer), branching(Grown([-1, 0], 0, [0]))])
-    got = own.describe(signals([7], tasks=[1]), np.eye(1))
-    assert got[0, 4] == pytest.approx(0.9 / 4.0)
-    assert got[0, 7] == pytest.approx(0.25 * 2 / 8.0)
 
 
 def rewarder() -> Rewarder:
@@ -209,14 +153,6 @@ def test_catching_up_is_the_price_of_entering_not_of_staying() -> None:
     assert catch_up[THREE] * table().plain_seconds(1, 100.0) == pytest.approx(
         table().catch_up_seconds("draft-model", 1)
     )
-
-
-def test_arm_costs_are_those_of_whole_rounds() -> None:
-    costs, _ = rewarder().arm_costs(4, 400.0)
-    assert costs[OFF] == 1.0
-    assert (np.diff(costs) > 0).all()
-    want = table().round_seconds("draft-model", 4, np.array([3.0]), np.array([12.0]), 400.0)
-    assert costs[THREE] == pytest.approx(want[0] / table().plain_seconds(4, 400.0))
 
 
 def test_arms_that_branch_pay_for_what_stands_beside() -> None:

@@ -11,47 +11,11 @@ from pathlib import Path
 from typing import Literal
 
 import pytest
-from pydantic import TypeAdapter
 
 from adaptspec.control.algorithms.depth_rules import StaticSpec
-from adaptspec.control.algorithms.registry import GROUP, ChooseSpec, load
+from adaptspec.control.algorithms.registry import GROUP, load
 from tests.control.algorithms.makers import parts
 from tests.control.helpers import record, signals
-
-SHORTEST: dict[str, dict[str, object]] = {
-    "static": {"depth": 2},
-    "batch-table": {"schedule": [[1, 8, 2]]},
-    "ema-tiers": {},
-    "goodput": {},
-    "ucb": {},
-    "thompson": {},
-    "exp3": {},
-    "linucb": {},
-    "nightjar": {},
-    "slo": {"time-per-output-token-ms": 2.0},
-}
-
-
-def test_every_algorithm_is_tested_here() -> None:
-    known = TypeAdapter(ChooseSpec).json_schema()["discriminator"]["mapping"]
-    assert set(known) == set(SHORTEST)
-
-
-@pytest.mark.parametrize("algorithm", SHORTEST)
-def test_each_lives_through_rounds(algorithm: str) -> None:
-    spec = TypeAdapter(ChooseSpec).validate_python({"algorithm": algorithm, **SHORTEST[algorithm]})
-    built_from = replace(parts(rows=2, tasks=1), tiers=(1, 2, 3))
-    algorithm = spec.build(built_from)
-    algorithm.start(0)
-    algorithm.start(1)
-    for _ in range(30):
-        depths = algorithm.choose(signals([2, 1])).depths.tolist()
-        assert 0 <= depths[0] <= 2
-        assert 0 <= depths[1] <= 1
-        algorithm.learn(record(depths, [0, depths[1]]))
-    algorithm.finish(0)
-    assert algorithm.max_depth >= 2
-
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "own_algorithm"
 

@@ -11,13 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from adaptspec.control.algorithms.algorithm import Choice
-from adaptspec.control.algorithms.goodput import Goodput
 from adaptspec.control.algorithms.round_terms import ModelTerms, RoundTerms
 from adaptspec.control.algorithms.slo import Slo, SloSpec, keep_pace, seconds_of, worst_pace
-from adaptspec.control.policy import BatchSignals
 from adaptspec.simulation.replay import Tally, replay
-from adaptspec.types import Reason
 from tests.control.algorithms.makers import parts
 from tests.control.helpers import record, signals
 from tests.policies.tapes import Kind
@@ -29,7 +25,6 @@ GOODPUT = HEADER + "  choose: {algorithm: goodput}\n" + ALONE
 PLAIN = HEADER + "  choose: {algorithm: static, depth: 0}\n"
 # Half of the rows accept most tokens, half few: goodput lets the first draft deep, at the expense of the others.
 UNEQUAL = World("unequal", (Phase((Kind(0.35), Kind(0.85)), 24, 300),), OFF, (8,))
-EASY = World("easy", (Phase((Kind(0.8),), 16, 300),), OFF, (8,))
 
 
 def serve(policy: str, world: World = UNEQUAL) -> Tally:
@@ -94,16 +89,6 @@ def test_every_row_keeps_its_pace(target: float) -> None:
     assert kept.goodput >= 0.98 * off.goodput
 
 
-def test_a_looser_promise_leaves_more_goodput() -> None:
-    tight, loose = (serve(SLO % target).goodput for target in (2.5, 2.7))
-    assert loose >= tight
-
-
-def test_a_promise_that_is_not_at_risk_costs_nothing() -> None:
-    alone = HEADER + "  choose: {algorithm: goodput, prior: {acceptance: 0.6, weight: 20}}\n" + ALONE  # as its own
-    assert serve(SLO % 50, EASY).goodput == serve(alone, EASY).goodput
-
-
 def test_a_promise_that_cannot_be_kept_leaves_the_least_violation() -> None:
     """Plain decoding is as fast as the slow rows can go."""
     worst = max(paces(serve(SLO % 1.0)))
@@ -122,51 +107,6 @@ def test_the_row_that_is_behind_is_preferred() -> None:
     depths = made.choose(signals([7, 7])).depths
     assert depths[1] > 0
     assert depths[1] >= depths[0]
-
-
-def test_goodput_is_asked_once_a_round_and_its_tries_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Asked twice, it would earn its allowance twice and forget the try that it has begun."""
-    asked: list[Choice] = []
-    choose = Goodput.choose
-
-    def noted(self: Goodput, signals: BatchSignals) -> Choice:
-        asked.append(choose(self, signals))
-        return asked[-1]
-
-    monkeypatch.setattr(Goodput, "choose", noted)
-    made = promised(1e-4, rows=2)  # a promise that nobody can keep: always hurried
-    for row in (0, 1):
-        made.start(row)
-    tries = 0
-    for number in range(400):
-        choice = made.choose(signals([7, 7]))
-        assert len(asked) == number + 1
-        tried = asked[-1].reasons == Reason.EXPLORE
-        tries += int(tried.sum())
-        assert (choice.depths[tried] == asked[-1].depths[tried]).all()
-        assert (choice.reasons[tried] == Reason.EXPLORE).all()
-        made.learn(record(choice.depths.tolist(), [0, 0]))
-    assert tries > 0
-
-
-def test_state_is_that_of_goodput() -> None:
-    made, other = (promised(1e-3) for _ in range(2))
-    made.start(0)
-    for _ in range(50):
-        made.choose(signals([7]))
-        made.learn(record([3], [1]))
-    other.restore(made.learned())
-    assert np.allclose(other.learned()["acceptance"], made.learned()["acceptance"])
-
-
-def test_lookups_alone_are_goodputs_affair() -> None:
-    """What a lookup finds is known beforehand, and costs no row its pace."""
-    made = promised(1e-4, drafter="ngram")
-    made.start(0)
-    for _ in range(20):
-        choice = made.choose(replace(signals([7]), found=np.array([[4], [0]])))
-        made.learn(record([choice.depths.item()], [choice.depths.item()]))
-    assert choice.depths.tolist() == [4]
 
 
 ROWS = st.lists(st.tuples(st.floats(0.0, 0.99), st.integers(0, 3), st.floats(0.2, 3.0)), min_size=1, max_size=4)
@@ -188,12 +128,6 @@ def test_nothing_keeps_the_worst_row_faster(rows: list[tuple[float, int, float]]
         assert seconds_of(made, depths[None])[0] <= seconds[paces >= 1.0 + 1e-9].min() + 1e-9
     else:
         assert worst >= paces.max() - 1e-9
-
-
-def test_only_the_row_in_a_hurry_is_raised() -> None:
-    depths, worst = keep_pace(terms([0.8, 0.8], [3, 3], 0.01), np.array([0.8, 9.0]))
-    assert depths[0] > 0 == depths[1]
-    assert worst >= 1.0
 
 
 def test_tiers_are_kept() -> None:

@@ -18,13 +18,9 @@ from adaptspec.engine.assembly import assemble
 from adaptspec.engine.core import EngineLimits
 from adaptspec.errors import PolicyError
 from adaptspec.request import Request, SamplingParams
-from adaptspec.simulation.cost_profiles import load_costs
-from adaptspec.simulation.replay import replay
-from adaptspec.simulation.scenarios import Schedule, stream
 from tests.engine.conftest import run
 from tests.engine.policies import COSTS
 from tests.fakes import TableRunner
-from tests.policies.tapes import made_tape
 
 HEAD = "apiVersion: adaptspec.dev/v1\nkind: SpeculationPolicy\nmetadata: {name: mine}\nspec:\n"
 GOODPUT, UCB = "{algorithm: goodput}", "{algorithm: ucb}"
@@ -117,14 +113,6 @@ def test_an_engine_without_drafters_decodes_plainly(spec: str, tokenizer: PreTra
         tokens.append(int(target.logits(tokens).argmax()))
     assert list(done.tokens) == tokens[3:]
     assert done.stats.drafted == 0
-
-
-def test_a_simulation_uses_the_drafters_of_the_tape() -> None:
-    work = stream(made_tape(), Schedule((1,)))
-    drafters = set(work.tape.drafters)
-    open_ended = replay(read(GOODPUT, None), work, load_costs("cpu-2-cores"))
-    named = read(GOODPUT, None, f"  drafters: [{', '.join(sorted(drafters))}]\n")
-    assert open_ended.goodput == replay(named, work, load_costs("cpu-2-cores")).goodput
 
 
 def test_a_host_drafts_with_its_own_method() -> None:

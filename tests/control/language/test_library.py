@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from adaptspec.control.language.library import find_policy, shipped_policies
@@ -14,13 +12,6 @@ def test_every_shipped_policy_is_found_by_its_name() -> None:
     """Names are file names without the ending."""
     for path in shipped_policies():
         assert find_policy(path.stem) == path
-
-
-def test_a_path_is_taken_as_it_is(tmp_path: Path) -> None:
-    """Anybody's file, wherever it lies."""
-    mine = tmp_path / "goodput.yaml"
-    mine.write_text("")
-    assert find_policy(str(mine)) == mine
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,8 @@ from adaptspec.control.language.build import build_policy, parse_policy_spec
 from adaptspec.control.policy import Policy
 from adaptspec.control.state import signature
 from adaptspec.control.tasks import Labels, Names
-from adaptspec.errors import PolicyError
 from adaptspec.types import Reason
+from tests.control.asking import ask
 from tests.control.helpers import signals, table
 
 HEAD = "apiVersion: adaptspec.dev/v1\nkind: SpeculationPolicy\nmetadata: {name: mine}\n"
@@ -56,6 +56,11 @@ def test_the_guard_of_a_task_takes_the_place_of_the_policys() -> None:
     assert policy.decide(signals([7, 7, 7], tasks=TASKS)).depths.tolist() == [2, 5, 5]
 
 
+def test_the_stop_of_a_task_holds_for_its_rows() -> None:
+    policy = built("{code: {stop: {rule: confidence, threshold: 0.9}}}")
+    assert ask(policy.decide(signals([7, 7, 7], tasks=TASKS)).stop, [0.5] * 3) == [False, True, True]
+
+
 def test_a_task_dwells_as_long_as_it_says() -> None:
     """Depths that fall with the batch and come back: code keeps its own for two rounds more."""
     choose = "{algorithm: batch-table, schedule: [[1, 3, 5], [4, 8, 1]]}"
@@ -80,15 +85,6 @@ def test_off_is_a_tier(zero: str) -> None:
     assert spec.spec.tasks["code"].deepest == 0
 
 
-@pytest.mark.parametrize("tier", ["on", "true", "1.5", "null", "[1]", "'3'"])
-def test_nothing_else_is_one(tier: str) -> None:
-    text = f"{HEAD}spec:\n  choose: {{algorithm: goodput}}\n  tiers: [off, {tier}]\n"
-    with pytest.raises(
-        PolicyError, match=r"^p:6:16: spec.tiers.1: a tier is a number of tokens, or off for none, not "
-    ):
-        parse_policy_spec(text, "p")
-
-
 def test_the_verification_of_a_task_is_told_by_its_name() -> None:
     """And what was learned under another is not mixed with it; those without any keep the name they had."""
     spec = parse_policy_spec(parsed("{code: {verification: {method: rejection}}, story: {off: true}}"))
@@ -96,25 +92,3 @@ def test_the_verification_of_a_task_is_told_by_its_name() -> None:
     plain = parse_policy_spec(parsed("{story: {off: true}}"))
     assert plain.task_verifications == {}
     assert signature(spec) != signature(plain)
-
-
-@pytest.mark.parametrize(
-    ("task", "column", "said"),
-    [
-        ("{tiers: [3, 1]}", 25, "spec.tasks.code.tiers: tiers must ascend"),
-        ("{tiers: [2]}", 25, r"spec.tasks.code.tiers: 2 is none of the policy's depths \(0, 1, 3\)"),
-        ("{tiers: [1], max-depth: 1}", 17, "spec.tasks.code: give one of tiers, max-depth, not 2"),
-        ("{tiers: [0], off: true}", 17, "spec.tasks.code: give one of tiers, off"),
-        ("{guard: {never-slower: {}}}", 25, "never-slower judges whole rounds, which tasks share: .* spec.guard"),
-        ("{guard: {disable-below-acceptance: 0.5}}", 25, "disable-below-acceptance judges whole rounds"),
-        ("{guard: {dwell-round: 3}}", 26, r"unknown key \(did you mean 'dwell-rounds'\?\)"),
-        ("{guard: {max-batch-size: 0}}", 42, "greater than or equal to 1, not 0"),
-        ("{verification: {method: typical}}", 32, "write 'lossy: true' beside it"),
-        ("{verification: {method: couple}}", 41, r"did you mean 'coupled'\?"),
-        ("{verificaton: {method: coupled}}", 18, r"unknown key \(did you mean 'verification'\?\)"),
-    ],
-)
-def test_what_does_not_fit_is_located(task: str, column: int, said: str) -> None:
-    text = f"{HEAD}spec:\n  choose: {{algorithm: goodput}}\n  tiers: [0, 1, 3]\n  tasks: {{code: {task}}}\n"
-    with pytest.raises(PolicyError, match=rf"^p:7:{column}: .*{said}"):
-        parse_policy_spec(text, "p", LABELS)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from pathlib import Path
 
 import pytest
@@ -13,10 +12,6 @@ from hypothesis import strategies as st
 from adaptspec.control.language.yaml_source import dump_yaml, parse_yaml, read_yaml
 from adaptspec.errors import PolicyError
 
-BOMB = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
-    f"{chr(98 + i)}: &{chr(98 + i)} [{', '.join(['*' + chr(97 + i)] * 9)}]\n" for i in range(12)
-)
-
 
 def test_data_and_places() -> None:
     source = parse_yaml("a:\n  b: [1, two, null, true, 2.5]\n", "f.yaml")
@@ -24,34 +19,6 @@ def test_data_and_places() -> None:
     assert str(source.error(("a", "b", 1), "bad")) == "f.yaml:2:10: a.b.1: bad"
     assert str(source.error(("a", "b"), "bad", at_key=True)) == "f.yaml:2:3: a.b: bad"
     assert str(source.error(("a", "nowhere"), "bad")) == "f.yaml:2:3: a: bad"
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("", "f:1:1: the file is empty"),
-        ("a: [1, 2", "not YAML"),
-        ("a: 1\na: 2", "f:2:1: a: this key stands here twice"),
-        ("a: !!python/object/apply:os.system [ls]", "f:1:4: a: 'python/object/apply:os.system' is not allowed"),
-        ("a: !custom x", "'!custom' is not allowed"),
-        ("a: 2026-11-21", "'timestamp' is not allowed"),
-        ("? [1, 2]\n: x", "is not allowed here"),
-        (BOMB, "too many"),
-        ("[" * 40 + "]" * 40, "too deeply"),
-        ("a: *nowhere", "undefined alias"),
-        ("a: &x [*x]", "too deeply"),
-        ("a: 1\n---\nb: 2", "not YAML"),
-        ("a: \x00", "not YAML"),
-        ("[" * 100_000, "f:1:"),
-    ],
-)
-def test_problems_are_located(text: str, message: str) -> None:
-    begun = time.process_time()
-    with pytest.raises(PolicyError) as caught:
-        parse_yaml(text, "f")
-    assert message in str(caught.value)
-    # Not a benchmark: an alias bomb or deep nesting would take minutes.
-    assert time.process_time() - begun < 5.0
 
 
 def test_files(tmp_path: Path) -> None:
@@ -82,35 +49,6 @@ def test_scalars_are_those_of_yaml_1_2(text: str, value: object) -> None:
     data = parse_yaml(f"a: {text}", "f").data
     assert data == {"a": value}
     assert type(data["a"]) is type(value)  # type: ignore[index]
-
-
-def test_what_is_not_a_number_is_one() -> None:
-    data = parse_yaml("a: .nan", "f").data
-    assert math.isnan(data["a"])  # type: ignore[index]
-
-
-@pytest.mark.parametrize(
-    ("text", "instead"),
-    [
-        ("1:30", "90"), ("1:30:00", "5400"), ("-1:30", "-90"), ("1:30.5", "90.5"), ("1_000", "1000"),
-        ("1_000.5", "1000.5"), ("0b11", "3"), ("0x1_F", "31"),
-    ],
-)  # fmt: skip
-def test_numbers_of_yaml_1_1_are_refused_with_what_to_write(text: str, instead: str) -> None:
-    """Editors read them as text; read as numbers, 1:30 would be 90. In quotes they are text."""
-    with pytest.raises(PolicyError) as caught:
-        parse_yaml(f"a:\n  b: [1, {text}]", "f")
-    assert str(caught.value) == (
-        f"f:2:10: a.b.1: '{text}' is no number in YAML 1.2; write it as {instead}, or in quotes if it is text"
-    )
-    with pytest.raises(PolicyError, match="write it as"):
-        parse_yaml(f"{text}: 1", "f")
-
-
-@pytest.mark.parametrize("text", ["!!int x", "!!int 1:30", "!!float 1_0.5", '!!int ""', "!!float e", "1" * 5000])
-def test_tags_do_not_make_numbers_of_other_text(text: str) -> None:
-    with pytest.raises(PolicyError, match="cannot be read"):
-        parse_yaml(f"a: {text}", "f")
 
 
 NEARLY_NUMBERS = st.text("0123456789_:.eExob+-naifNI ~", max_size=6)
