@@ -57,15 +57,6 @@ def test_nodes_are_told_where_drafts_branch(tmp_path: Path, capsys: pytest.Captu
         assert (f"{total.nodes:,} nodes" in said) == ("nodes" in said) == (width > 1)
 
 
-def test_plain_decoding_is_worth_exactly_one(tmp_path: Path) -> None:
-    """The yardstick: on a machine that is as fast as its profile, off is 1.00 x off."""
-    path = tmp_path / "j"
-    write_journal(path, load_policy_spec(find_policy("off")), stream(made_tape(count=1), Schedule((1,))))
-    found = explain(JournalLog(path), "off")
-    assert found.total.over_plain(found.pace) == pytest.approx(1.0)
-    assert set(found.reasons) == {Reason.FIXED} or set(found.reasons) == {Reason.OFF}
-
-
 def test_one_request_is_explained_alone(tmp_path: Path) -> None:
     path = tmp_path / "j"
     records = write_journal(path, load_policy_spec(find_policy("goodput")), stream(made_tape(count=1), Schedule((2,))))

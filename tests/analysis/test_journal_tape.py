@@ -9,8 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from adaptspec.analysis.journal_tape import LoggedRequest, tape_of_journal
-from adaptspec.cli import main
+from adaptspec.analysis.journal_tape import tape_of_journal
 from adaptspec.errors import JournalError
 from adaptspec.journal import RequestFinished, RequestStarted, read_entries, to_line
 from adaptspec.simulation.cost_profiles import load_costs
@@ -19,7 +18,6 @@ from adaptspec.simulation.scenarios import Schedule, stream
 from adaptspec.simulation.tape import Tape
 from tests.analysis.logs import write_journal
 from tests.policies.tapes import made_tape
-from tests.trees import SIBLING, STRAIGHT, branching
 
 
 def _journal(path: Path, depth: int, tape: Tape) -> Path:
@@ -58,16 +56,6 @@ def test_guesses_are_in_proportion(tmp_path: Path) -> None:
     assert np.array_equal(again.run, read.tape.views["draft-model"].run), "deterministic"
 
 
-def test_of_trees_the_main_chain_is_told() -> None:
-    """A path beside it tells that it was wrong where they part, and nothing of what would have followed."""
-    one = LoggedRequest(RequestStarted("0", "goodput", None, 99, 64, None, 0.0))
-    one.add(branching(SIBLING).trunk(), 0, 0)
-    assert {at: agreed for at, (agreed, _, _) in one.known.items()} == {1: 0}
-    assert one.length == 4
-    one.add(replace(branching(STRAIGHT), context=np.array([103])).trunk(), 0, 0)
-    assert {at: agreed for at, (agreed, _, _) in one.known.items()} == {1: 0, 4: 1, 5: 1, 6: 0}
-
-
 def test_costs_are_those_of_the_rounds_and_not_of_a_wrong_start(tmp_path: Path) -> None:
     """A server that measured plain rounds at eight times their time wrote that down; its rounds say otherwise."""
     work = stream(made_tape(count=6), Schedule((1,)))
@@ -96,12 +84,3 @@ def test_journals_that_know_too_little_are_refused(tmp_path: Path) -> None:
     write_journal(tmp_path / "cut", static_spec(2), stream(made_tape(count=1), Schedule((1,))))
     with pytest.raises(JournalError, match="from beginning to end"):
         tape_of_journal(tmp_path / "cut")
-
-
-def test_simulate_takes_a_journal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = _journal(tmp_path / "j", 3, made_tape(count=2, length=20))
-    assert main(["policy", "simulate", "--journal", str(path), "--batch", "1", "--policy", "static-3"]) == 0
-    told = capsys.readouterr()
-    assert "6 whole requests" in told.err
-    assert "Costs are fitted to 61 rounds, 4 of them plain" in told.err
-    assert "journal" in told.out

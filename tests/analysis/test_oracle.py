@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 import functools
-from dataclasses import replace
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from adaptspec.analysis.oracle import References, RowCosts, Tier, alone, plan_seconds, references, shares, tier_seconds
+from adaptspec.analysis.oracle import References, RowCosts, Tier, alone, plan_seconds, references, shares
 from adaptspec.control.language.build import load_policy_spec
 from adaptspec.control.language.library import find_policy
-from adaptspec.errors import ConfigError
 from adaptspec.simulation.cost_profiles import MachineCosts, load_costs
-from adaptspec.simulation.draft_view import UNRANKED, DraftView, run_lengths
+from adaptspec.simulation.draft_view import UNRANKED, DraftView
 from adaptspec.simulation.replay import replay, static_spec
 from adaptspec.simulation.scenarios import Schedule, in_phases, stream
-from adaptspec.simulation.simulator import SimulatorSettings
 from adaptspec.simulation.tape import Tape, recorded
-from tests.policies.tapes import made_tape, one_request, with_candidates
+from tests.policies.tapes import made_tape, with_candidates
 
 BOTH = ("draft-model", "ngram")
 TASKS = ("code", "json")
@@ -43,20 +40,6 @@ def test_fixed_combs_are_added_up_as_the_simulator_replays_them() -> None:
     known = references(one, costs, BOTH, depths=(0, 1, 3, 12), width=8)
     assert {tier.width for tier in known.tiers} == {1, 2, 4, 8}
     for tier, goodput in known.tiers.items():
-        replayed = replay(static_spec(tier.depth, tier.drafter, tier.width), one, costs).goodput
-        assert replayed == pytest.approx(goodput), str(tier)
-
-
-def test_combs_of_a_drafter_that_knows_few_candidates_are_added_up_as_they_are_replayed() -> None:
-    """One that counts has seen one token or two in most places: nothing else is submitted, or paid for."""
-    tape, costs = with_candidates(made_tape(count=2, beyond=4, most=60), most=8), load_costs("cpu-2-cores")
-    view = tape.views["draft-model"]
-    assert view.top is not None
-    known = np.random.default_rng(1).integers(1, 9, len(view.run))
-    top = np.where(np.arange(8) < known[:, None], view.top, 0.0)
-    rank = np.where(view.rank < known, view.rank, UNRANKED)
-    one = stream(replace(tape, views={**tape.views, "draft-model": replace(view, top=top, rank=rank)}), Schedule((1,)))
-    for tier, goodput in references(one, costs, depths=(0, 3, 12), width=8).tiers.items():
         replayed = replay(static_spec(tier.depth, tier.drafter, tier.width), one, costs).goodput
         assert replayed == pytest.approx(goodput), str(tier)
 
@@ -112,12 +95,6 @@ def test_the_best_of_each_phase_is_no_worse_than_the_best_of_all(batch: int) -> 
     assert references(stream(tape.of_task("code"), Schedule((batch,))), costs).per_phase_best is None
 
 
-def test_phases_shorter_than_their_batch_are_not_served_alone() -> None:
-    tape = made_tape()
-    one = stream(tape, Schedule((16,)), in_phases(tape))
-    assert references(one, load_costs("cpu-2-cores")).per_phase_best is None
-
-
 def test_with_drafts_that_are_always_wrong_nothing_beats_off() -> None:
     tape = made_tape(count=2).always_wrong()
     known = references(stream(tape, Schedule((1,))), load_costs("cpu-2-cores"), BOTH)
@@ -136,13 +113,6 @@ def test_the_gap_is_counted_from_the_best_fixed_depth() -> None:
     assert (str(off), str(three)) == ("off", "draft-model at 3")
 
 
-def test_streams_that_change_size_have_tiers_but_no_oracle() -> None:
-    made = stream(made_tape(count=1), Schedule((1, 4, 1)))
-    known = references(made, load_costs("cpu-2-cores"), depths=(0, 2))
-    assert known.clairvoyant is known.per_request_best is None
-    assert set(known.tiers) == {Tier(0, "draft-model"), Tier(2, "draft-model")}
-
-
 @pytest.mark.parametrize("machine", ["cpu-2-cores", "gpu-8b"])
 @pytest.mark.parametrize("prompt", [509, 510, 511, 512, 1500])
 def test_prompts_that_take_several_rounds_to_catch_up_are_read_as_the_simulator_reads_them(
@@ -156,12 +126,6 @@ def test_prompts_that_take_several_rounds_to_catch_up_are_read_as_the_simulator_
         assert replay(static_spec(tier.depth, tier.drafter), one, costs).goodput == pytest.approx(goodput), str(tier)
     assert known.clairvoyant is not None
     assert known.clairvoyant >= known.best_static
-
-
-def test_noise_is_left_out_of_references() -> None:
-    one, costs = stream(made_tape(count=1), Schedule((4,))), load_costs("cpu-2-cores")
-    quiet = references(one, costs, depths=(0, 2))
-    assert references(one, costs, settings=SimulatorSettings(noise=0.3), depths=(0, 2)).tiers == quiet.tiers
 
 
 def _by_trying(tape: Tape, rows: dict[str, RowCosts], deepest: int) -> float:
@@ -219,46 +183,6 @@ def test_it_is_what_trying_everything_finds(
     assert plan_seconds(tape, 0, rows) == pytest.approx(_by_trying(tape, rows, 4))
 
 
-@pytest.mark.parametrize("machine", ["cpu-2-cores", "gpu-8b"])
-def test_no_fixed_depth_beats_it(machine: str) -> None:
-    tape = made_tape()
-    row = alone(load_costs(machine), "draft-model", 7)
-    for request in range(len(tape)):
-        plan = plan_seconds(tape, request, {"draft-model": row})
-        for depth in range(8):
-            assert plan <= tier_seconds(tape, request, Tier(depth, "draft-model"), row) * (1.0 + 1e-12)
-
-
-def test_it_never_drafts_what_is_wrong() -> None:
-    """Without agreement the plan is plain decoding, and catching up is never paid."""
-    tape = one_request([0] * 30, prompt=500)
-    row = alone(load_costs("gpu-8b"), "draft-model", 7)
-    assert plan_seconds(tape, 0, {"draft-model": row}) == pytest.approx(
-        tier_seconds(tape, 0, Tier(0, "draft-model"), row)
-    )
-
-
-def test_one_token_takes_no_rounds() -> None:
-    """The prompt's own pass yields it."""
-    row = alone(load_costs("gpu-8b"), "draft-model", 7)
-    assert plan_seconds(one_request([]), 0, {"draft-model": row}) == 0.0
-
-
-def test_two_draft_models_are_refused() -> None:
-    row = alone(load_costs("gpu-8b"), "draft-model", 7)
-    tape = made_tape(count=1)
-    with pytest.raises(ConfigError, match="one draft model"):
-        plan_seconds(tape, 0, {"draft-model": row, "ngram": row})
-
-
-def test_runs_are_capped_at_the_end() -> None:
-    """Agreement beyond the last emitted token earns nothing."""
-    assert run_lengths(np.ones(3, dtype=np.bool_)).tolist() == [3, 2, 1]
-    tape = made_tape({"json": 1.0}, count=1, length=10, beyond=6, most=40)
-    row = alone(load_costs("gpu-8b"), "draft-model", 7)
-    assert plan_seconds(tape, 0, {"draft-model": row}) >= 2 * row.round(24, 0)
-
-
 def _round(costs: MachineCosts, drafts: list[int], context: int) -> float:
     """The true seconds of a round whose rows hold `context` tokens each."""
     size = len(drafts)
@@ -267,16 +191,6 @@ def _round(costs: MachineCosts, drafts: list[int], context: int) -> float:
         active = sum(d > step for d in drafts)
         steps += costs.step_seconds("draft-model", active, active * (context + step))
     return costs.overhead + steps + costs.verify_seconds(size, size + sum(drafts), size * context)
-
-
-@pytest.mark.parametrize("machine", ["cpu-2-cores", "gpu-8b"])
-@pytest.mark.parametrize("depth", [0, 1, 4, 7])
-def test_alone_it_is_the_round(machine: str, depth: int) -> None:
-    costs = load_costs(machine)
-    row = alone(costs, "draft-model", 7)
-    assert row.round(100, depth) == pytest.approx(_round(costs, [depth], 100))
-    assert row.runs_model
-    assert not alone(costs, "ngram", 7).runs_model
 
 
 @settings(max_examples=60, deadline=None)
@@ -292,10 +206,3 @@ def test_no_round_is_cheaper_than_the_sum_of_its_shares(machine: str, drafts: li
     assert ways
     for row in ways:
         assert sum(row.round(context, depth) for depth in drafts) <= _round(costs, drafts, context) * (1.0 + 1e-9)
-
-
-def test_with_a_linear_machine_full_rounds_are_shared_exactly() -> None:
-    """Nothing is lost where every row drafts equally deep: the bound is tight there."""
-    costs = load_costs("gpu-8b")
-    row = shares(costs, "draft-model", 7, 16)[0]
-    assert 16 * row.round(100, 3) == pytest.approx(_round(costs, [3] * 16, 100))

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import io
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from adaptspec.analysis import policy_trial as trial
 from adaptspec.analysis.policy_trial import try_policy
 from adaptspec.errors import ConfigError, JournalError, PolicyError
 from tests.analysis.test_journal_tape import _journal
@@ -50,40 +47,6 @@ def test_a_drafter_that_no_journal_replays_is_left_out_and_named(tmp_path: Path)
     assert "ngram only" in found.current_error
 
 
-def test_policies_that_are_served_may_be_used(tmp_path: Path) -> None:
-    """They are known by name only, and may be nowhere on this machine."""
-    journal = _journal(tmp_path / "j", 4, made_tape(count=3))
-    using = policy("edited", "choose: {algorithm: static, depth: 2}\n  when: [{batch-size: {at-least: 1}, use: mine}]")
-    found = try_policy(journal, using, using, {"mine": policy("mine", "choose: {algorithm: static, depth: 0}")})
-    assert found.current is not None
-    assert (found.edited.over_off, found.current.over_off) == (1.0, 1.0)
-    with pytest.raises(PolicyError, match=r"<body>:6:.*there is no policy 'mine'"):
-        try_policy(journal, using, None)
-
-
-def test_only_the_newest_part_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The header comes from the beginning; requests cut in half are left out."""
-    journal = _journal(tmp_path / "j", 4, made_tape(count=4))
-    whole = try_policy(journal, STATIC, None)
-    monkeypatch.setattr(trial, "RECENT_BYTES", journal.stat().st_size // 2)
-    assert 0 < try_policy(journal, STATIC, None).requests <= whole.requests
-
-
-def test_the_newest_part_is_read_as_the_server_wrote_it_that_runs_now(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """One that ran before on the same file had other drafters: what it said of itself is no longer true."""
-    journal = _journal(tmp_path / "j", 4, made_tape(count=6))
-    monkeypatch.setattr(trial, "RECENT_BYTES", journal.stat().st_size // 2)
-    alone = try_policy(journal, STATIC, None)
-    now = journal.read_text()
-    header = now.partition("\n")[0]
-    other = header.replace('"drafters":["draft-model","ngram"]', '"drafters":["ngram"]')
-    assert other != header
-    journal.write_text(f"{other}\n{now}")
-    assert try_policy(journal, STATIC, None) == alone
-
-
 def test_what_cannot_be_tried_is_said_in_the_users_words(tmp_path: Path) -> None:
     with pytest.raises(PolicyError, match=r"<body>:5:23: spec\.choose\.algorithm"):
         try_policy(tmp_path / "j", policy("edited", "choose: {algorithm: magic}"), None)
@@ -99,13 +62,3 @@ def test_the_process_answers_in_json(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "adaptspec.analysis.policy_trial"]
     done = subprocess.run(command, input=question, capture_output=True, text=True, timeout=60, check=True)
     assert list(json.loads(done.stdout)) == ["trial"]
-
-
-def test_what_is_wrong_with_a_policy_is_an_answer_too(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    question = json.dumps({"journal": str(tmp_path / "j"), "policy": "nonsense", "against": None, "served": {}})
-    monkeypatch.setattr(sys, "stdin", io.StringIO(question))
-    monkeypatch.setattr(os, "nice", lambda _: 0)
-    assert trial.main() == 0
-    assert list(json.loads(capsys.readouterr().out)) == ["error"]

@@ -3,15 +3,10 @@
 from __future__ import annotations
 
 import json
-import sys
-from pathlib import Path
-from types import ModuleType
-from typing import Any, ClassVar
 
 import pytest
-from rich.console import Console
 
-from adaptspec.analysis.simulation_report import Report, plot_report, simulate
+from adaptspec.analysis.simulation_report import Report, simulate
 from adaptspec.control.language.build import load_policy_spec
 from adaptspec.control.language.library import find_policy
 from adaptspec.errors import ConfigError
@@ -91,19 +86,6 @@ def test_shifts_are_told_of_where_requests_come_one_by_one() -> None:
     assert report.to_json()["policies"]["thompson"]["recovery_tokens"] == bandit["recovery_tokens"][0]
 
 
-def test_the_tables_name_every_cell_and_policy(report: Report) -> None:
-    console = Console(width=200)
-    with console.capture() as captured:
-        console.print(report.table())
-        console.print(report.summary())
-    text = captured.get()
-    for cell in report.cells:
-        assert cell.scenario.work in text
-        assert cell.machine in text
-    for name in report.policies:
-        assert name in text
-
-
 def test_ratios_that_cannot_be_are_refused() -> None:
     """By a table in which two tokens take half of the time of one, depth 1 would earn more than two tokens a round."""
     costs = MachineCosts(
@@ -113,75 +95,3 @@ def test_ratios_that_cannot_be_are_refused() -> None:
     made = simulate([static_spec(1)], cells, [costs], depths=(0, 1))
     with pytest.raises(ConfigError, match="cannot be more than 2: its costs are wrong"):
         made.check()
-
-
-def test_possible_ratios_pass(report: Report) -> None:
-    report.check()
-
-
-class Axes:
-    """Remembers what is drawn on it."""
-
-    def __init__(self) -> None:
-        self.calls: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = []
-
-    def __getattr__(self, name: str) -> Any:
-        return lambda *args, **kwargs: self.calls.append((name, args, kwargs))
-
-    @property
-    def labels(self) -> list[str]:
-        return [kwargs["label"] for name, _, kwargs in self.calls if name == "plot"]
-
-
-class Figure:
-    """A figure of such axes that can be saved."""
-
-    made: ClassVar[list[Figure]] = []
-
-    def __init__(self, **_: Any) -> None:
-        Figure.made.append(self)
-
-    def subplots(self, rows: int, squeeze: bool) -> Any:
-        self.axes = [Axes() for _ in range(rows)]
-        return _Column(self.axes)
-
-    def savefig(self, path: Path) -> None:
-        path.write_bytes(b"drawn")
-
-
-class _Column:
-    def __init__(self, axes: list[Axes]) -> None:
-        self._axes = axes
-
-    def __getitem__(self, key: Any) -> list[Axes]:
-        return self._axes
-
-
-@pytest.fixture(scope="module")
-def panels() -> Report:
-    cells = task_scenarios(made_tape({"code": 0.6}, count=1), [Schedule((1,))])
-    return simulate([static_spec(2)], cells, [load_costs("cpu-2-cores"), load_costs("gpu-8b")], depths=(0, 2))
-
-
-def test_a_panel_per_machine_shows_references_and_policies(
-    panels: Report, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Drawn on a stand-in for matplotlib, which is an optional extra."""
-    module = ModuleType("matplotlib.figure")
-    module.Figure = Figure  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "matplotlib", ModuleType("matplotlib"))
-    monkeypatch.setitem(sys.modules, "matplotlib.figure", module)
-    plot_report(panels, tmp_path / "out.png")
-    assert (tmp_path / "out.png").read_bytes() == b"drawn"
-    drawn = Figure.made[-1].axes
-    assert [axes.labels for axes in drawn] == [["best static tier", "clairvoyant", "static-2"]] * 2
-    with pytest.raises(ConfigError, match="cannot be written"):
-        plot_report(panels, tmp_path / "missing" / "out.png")
-
-
-def test_without_matplotlib_the_error_says_what_to_install(
-    panels: Report, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    with pytest.raises(ConfigError, match=r"adaptspec\[bench\]"):
-        plot_report(panels, tmp_path / "out.png")

@@ -5,12 +5,10 @@ from __future__ import annotations
 import pytest
 
 from adaptspec.analysis.search_space import Range, parse_parameter
-from adaptspec.analysis.tune import Tuned, split, tune
+from adaptspec.analysis.tune import Tuned, tune
 from adaptspec.control.language.build import parse_policy_spec
-from adaptspec.errors import PolicyError, TapeError
 from adaptspec.simulation.cost_profiles import load_costs
 from adaptspec.simulation.scenarios import Schedule
-from adaptspec.simulation.tape import join
 from tests.policies.tapes import made_tape
 
 STATIC = """# deep on purpose
@@ -45,22 +43,6 @@ def test_it_finds_what_is_plainly_better_and_keeps_comments(found: Tuned) -> Non
     assert found.to_json()["values"] == {"spec.choose.depth": found.best.values["spec", "choose", "depth"]}
 
 
-def test_the_same_seed_finds_the_same(found: Tuned) -> None:
-    assert _tune().to_json() == found.to_json()
-    assert [t.values for t in _tune(seed=1).trials] != [t.values for t in found.trials]
-
-
-def test_where_nothing_is_better_nothing_is_claimed() -> None:
-    """With drafts that are never right, off is best; whatever else is drawn loses."""
-    tape = made_tape({"code": 0.5}, count=12, length=24).always_wrong()
-    text = STATIC.replace("depth: 7", "depth: 0")
-    found = tune(text, [DEPTH], tape, [Schedule((1,))], [load_costs("cpu-2-cores")], budget=4)
-    assert not found.improves
-    assert not found.best.values
-    assert found.best.text == text
-    assert found.gain == pytest.approx(1.0)
-
-
 def test_luck_where_searched_is_not_claimed() -> None:
     """Seeds of a random policy make no difference but luck: some look better where searched, none is confirmed."""
     text = STATIC.replace("static, depth: 7", "thompson, seed: 0")
@@ -71,24 +53,3 @@ def test_luck_where_searched_is_not_claimed() -> None:
         for seed in range(3)
     ]
     assert not any(claimed)
-
-
-def test_a_prompt_is_in_one_half_only() -> None:
-    """Also where it was recorded at several temperatures: the other half must be new."""
-    tape = made_tape(count=7)
-    both = join([tape, tape])
-    warm = [f"{name}@{t}" for t in ("0", "0.8") for name in tape.ids]
-    object.__setattr__(both, "ids", tuple(warm))
-    halves = split(both, 2)
-    prompts = [{name.partition("@")[0] for name in half.ids} for half in halves]
-    assert not prompts[0] & prompts[1]
-    assert sum(len(half) for half in halves) == len(both)
-    assert abs(len(halves[0]) - len(halves[1])) <= 2
-
-
-def test_too_few_prompts_and_wrong_paths_are_refused() -> None:
-    costs, one = [load_costs("cpu-2-cores")], [Schedule((1,))]
-    with pytest.raises(TapeError, match="at least 12 prompts"):
-        tune(STATIC, [DEPTH], made_tape({"code": 0.5}, count=5), one, costs)
-    with pytest.raises(PolicyError, match="unknown key"):
-        tune(STATIC, [parse_parameter("spec.choose.dept=1..3")], made_tape(count=4), one, costs)

@@ -9,7 +9,7 @@ import pytest
 
 from adaptspec.control.cost import CostProfile, CostTable, DrafterCost
 from adaptspec.errors import ConfigError
-from adaptspec.simulation.cost_profiles import Curve, load_costs, of_profile, parse_costs, shipped_costs
+from adaptspec.simulation.cost_profiles import load_costs, parse_costs, shipped_costs
 
 PROFILE = CostProfile(
     rows=(1, 4),
@@ -19,18 +19,6 @@ PROFILE = CostProfile(
     per_cached_token=1e-8,
     overhead=1e-4,
 )
-
-
-def test_the_large_target_costs_what_its_formula_says() -> None:
-    """5.9 ms + 21 us per token + 39 ns per cached token + 1.2 ms per round; the draft a tenth of the pass."""
-    costs = load_costs("gpu-8b")
-    for rows, tokens, cached in ((1, 1, 0), (1, 8, 300), (16, 128, 16 * 300), (64, 64, 0)):
-        wanted = 5.9e-3 + 21e-6 * tokens + 39e-9 * cached
-        assert costs.verify_seconds(rows, tokens, cached) == pytest.approx(wanted)
-        step = 0.59e-3 + 2.1e-6 * rows + 3.9e-9 * cached
-        assert costs.step_seconds("draft-model", rows, cached) == pytest.approx(step)
-    assert costs.overhead == 1.2e-3
-    assert costs.step_seconds("ngram", 4, 100.0) == 0.0
 
 
 def test_tables_that_ship_can_be_loaded_and_profiled() -> None:
@@ -53,29 +41,6 @@ def test_a_profile_that_an_engine_measured_is_a_machine(tmp_path: Path) -> None:
     assert costs.verify_seconds(4, 32, 100.0) == pytest.approx(0.006 + 1e-6)
     assert costs.step_seconds("draft-model", 4, 0.0) == pytest.approx(0.0003)
     assert costs.drafters["ngram"].step is None
-
-
-def test_what_is_remembered_of_one_batch_is_not_told_of_another() -> None:
-    """A pass over eight tokens takes one row longer than four, or shorter, whichever was asked for first."""
-    truth, rows = CostTable(PROFILE), (1, 2, 4)
-    for order in (rows, rows[::-1]):
-        costs = of_profile("measured", PROFILE)
-        for _ in range(2):
-            for count in order:
-                assert costs.verify_seconds(count, 8, 0.0) == pytest.approx(truth.verify_seconds(count, 8))
-                step = truth.draft_step_seconds("draft-model", count)
-                assert costs.step_seconds("draft-model", count, 0.0) == pytest.approx(step)
-    assert len({truth.verify_seconds(count, 8) for count in rows}) == len(rows)
-
-
-def test_a_curve_goes_on_with_its_last_slope() -> None:
-    curve = Curve((1, 2, 4), (1.0, 2.0, 3.0))
-    assert [curve.at(x) for x in (1, 1.5, 3, 4, 8)] == [1.0, 1.5, 2.5, 3.0, 5.0]
-
-
-def test_one_measured_row_count_is_a_constant() -> None:
-    single = CostProfile((1,), (1,), ((0.001,),), {"draft-model": DrafterCost((1,), (0.0002,))})
-    assert of_profile("one", single).step_seconds("draft-model", 8, 0.0) == pytest.approx(0.0002)
 
 
 def _table(**changed: object) -> str:

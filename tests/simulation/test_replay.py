@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
-import numpy as np
 import pytest
 
 from adaptspec.control.language.build import load_policy_spec, parse_policy_spec
-from adaptspec.control.language.library import find_policy, shipped_policies
+from adaptspec.control.language.library import find_policy
 from adaptspec.errors import ConfigError, TapeError
 from adaptspec.simulation.cost_profiles import load_costs
-from adaptspec.simulation.replay import Tally, replay, static_spec
+from adaptspec.simulation.replay import replay, static_spec
 from adaptspec.simulation.scenarios import Schedule, stream
 from adaptspec.simulation.simulator import SimulatorSettings
-from adaptspec.types import Reason
 from tests.policies.tapes import made_tape, one_request
 
 COSTS = load_costs("cpu-2-cores")
@@ -37,40 +33,6 @@ def test_a_fixed_depth_by_hand() -> None:
     assert tally.duty == 1.0
     assert tally.depths[:3].tolist() == [0, 1, 1]
     assert tally.switches_per_1000 == 500.0
-
-
-def test_what_exploring_costs_is_what_its_tokens_would_have_taken_otherwise() -> None:
-    """Two plain rounds of one token a second and one that explored for three seconds: two of five were lost."""
-    quiet = replay(static_spec(0), stream(one_request([0, 0, 0]), Schedule((1,))), COSTS, keep=True).records
-    tally = Tally()
-    for record, seconds, reason in zip(quiet, (1.0, 3.0, 1.0), (Reason.OFF, Reason.EXPLORE, Reason.OFF), strict=True):
-        tally.add(replace(record, total_seconds=seconds, reasons=np.array([int(reason)])))
-    assert tally.probing_cost == pytest.approx(2.0 / 5.0)
-    assert tally.tries == 1
-    assert list(tally.spent.values()) == [5.0]
-    assert Tally().probing_cost == 0.0
-
-
-def test_an_empty_run_has_no_averages() -> None:
-    tally = Tally()
-    assert (tally.mean_acceptance_length, tally.duty, tally.switches_per_1000) == (1.0, 0.0, 0.0)
-
-
-@pytest.mark.parametrize("path", shipped_policies(), ids=lambda path: path.stem)
-def test_every_shipped_policy_can_be_simulated(path) -> None:  # type: ignore[no-untyped-def]
-    """At batch 1 and 4; deterministic; not far below plain decoding whatever it chooses."""
-    tape = made_tape(count=2, length=30)
-    tape = replace(tape, views={**tape.views, "counts": tape.views["ngram"]})
-    spec = load_policy_spec(path)
-    if not set(spec.needed) <= set(tape.views):  # what its drafter learns of passes, no tape knows
-        with pytest.raises(ConfigError, match="wants the drafter"):
-            replay(spec, stream(tape, Schedule()), COSTS)
-        return
-    for batch in (1, 4):
-        made = stream(tape, Schedule((batch,)))
-        once, again = (replay(spec, made, COSTS) for _ in range(2))
-        assert once.seconds == again.seconds
-        assert once.tokens > 0
 
 
 def test_rejection_and_block_draw_agreement_from_its_chance() -> None:

@@ -101,12 +101,6 @@ def test_prompts_share_rounds_with_decoding() -> None:
     assert one.firsts == 2, "it ends when one row runs empty, before the third prompt is read"
 
 
-def test_a_request_of_one_token_takes_no_round() -> None:
-    tape = one_request([])
-    one = dictated(Stream(tape, (0, 0), Schedule((1,))), lambda n, size: [3] * size, drafters=("draft-model",))
-    assert one.over
-
-
 def test_runs_are_deterministic_and_noise_is_seeded() -> None:
     """Without noise times are the cost table's; with it they scatter around them, the same for one seed."""
     made = stream(made_tape(), Schedule((4,)))
@@ -118,23 +112,6 @@ def test_runs_are_deterministic_and_noise_is_seeded() -> None:
     assert seconds(0.0, 0) == seconds(0.0, 1)
     assert seconds(0.1, 0) == seconds(0.1, 0) != seconds(0.1, 1)
     assert seconds(0.1, 0) == pytest.approx(seconds(0.0, 0), rel=0.05)
-
-
-def test_a_slow_moment_slows_its_rounds_only() -> None:
-    made = stream(made_tape(), Schedule((1,)))
-    plain = finish(dictated(made, lambda n, size: [0] * size))
-    slow = finish(dictated(made, lambda n, size: [0] * size, pace=lambda number: 3.0 if number == 5 else 1.0))
-    ratio = [b.total_seconds / a.total_seconds for a, b in zip(plain, slow, strict=True)]
-    assert ratio[5] == pytest.approx(3.0)
-    assert ratio[4] == ratio[6] == 1.0
-
-
-def test_the_crowd_comes_and_goes_with_the_schedule() -> None:
-    """Never more than the stage allows are let in; those that run when it shrinks finish first; one ends alone."""
-    made = stream(made_tape(count=8), Schedule((1, 6, 1)))
-    sizes = [len(record.rows) for record in finish(dictated(made, lambda n, size: [0] * size))]
-    assert sizes[0] == sizes[-1] == 1
-    assert max(sizes) == 6
 
 
 def test_n_grams_are_scored_where_they_do_not_draft() -> None:
@@ -154,16 +131,6 @@ def test_n_grams_are_scored_where_they_do_not_draft() -> None:
         scored += idle
         at += gained
     assert 0 < scored < len(records)
-
-
-def test_both_drafters_may_serve_one_round() -> None:
-    """Each row by its own, with its own confidences; only the model's steps and catching up are counted."""
-    tape = made_tape({"json": 0.9}, count=4)
-    records = finish(dictated(stream(tape, Schedule((4,))), lambda n, size: [3] * size))
-    mixed = next(record for record in records if record.drafted.all() and len(set(record.drafter.tolist())) == 2)
-    assert np.isnan(mixed.confidence[mixed.drafter == 1]).all()
-    assert not np.isnan(mixed.confidence[mixed.drafter == 0, 0]).any()
-    assert mixed.draft_steps == 3
 
 
 def test_signals_are_the_engines() -> None:
@@ -219,10 +186,3 @@ def test_offers_are_what_n_grams_would_draft(batch: int) -> None:
         assert (signals.found <= signals.limits).all()
         ran = (record.drafter == 1) & (record.depths > 0)
         assert (record.drafted[ran] == np.minimum(record.depths, signals.found[1])[ran]).all()
-
-
-def test_nobody_looks_where_no_policy_takes_offers() -> None:
-    made = stream(made_tape(count=2, length=12), Schedule((2,)))
-    controller = Onlooker("static-3", CostTable(COSTS.profile()), 2)
-    finish(Simulator(made, COSTS, controller))
-    assert not any(signals.found.any() for signals in controller.seen)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from adaptspec.errors import TapeError
 from adaptspec.simulation.draft_view import FAR, DraftView, run_lengths
 from adaptspec.simulation.tape import Tape, join, recorded
-from tests.policies.tapes import made_tape, one_request
+from tests.policies.tapes import made_tape
 
 
 @given(st.lists(st.booleans(), max_size=300))
@@ -42,12 +42,6 @@ def test_selecting_and_joining_keeps_requests_whole() -> None:
         np.testing.assert_array_equal(again.views[name].confidence, view.confidence)
     last = tape.take([len(tape) - 1])
     np.testing.assert_array_equal(last.views["ngram"].reach, tape.views["ngram"].reach[-43:])
-
-
-def test_joined_tapes_keep_the_drafters_they_share() -> None:
-    tape = made_tape(count=1)
-    lookup_only = replace(tape, views={"ngram": tape.views["ngram"]})
-    assert join([tape, lookup_only]).drafters == ("ngram",)
 
 
 def test_wrong_drafts_keep_their_confidence() -> None:
@@ -98,14 +92,3 @@ def test_what_does_not_fit_together_is_refused(broken: dict[str, object]) -> Non
     tape: Tape = made_tape(count=1)
     with pytest.raises(TapeError):
         replace(tape, **broken)  # type: ignore[arg-type]
-
-
-def test_a_tape_needs_requests() -> None:
-    with pytest.raises(TapeError, match="at least one"):
-        join([])
-
-
-def test_rounds_may_start_at_all_emitted_positions_but_the_first() -> None:
-    tape = made_tape({"code": 0.5}, count=2, length=3, beyond=2)
-    assert tape.emitted_positions.tolist() == [1, 2, 6, 7]
-    assert one_request([]).emitted_positions.tolist() == []

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -15,7 +14,7 @@ from adaptspec.control.policy import BatchSignals, Decision, Union
 from adaptspec.decision_tables import StopTable, TreeTable
 from adaptspec.models.draft import Draft
 from adaptspec.simulation.cost_profiles import load_costs
-from adaptspec.simulation.draft_view import UNRANKED, AfterMiss, DraftView, run_lengths
+from adaptspec.simulation.draft_view import UNRANKED, DraftView, run_lengths
 from adaptspec.simulation.replay import Tally, replay, static_spec
 from adaptspec.simulation.scenarios import Schedule, stream
 from adaptspec.simulation.tape import Tape
@@ -52,16 +51,6 @@ def drafted(view: DraftView, depth: int, tree: TreeTable | None, stop: StopTable
     return TapeModel("draft-model", view, COSTS, 1, 512).propose(replace(job, stop=stop, tree=tree))
 
 
-def test_the_right_candidate_of_a_wrong_one_is_accepted_and_nothing_behind_it() -> None:
-    """A comb: its siblings are not drafted on from."""
-    draft, _ = drafted(view_of([0, 1, 0, 0]), 3, table_of(1))
-    assert (draft.counts.tolist(), draft.chain.tolist(), draft.steps) == ([9], [3], 3)
-    accepted, path = right_path(draft)
-    assert accepted.tolist() == [2]
-    assert draft.tree is not None
-    assert draft.tree.ranks[0, path[0]].tolist() == [0, 1]
-
-
 def test_a_beam_goes_on_from_the_right_sibling() -> None:
     """As deep as it is asked to, and each step is paid for by the nodes that it reads."""
     view = view_of([1, 0, 2, 0])
@@ -86,32 +75,6 @@ def test_the_draft_models_cache_keeps_the_path() -> None:
     model.propose(TapeJob(row, np.array([3]), np.array([20]), row, end, end, None, table_of(1)))  # a comb
     model.keep(row, np.array([21]))
     assert model.cache_gap(row, np.array([25])) == [25 - 20 - 2]
-
-
-def test_behind_a_wrong_token_siblings_share_what_the_first_leaves() -> None:
-    """The recorded confidence of the first choice; the true text's candidates, scaled, for the others."""
-    unknown = np.full((4, 2), np.nan)
-    unknown[1] = 0.8, 0.4
-    view = replace(view_of([0, UNRANKED, 0, 0]), after_miss=AfterMiss(unknown, unknown))
-    draft, _ = drafted(view, 4, table_of(1))
-    assert draft.tree is not None
-    assert draft.confidence[0, :4].tolist() == pytest.approx([0.6, 0.6, 0.8, 0.4])
-    of_third = [
-        float(draft.confidence[0, place]) for place in range(12) if draft.tree.parents[0, place] == 1 and place > 3
-    ]
-    assert sorted(of_third) == pytest.approx([0.05, 0.1])
-    assert right_path(draft)[0].tolist() == [1]
-
-
-def test_ceilings_and_floors_hold() -> None:
-    view = view_of([0] * 6)
-    for nodes in (1, 2, 5, 9):
-        draft, _ = drafted(view, 4, table_of(1, nodes=nodes))
-        assert draft.counts.tolist() == [min(nodes, 12)]
-        assert draft.chain.tolist() == [min(nodes, 4)]
-    draft, _ = drafted(view, 2, table_of(1, floor=0.2))
-    assert draft.counts.tolist() == [3], "0.65 and 0.42, and 0.25 beside the first"
-    assert drafted(view, 3, table_of(1, width=1))[0].tree is None
 
 
 ranked = st.lists(st.sampled_from([0, 0, 1, 2, UNRANKED]), min_size=2, max_size=10)
