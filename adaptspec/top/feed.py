@@ -19,7 +19,6 @@ from adaptspec.telemetry.live_schema import Bar, is_known, read
 SILENCE_SECONDS = 15.0  # the server has a beat of five
 _FIRST_WAIT, _LONGEST_WAIT = 0.5, 10.0
 _POLICY_SECONDS = 10.0  # between two looks at the policy in force: it may be replaced
-_TIMEOUT = aiohttp.ClientTimeout(total=None, connect=5.0, sock_read=SILENCE_SECONDS)
 HISTORY_SECONDS = 300
 KEPT_ROUNDS = 400  # of one request: more than any terminal is wide
 KEPT_REQUESTS = 50
@@ -123,8 +122,20 @@ def _bars(rounds: Sequence[Sequence[Any]]) -> list[Bar]:
 class Feed:
     """What is known of one server. `state` is None until it has answered once; it outlives a lost connection."""
 
-    def __init__(self, url: str, key: str | None, changed: Callable[[], None] = lambda: None) -> None:
-        """`changed` is called, on the event loop, whenever there is something new to draw."""
+    def __init__(
+        self,
+        url: str,
+        key: str | None,
+        changed: Callable[[], None] = lambda: None,
+        *,
+        silence: float = SILENCE_SECONDS,
+        first_wait: float = _FIRST_WAIT,
+    ) -> None:
+        """`changed` is called, on the event loop, whenever there is something new to draw. A connection is lost after
+        `silence` seconds without a word; the feed asks again after `first_wait` seconds, and later ever less often.
+        """
+        self._timeout = aiohttp.ClientTimeout(total=None, connect=5.0, sock_read=silence)
+        self._first_wait = first_wait
         self.url = url.rstrip("/")
         self.state: LiveState | None = None
         self.policy: Policy | None = None
@@ -144,13 +155,13 @@ class Feed:
 
     async def follow(self) -> None:
         """Follow the feed for ever, through restarts. Raises ServerError where there is no use in asking again."""
-        wait = _FIRST_WAIT
+        wait = self._first_wait
         async with self._session() as session:
             while True:
                 try:
                     async with aclosing(self._events(session)) as events:
                         async for name, told in events:
-                            wait = _FIRST_WAIT
+                            wait = self._first_wait
                             await self._take(session, name, told)
                     why = "the server ended the connection"
                 except (aiohttp.ClientError, asyncio.TimeoutError, OSError) as error:
@@ -170,7 +181,7 @@ class Feed:
 
     def _session(self) -> aiohttp.ClientSession:
         # Lines of a snapshot are longer than what aiohttp reads at most: events are cut by hand.
-        return aiohttp.ClientSession(headers=self._headers, timeout=_TIMEOUT)
+        return aiohttp.ClientSession(headers=self._headers, timeout=self._timeout)
 
     async def _events(self, session: aiohttp.ClientSession) -> AsyncGenerator[tuple[str, Any], None]:
         async with session.get(f"{self.url}/live/events") as response:

@@ -5,16 +5,15 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager, nullcontext, suppress
+from typing import Any
 
 import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from adaptspec.errors import ServerError
-from adaptspec.telemetry.live_schema import is_known
-from adaptspec.top import feed as module
-from adaptspec.top.feed import KEPT_REQUESTS, KEPT_ROUNDS, Feed, LiveState
+from adaptspec.top.feed import KEPT_REQUESTS, KEPT_ROUNDS, Feed
 from tests.top.recorded import recorded, state
 
 SNAPSHOT, UPDATES = recorded()
@@ -24,8 +23,10 @@ POLICY = {"id": "goodput", "description": "d", "yaml": "spec: {}\n"}
 class Fake:
     """A server that tells a snapshot and so many updates, then ends the connection or falls silent."""
 
-    def __init__(self, *, updates: int = 1, silent: bool = False, status: int = 200) -> None:
-        self.updates, self.silent, self.status = updates, silent, status
+    def __init__(
+        self, *, updates: int = 1, silent: bool = False, status: int = 200, snapshot: dict[str, Any] = SNAPSHOT
+    ) -> None:
+        self.updates, self.silent, self.status, self.snapshot = updates, silent, status, snapshot
         self.asked: list[str] = []
         self.keys: set[str | None] = set()
 
@@ -46,7 +47,7 @@ class Fake:
 
     async def answer(self, http: web.Request) -> web.Response:
         self.asked.append(http.path)
-        return web.json_response(POLICY if "policies" in http.path else SNAPSHOT, status=self.status)
+        return web.json_response(POLICY if "policies" in http.path else self.snapshot, status=self.status)
 
 
 @asynccontextmanager
@@ -61,14 +62,11 @@ async def serving(fake: Fake) -> AsyncIterator[str]:
         await server.close()
 
 
-async def states(
-    fake: Fake, until: Callable[[list[str]], bool], monkeypatch: pytest.MonkeyPatch
-) -> tuple[Feed, list[str]]:
+async def states(fake: Fake, until: Callable[[list[str]], bool], silence: float = 10.0) -> tuple[Feed, list[str]]:
     """The states that a feed goes through."""
-    monkeypatch.setattr(module, "_FIRST_WAIT", 0.01)
     seen: list[str] = []
     async with serving(fake) as url:
-        feed = Feed(url, "k", lambda: seen.append(feed.connection.state))
+        feed = Feed(url, "k", lambda: seen.append(feed.connection.state), silence=silence, first_wait=0.01)
         following = asyncio.create_task(feed.follow())
         while not until(seen) and not following.done():
             await asyncio.sleep(0.005)
@@ -78,10 +76,10 @@ async def states(
     return feed, seen
 
 
-async def test_it_comes_back_after_the_server_ended_the_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_it_comes_back_after_the_server_ended_the_connection() -> None:
     """A restart: lost, then live again, with what was known shown meanwhile."""
     fake = Fake(updates=2)
-    feed, seen = await states(fake, lambda seen: seen.count("lost") >= 2, monkeypatch)
+    feed, seen = await states(fake, lambda seen: seen.count("lost") >= 2)
     assert fake.keys == {"Bearer k"}
     assert seen[:5] == ["live", "live", "live", "lost", "live"]
     assert feed.state is not None
@@ -89,24 +87,23 @@ async def test_it_comes_back_after_the_server_ended_the_connection(monkeypatch: 
     assert feed.policy.name == "goodput"
 
 
-async def test_silence_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_silence_is_noticed() -> None:
     """The network went away without a word: the server has a beat, and it is missed."""
-    monkeypatch.setattr(module, "_TIMEOUT", module.aiohttp.ClientTimeout(total=None, sock_read=0.05))
-    feed, seen = await states(Fake(silent=True), lambda seen: "lost" in seen, monkeypatch)
+    feed, seen = await states(Fake(silent=True), lambda seen: "lost" in seen, silence=0.05)
     assert seen[-1] == "lost"
     assert "silent" in feed.connection.text
 
 
 @pytest.mark.parametrize(("status", "words"), [(401, "--api-key"), (404, "no live feed")])
-async def test_what_cannot_get_better_ends_it(monkeypatch: pytest.MonkeyPatch, status: int, words: str) -> None:
+async def test_what_cannot_get_better_ends_it(status: int, words: str) -> None:
     """A missing key, or another program's server: asking again is of no use."""
     with pytest.raises(ServerError, match=words):
-        await states(Fake(status=status), lambda seen: False, monkeypatch)
+        await states(Fake(status=status), lambda seen: False)
 
 
-async def test_a_full_server_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_full_server_is_asked_again() -> None:
     """503: too many watch already."""
-    feed, _ = await states(Fake(status=503), lambda seen: seen.count("lost") >= 2, monkeypatch)
+    feed, _ = await states(Fake(status=503), lambda seen: seen.count("lost") >= 2)
     assert "503" in feed.connection.text
 
 
@@ -143,14 +140,6 @@ def test_updates_add_up_to_what_a_later_snapshot_says() -> None:
     assert made.earnings == updates[-1]["earnings"]
 
 
-def test_rounds_stay_with_a_request_when_it_ends() -> None:
-    """Short answers would never be seen otherwise."""
-    made = state()
-    watched = [seen for seen in made.recent if seen.bars]
-    assert watched
-    assert all(seen.ended and len(seen.bars) <= seen.told["rounds"] for seen in watched)
-
-
 def test_it_does_not_grow_without_bound() -> None:
     """It runs for days beside a server."""
     made = state()
@@ -163,17 +152,14 @@ def test_it_does_not_grow_without_bound() -> None:
     assert all(len(seen.bars) <= KEPT_ROUNDS for seen in made.running.values())
 
 
-def test_its_clock_is_the_servers() -> None:
-    """Rates are of the last seconds there, wherever the terminal is."""
-    snapshot, _ = recorded()
-    assert LiveState.of(snapshot).now() == pytest.approx(snapshot["now"], abs=0.5)
-
-
-def test_a_feed_of_another_version_is_told_apart() -> None:
+async def test_a_feed_of_another_version_is_refused() -> None:
     """Columns that came since are left alone; ones that went would be read as others."""
     columns = SNAPSHOT["columns"]
-    assert is_known({**columns, "round": [*columns["round"], "new"]})
-    assert not is_known({**columns, "task": columns["task"][1:]})
-    assert not is_known({})
-    with pytest.raises(ServerError, match="another version"):
-        Feed("http://h", None)._state_of({**SNAPSHOT, "columns": {}})
+    for known, changed in (
+        (True, {**columns, "round": [*columns["round"], "new"]}),
+        (False, {**columns, "task": columns["task"][1:]}),
+        (False, {}),
+    ):
+        async with serving(Fake(snapshot={**SNAPSHOT, "columns": changed})) as url:
+            with nullcontext() if known else pytest.raises(ServerError, match="another version"):
+                await Feed(url, None).once()

@@ -10,7 +10,7 @@ import pytest
 from adaptspec.top.feed import LiveState
 from adaptspec.top.summary import summary
 from adaptspec.types import REASON_WORDS, Reason
-from tests.top.recorded import recorded, state
+from tests.top.recorded import recorded
 
 
 def empty() -> dict[str, Any]:
@@ -59,28 +59,11 @@ def test_figures_are_ratios_of_sums() -> None:
     assert (told.tasks["code"].acceptance_length, told.tasks["code"].entropy) == (5.0, 1.5)
 
 
-def test_trees_are_told_by_nodes_and_depths_apart() -> None:
-    """How wide drafts are is said beside how deep they got; of chains there is nothing to say."""
-    chains = second(990, rows=10, emitted=20, drafted=30, accepted=10, drafters=[[10, 30, 10, 30, 10]])
-    told = [
-        summary(LiveState.of({**empty(), "now": 1000.5, "seconds": [{**chains, "nodes": nodes}]}))
-        for nodes in (30, 120)
-    ]
-    assert [one.nodes for one in told] == [None, 12.0]
-    assert [(one.acceptance_length, one.acceptance_rate) for one in told] == [(2.0, 1 / 3)] * 2
-
-
 def test_nothing_is_no_number() -> None:
     """Ratios of nothing are unknown, not 0 and not an error."""
     told = summary(LiveState.of(empty()))
     assert told.tokens_per_second == 0.0
     assert (told.speedup, told.acceptance_length, told.drafting, told.tiers, told.tasks) == (None, None, None, {}, {})
-
-
-def test_a_server_that_has_just_begun_is_not_slow() -> None:
-    """Its first seconds are not spread over ten."""
-    snapshot = {**empty(), "now": 1002.1, "seconds": [second(1000, emitted=100), second(1001, emitted=300)]}
-    assert summary(LiveState.of(snapshot)).tokens_per_second == 200.0
 
 
 def off(**by_reason: int) -> list[int]:
@@ -122,13 +105,3 @@ def test_a_server_that_hardly_drafts_says_why() -> None:
 def test_where_drafts_are_not_wanted_or_many_there_is_nothing_to_say(rows: int, by_reason: dict[str, int]) -> None:
     snapshot = {**empty(), "now": 1000.5, "seconds": [second(990, rows=rows, off=off(**by_reason))]}
     assert summary(LiveState.of(snapshot)).mostly_off is None
-
-
-def test_a_recording_makes_sense() -> None:
-    """Shares add up to one, and reasons have the names of journals and metrics."""
-    told = summary(state())
-    assert sum(told.tiers.values()) == pytest.approx(1.0)
-    assert sum(told.reasons.values()) == pytest.approx(1.0)
-    assert {"policy", "off"} <= told.reasons.keys()
-    assert told.speedup == pytest.approx(told.tokens_per_second / (told.plain_tokens_per_second or 0.0))
-    assert json.loads(json.dumps(told.to_json()))["policy"] == "goodput"
