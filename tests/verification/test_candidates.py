@@ -6,65 +6,19 @@ from itertools import product
 
 import numpy as np
 import pytest
-import torch
 from scipy import stats
 from transformers import PreTrainedTokenizerFast
 
 from adaptspec.drafting.draft_model import DraftModelDrafter
 from adaptspec.engine.core import EngineLimits
-from adaptspec.models.processors import SamplingRow
-from adaptspec.models.sampling import SamplingBatch, leading
 from adaptspec.request import Request, SamplingParams
 from adaptspec.types import FloatArray
 from tests.engine.branching import Branched, Shape
 from tests.engine.conftest import make_core, run
 from tests.fakes import TableRunner
 
-CPU = torch.device("cpu")
-WIDTHS = (1, 2, 4, 8)
 VOCAB, OUT, REQUESTS = 16, 3, 6000
 PROMPT = (5, 6)
-
-
-def _pairs(count: int, vocab: int) -> tuple[FloatArray, FloatArray]:
-    """Random distributions of target and draft, [count, vocab], sharp and flat, alike and unlike."""
-    random = np.random.default_rng(0)
-    sharpness = random.uniform(0.3, 4.0, (count, 1))
-    alike = random.uniform(0.0, 1.0, (count, 1))
-    target = sharpness * random.normal(size=(count, vocab))
-    draft = alike * target + (1.0 - alike) * sharpness * random.normal(size=(count, vocab))
-    return tuple(np.exp(logits) / np.exp(logits).sum(1, keepdims=True) for logits in (target, draft))  # type: ignore[return-value]
-
-
-def _misses(p: FloatArray, q: FloatArray) -> FloatArray:
-    """m [count, vocab]: how likely one candidate misses each token of the target; a bound for several."""
-    ratio_q, ratio_p = q[:, None, :] / q[:, :, None], p[:, None, :] / p[:, :, None]
-    unlike = np.maximum(0.0, ratio_q - ratio_p).sum(2)
-    return np.asarray(p * unlike / (1.0 + p * unlike))
-
-
-def test_candidates_hit_at_least_as_often_as_the_bound_says() -> None:
-    """P(the target's token is among k) >= sum p_i (1 - m_i^k) over 10^5 random pairs, in groups of like agreement.
-
-    With equality for one candidate (Daliri et al. 2024). One draw per pair; groups differ by noise at most.
-    """
-    p, q = _pairs(100_000, 12)
-    positions = np.arange(len(p))
-    row = SamplingRow(SamplingParams(temperature=1.0), 7, [1], 1, ())
-    sampling, index = SamplingBatch([row], p.shape[1], CPU), np.zeros_like(positions)
-    scores = [torch.from_numpy(np.log(shares)).float() for shares in (p, q)]
-    own = sampling.choose(scores[0], index, positions).numpy()
-    candidates, _ = leading(sampling.perturbed(scores[1], index, positions), max(WIDTHS))
-    misses = _misses(p, q)
-    groups = np.array_split(np.argsort((np.minimum(p, q)).sum(1)), 10)
-    for width in WIDTHS:
-        hit = (candidates[:, :width] == own[:, None]).any(1)
-        bound = (p * (1.0 - misses**width)).sum(1)
-        for group in groups:
-            noise = np.sqrt((bound[group] * (1.0 - bound[group])).sum()) / len(group)
-            above = hit[group].mean() - bound[group].mean()
-            assert above > -4.0 * noise
-            assert width > 1 or above < 4.0 * noise
 
 
 def _joint(runner: TableRunner) -> FloatArray:

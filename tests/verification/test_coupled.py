@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -13,7 +12,7 @@ from adaptspec.request import SamplingParams
 from adaptspec.types import IntArray
 from adaptspec.verification.coupled import Coupled
 
-from .tables import CPU, DRAFT, EOS, PROMPT, TARGET, Drafter, Table, decode_plainly, make_rows, point_draft, speculate
+from .tables import CPU, DRAFT, PROMPT, TARGET, Drafter, Table, decode_plainly, make_rows, speculate
 
 PARAMS = st.builds(
     SamplingParams,
@@ -70,20 +69,3 @@ def test_a_draft_that_is_the_target_is_always_accepted() -> None:
     windows = [np.array([*PROMPT, *draft.tokens[i, :n]][-3:]) for i in range(200) for n in range(5)]
     result = Coupled().verify(TARGET.logits(np.array(windows)), draft, sampling)
     assert (result.accepted == 4).all()
-
-
-def test_greedy_rows_keep_what_the_argmax_confirms() -> None:
-    rows = [SamplingRow(SamplingParams(temperature=0.0), i, [0], 1, (EOS,)) for i in range(3)]
-    logits = torch.eye(5)[torch.tensor([2, 3, 4, 1, 0, 3])]
-    draft = point_draft(np.array([[2, 0], [1, 0], [0, 0]]), counts=[2, 1, 0])
-    result = Coupled().verify(logits, draft, SamplingBatch(rows, 5, CPU))
-    assert result.accepted.tolist() == [1, 1, 0]
-    assert result.following.tolist() == [3, 0, 3]
-
-
-def test_without_drafts_the_target_just_decodes() -> None:
-    rows = make_rows(SamplingParams(temperature=0.0), range(2))
-    draft = point_draft(np.zeros((2, 0), dtype=np.int64))
-    result = Coupled().verify(torch.eye(5)[torch.tensor([4, 2])], draft, SamplingBatch(rows, 5, CPU))
-    assert result.accepted.tolist() == [0, 0]
-    assert result.following.tolist() == [4, 2]

@@ -92,12 +92,3 @@ def test_only_tokens_that_verification_reached_are_scored_and_only_so_many() -> 
     found = np.count_nonzero(~np.isnan(many[:, :, 0]), axis=1)
     assert found.sum() == 8
     assert (found > 0).tolist() == [True, True, True, False, False]
-
-
-def test_rows_that_take_the_likeliest_token_say_nothing() -> None:
-    logits, draft, sampling = _round(SamplingParams(temperature=0.0, presence_penalty=0.1), 2, Coupled())
-    result = Coupled().verify(logits, draft, sampling)
-    assert (
-        score_temperatures(logits, draft, result, sampling, shares_noise=np.ones(2, dtype=np.bool_), temperatures=AT)
-        is None
-    )

@@ -54,12 +54,6 @@ def test_it_keeps_more_of_a_block_than_token_by_token() -> None:
     assert block.mean() > rejection.mean() + 2 * error
 
 
-def test_one_token_is_kept_as_often_as_token_by_token() -> None:
-    """A block of one leaves nothing to gain: the test is min(1, p / q) with the same uniform number."""
-    block = _accepted(Block(), Drafter(), 1, range(500))
-    np.testing.assert_array_equal(block, _accepted(Rejection(), Drafter(), 1, range(500)))
-
-
 # Of three tokens, at two positions whatever stood before: the draft is far too sure of the first token.
 P = np.array([[0.5, 0.25, 0.25], [0.5, 0.45, 0.05]])
 Q = np.array([[0.9, 0.05, 0.05], [0.05, 0.35, 0.6]])
