@@ -82,13 +82,6 @@ def test_accounts_add_up(depths: list[int], batch: int, prefill: int, catch_up: 
     assert [record.number for record in records] == list(range(1, len(records) + 1))
 
 
-def test_batch_one_emits_the_whole_tape() -> None:
-    tape = made_tape(count=2)
-    one = dictated(stream(tape, Schedule((1,))), lambda n, size: [3] * size)
-    emitted = sum(int(record.emitted.sum()) for record in finish(one))
-    assert emitted == int((tape.lengths - 1).sum()), "the first tokens are the prompts'"
-
-
 def test_prompts_share_rounds_with_decoding() -> None:
     """At most so many prompt tokens a round, first come first served; the end of a prompt yields the first token."""
     tape = made_tape({"code": 0.5}, count=3, length=30, prompt=20)
@@ -131,27 +124,6 @@ def test_n_grams_are_scored_where_they_do_not_draft() -> None:
         scored += idle
         at += gained
     assert 0 < scored < len(records)
-
-
-def test_signals_are_the_engines() -> None:
-    """Context, emitted tokens, room for drafts, and the cache_gap of each drafter in the engine's order."""
-    seen = []
-
-    class Watching(Dictated):
-        def decide(self, signals):  # type: ignore[no-untyped-def]
-            seen.append(signals)
-            return super().decide(signals)
-
-    tape = made_tape({"code": 1.0}, count=1, length=10, prompt=24, most=12)
-    policy = Watching(BOTH, lambda n, size: [2 if n == 1 else 0] * size)
-    one = Simulator(Stream(tape, (0,), Schedule((1,))), COSTS, Controller({"p": policy}, "p", BOTH, 1))
-    finish(one)
-    first, second = seen[0], seen[1]
-    assert (first.context.tolist(), first.position.tolist(), first.limits.tolist()) == ([25], [1], [10])
-    assert first.cache_gap.tolist() == [[23], [0]]
-    moved = int(second.position[0]) - 1
-    assert second.context.tolist() == [25 + moved]
-    assert second.limits.tolist() == [10 - moved]
 
 
 def test_a_tape_and_costs_without_a_common_drafter_are_refused() -> None:

@@ -9,19 +9,12 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from adaptspec.control.controller import Controller
-from adaptspec.control.policy import BatchSignals, Decision, Union
 from adaptspec.decision_tables import StopTable, TreeTable
 from adaptspec.models.draft import Draft
 from adaptspec.simulation.cost_profiles import load_costs
 from adaptspec.simulation.draft_view import UNRANKED, DraftView, run_lengths
-from adaptspec.simulation.replay import Tally, replay, static_spec
-from adaptspec.simulation.scenarios import Schedule, stream
-from adaptspec.simulation.tape import Tape
 from adaptspec.simulation.tape_drafters import TapeModel
 from adaptspec.simulation.tape_trees import RIGHT, TapeJob, chain_tokens, right_path, united_on_tape
-from adaptspec.types import IntArray
-from tests.policies.tapes import made_tape, with_candidates
 
 COSTS = load_costs("gpu-8b")
 TOP = (0.6, 0.2, 0.1)
@@ -49,32 +42,6 @@ def drafted(view: DraftView, depth: int, tree: TreeTable | None, stop: StopTable
     end = np.array([len(view.run) - 1])
     job = TapeJob(np.zeros(1, dtype=np.int64), np.array([depth]), np.array([9]), np.zeros(1, dtype=np.int64), end, end)
     return TapeModel("draft-model", view, COSTS, 1, 512).propose(replace(job, stop=stop, tree=tree))
-
-
-def test_a_beam_goes_on_from_the_right_sibling() -> None:
-    """As deep as it is asked to, and each step is paid for by the nodes that it reads."""
-    view = view_of([1, 0, 2, 0])
-    draft, seconds = drafted(view, 4, table_of(1, floor=0.001), beam_of(1))
-    accepted, path = right_path(draft)
-    assert accepted.tolist() == [4]
-    assert draft.tree is not None
-    assert draft.tree.ranks[0, path[0]].tolist() == [1, 0, 2, 0]
-    _, comb = drafted(view, 4, table_of(1))
-    assert draft.steps == 4
-    assert seconds > comb
-
-
-def test_the_draft_models_cache_keeps_the_path() -> None:
-    """What it read of the text's own path has not to be read again; the last token was never fed."""
-    view = view_of([1, 0, 0, 0, 0, 0])
-    model, row = TapeModel("draft-model", view, COSTS, 1, 512), np.zeros(1, dtype=np.int64)
-    end = np.array([5])
-    model.propose(TapeJob(row, np.array([3]), np.array([9]), row, end, end, beam_of(1), table_of(1, floor=0.001)))
-    model.keep(row, np.array([12]))
-    assert model.cache_gap(row, np.array([13])) == [0]
-    model.propose(TapeJob(row, np.array([3]), np.array([20]), row, end, end, None, table_of(1)))  # a comb
-    model.keep(row, np.array([21]))
-    assert model.cache_gap(row, np.array([25])) == [25 - 20 - 2]
 
 
 ranked = st.lists(st.sampled_from([0, 0, 1, 2, UNRANKED]), min_size=2, max_size=10)
@@ -128,36 +95,6 @@ def test_two_drafts_are_right_where_either_is(ranks: list[int], depth: int, run:
     assert both.chain[0] == (draft.chain[0] if depth else more)
     tokens = both.tokens[0, right_path(both)[1][0]]
     assert (tokens >= RIGHT).all()
-
-
-class Beside(Controller):
-    """Adds what the n-grams have found to drafts of the model."""
-
-    def decide(self, signals: BatchSignals) -> Decision:
-        decision = super().decide(signals)
-        other: IntArray = np.ones_like(decision.depths)
-        decision.union = Union(other, np.minimum(np.minimum(signals.limits, 4), decision.depths + 1))
-        rows = len(other)
-        decision.tree = TreeTable(other * 9, other * 99, np.full(rows, -1.0), np.ones((rows, 1, 1)))
-        return decision
-
-
-def tally_of(tape: Tape, controller: type[Controller], depth: int = 2) -> Tally:
-    return replay(static_spec(depth), stream(tape, Schedule((1,))), COSTS, controller=controller, keep=True)
-
-
-def test_a_union_is_replayed_by_the_engines_rounds() -> None:
-    """At least as much is accepted in fewer rounds; nodes of both are verified, and both are paid."""
-    tape = with_candidates(made_tape())
-    alone, both = tally_of(tape, Controller), tally_of(tape, Beside)
-    assert both.tokens == alone.tokens
-    assert both.rounds < alone.rounds
-    branched = [record.branches for record in both.records if record.branches is not None]
-    assert any((branches.tree.drafters == 1).any() for branches in branched)
-    for record in both.records:
-        if record.branches is not None:
-            assert (record.accepted <= record.drafted).all()
-            assert record.verify_tokens == len(record.rows) + int(record.branches.nodes.sum())
 
 
 def test_runs_of_the_next_request_are_no_part_of_a_tree() -> None:
