@@ -13,7 +13,12 @@ PROCESSORS = ("tests/models/test_processors.py", "tests/models/test_sampling.py"
 TREES = ("tests/exactness/test_matrix.py",)
 HEADS = ("tests/models/heads", "tests/engine/test_heads.py")
 EXECUTOR = ("tests/engine/test_rounds.py", "tests/engine/test_model_executor.py")
-HOSTS = ("tests/hosts/test_rounds.py", "tests/hosts/test_guests.py", "tests/hosts/test_pilot.py")
+HOSTS = (
+    "tests/hosts/test_rounds.py",
+    "tests/hosts/test_guests.py",
+    "tests/hosts/test_pilot.py",
+    "tests/hosts/test_watchers.py",
+)
 
 
 @dataclass(frozen=True)

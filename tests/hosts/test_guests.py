@@ -28,18 +28,6 @@ def test_no_row_is_given_twice(changes: list[tuple[bool, str]]) -> None:
         assert guests.of(names).tolist() == [guests.rows[one] for one in names]
 
 
-def test_what_is_left_to_write() -> None:
-    """Of the tokens asked for, and of the context; less what it will surely have got by then."""
-    guests = Guests(4, model_len=30, behind=2)
-    for one in (request("a"), request("b", most=6), request("c", prompt=25), request("d", prompt=40)):
-        guests.enter(one)
-    rows = guests.of(["a", "b", "c", "d"])
-    assert guests.left(rows).tolist()[1:] == [4, 3, 0]
-    guests.written[rows] += 2
-    assert guests.left(rows).tolist()[1:] == [2, 1, 0]
-    assert guests.context(rows).tolist() == [6, 6, 27, 42]
-
-
 def test_what_is_told_of_later_is_counted() -> None:
     """For those that are here still: before the next decision, or as they leave. Nobody has what another had."""
     guests = Guests(2, model_len=30, behind=2)

@@ -16,7 +16,6 @@ from pathlib import Path
 
 import pytest
 
-from adaptspec.control.state import FILE, read_state
 from tests.hosts.scale.load import ask
 from tests.hosts.vllm.served import free_port, served, wait_for
 
@@ -58,7 +57,6 @@ class Engine:
 @dataclass(frozen=True)
 class Fleet:
     url: str
-    state: Path
     engines: tuple[Engine, Engine]
 
 
@@ -90,13 +88,7 @@ def fleet(vllm_python: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
             engine.start()
         for engine in (one, two):
             engine.wait()
-        yield Fleet(url, folder / "state", (one, two))
-
-
-def counted(state: Path) -> dict[str, float]:
-    """First tokens of drafts that each engine calls its own."""
-    files = {file.parent.name: read_state(file) for file in state.glob(f"*/{FILE}")}
-    return {name: float(one.policies["goodput"].arrays["acceptance"][0, 0, 0]) for name, one in files.items()}
+        yield Fleet(url, (one, two))
 
 
 def asked(fleet: Fleet, count: int, then: Callable[[], object] = lambda: None) -> None:
@@ -107,20 +99,13 @@ def asked(fleet: Fleet, count: int, then: Callable[[], object] = lambda: None) -
     assert outcome.alike
 
 
-def test_no_request_is_lost_and_engines_learn_from_each_other(fleet: Fleet) -> None:
-    """The one's core dies, it is started again, the other is killed: nginx gives what was not answered to the other.
-
-    A policy remembers some 500 first tokens, fewer of which an engine calls its own the more it has from others. Alone
-    that number would only grow.
-    """
+def test_no_request_is_lost(fleet: Fleet) -> None:
+    """The one's core dies, it is started again, the other is killed: nginx gives what was not answered to the other."""
     one, two = fleet.engines
     asked(fleet, 100)
-    while len(saved := counted(fleet.state)) < 2:  # engines save every minute
-        asked(fleet, 50)
     asked(fleet, 200, one.kill_core)
     one.start()
     one.wait()
     asked(fleet, 100)
     asked(fleet, 200, two.kill)
     one.running.close()
-    assert sum(counted(fleet.state).values()) < 0.9 * sum(saved.values())

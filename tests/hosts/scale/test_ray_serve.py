@@ -126,16 +126,6 @@ def test_no_request_is_lost_that_clients_repeat(cluster: Cluster, what: str) -> 
     assert outcome.repeated <= 2 * AT_ONCE
 
 
-@pytest.mark.parametrize("what", ["actor", "server"])
-def test_only_what_runs_there_is_lost_where_nobody_repeats(cluster: Cluster, what: str) -> None:
-    """As 500, which is no more than is asked at once; the replica that died draws no requests."""
-    victim = cluster.ready()[0]
-    outcome = ask(cluster.url, "bundled", 200, lambda: os.kill(getattr(victim, what), signal.SIGKILL), repeats=0)
-    assert set(outcome.lost) <= {"500"}
-    assert len(outcome.lost) <= AT_ONCE
-    assert outcome.alike
-
-
 def test_what_replicas_learned_outlives_them_and_adds(cluster: Cluster, tmp_path: Path) -> None:
     """A replica that takes a dead one's place goes on from what that had saved; in the end the states are added."""
     victim, other = cluster.ready()
