@@ -269,7 +269,7 @@ class CostTable:
     def _proposing(self, record: RoundRecord, drafters: Sequence[str]) -> list[Term]:
         """What the drafting of a round is made of."""
         parts: list[Term] = []
-        for which, rows, active in _drafting(record):
+        for which, rows, active in draft_passes(record):
             name = drafters[which] if which < len(drafters) else ""
             grid = self._steps.get(name)
             if grid is None:
@@ -302,7 +302,7 @@ class CostTable:
         return known
 
 
-def _drafting(record: RoundRecord) -> Iterator[tuple[int, int, IntArray]]:
+def draft_passes(record: RoundRecord) -> Iterator[tuple[int, int, IntArray]]:
     """Each drafter of a round: its number, its rows, and how many tokens it drafted on from at each step, at least one.
 
     A row's drafter drafts on from the newest token and from nodes that have its own after them; whoever else adds nodes

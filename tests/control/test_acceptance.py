@@ -168,17 +168,6 @@ def test_calibration_ignores_what_verification_never_reached() -> None:
     assert calibration.seen()[9] == 0.0
 
 
-def test_rows_that_fare_better_or_worse_than_their_confidence_are_told_apart() -> None:
-    """And a new request in the row is like any other of its task again."""
-    calibration, rows, tasks = Calibration(2, 1), np.array([0, 1]), np.array([0, 0])
-    for _ in range(30):
-        calibration.observe_confidence(np.full((2, 1), 0.5), rows, tasks, np.array([1, 1]), np.array([1, 0]))
-    better, worse = sure(calibration, rows, tasks)[:, 5]
-    assert better > worse + 0.3
-    calibration.start(1)
-    assert worse + 0.1 < sure(calibration, rows, tasks)[1, 5] < better - 0.1
-
-
 def test_a_request_begins_as_sure_as_its_task() -> None:
     """Answers of few tokens have no time to tell what their draft's confidence is worth: their task knows."""
     calibration, rows, tasks = Calibration(2, 3), np.array([0, 1]), np.array([2, 1])

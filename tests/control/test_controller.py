@@ -11,7 +11,6 @@ from adaptspec.control.algorithms.depth_rules import Static
 from adaptspec.control.algorithms.goodput import Goodput, GoodputSettings
 from adaptspec.control.composed import ComposedPolicy
 from adaptspec.control.controller import Controller
-from adaptspec.control.draft_temperature import DraftTemperature
 from adaptspec.control.language.build import build_policy, load_policy_spec
 from adaptspec.control.language.library import find_policy
 from adaptspec.control.policy import BatchSignals, Decision
@@ -150,18 +149,6 @@ def test_a_request_brings_its_own_stop_threshold() -> None:
     assert ask(controller.decide(signals([7, 7])).stop, [0.8, 0.8]) == [True, True]
 
 
-def test_draft_temperatures_stay_with_their_policies() -> None:
-    sharp = ComposedPolicy(Static(3), ("draft-model",), temperature=DraftTemperature(0.8))
-    controller = Controller({"sharp": sharp, "plain": Recorder(3)}, "sharp", ("draft-model",), 4)
-    controller.start(0, request())
-    alone = controller.decide(signals([7])).temperature
-    assert alone is not None
-    controller.start(1, request("plain"))
-    both = controller.decide(signals([7, 7])).temperature
-    assert both is not None
-    assert both.at(np.arange(2), np.ones(2)).tolist() == [0.8, 1.0]
-
-
 def test_what_policies_told_of_their_rows_is_kept_apart() -> None:
     """In a shared round each row has its own policy's account; the goodput of the whole is nobody's expectation."""
     cost = table()
@@ -204,15 +191,3 @@ def test_lookups_are_watched_where_they_do_not_draft() -> None:
     assert all(watched[:16])
     assert 10 <= sum(watched[40:]) < 40
     assert True in watched[-8:]
-
-
-def test_offers_follow_a_hot_reload() -> None:
-    """A policy that is replaced under its rows wants what the new one wants."""
-    controller = Controller({"p": searching(4)}, "p", ("draft-model", "ngram"), 8, cost=table())
-    controller.start(0, request())
-    controller.adopt("p", searching(6))
-    assert controller.search_depth == 6
-    controller.adopt("p", Recorder(5))
-    assert controller.search_depth == 0
-    controller.adopt("p", searching(3))
-    assert controller.search_depth == 3

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from adaptspec.control.cost import CostProfile, CostTable, DrafterCost, _drafting
+from adaptspec.control.cost import CostProfile, CostTable, DrafterCost, draft_passes
 from adaptspec.errors import ConfigError
 from adaptspec.types import RoundRecord
 from tests.control.helpers import QUIET, record, table
@@ -167,7 +167,7 @@ def test_what_was_measured_at_the_start_is_outweighed_in_a_few_dozen_rounds(wron
 @given(forests())
 def test_what_drafts_are_charged_for_is_what_was_drafted_on_from(one: RoundRecord) -> None:
     """Siblings come of one step; the parts of a tree are paid by whoever proposed them, once."""
-    told = {which: (rows, active) for which, rows, active in _drafting(one)}
+    told = {which: (rows, active) for which, rows, active in draft_passes(one)}
     for which in range(2):
         rows, active = told.get(which, (0, np.zeros(1, dtype=np.int64)))
         own = one.branches.tree.drafters == which  # type: ignore[union-attr]
@@ -180,11 +180,11 @@ def test_chains_and_combs_cost_the_same_steps() -> None:
     """What stands beside a chain takes no step of the draft model, but a place in the target's pass."""
     comb = Grown([-1, 0, 1, -1, 0, 1], 3)
     told = [
-        [(which, rows, active.tolist()) for which, rows, active in _drafting(one)]
+        [(which, rows, active.tolist()) for which, rows, active in draft_passes(one)]
         for one in (record([3, 2], [1, 0]), branching(comb, CHAIN), branching(Grown([-1, 0, 1], 3), CHAIN))
     ]
     assert told == [[(0, 2, [2, 2, 1])]] * 3
     beam = Grown([-1, 0, -1, 2, 2], 2)  # two nodes are drafted on from in the second step
-    assert [(which, rows, active.tolist()) for which, rows, active in _drafting(branching(beam))] == [(0, 1, [1, 2])]
+    assert [(which, rows, active.tolist()) for which, rows, active in draft_passes(branching(beam))] == [(0, 1, [1, 2])]
     union = Grown([-1, 0, -1, 2], 2, drafters=[0, 0, 1, 1])
-    assert [which for which, _, _ in _drafting(branching(union))] == [0, 1]
+    assert [which for which, _, _ in draft_passes(branching(union))] == [0, 1]

@@ -11,20 +11,6 @@ from adaptspec.control.grid import LearnedGrid, Quantity, look
 from adaptspec.errors import ConfigError
 
 ROWS, COLUMNS = (1, 4, 16), (1, 2, 8)
-SECONDS = ((1.0, 1.5, 3.0), (2.0, 3.0, 8.0), (4.0, 7.0, 25.0))
-
-
-def test_measured_points_read_back() -> None:
-    grid = LearnedGrid(ROWS, COLUMNS, SECONDS)
-    assert np.allclose([[grid.at(r, c) for c in COLUMNS] for r in ROWS], SECONDS)
-
-
-@given(row=st.floats(1, 30), column=st.floats(1, 20))
-def test_across_equals_at_within_the_table(row: float, column: float) -> None:
-    """Two ways to read one table must agree."""
-    grid = LearnedGrid(ROWS, COLUMNS, SECONDS)
-    column = min(column, 8.0)
-    assert grid.across(row, np.array([column]))[0] == pytest.approx(grid.at(row, column))
 
 
 def looked(grid: LearnedGrid, row: float, column: float, seconds: float, *, times: int = 1, since: int = 0) -> None:

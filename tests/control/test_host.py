@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from adaptspec.control.cost import CostTable
-from adaptspec.control.host import DRAFTER, SGLANG, VLLM, Host, drafters_of, narrow
+from adaptspec.control.host import DRAFTER, SGLANG, VLLM, Host, narrow
 from adaptspec.control.language.build import build_policy, load_policy_spec, parse_policy_spec
 from adaptspec.control.language.library import shipped_policies
 from adaptspec.control.language.spec import PolicySpec
@@ -91,17 +91,6 @@ def test_depths_become_the_next_lower_ones() -> None:
     assert tiers[0].spec.tasks["code"].tiers == [1, 4]
 
 
-def test_arms_of_what_is_not_there() -> None:
-    """Stop rules go, drafters that are not there take their arms with them, and what is alike then stays once."""
-    body = (
-        "  drafters: [draft-model, ngram]\n  choose: {algorithm: ucb, arms: [{depth: 3}, "
-        "{depth: 3, stop: {rule: confidence, threshold: 0.5}}, {depth: 2, drafter: ngram}]}\n"
-    )
-    own, notes = narrow(parsed(body), VLLM)
-    assert [(arm.depth, arm.stop, arm.drafter) for arm in own.spec.choose.arms] == [(3, None, None)]
-    assert [note.where for note in notes] == ["spec.drafters.1", "spec.choose.arms.1.stop", "spec.choose.arms.2"]
-
-
 def test_policies_that_it_uses_are_fitted_too(tmp_path: Path) -> None:
     """Their notes name their own files."""
     other = tmp_path / "deep.yaml"
@@ -126,12 +115,3 @@ def test_what_a_host_does_not_tell_of_requests() -> None:
     assert not own.spec.when
     assert not own.spec.tasks
     assert {"spec.guard.min-free-memory", "spec.tasks", "spec.when.0", "spec.when.1"} <= {note.where for note in notes}
-
-
-@pytest.mark.parametrize(("method", "name"), [("eagle3", "draft-model"), ("ngram", "ngram")])
-def test_a_host_drafts_with_one_method(method: str, name: str) -> None:
-    """What needs no model there is what policies call so; none of it is known before it has drafted."""
-    host = replace(VLLM, drafters=drafters_of(method))
-    own, _ = narrow(parsed(f"  choose: {{algorithm: goodput}}\n  drafters: [{name}]\n"), host)
-    assert own.drafters == (DRAFTER,)
-    assert narrow(parsed("  choose: {algorithm: static, depth: 3}\n"), host)[0].drafters == (DRAFTER,)

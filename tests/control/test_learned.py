@@ -42,11 +42,11 @@ def taught(name: str, rounds: int = 40) -> Policy:
         seen = replace(signals([7, 7], tasks=[code, 0], found=[2, 3]), number=number)
         decision = policy.decide(seen)
         depths = np.maximum(decision.depths, 0).tolist()
-        told = record(depths, [depths[0], min(depths[1], number % 3)], tasks=[code, 0])
+        played = record(depths, [depths[0], min(depths[1], number % 3)], tasks=[code, 0])
         scores = np.full((2, max(depths), 8), np.nan)
         scores[:, :1] = np.linspace(0.2, 0.9, 16).reshape(2, 1, 8)
-        told = replace(told, drafter=decision.drafter, decision=number, temperature_scores=scores)
-        policy.learn(replace(told, shadow=found // 2, shadow_drafted=found, stated=np.full((2, 2, 7), 0.8)))
+        played = replace(played, drafter=decision.drafter, decision=number, temperature_scores=scores)
+        policy.learn(replace(played, shadow=found // 2, shadow_drafted=found, stated=np.full((2, 2, 7), 0.8)))
     return policy
 
 

@@ -100,14 +100,6 @@ def test_api_keys_go_by_their_names() -> None:
     assert one.decide(signals([7] * 4)).depths.tolist() == [0, 3, 5, 5]
 
 
-def test_all_conditions_of_an_entry_must_hold() -> None:
-    one = controller("[{api-key: gold, batch-size: {at-least: 2}, use: off}]")
-    one.start(0, Request("0", (1,), key="gold"))
-    one.start(1, Request("1", (1,)))
-    assert one.decide(signals([7])).depths.tolist() == [5]
-    assert one.decide(signals([7, 7])).depths.tolist() == [0, 5]
-
-
 def test_policies_bring_drafters_of_their_own() -> None:
     """They need not be among those of the policy, and are told in the engine's numbers."""
     one = controller("[{api-key: gold, use: goodput-ngram}]")

@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from adaptspec.control.rows import DrafterNumbers, alike, some, total
+from adaptspec.control.rows import DrafterNumbers
 from tests.control.helpers import record, signals
 
 ENGINE = ("draft-model", "ngram", "heads")
@@ -32,11 +32,3 @@ def test_everything_a_policy_sees_is_in_its_own_order(wanted: tuple[str, ...]) -
     assert told.shadow is not None
     assert told.shadow[: len(wanted)].tolist() == cache_gap[places].tolist()
     assert numbers.watched == tuple(places)
-
-
-@given(values=st.lists(st.integers(-3, 3), min_size=1, max_size=4), value=st.integers(-3, 3))
-def test_quick_forms_say_what_numpy_says(values: list[int], value: int) -> None:
-    array = np.array(values)
-    assert total(array) == sum(values)
-    assert some(array) == any(values)
-    assert alike(array, value) == all(v == value for v in values)

@@ -14,9 +14,7 @@ from hypothesis import strategies as st
 from adaptspec.control.tasks import (
     HEAD,
     MIN_CONFIDENCE,
-    OTHER,
     SHIPPED,
-    SIZE,
     TAIL,
     TASKS,
     Labels,
@@ -149,11 +147,6 @@ def test_any_text_is_a_task_or_unknown(text: str) -> None:
     assert DETECTOR.probabilities(text).sum() == pytest.approx(1.0)
 
 
-def test_an_empty_prompt_is_unknown() -> None:
-    """Nothing speaks for any task."""
-    assert DETECTOR.detect("").task is None
-
-
 def test_what_ships_is_small_and_finite() -> None:
     """It is loaded at every start, and travels in the wheel."""
     assert SHIPPED.stat().st_size < 400_000
@@ -161,14 +154,6 @@ def test_what_ships_is_small_and_finite() -> None:
     assert DETECTOR.weights.any(axis=0).all()
     assert np.isfinite(DETECTOR.scale).all()
     assert np.isfinite(DETECTOR.bias).all()
-
-
-def test_saving_and_loading_gives_the_same_detector(tmp_path: Path) -> None:
-    """Plain arrays, no pickle."""
-    DETECTOR.save(tmp_path / "tasks.npz")
-    again = TaskDetector.load(tmp_path / "tasks.npz")
-    for texts in SENTENCES.values():
-        assert np.array_equal(again.probabilities(texts[0]), DETECTOR.probabilities(texts[0]))
 
 
 @pytest.mark.parametrize("content", [b"", b"not an archive", b"PK\x03\x04 cut short", SHIPPED.read_bytes()[:5000]])
@@ -206,32 +191,11 @@ def test_weights_that_fit_nothing_are_refused(change: dict[str, object]) -> None
         replace(DETECTOR, **change)  # type: ignore[arg-type]
 
 
-TEXT = st.text(st.characters(), max_size=300)  # lone surrogates included
-
-
 def test_known_values_never_change() -> None:
     """The stored weights are worth nothing under any other hash."""
     found, longer = ngrams("Hi"), ngrams("Grüße, 4 Äpfel!")
     assert (len(found), found[:6].tolist(), int(found.sum())) == (18, [1148, 1388, 3350, 3397, 3823, 6354], 221403)
     assert (len(longer), longer[:4].tolist(), int(longer.sum())) == (210, [216, 221, 249, 269], 3372296)
-
-
-@settings(max_examples=100, deadline=None)
-@given(text=TEXT)
-def test_any_text_has_ascending_indices_within_bounds(text: str) -> None:
-    """Each index once, in range, and the same every time."""
-    found = ngrams(text)
-    assert found.dtype == np.int64
-    assert (np.diff(found) > 0).all()
-    assert not len(found) or (found[0] >= 0 and found[-1] < SIZE)
-    assert np.array_equal(found, ngrams(text))
-
-
-def test_only_blank_texts_have_none() -> None:
-    """A single character has n-grams with what surrounds it."""
-    assert not len(ngrams(""))
-    assert not len(ngrams(" \n\t"))
-    assert len(ngrams("x"))
 
 
 def test_case_digits_and_what_chat_templates_leave_behind_do_not_matter() -> None:
@@ -256,21 +220,6 @@ def test_names_are_numbered_as_they_come() -> None:
     assert [names.add(name) for name in ("acme", "json", "acme", "bolt", "late")] == [3, 2, 3, 4, 0]
     assert (names.own, names.left) == (("acme", "bolt"), 0)
     assert [names.number(name) for name in ("bolt", "late", None)] == [4, 0, 0]
-
-
-def test_other_takes_no_room() -> None:
-    """It is the name of what has none."""
-    names = Names(room=1)
-    assert names.add(OTHER) == 0
-    assert OTHER in names
-    assert list(names) == []
-
-
-def test_a_copy_is_on_trial() -> None:
-    labels = Labels()
-    twin = labels.copy()
-    assert twin.tasks.add("acme") == 1 + len(TASKS)
-    assert (labels.tasks.own, twin.tasks.own, twin.tasks.size) == ((), ("acme",), labels.tasks.size)
 
 
 def test_names_of_what_fails_leave_no_trace() -> None:

@@ -7,8 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from adaptspec.control.algorithms.bandit import Bandit
-from adaptspec.control.algorithms.bandit_algorithms import Thompson
-from tests.control.algorithms.makers import ladder, ledger, parts, scripted
+from tests.control.algorithms.makers import scripted
 from tests.control.helpers import record, signals
 
 
@@ -26,16 +25,6 @@ def test_an_arm_is_locked_for_its_episode() -> None:
     bandit, _ = scripted([1, 3, 2])
     bandit.start(0)
     assert play(bandit, 24) == [1] * 8 + [7] * 8 + [3] * 8
-
-
-def test_what_an_episode_earned_is_known_when_the_next_arm_is_chosen() -> None:
-    bandit, learner = scripted([3, 1])
-    bandit.start(0)
-    play(bandit, 9, accepted=2)
-    seen = learner.views[1]
-    assert seen.seen[0].tolist() == [np.inf, 8.0, 8.0, 8.0]
-    assert learner.views[1].incumbent.tolist() == [3]
-    assert seen.ratio[0, 2] > seen.ratio[0, 3]
 
 
 def test_rounds_a_guard_took_over_teach_nothing() -> None:
@@ -104,17 +93,3 @@ def test_a_lagging_drafter_is_charged_to_the_arms_that_need_it() -> None:
     view = learner.views[0]
     assert view.entry[0, 0] == 0.0
     assert (view.entry[0, 1:] > 0.05).all()
-
-
-def thompson(seed: int = 0) -> Bandit:
-    of = ledger()
-    return Bandit(ladder(), Thompson(ladder(), of, seed=seed), of, parts())
-
-
-def test_decisions_repeat_with_the_seed() -> None:
-    def depths(seed: int) -> list[int]:
-        bandit = thompson(seed)
-        bandit.start(0)
-        return play(bandit, 200, accepted=1)
-
-    assert depths(1) == depths(1)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 
 from adaptspec.control.algorithms.bandit_algorithms import Exp3, LinUcb, Nightjar, Thompson, Ucb
 from adaptspec.control.algorithms.ledger import Observed
@@ -76,21 +75,6 @@ def test_linucb_gives_each_moment_its_arm() -> None:
     state = (np.inf, 50.0, 50.0, 50.0), (1.0, 1.0, 1.0, 1.0)
     picked = [index.pick(view(*state, features=features(*x))).arms[0] for x in ((0, 0.0), (0, 1.0), (1, 0.0))]
     assert picked == [3, 1, 0]
-
-
-def test_linucb_forgets_and_its_states_add() -> None:
-    one, two, both, fresh = linucb(), linucb(), linucb(), linucb()
-    teach(one, features(0), (1.0, 1.3, 1.6, 2.2), 3)
-    teach(two, features(1), (1.0, 0.8, 0.6, 0.4), 3)
-    teach(both, features(0), (1.0, 1.3, 1.6, 2.2), 3)
-    teach(both, features(1), (1.0, 0.8, 0.6, 0.4), 3)
-    fresh.restore({name: value + two.learned()[name] for name, value in one.learned().items()})
-    np.testing.assert_allclose(fresh.learned()["b"], both.learned()["b"])
-    fading = linucb(0.99)
-    teach(fading, features(0), (1.0, 1.3, 1.6, 2.2))
-    much = fading.learned()["a"][3, 0, 0]
-    fading.observe(lot(RATIO, arms=()), features(0))
-    assert fading.learned()["a"][3, 0, 0] == pytest.approx(much * 0.99**8)
 
 
 # Close enough that none is ruled out, and seen together.

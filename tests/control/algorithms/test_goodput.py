@@ -163,12 +163,6 @@ def test_what_is_off_is_tried_whatever_the_table_says() -> None:
     assert sum(drafting[-200:]) > 150
 
 
-def test_tries_in_vain_are_few() -> None:
-    made = algorithm()
-    depths = [depth for (depth,) in live(made, 10_000, accepts=0)]
-    assert 4 < sum(depth > 0 for depth in depths[1000:]) < 0.01 * 9000 / 0.3
-
-
 def test_a_newcomer_pays_for_reading_its_prompt() -> None:
     """It joins a plan that serves others: what its drafter has not read yet counts, as in a plan of its own."""
     made = algorithm(16, stops=False)

@@ -128,8 +128,3 @@ def test_nothing_keeps_the_worst_row_faster(rows: list[tuple[float, int, float]]
         assert seconds_of(made, depths[None])[0] <= seconds[paces >= 1.0 + 1e-9].min() + 1e-9
     else:
         assert worst >= paces.max() - 1e-9
-
-
-def test_tiers_are_kept() -> None:
-    depths, _ = keep_pace(terms([0.9, 0.9], [3, 2], 0.01, tiers=(1, 3)), np.array([0.55, 0.9]))
-    assert set(depths.tolist()) <= {0, 1, 3}

@@ -13,7 +13,6 @@ from adaptspec.control.host import Host, narrow
 from adaptspec.control.language.build import build_policy, load_policy_spec, parse_policy_spec
 from adaptspec.control.language.library import find_policy
 from adaptspec.control.language.spec import PolicySpec
-from adaptspec.control.state import signature
 from adaptspec.engine.assembly import assemble
 from adaptspec.engine.core import EngineLimits
 from adaptspec.errors import PolicyError
@@ -51,19 +50,6 @@ def test_drafters_default_to_those_of_the_server(choose: str, here: Sequence[str
     policy = build_policy(spec, CostTable(COSTS), 2)
     assert tuple(policy.wanted) == expected
     assert (policy.max_depth > 0) == bool(expected)
-
-
-def test_named_drafters_stay_and_have_the_signature_that_they_had() -> None:
-    named = read(GOODPUT, WITH_MODEL, "  drafters: [ngram]\n")
-    assert named.drafters == ("ngram",)
-    assert signature(named) == signature(read(GOODPUT, None, "  drafters: [ngram]\n"))
-    assert signature(read(STATIC, WITH_MODEL)) == signature(read(STATIC, None, "  drafters: [draft-model]\n"))
-
-
-def test_policies_that_it_uses_get_the_default_too() -> None:
-    spec = read(GOODPUT, WITHOUT, "  when: [{batch-size: {at-least: 2}, use: static-3}]\n")
-    assert spec.used["static-3"].drafters == ("ngram",)
-    assert tuple(build_policy(spec, CostTable(COSTS), 2).wanted) == ("ngram", "counts")
 
 
 def test_drafts_branch_only_with_a_drafter_that_prices_branches() -> None:
