@@ -8,12 +8,10 @@ from hypothesis import strategies as st
 
 from adaptspec.decision_tables import (
     ENTROPY_BINS,
-    ENTROPY_EDGES,
     RowStop,
     StopEvaluator,
     StopTable,
     TemperatureTable,
-    entropy_bins,
 )
 from adaptspec.types import FloatArray, IntArray
 
@@ -138,19 +136,6 @@ def test_rows_of_different_rules_in_one_table_do_as_each_alone(
     assert (whole is None) == all(table is None for _, table in parts)
     again = StopTable.stacked([(at, whole) for at in places], rows)  # tables of all rows, each for its own
     assert lengths(again, sure, spread) == together
-
-
-def test_a_table_for_all_rows_is_passed_on_as_it_is() -> None:
-    table = StopTable(confidence=np.full((3, 1), 0.5))
-    assert StopTable.stacked([(np.zeros(0, dtype=np.int64), None), (np.arange(3), table)], 3) is table
-
-
-@given(st.floats(0.0, 5.0))
-def test_temperatures_go_by_the_bin_of_the_entropy(entropy: float) -> None:
-    table = TemperatureTable(np.stack((np.arange(float(ENTROPY_BINS)), np.ones(ENTROPY_BINS))))
-    found = table.at(np.array([0, 1]), np.full(2, entropy)).tolist()
-    assert found == [sum(entropy > edge for edge in ENTROPY_EDGES), 1.0]
-    assert entropy_bins(np.array([entropy])).item() == found[0]
 
 
 def test_policies_in_one_round_keep_their_own_temperatures() -> None:

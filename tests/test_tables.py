@@ -8,8 +8,8 @@ from io import StringIO
 import pytest
 from rich.console import Console
 
-from adaptspec.command_line import CSV, MARKDOWN, TEXT
-from adaptspec.tables import Table, show, table_of
+from adaptspec.command_line import CSV, MARKDOWN
+from adaptspec.tables import Table, show
 
 
 @pytest.fixture
@@ -47,12 +47,6 @@ def test_every_part_of_a_wide_table_says_which_row_is_which(wide: Table) -> None
     assert drawn(wide, 400).count("machine") == 1
 
 
-def test_a_word_longer_than_the_terminal_goes_on_in_the_next_line() -> None:
-    table = Table("file")
-    table.add_row("x" * 90)
-    assert drawn(table, 30).count("x") == 90
-
-
 def test_a_pipe_gets_whole_lines(
     wide: Table, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -66,14 +60,6 @@ def test_a_pipe_gets_whole_lines(
     assert any(all(name in line for name in wide.columns) for line in out.splitlines())
 
 
-def test_columns_of_the_environment_are_respected_by_a_pipe(
-    wide: Table, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("COLUMNS", "80")
-    show([wide], TEXT)
-    assert max(map(len, capsys.readouterr().out.splitlines())) <= 80
-
-
 def test_csv_is_read_back_by_programs(wide: Table, capsys: pytest.CaptureFixture[str]) -> None:
     """Commas and quotes included; what is no table goes where no program reads it."""
     wide.add_row("a, b", 'say "x"', "1", *["2"] * 7)
@@ -81,14 +67,6 @@ def test_csv_is_read_back_by_programs(wide: Table, capsys: pytest.CaptureFixture
     told = capsys.readouterr()
     assert [tuple(row) for row in csv.reader(StringIO(told.out))] == [wide.columns, *wide.rows]
     assert told.err == "a sentence\n"
-
-
-def test_several_tables_of_csv_are_told_apart(wide: Table, capsys: pytest.CaptureFixture[str]) -> None:
-    other = Table("a", title="second")
-    show([wide, other], CSV)
-    lines = capsys.readouterr().out.splitlines()
-    assert [line for line in lines if line.startswith("#")] == ["# goodput relative to off", "# second"]
-    assert lines[-1] == "a"
 
 
 def test_markdown_has_its_cells_in_place(capsys: pytest.CaptureFixture[str]) -> None:
@@ -107,13 +85,3 @@ def test_markdown_has_its_cells_in_place(capsys: pytest.CaptureFixture[str]) -> 
         "| guard \\| off again | 12% |",
         "| policy | - |",
     ]
-
-
-def test_a_row_has_a_cell_for_every_column() -> None:
-    with pytest.raises(ValueError, match="1 cells for 2 columns"):
-        Table("a", "b").add_row("1")
-
-
-def test_a_table_of_mappings_has_a_column_for_every_key() -> None:
-    table = table_of([{"name": "a", "us": 0.12345}, {"name": "b", "rounds": 3}], keys=1)
-    assert table.csv() == "name,us,rounds\na,0.123,\nb,,3\n"
