@@ -1,4 +1,4 @@
-"""All shadows together: each watches its policy's rows, and one that fails is left out."""
+"""Policies come, go and move from shadow over canary to live; a shadow that fails is left out."""
 
 from __future__ import annotations
 
@@ -23,12 +23,11 @@ WATCH = ShadowSpec(mode="shadow")
 
 
 class Watcher(ComposedPolicy):
-    """A fixed depth that remembers its rows, and fails when told to."""
+    """A fixed depth that remembers its rows; `failing` names the method that raises."""
 
     def __init__(self, depth: int = 2, failing: str = "", drafters: tuple[str, ...] = ("draft-model",)) -> None:
         super().__init__(Static(depth), drafters)
         self.live: set[int] = set()
-        self.asked: list[list[int]] = []
         self.told: list[RoundRecord] = []
         self.failing = failing
 
@@ -41,7 +40,6 @@ class Watcher(ComposedPolicy):
     def decide(self, signals: BatchSignals) -> Decision:
         if self.failing == "decide":
             raise RuntimeError("no idea")
-        self.asked.append(signals.rows.tolist())
         return super().decide(signals)
 
     def learn(self, record: RoundRecord) -> None:
