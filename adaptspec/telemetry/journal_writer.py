@@ -135,9 +135,13 @@ class Journal:
         files: int = 4,
         limit: int = 20_000,
         pause: float = 0.25,
+        file: RotatedFile | None = None,
     ) -> None:
-        """`limit` entries wait at most, for `pause` seconds. Raises JournalError: the file cannot be written."""
-        self._file = RotatedFile(path, max_bytes, files)
+        """`limit` entries wait at most, for `pause` seconds; `file` is written in place of one at `path`.
+
+        Raises JournalError: the file cannot be written.
+        """
+        self._file = file or RotatedFile(path, max_bytes, files)
         self._path = path
         self._store = store
         self._queue = BoundedQueue[Entry]("journal", self._write, limit=limit, pause=pause)

@@ -9,21 +9,6 @@ from typing import Any
 from adaptspec.telemetry.bounded_queue import BoundedQueue
 
 
-def test_what_is_put_in_is_handled_in_order_on_another_thread() -> None:
-    """The engine thread does none of the work."""
-    seen: list[tuple[int, int]] = []
-    queue: BoundedQueue[int] = BoundedQueue(
-        "test", lambda batch: seen.extend((n, threading.get_ident()) for n in batch), pause=0.001
-    )
-    queue.put(0)
-    queue.start()
-    for number in range(1, 500):
-        queue.put(number)
-    queue.close()
-    assert [number for number, _ in seen] == list(range(500))
-    assert threading.get_ident() not in {thread for _, thread in seen}
-
-
 def test_what_does_not_fit_is_counted() -> None:
     """Memory stays bounded however slow the handling is."""
     seen: list[int] = []
@@ -33,30 +18,6 @@ def test_what_does_not_fit_is_counted() -> None:
     assert queue.dropped == 7
     queue.work()
     assert seen == [0, 1, 2]
-
-
-def test_room_can_be_left_to_others() -> None:
-    queue: BoundedQueue[int] = BoundedQueue("test", lambda _: None, limit=4, pause=60.0)
-    assert [queue.put(number, 2) for number in range(4)] == [True, True, False, False]
-    assert [queue.put(number) for number in range(3)] == [True, True, False]
-    assert queue.dropped == 3
-
-
-def test_whoever_works_long_keeps_nobody() -> None:
-    """A reader takes what there is then."""
-    began, stuck = threading.Event(), threading.Event()
-
-    def handle(_: Sequence[int]) -> None:
-        began.set()
-        stuck.wait()
-
-    queue: BoundedQueue[int] = BoundedQueue("test", handle, pause=0.001)
-    queue.start()
-    queue.put(1)
-    assert began.wait(10.0)
-    queue.work(0.01)
-    stuck.set()
-    queue.close(10.0)
 
 
 def test_a_full_batch_does_not_wait_for_the_pause() -> None:

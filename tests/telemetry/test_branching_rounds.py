@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 
 import pytest
 from transformers import PreTrainedTokenizerFast
 
-from adaptspec.control.cost import _drafting
 from adaptspec.drafting.draft_model import DraftModelDrafter
 from adaptspec.drafting.ngram import NgramDrafter
 from adaptspec.engine.core import EngineLimits
-from adaptspec.journal import round_from_plain, round_to_plain
 from adaptspec.request import Request, SamplingParams
 from adaptspec.telemetry.request_record import bars_of
 from adaptspec.telemetry.totals import Totals, by_proposer
-from adaptspec.types import nobody
 from tests.engine.branching import Branched, Shape
 from tests.engine.conftest import Notes, make_core, run
 from tests.fakes import TableRunner
-from tests.records import same
 
 BOTH = ("draft-model", "ngram")
 SHAPES = [Shape(), Shape(beam=True), Shape(union=True), Shape(beam=True, union=True, nodes=64), Shape(width=1)]
@@ -52,22 +47,3 @@ def test_requests_and_rounds_count_the_same(notes: Notes) -> None:
     bars = [bar for one in notes.records for bars in bars_of([one]).values() for bar in bars]
     assert sum(bar.nodes for bar in bars) == totals.nodes
     assert all(bar.straight <= bar.accepted <= bar.drafted <= bar.nodes for bar in bars)
-
-
-def test_they_are_read_as_they_were_written(notes: Notes) -> None:
-    """But for how much room arrays have beyond what is in them."""
-    for one in notes.records:
-        told = json.loads(json.dumps(round_to_plain(one), allow_nan=False))
-        read = round_from_plain(told)
-        assert round_to_plain(read) == round_to_plain(one)
-        assert same(round_from_plain(round_to_plain(read)), read)
-        for name in ("nodes", "chain", "straight", "kept"):
-            assert getattr(read, name).tolist() == getattr(one, name).tolist()
-        assert same(read.trunk(), replace(one.trunk(), tasks=nobody(), policies=nobody()))
-
-
-def test_draft_steps_are_those_that_were_taken(notes: Notes) -> None:
-    """As far as what was submitted tells: steps whose tokens were all cut are not seen."""
-    for one in notes.records:
-        steps = [len(active) for which, _, active in _drafting(one) if which == 0]
-        assert not steps or steps[0] <= max(one.draft_steps, 1)

@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-import itertools
-import json
 from collections.abc import Sequence
 from dataclasses import replace
 
-import numpy as np
 import pytest
-from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from adaptspec.control.cost import CostTable
 from adaptspec.request import Request, SpeculationParams
-from adaptspec.telemetry.earnings import Earnings, EarningsSnapshot, ForecastError, Switches
-from adaptspec.telemetry.live_schema import Compared
+from adaptspec.telemetry.earnings import Earnings, EarningsSnapshot
 from adaptspec.telemetry.request_store import RequestStore
 from adaptspec.telemetry.static_tiers import StaticTier, TierEarnings
 from adaptspec.telemetry.totals import Totals
-from adaptspec.types import Completion, Expected, FinishReason, Reason, RoundRecord, SpeculationStats, Timings
+from adaptspec.types import Completion, FinishReason, RoundRecord, SpeculationStats, Timings
 from tests.control.helpers import record, table
 from tests.telemetry.feeding import made
 from tests.trees import SIBLING, branching
@@ -212,54 +207,6 @@ def test_requests_that_asked_for_no_speculation_are_not_compared() -> None:
     assert speedup_of(seen) == pytest.approx(3 * plain / drafting, rel=0.02)
 
 
-def test_a_table_that_rounds_contradict_is_said_to_be() -> None:
-    costs = table()
-    _, earnings = begun(costs)
-    assert not earnings.snapshot().unsure
-    costs._unsure[False, 0] = 0
-    costs.doubts = 1
-    assert (earnings.snapshot().unsure, earnings.snapshot().doubts) == (True, 1)
-
-
-def test_what_guards_do_is_counted() -> None:
-    store, earnings = begun()
-    for reason, rounds in ((Reason.POLICY, 2), (Reason.GUARD, 5), (Reason.PROBE, 2), (Reason.POLICY, 1)):
-        one = record([1], [0])
-        one.reasons[:] = int(reason)
-        for _ in range(rounds):
-            store.emit(one)
-    store.settle()
-    seen = earnings.snapshot()
-    assert (seen.guard_switches, seen.probes, seen.probes_won) == (1, 1, 1)
-
-
-def test_nothing_is_said_before_it_knows_the_machine() -> None:
-    """Rounds that come before wait for it."""
-    store = RequestStore(pause=60.0)
-    earnings = Earnings(store)
-    store.emit(record([1], [1]))
-    store.settle()
-    before = earnings.snapshot()
-    assert (before.totals.rounds, before.tiers) == (0, ())
-    assert (before.speedup, before.regret) == (None, None)
-    earnings.begin(table(), ("draft-model",), 1, 1)
-    store.start(1)
-    store.settle()
-    assert earnings.snapshot().totals.rounds == 1
-    store.close()
-
-
-def test_a_request_that_failed_spoils_no_figure() -> None:
-    """It emits nothing in its last round."""
-    store, earnings = begun()
-    for number in range(300):
-        one = record([number % 2 * 3], [number % 2 * 2])
-        store.emit(replace(one, emitted=np.array([0])) if number == 100 else one)
-    store.settle()
-    assert all(np.isfinite(tier.seconds) for tier in earnings.snapshot().tiers if tier.known)
-    assert any(tier.known for tier in earnings.snapshot().tiers)
-
-
 def snapshot(tokens: int, seconds: float, off: float, fixed: float) -> EarningsSnapshot:
     tiers = (
         TierEarnings(StaticTier(0), off, seconds, 0.1, tokens),
@@ -269,67 +216,4 @@ def snapshot(tokens: int, seconds: float, off: float, fixed: float) -> EarningsS
     return EarningsSnapshot(totals=totals, tiers=tiers)
 
 
-def test_differences_are_of_the_tier_that_is_best_now() -> None:
-    """It may have been another one before."""
-    before, now = snapshot(100, 1.0, 1.5, 2.0), snapshot(300, 2.0, 4.5, 3.0)
-    assert now.compared_since(before) == Compared(
-        tokens=200, seconds=1.0, off_seconds=3.0, best_compared_seconds=1.0, best_seconds=1.0
-    )
-    assert not any(EarningsSnapshot().compared_since(EarningsSnapshot()))
-
-
-def test_sums_name_the_best_fixed_depth_and_say_how_sure_they_are() -> None:
-    told = json.loads(json.dumps(snapshot(300, 2.0, 4.5, 3.0).to_json(), allow_nan=False))
-    assert told["best_static"] == {"depth": 3, "drafter": "ngram"}
-    assert told["speedup"] == {"value": 2.25, "low": 2.2, "high": 2.3}
-    assert told["regret"]["value"] == pytest.approx(-0.3333)
-    nothing = EarningsSnapshot().to_json()
-    assert (nothing["speedup"], nothing["best_static"], nothing["regret"]) == (None, None, None)
-
-
 ROUNDS = st.lists(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 1)), min_size=3, max_size=3), max_size=12)
-
-
-@settings(max_examples=60, deadline=None)
-@given(ROUNDS, st.integers(1, 5))
-def test_switches_are_counted_per_request_whatever_the_lots(rounds: list[list[tuple[int, int]]], lot: int) -> None:
-    """A change of depth between two rounds of a request; of the drafter, between two that draft."""
-    records = [
-        replace(record([d for d, _ in one], [0] * 3), drafter=np.array([which for _, which in one])) for one in rounds
-    ]
-    switches = Switches(3, 2)
-    for start in range(0, len(records), lot):
-        part = records[start : start + lot]
-        switches.add(part, np.tile(np.arange(3), len(part)))
-    columns = list(zip(*rounds, strict=True))
-    changes = [sum(a[0] != b[0] for a, b in itertools.pairwise(column)) for column in columns]
-    assert switches.of_depth == sum(changes)
-    used = [[which for depth, which in column if depth] for column in columns]
-    assert switches.of_drafter == sum(sum(a != b for a, b in itertools.pairwise(u)) for u in used)
-    assert switches.drafts.tolist() == [sum(u.count(which) for u in used) for which in (0, 1)]
-
-
-def test_a_request_begins_without_a_past() -> None:
-    switches = Switches(1, 1)
-    switches.add([record([3], [0])], np.array([0]))
-    switches.start(0)
-    switches.add([record([1], [0])], np.array([0]))
-    assert switches.of_depth == 0
-
-
-def test_predictions_are_held_against_what_came() -> None:
-    """Goodput over the time rounds took, where one was named and no prompt was read; tokens by row."""
-    one = record([3, 0], [2, 0])
-    told = replace(one, expected=Expected(2000.0, np.array([1.5, np.nan])))
-    rounds = [one, told, replace(told, prefill_tokens=7), replace(told, expected=Expected(np.nan, np.zeros(2)))]
-    found = ForecastError().plus(rounds)
-    assert found.predicted_tokens == 2000.0 * one.total_seconds
-    assert (found.realised_tokens, found.realised_accepted) == (4, 6)
-    assert found.predicted_accepted == 3.0
-    assert found.goodput_ratio == found.predicted_tokens / 4
-
-
-def test_tokens_beyond_the_end_did_not_come_true() -> None:
-    """Verification kept three of which the client got one: a prediction of one was right."""
-    one = replace(record([3], [3]), emitted=np.array([1]), expected=Expected(2000.0, np.array([1.0])))
-    assert ForecastError().plus([one]).realised_accepted == 1

@@ -13,14 +13,12 @@ from hypothesis import strategies as st
 
 from adaptspec.control.tasks import OTHER
 from adaptspec.request import Request, SpeculationParams
-from adaptspec.telemetry.earnings import EarningsSnapshot
-from adaptspec.telemetry.live_feed import HISTORY_SECONDS, STRIP_ROUNDS, WAITING_ROUNDS, Changes, LiveFeed, Second
+from adaptspec.telemetry.live_feed import HISTORY_SECONDS, STRIP_ROUNDS, Changes, LiveFeed, Second
 from adaptspec.telemetry.live_schema import DrafterSums, TaskSums
 from adaptspec.telemetry.request_record import RequestRecord
 from adaptspec.telemetry.request_store import RECENT_REQUESTS, RequestStore, RoundEnded
 from adaptspec.types import Completion, FinishReason, Reason, RoundRecord, SpeculationStats, Timings
 from tests.telemetry.feeding import SetClock, made
-from tests.telemetry.test_earnings import snapshot
 from tests.telemetry.test_totals import ROUNDS, record
 from tests.trees import forests
 
@@ -73,13 +71,6 @@ def test_a_request_comes_runs_and_goes() -> None:
     assert [one["tasks"]["code"][0] for one in told["seconds"]] == [1, 1]
 
 
-def test_a_request_that_never_ran_is_told_of_once_it_ends() -> None:
-    store, feed = feeding()
-    waited = replace(completion("a"), timings=Timings(1.0, None, None, 4.0), finish=FinishReason.ABORT)
-    store.finished(request("a"), waited)
-    assert settled(feed).finished[0]["admitted"] is None
-
-
 def test_every_request_that_ends_is_counted_in_its_second() -> None:
     """More end in a minute than are kept: who counts the kept ones says 100 for ever."""
     clock, count = SetClock(), 3 * RECENT_REQUESTS
@@ -123,29 +114,6 @@ def test_it_stays_small_whatever_happens() -> None:
     assert len(told["running"][0]["rounds"]) == STRIP_ROUNDS
 
 
-def test_rounds_beyond_what_is_kept_are_counted_but_no_request_is_lost() -> None:
-    store, feed = feeding()
-    store.started(request("a"))
-    for _ in range(WAITING_ROUNDS + 10):
-        store.emit(round_of("a"))
-    store.finished(request("a"), completion("a"))
-    changes = settled(feed)
-    assert changes.missed_rounds == feed.missed == 10
-    assert len(changes.finished) == 1
-    store.emit(round_of("a"))
-    assert settled(feed).missed_rounds == 10
-
-
-def test_what_is_new_is_not_kept_for_nobody() -> None:
-    """Sums go on; who begins to follow has them from the snapshot."""
-    store, feed = feeding()
-    feed.following = False
-    store.started(request("a"))
-    store.emit(round_of("a"))
-    assert settled(feed).empty
-    assert feed.snapshot()["seconds"][0]["rounds"] == 1
-
-
 @settings(max_examples=40, deadline=None)
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 3), st.booleans()), max_size=60))
 def test_what_updates_say_adds_up_to_the_snapshot(steps: list[tuple[str, int, bool]]) -> None:
@@ -181,23 +149,6 @@ def test_what_updates_say_adds_up_to_the_snapshot(steps: list[tuple[str, int, bo
     told = feed.snapshot()
     assert told["seconds"] == list(seconds.values())
     assert {one["id"]: one["rounds"] for one in told["running"]} == bars
-
-
-def test_the_feed_puts_estimates_into_the_second_they_came_in() -> None:
-    """Each token once, whether or not rounds came in between."""
-    told = [EarningsSnapshot()]
-    store, feed = made(lambda store: LiveFeed(store, lambda: told[0]), clock=SetClock())
-    feed.following = True
-    store.started(request("a"))
-    store.emit(round_of("a"))
-    assert settled(feed).seconds[0]["compared"] is None
-    for tokens in (100, 250):
-        told[0] = snapshot(tokens, tokens / 100, tokens / 50, tokens / 80)
-        store.note("anything")
-        settled(feed)
-    assert feed.snapshot()["seconds"][0]["compared"] == [250, 2.5, 5.0, 2.5, 3.125]
-    assert settled(feed).empty
-    assert feed.snapshot()["earnings"]["speedup"]["value"] == 2.0
 
 
 def drawn(rounds: list[Any], drafters: int) -> list[RoundRecord]:

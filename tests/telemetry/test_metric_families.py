@@ -7,10 +7,9 @@ from dataclasses import replace
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from adaptspec.engine.draft_learner import LearningStats
 from adaptspec.request import Request
 from adaptspec.telemetry.earnings import Earnings
-from adaptspec.telemetry.metric_families import earning_families, learning_families
+from adaptspec.telemetry.metric_families import earning_families
 from adaptspec.telemetry.metrics import Metrics
 from tests.control.helpers import record, table
 from tests.telemetry.feeding import made
@@ -34,22 +33,6 @@ def scraped(rounds: int, drafted: int, accepted: int) -> tuple[Scrape, Earnings]
         for sample in family.samples
     }
     return seen, earnings
-
-
-def test_a_draft_that_learns_shows_what_came_of_it() -> None:
-    """By outcome, from the start at 0."""
-    shown = {
-        (sample.name, sample.labels.get("outcome")): sample.value
-        for family in learning_families(LearningStats(kept=2, undone=1, dropped=0, rejections=7, size=900))
-        for sample in family.samples
-    }
-    assert shown == {
-        ("adaptspec_draft_updates_total", "kept"): 2,
-        ("adaptspec_draft_updates_total", "undone"): 1,
-        ("adaptspec_draft_updates_total", "dropped"): 0,
-        ("adaptspec_draft_rejections_held", None): 7,
-        ("adaptspec_draft_rejections_bytes", None): 900,
-    }
 
 
 def test_a_scrape_shows_one_snapshot() -> None:
@@ -79,9 +62,3 @@ def test_what_is_not_known_has_no_sample() -> None:
     assert ("adaptspec_regret_ratio", ()) not in seen
     assert seen["adaptspec_costs_remeasured_total", ()] == 0.0
     assert not any(math.isnan(value) for value in seen.values())
-
-
-def test_labels_do_not_grow_with_depths() -> None:
-    seen, _ = scraped(10, 500, 400)
-    assert seen["adaptspec_spec_decode_tier_share_ratio", ("64+",)] > 0.9
-    assert len(seen) < 300

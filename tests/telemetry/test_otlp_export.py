@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
-from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
+from opentelemetry.sdk.trace import TracerProvider
 
 from adaptspec.errors import ConfigError
-from adaptspec.telemetry.otlp_export import PushSettings, SpanQueue, TraceLevel, TraceSettings, number, resource
+from adaptspec.telemetry.otlp_export import PushSettings, SpanQueue, TraceLevel, TraceSettings, resource
 from tests.telemetry.otlp import collecting
 
 URL = "http://127.0.0.1:4318"
@@ -37,20 +35,6 @@ def test_traces_are_sent_where_somebody_said_so(
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     assert settings.enabled is enabled
-
-
-def test_metrics_are_sent_only_if_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert not PushSettings(endpoint=URL).enabled
-    assert PushSettings(True, URL).enabled
-    monkeypatch.setenv("OTEL_METRICS_EXPORTER", "otlp")
-    assert PushSettings().enabled
-    monkeypatch.setenv("OTEL_SDK_DISABLED", "TRUE")
-    assert not PushSettings(True, URL).enabled
-
-
-@pytest.mark.parametrize("given", [URL, URL + "/", URL + "/v1/traces"])
-def test_an_endpoint_is_a_collector_or_the_place_itself(given: str) -> None:
-    assert TraceSettings(endpoint=given).exporter()._endpoint == URL + "/v1/traces"
 
 
 def test_what_is_no_url_is_refused() -> None:
@@ -121,30 +105,6 @@ def test_one_that_hangs_or_is_away_is_left_behind_at_the_end(monkeypatch: pytest
         assert time.monotonic() - begun < 3.0
 
 
-class Exploding(SpanExporter):
-    """An exporter with a fault of its own: it cannot send the first lot."""
-
-    faults = 1
-
-    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
-        if self.faults:
-            self.faults -= 1
-            raise RuntimeError("no such thing")
-        return SpanExportResult.SUCCESS
-
-    def shutdown(self) -> None:
-        """Nothing to give back."""
-
-
-def test_a_faulty_exporter_loses_its_lot_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OTEL_BSP_MAX_EXPORT_BATCH_SIZE", "5")
-    monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "60000")
-    queue = SpanQueue(Exploding())
-    spans(queue, 8)
-    queue.close(1.0)
-    assert (queue.exported, queue.dropped) == (3, 5)
-
-
 @pytest.mark.parametrize("batch", [100, 512])
 def test_a_full_lot_leaves_at_once(monkeypatch: pytest.MonkeyPatch, batch: int) -> None:
     """More spans than the queue holds come within one delay, and all are sent: also where it holds less than a lot."""
@@ -158,11 +118,3 @@ def test_a_full_lot_leaves_at_once(monkeypatch: pytest.MonkeyPatch, batch: int) 
             time.sleep(0.2)
         queue.close(5.0)
     assert (queue.exported, queue.dropped) == (900, 0)
-
-
-def test_sizes_that_are_none_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OTEL_BSP_MAX_QUEUE_SIZE", "many")
-    with pytest.raises(ConfigError, match="positive whole number"):
-        number("OTEL_BSP_MAX_QUEUE_SIZE", 7)
-    monkeypatch.setenv("OTEL_BSP_MAX_QUEUE_SIZE", "")
-    assert number("OTEL_BSP_MAX_QUEUE_SIZE", 7) == 7

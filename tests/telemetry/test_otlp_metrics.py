@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import threading
 from typing import Any
 
 import pytest
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 
-from adaptspec.errors import ConfigError
 from adaptspec.request import Request
 from adaptspec.telemetry.metrics import GENAI_FIRST_TOKEN, Metrics
 from adaptspec.telemetry.otlp_export import PushSettings
-from adaptspec.telemetry.otlp_metrics import MetricsPush, attributes_of, otlp_name
+from adaptspec.telemetry.otlp_metrics import MetricsPush
 from adaptspec.types import Completion, FinishReason, Reason, SpeculationStats, Timings
 from tests.telemetry.feeding import counted
 from tests.telemetry.otlp import collecting, plain
@@ -59,54 +57,3 @@ def test_what_is_counted_is_sent() -> None:
         "gen_ai.provider.name": "adaptspec",
         "gen_ai.request.model": "tiny",
     }
-
-
-def test_the_last_word_is_sent_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A server that lives for less than an interval is counted, too."""
-    monkeypatch.setenv("OTEL_METRIC_EXPORT_INTERVAL", "60000")
-    with collecting() as collector:
-        push = MetricsPush(filled().families, PushSettings(True, collector.url).exporter())
-        push.start()
-        push.close(5.0)
-    assert len(collector.metrics) == 1
-
-
-def test_a_collector_that_refuses_is_counted_and_told_once(caplog: Any) -> None:
-    with collecting(400) as collector:
-        push = MetricsPush(filled().families, PushSettings(True, collector.url).exporter())
-        push.push()
-        push.push()
-        push.close()
-    assert push.failed == 2
-    assert caplog.text.count("cannot be sent") == 1
-
-
-def test_a_fault_of_ours_ends_no_thread(monkeypatch: pytest.MonkeyPatch, caplog: Any) -> None:
-    monkeypatch.setenv("OTEL_METRIC_EXPORT_INTERVAL", "1")
-    tried = threading.Semaphore(0)
-
-    def broken() -> list[Any]:
-        tried.release()
-        raise RuntimeError("no families")
-
-    with collecting() as collector:
-        push = MetricsPush(broken, PushSettings(True, collector.url).exporter())
-        push.start()
-        assert tried.acquire(timeout=5)
-        assert tried.acquire(timeout=5)
-        push.close(5.0)
-    assert push.failed >= 2
-    assert "no families" in caplog.text
-
-
-def test_an_interval_that_is_none_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OTEL_METRIC_EXPORT_INTERVAL", "-3")
-    with pytest.raises(ConfigError, match="OTEL_METRIC_EXPORT_INTERVAL"):
-        MetricsPush(filled().families, PushSettings(True, "http://127.0.0.1:9").exporter())
-
-
-def test_names_get_their_dots_back() -> None:
-    assert otlp_name("gen_ai_server_time_per_output_token_seconds") == ("gen_ai.server.time_per_output_token", "s")
-    assert otlp_name("adaptspec_verify_seconds") == ("adaptspec_verify_seconds", "s")
-    assert otlp_name("adaptspec_rounds") == ("adaptspec_rounds", "")
-    assert attributes_of({"error_type": "", "depth": "3"}) == {"depth": "3"}

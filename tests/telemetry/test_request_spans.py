@@ -37,25 +37,6 @@ def plain(reason: Reason, chosen: float = np.nan, other: float = np.nan) -> Roun
     return replace(one, reasons=np.array([int(reason)]), expected=expected)
 
 
-@pytest.mark.parametrize(
-    ("one", "words"),
-    [
-        (plain(Reason.OFF, 1040.0, 200.0), "3 rounds, none drafted: drafting 5.2 x the price of plain"),
-        (plain(Reason.OFF), "3 rounds, none drafted: they were expected to lose"),
-        (plain(Reason.REQUEST), "3 rounds, none drafted: the request's own max_depth"),
-        (record([0], [0], depths=[3]), "3 rounds, none drafted: the drafters found nothing to propose"),
-    ],
-)
-def test_who_never_drafted_is_told_why(one: RoundRecord, words: str) -> None:
-    assert summary(lived(one, one, one), DRAFTERS) == words
-
-
-def test_who_was_guarded_is_told_by_what() -> None:
-    words = summary(lived(plain(Reason.GUARD), plain(Reason.GUARD), plain(Reason.CEILING)), DRAFTERS)
-    assert words.startswith("3 rounds, none drafted: drafting measured slower than plain decoding")
-    assert words.endswith("(2 of 3)")
-
-
 def test_who_drafted_is_told_what_it_brought_and_what_it_was_worth() -> None:
     drafting = replace(record([3], [2]), expected=Expected(900.0, np.array([2.0]), 500.0))
     one = lived(*[drafting] * 3, plain(Reason.OFF, 500.0, 400.0), drafted=9, accepted=6)
@@ -82,7 +63,3 @@ def test_trees_are_told_by_their_nodes_and_paths() -> None:
     assert not of_round(chain, DRAFTERS).keys() & {"adaptspec.spec.nodes", "adaptspec.spec.path"}
     of_chains = of_decoding(lived(record([2], [1]), drafted=2, accepted=1, nodes=2), DRAFTERS)
     assert not of_chains.keys() & {"adaptspec.spec.nodes", "adaptspec.spec.path"}
-
-
-def test_an_answer_of_one_token_has_no_rounds() -> None:
-    assert "no rounds" in summary(lived(), DRAFTERS)

@@ -186,14 +186,6 @@ def test_a_parent_that_is_not_sampled_is_heeded() -> None:
     assert headers["traceparent"].split("-")[1::2] == [PARENT.split("-")[1], "00"]
 
 
-def test_the_standard_sampler_variables_work(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OTEL_TRACES_SAMPLER", "parentbased_always_off")
-    with traced() as (tracing, collector):
-        lived(tracing)
-        lived(tracing, replace(REQUEST, id="s"), headers={"traceparent": PARENT})
-    assert len(collector.named("chat served")) == 1
-
-
 def test_rare_facts_are_events() -> None:
     """Each once, where it began: switch, off, probe, preempt, reload."""
     with traced() as (tracing, collector):
@@ -235,17 +227,6 @@ def test_a_stream_that_broke_off_is_an_error_though_its_status_was_good() -> Non
     broken, well = collector.named("chat served")
     assert (broken.status, broken.attributes["error.type"]) == (ERROR, "500")
     assert well.status == OK
-
-
-def test_a_request_that_never_reached_the_engine_is_told_all_the_same() -> None:
-    """Refused before, or given up while it was being handed over."""
-    with traced() as (tracing, collector):
-        tracing.begin("chat", {}).end(400, "400")
-        lost = tracing.begin("chat", {})
-        lost.asked([REQUEST], "chatcmpl-1", [])
-        lost.end(499, "client_closed_request")
-    assert [span.attributes["http.response.status_code"] for span in collector.named("chat served")] == [400, 499]
-    assert len(collector.spans) == 2
 
 
 def test_several_prompts_are_phases_of_one_answer() -> None:
