@@ -7,13 +7,7 @@ from pathlib import Path
 import pytest
 
 from adaptspec.cli import main
-from adaptspec.command_line import Parser
-from adaptspec.commands.policy_command import MACHINES, add_arguments, differences
-from adaptspec.commands.policy_import import IMPORTERS
-from adaptspec.control.language.build import parse_policy_spec
 from adaptspec.control.language.library import find_policy
-from adaptspec.simulation.cost_profiles import shipped_costs
-from adaptspec.simulation.tape_file import BUNDLED
 
 
 def test_policy_list_shows_what_ships(capsys: pytest.CaptureFixture[str]) -> None:
@@ -101,37 +95,3 @@ def test_policy_import_writes_a_policy_that_is_valid(tmp_path: Path, capsys: pyt
     shown = capsys.readouterr().err.splitlines()
     assert "num_speculative_tokens: unknown key" in shown[0]
     assert "cannot be written" in shown[-1]
-
-
-HEAD = "apiVersion: adaptspec.dev/v1\nkind: SpeculationPolicy\nmetadata: {name: mine}\n"
-
-
-def told(left: str, right: str) -> list[str]:
-    return differences(parse_policy_spec(HEAD + left), parse_policy_spec(HEAD + right))
-
-
-def test_defaults_that_are_written_out_differ_from_nothing() -> None:
-    """Nor do order and style."""
-    right = "spec:\n  stop: {rule: none}\n  guard: {dwell-rounds: 0}\n  choose: {optimism: 0.1, algorithm: goodput}\n"
-    assert told("spec: {choose: {algorithm: goodput}}", right) == []
-
-
-def test_changes_additions_and_removals_are_told_by_path() -> None:
-    """With the value a default stands for."""
-    left = "spec: {choose: {algorithm: goodput}, max-depth: 3, guard: {never-slower: {}}}"
-    right = "spec: {choose: {algorithm: goodput, discount: 0.9}, tiers: [0, 2], guard: {never-slower: {margin: 0.1}}}"
-    assert told(left, right) == [
-        "spec.choose.discount: 0.99 -> 0.9",
-        "spec.tiers: + [0, 2]",
-        "spec.max-depth: - 3",
-        "spec.guard.never-slower.margin: 0.03 -> 0.1",
-    ]
-
-
-def test_what_arguments_say_without_loading_it_is_true() -> None:
-    assert ", ".join(shipped_costs()) == MACHINES
-    parser = Parser()
-    add_arguments(parser)
-    assert parser.parse_args(["simulate"]).tape == parser.parse_args(["tune", "off"]).tape == [BUNDLED]
-    for engine in IMPORTERS:
-        assert parser.parse_args(["import", engine, "f.json"]).engine == engine

@@ -10,7 +10,6 @@ import pytest
 from adaptspec.cli import main
 from adaptspec.control.language.build import load_policy_spec
 from adaptspec.control.language.library import find_policy
-from adaptspec.simulation.replay import static_spec
 from adaptspec.simulation.scenarios import Schedule, stream
 from tests.analysis.logs import policy, write_journal
 from tests.policies.tapes import made_tape
@@ -73,24 +72,6 @@ def test_without_a_policy_it_is_the_journals_own(tmp_path: Path, capsys: pytest.
     assert json.loads(capsys.readouterr().out)["policy"] == "mine"
 
 
-def test_it_prints_markdown_and_csv(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """For notes and for programs."""
-    path = tmp_path / "j"
-    write_journal(path, policy("{choose: {algorithm: static, depth: 2}}", "mine"), stream(made_tape(), Schedule((1,))))
-    assert main(["policy", "explain", "--journal", str(path), "--markdown"]) == 0
-    assert "| depth | share |" in capsys.readouterr().out
-    assert main(["policy", "explain", "--journal", str(path), "--csv"]) == 0
-    assert "\ndepth,share," in capsys.readouterr().out
-
-
-def test_policies_that_learn_are_told_apart(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """They saw only the rounds that match; a user must know before believing the figure."""
-    assert main(["policy", "estimate", str(find_policy("ucb")), "--journal", str(log)]) == 0
-    assert "judged meanwhile" in capsys.readouterr().out
-    assert main(["policy", "estimate", "static-3", "--journal", str(log)]) == 0
-    assert "judged meanwhile" not in capsys.readouterr().out
-
-
 def test_the_command_finds_who_explored_and_says_how_sure_it_is(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["policy", "estimate", "off", "--journal", str(log)]) == 0
     told = capsys.readouterr().out
@@ -102,10 +83,3 @@ def test_the_command_finds_who_explored_and_says_how_sure_it_is(log: Path, capsy
     assert found["goodput"]["low"] < found["goodput"]["value"] < found["goodput"]["high"]
     assert main(["policy", "estimate", "off", "--journal", str(log), "--clip", "0.5"]) == 2
     assert main(["policy", "estimate", "off", "--journal", str(log), "--level", "1"]) == 2
-
-
-def test_the_command_refuses_a_journal_without_propensities(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = tmp_path / "j"
-    write_journal(path, static_spec(2), stream(made_tape(count=1), Schedule((1,))))
-    assert main(["policy", "estimate", "off", "--journal", str(path)]) == 2
-    assert "no propensities" in capsys.readouterr().err

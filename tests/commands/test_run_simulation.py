@@ -13,8 +13,11 @@ from adaptspec.cli import main
 from adaptspec.commands.policy_command import add_simulate_arguments
 from adaptspec.control.language.build import load_policy_spec
 from adaptspec.errors import AdaptSpecError, ConfigError
+from adaptspec.journal import RequestFinished, RequestStarted, read_entries, to_line
+from adaptspec.simulation.replay import static_spec
+from adaptspec.simulation.scenarios import Schedule, stream
 from adaptspec.simulation.tape_file import save_tape
-from tests.analysis.test_journal_tape import _journal
+from tests.analysis.logs import write_journal
 from tests.analysis.test_tune import STATIC
 from tests.policies.tapes import made_tape
 
@@ -49,18 +52,16 @@ def test_it_prints_one_object(tape: Path, capsys: pytest.CaptureFixture[str]) ->
     ]
 
 
-def test_it_prints_tables(tape: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert _run(f"--tape {tape} --cost gpu-8b --batch 1 --temperature 0") == 0
-    out = capsys.readouterr().out
-    assert "clairvoyant" in out
-    assert "goodput" in out
-
-
 def test_a_journal_replays_the_default_policy_and_says_without_what(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """No journal knows what n-grams would have guessed: the policy goes without them, as a trial on the page does."""
-    journal = _journal(tmp_path / "j", 4, made_tape(count=3))
+    journal, tape = tmp_path / "j", made_tape(count=3)
+    write_journal(journal, static_spec(4), stream(tape, Schedule((1,))))
+    for one in [entry for entry in read_entries(journal) if isinstance(entry, RequestStarted)]:
+        length = int(tape.lengths[tape.ids.index(one.id.partition("#")[0])])
+        with journal.open("a") as file:
+            file.write(to_line(RequestFinished(one.id, "x", "stop", length, 1, 0, 0, 0.1, 0.0, 0.05, 0.1)) + "\n")
     assert _run(f"--journal {journal} --batch 1 --mixed --policy goodput --policy static-3 --json") == 0
     told = capsys.readouterr()
     assert list(json.loads(told.out)["policies"]) == ["goodput", "static-3"]
@@ -107,32 +108,3 @@ def test_it_writes_what_the_held_out_prompts_confirm(
     assert "confirm it" in told
     assert load_policy_spec(out).spec.choose.depth < 7  # type: ignore[union-attr]  # static has one
     assert "# too deep" in out.read_text()
-
-
-def test_without_a_gain_the_original_stays(
-    tuning: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Deeper still is no better, and the file written is the one that was given."""
-    out = tmp_path / "best.yaml"
-    assert main([*tuning[:-1], "spec.choose.depth=20..30", "--out", str(out), "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert not found["improves"]
-    assert out.read_text() == STATIC
-
-
-def test_a_journal_is_tuned_on_without_what_it_cannot_replay(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    journal = _journal(tmp_path / "j", 4, made_tape({"code": 0.5}, count=12, length=32))
-    line = ["policy", "tune", "goodput", "--journal", str(journal), "--set", "spec.choose.optimism=0..1"]
-    assert main([*line, "--budget", "1", "--json"]) == 0
-    told = capsys.readouterr()
-    assert [one["values"].keys() for one in json.loads(told.out)["trials"]] == [{"spec.choose.optimism"}]
-    assert "whole requests" in told.err
-
-
-def test_what_cannot_be_tuned_is_refused(tuning: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    for wrong in (["--budget", "0"], ["--requests", "-1"], ["--seed", "-1"], ["--set", "x"], ["--batch", "many"]):
-        assert main([*tuning, *wrong]) == 2
-    assert main(["policy", "tune", "vllm-batch-table"]) == 2
-    assert "--set" in capsys.readouterr().err

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from adaptspec.cli import main
-from adaptspec.commands.serve_config import ADMIN_KEY, _admin_key, read_config
-from adaptspec.errors import ConfigError
+from adaptspec.commands.serve_config import read_config
 
 EVERYTHING = (
     "--model /m --draft none --counts none --policy off --policy mine.yaml --device cpu --dtype float32 --context 512 "
@@ -41,26 +40,6 @@ def test_what_is_shown_is_read_back(arguments: str, tmp_path: Path, capsys: pyte
     file = tmp_path / "config.yaml"
     file.write_text(shown(capsys, *arguments.split()))
     assert shown(capsys, "--config", str(file)) == file.read_text()
-
-
-@pytest.mark.parametrize(
-    ("written", "names"),
-    [("fox", ("fox",)), ("[fox, cub]", ("fox", "cub")), ("['*']", ("*",)), ("[]", ()), ("null", ())],
-)
-def test_names_of_the_model_are_a_text_or_a_list(written: str, names: tuple[str, ...], tmp_path: Path) -> None:
-    file = tmp_path / "config.yaml"
-    file.write_text(f"served_model_name: {written}\n")
-    assert read_config(file).config.served_model_name == names
-
-
-def test_everything_is_everything(capsys: pytest.CaptureFixture[str]) -> None:
-    """A setting that no flag changes would not be tested above."""
-    usual, changed = (set(shown(capsys, *arguments.split()).splitlines()) for arguments in ("", EVERYTHING))
-    same = {line.split(":")[0].strip() for line in usual & changed} - {"-"}
-    limits = {line.split(":")[0].strip() for line in shown(capsys).partition("\nlimits:\n")[2].splitlines()}
-    parts = {"engine", "policies", "limits", "traces", "push", "allowed_hosts", "allowed_origins"}
-    parts |= {"chat_template_kwargs"}
-    assert same - limits - parts == {"cache_tokens", "prefill_tokens", "max_depth", "admin_key", "api_keys"}
 
 
 @pytest.mark.parametrize(
@@ -135,13 +114,6 @@ def test_a_chat_template_is_found_from_the_folder_of_the_configuration(
         assert shown(capsys, "--config", str(saved)) == text
 
 
-def test_a_policy_may_be_in_the_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    file = tmp_path / "c.yaml"
-    file.write_text("engine: {policies: [~/mine.yaml]}\n")
-    assert read_config(file).config.engine.policies == (str(tmp_path / "home" / "mine.yaml"),)
-
-
 def test_keys_come_beside_the_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -152,26 +124,3 @@ def test_keys_come_beside_the_file(
     assert "secret" not in file.read_text()
     assert shown(capsys, "--config", str(file)) == file.read_text()
     assert read_config(file).secrets == {"api_keys": 2, "admin_key": True}
-
-
-def test_the_key_comes_from_a_file_or_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Never from the command line, which everybody on the machine can read; without either there is none."""
-    monkeypatch.delenv(ADMIN_KEY, raising=False)
-    assert _admin_key(None) is None
-    monkeypatch.setenv(ADMIN_KEY, "")
-    assert _admin_key(None) is None
-    monkeypatch.setenv(ADMIN_KEY, "from outside")
-    assert _admin_key(None) == "from outside"
-    file = tmp_path / "key"
-    file.write_text("  in the file\n")
-    assert _admin_key(file) == "in the file"
-
-
-def test_a_key_that_is_none_is_refused(tmp_path: Path) -> None:
-    """An empty file must not mean that everybody is the admin, nor that nobody is."""
-    file = tmp_path / "key"
-    file.write_text("\n")
-    with pytest.raises(ConfigError, match="holds no key"):
-        _admin_key(file)
-    with pytest.raises(ConfigError, match="cannot be read"):
-        _admin_key(tmp_path / "nowhere")

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from adaptspec.cli import main
-from adaptspec.control.state import FILE, LearnedState, PolicyState, StateStore, read_state, to_bytes
+from adaptspec.control.state import FILE, PolicyState, StateStore, read_state
 
 
 def replica(folder: Path, value: float, pair: str = "pair") -> Path:
@@ -32,20 +32,3 @@ def test_states_of_replicas_are_added(tmp_path: Path, capsys: pytest.CaptureFixt
     assert main(["state", "show", str(out.parent)]) == 0
     shown = capsys.readouterr().out
     assert all(word in shown for word in ("goodput", "acceptance", "2 x 3", "21.0", "pair"))
-
-
-def test_errors_name_the_file_and_what_is_wrong(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Exit status 2, one line."""
-    one = replica(tmp_path / "one", 1.0)
-    foreign = tmp_path / "foreign.json"
-    foreign.write_bytes(to_bytes(LearnedState("llama", {})))
-    broken = tmp_path / "broken.json"
-    broken.write_text("{}")
-    for arguments, hint in [
-        (["show", str(tmp_path / "nowhere")], "cannot be read"),
-        (["show", str(broken)], "broken.json: it is no learned state"),
-        (["merge", str(one), str(foreign), "-o", str(tmp_path / "out")], "different models"),
-        (["merge", str(one), "-o", str(tmp_path / "no" / "such" / "folder")], "choose another file"),
-    ]:
-        assert main(["state", *arguments]) == 2
-        assert hint in capsys.readouterr().err

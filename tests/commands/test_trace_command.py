@@ -30,15 +30,3 @@ def test_a_rotated_journal_becomes_one_trace(tmp_path: Path, capsys: pytest.Capt
     events = json.loads(gzip.decompress(out.read_bytes()))["traceEvents"]
     numbers = [event["args"]["number"] for event in events if event["name"] == "round"]
     assert numbers == list(range(30))
-
-
-def test_a_part_of_it_can_be_asked_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """One request, the last seconds, or both; without a file it is printed."""
-    path = str(rotated(tmp_path))
-    assert main(["trace", "export", "--journal", path, "--request", "r0", "--last", "0.01"]) == 0
-    events = json.loads(capsys.readouterr().out)["traceEvents"]
-    rounds = [event for event in events if event["name"] == "round"]
-    assert 0 < len(rounds) < 30
-    assert {event["tid"] for event in events if event["pid"] == 2 and event["ph"] == "X"} <= {11}
-    assert main(["trace", "export", "--journal", path, "--request", "r7"]) == 2
-    assert "no such request" in capsys.readouterr().err
