@@ -80,9 +80,10 @@ def run_doctor(
     tick: Callable[[str], None],
     *,
     progress: Progress = no_progress,
+    attempt: Callable[..., Tried] = try_draft,
 ) -> dict[str, Any]:
-    """Try all drafts and forecast what each would earn; `tick` is called after each step, `progress` while models
-    load. A draft that cannot be used is left out, with the reason.
+    """Try all drafts by `attempt` and forecast what each would earn; `tick` is called after each step, `progress` while
+    models load. A draft that cannot be used is left out, with the reason.
 
     Raises:
         ModelError, ConfigError: the model cannot be used at all, or answers none of the prompts.
@@ -92,11 +93,11 @@ def run_doctor(
     for draft in drafts:
         try:
             step = partial(tick, f"try {draft or 'lookup'}")
-            tried.append(try_draft(config, draft, workloads, tokens, step, progress=progress))
+            tried.append(attempt(config, draft, workloads, tokens, step, progress=progress))
         except AdaptSpecError as error:
             unusable[draft or "none"] = str(error)
     # Without a draft, what is wrong with the model itself comes to light.
-    tried = tried or [try_draft(config, None, workloads, tokens, partial(tick, "try lookup"), progress=progress)]
+    tried = tried or [attempt(config, None, workloads, tokens, partial(tick, "try lookup"), progress=progress)]
     rows = [(row, one) for one in tried for row in _rows(one, partial(tick, "replay"), free=one is tried[0])]
     best, chosen = recommended(rows)
     worth = bool(best["mean"] >= _WORTH)

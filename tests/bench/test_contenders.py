@@ -8,7 +8,6 @@ import torch
 from adaptspec.bench.contenders import WrongDrafter
 from adaptspec.drafting.draft_model import DraftModelDrafter
 from adaptspec.drafting.drafter import DraftJob
-from adaptspec.drafting.ngram import NgramDrafter
 from adaptspec.models.processors import SamplingRow
 from adaptspec.models.sampling import SamplingBatch
 from adaptspec.request import SamplingParams
@@ -27,21 +26,6 @@ def test_it_proposes_what_the_target_would_not_say() -> None:
     draft = WrongDrafter(DraftModelDrafter(runner), 24).propose(job([[5, 6]], 4))
     assert draft.steps == 4
     assert draft.tokens[0, 0] != plain_greedy(runner, [5, 6], 1)[0]
-
-
-def test_lookup_can_be_wrong_too() -> None:
-    """A policy that drafts by n-grams meets wrong n-grams."""
-    right = NgramDrafter().propose(job([[5, 6, 7, 5, 6]], 3))
-    wrong = WrongDrafter(NgramDrafter(), 24).propose(job([[5, 6, 7, 5, 6]], 3))
-    assert right.tokens.tolist() == [[7, 5, 6]]
-    assert wrong.tokens.tolist() == [[8, 6, 7]]
-
-
-def test_padding_stays_zero() -> None:
-    """Beyond its count a row holds zeros, as every draft does; ids wrap around at the end of the vocabulary."""
-    draft = WrongDrafter(NgramDrafter(), 24).propose(job([[5, 6, 23, 5, 6], [1, 2, 3, 4, 9]], 2, 2))
-    assert draft.counts.tolist() == [2, 0]
-    assert draft.tokens.tolist() == [[0, 6], [0, 0]]
 
 
 def test_the_cache_holds_no_token_that_was_not_accepted() -> None:

@@ -36,16 +36,6 @@ def test_the_engine_passes(config: EngineConfig) -> None:
     assert result["unexplained"] == 0
 
 
-def test_drafters_can_be_chosen(config: EngineConfig) -> None:
-    """With the policies that they suffice for."""
-    workloads = {"chat": read_workloads(None, 1)["chat"]}
-    result = run_exactness(config, workloads, 4, lambda _: None, drafters=["ngram"], policies=True)
-    fixed = [setting for setting in result["settings"] if setting["depth"][0].isdigit()]
-    assert {setting["drafter"] for setting in fixed} == {"ngram"}
-    assert {"off", "goodput-ngram"} <= {setting["depth"] for setting in result["settings"]}
-    assert "static-3" not in {setting["depth"] for setting in result["settings"]}
-
-
 class Generous(Coupled):
     """Accepts one token too many."""
 

@@ -8,7 +8,6 @@ import pytest
 from adaptspec.bench.teacher_forcing import Judge, Written
 from adaptspec.drafting.counts import CountsDrafter
 from adaptspec.drafting.drafter import DraftJob, RowStart
-from adaptspec.drafting.ngram import NgramDrafter
 from adaptspec.models.processors import SamplingRow
 from adaptspec.models.sampling import SamplingBatch
 from adaptspec.request import SamplingParams
@@ -55,11 +54,3 @@ def test_history_is_that_of_the_requests_before() -> None:
     assert known.agreed.sum() > fresh.agreed.sum()
     forgotten = view_of(0.0, history=False, before=2)
     np.testing.assert_array_equal(forgotten.run, fresh.run)
-
-
-def test_what_states_nothing_has_no_candidates() -> None:
-    text = Written(PROMPT, OUTPUT, len(OUTPUT), SamplingParams(len(OUTPUT), 0.0))
-    view = Judge(TableRunner(), [NgramDrafter()]).views(text)["ngram"]
-    assert view.top is None
-    assert view.after_miss is None
-    assert np.isnan(view.confidence).all()

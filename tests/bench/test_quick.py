@@ -8,20 +8,15 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import torch
 
-from adaptspec.bench import quick
-from adaptspec.bench.contenders import TransformersGenerate
 from adaptspec.bench.quick import QuickSettings, disturbed, run_quick
 from adaptspec.bench.workloads import read_workloads
 from adaptspec.engine.core import EngineLimits
 from adaptspec.engine.engine_config import EngineConfig
-from adaptspec.errors import ConfigError
 
 
 @pytest.fixture
@@ -59,38 +54,6 @@ def test_any_shipped_policy_can_be_measured(config: EngineConfig, policy: str) -
     assert result["settings"]["drafter"] == "ngram"
     assert {"off", policy, "wrong-draft"} <= set(result["milliseconds_per_token"])
     json.dumps(result, allow_nan=False)
-
-
-def test_a_policy_that_is_not_there_is_refused(config: EngineConfig) -> None:
-    """A typo is told what there is, before anything is loaded."""
-    with pytest.raises(ConfigError, match=r"there is no policy 'fastest'.*shipped are: .*goodput-ngram"):
-        run_quick(config, {}, QuickSettings(policy="fastest"), lambda: None)
-    with pytest.raises(ConfigError, match="--draft"):
-        run_quick(replace(config, draft=None), {}, QuickSettings(policy="goodput"), lambda: None)
-
-
-@pytest.mark.parametrize("settings", [{"tokens": 1}, {"repeats": 0}])
-def test_what_cannot_be_timed_is_refused(settings: dict[str, int]) -> None:
-    """From the first token to the last there must be some time, and some repeat to take it in."""
-    with pytest.raises(ConfigError, match="at least 2 tokens"):
-        QuickSettings(**settings)  # type: ignore[arg-type]
-
-
-def test_transformers_runs_in_the_engines_data_type(config: EngineConfig, monkeypatch: pytest.MonkeyPatch) -> None:
-    """bfloat16 against float32 would compare two things at once."""
-    seen: list[torch.dtype] = []
-
-    class Noted(TransformersGenerate):
-        def __init__(self, place: str, dtype: torch.dtype, device: torch.device, ends: Sequence[int]) -> None:
-            seen.append(dtype)
-            super().__init__(place, dtype, device, ends)
-
-    monkeypatch.setattr(quick, "TransformersGenerate", Noted)
-    workloads = {"chat": read_workloads(None, 1)["chat"]}
-    settings = QuickSettings(tokens=2, repeats=1, policy="off")
-    result = run_quick(replace(config, dtype="bfloat16", draft=None), workloads, settings, lambda: None)
-    assert seen == [torch.bfloat16]
-    assert result["machine"]["dtype"] == "bfloat16"
 
 
 def runs(process: int) -> bool:

@@ -40,20 +40,33 @@ TEXTS = ("one two one two one", "a b c d a b c", "the river, the river", "0 1 0 
 
 
 @pytest.fixture(scope="module")
-def built(make_model: MakeModel, tmp_path_factory: pytest.TempPathFactory) -> Built:
-    """A tiny target, and as its draft a copy with disturbed weights, which agrees about every other time."""
-    patch = pytest.MonkeyPatch()
-    patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+def folders(make_model: MakeModel, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, Path]:
+    """A tiny target; as its draft a copy with disturbed weights, which agrees about every other time; and a cache."""
     target = make_model("llama", seed=0)
     draft = make_model("llama", seed=0, rope_theta=10000.5)
     weights = load_file(draft / "model.safetensors")
     generator = torch.Generator().manual_seed(1)
     noisy = {name: w + 0.03 * torch.randn(w.shape, generator=generator) for name, w in weights.items()}
     save_file(noisy, draft / "model.safetensors", metadata={"format": "pt"})
+    return target, draft, tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture(scope="module")
+def built(folders: tuple[Path, Path, Path]) -> Built:
+    target, draft, cache = folders
     config = EngineConfig(str(target), str(draft), device="cpu", limits=EngineLimits(max_rows=4), detect_tasks=False)
-    made = build(config)
-    patch.undo()
-    return made
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(cache))
+        return build(config)
+
+
+@pytest.fixture
+def line(folders: tuple[Path, Path, Path], monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The command that records drafts of these models."""
+    target, draft, cache = folders
+    monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
+    models = f"--model {target} --draft {draft} --device cpu --max-rows 4 --no-task-detection"
+    return ["bench", "record", *models.split()]
 
 
 @pytest.fixture(scope="module")
@@ -216,13 +229,12 @@ def test_chances_are_those_of_rejection_sampling(tape: Tape) -> None:
 
 
 def test_the_command_writes_a_tape_and_its_costs(
-    built: Built, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    line: list[str], built: Built, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """`bench record --json`: one object on standard output, a tape and a cost table that can be loaded."""
-    monkeypatch.setattr("adaptspec.engine.assembly.build", lambda config, **_: built)
     out, costs = tmp_path / "tape.npz", tmp_path / "costs.json"
-    line = f"--out {out} --costs-out {costs} --prompts 1 --tokens 8 --temperatures 0 --json"
-    assert main(["bench", "record", *line.split()]) == 0
+    more = f"--out {out} --costs-out {costs} --prompts 1 --tokens 8 --temperatures 0 --json"
+    assert main([*line, *more.split()]) == 0
     printed = json.loads(capsys.readouterr().out)
     tape = load_tape(out)
     assert len(tape) == len(printed["recorded"]) == len(set(tape.tasks))
@@ -230,31 +242,14 @@ def test_the_command_writes_a_tape_and_its_costs(
     measured = load_costs(str(costs)).profile()
     assert measured.rows == built.costs.profile.rows
     assert measured.drafters["draft-model"].rows == built.costs.profile.drafters["draft-model"].rows
-
-
-def test_costs_alone_need_no_tape(
-    built: Built, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """The file says on what, and when; asked for nothing, the command says what to ask for."""
-    monkeypatch.setattr("adaptspec.engine.assembly.build", lambda config, **_: built)
-    monkeypatch.setattr("adaptspec.bench.record_tape._COST_SECONDS", 0.0)
-    costs = tmp_path / "costs.json"
-    assert main(["bench", "record", "--costs-out", str(costs)]) == 0
-    body = json.loads(costs.read_text())
-    assert body["models"] == built.pair
-    assert {"processor", "date", "about"} <= set(body)
-    assert main(["bench", "record"]) == 2
-    assert "--costs-out" in capsys.readouterr().err
+    assert json.loads(costs.read_text())["models"] == built.pair
 
 
 @pytest.mark.parametrize(
-    "line", ["--tokens 1", "--tokens 100000", "--temperatures warm", "--temperatures -1", "--prompts 0"]
+    "more", ["--tokens 1", "--tokens 100000", "--temperatures warm", "--temperatures -1", "--prompts 0"]
 )
-def test_settings_that_cannot_be_recorded_are_refused(
-    line: str, built: Built, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_settings_that_cannot_be_recorded_are_refused(more: str, line: list[str], tmp_path: Path) -> None:
     """With a message, before anything is written."""
-    monkeypatch.setattr("adaptspec.engine.assembly.build", lambda config, **_: built)
     out = tmp_path / "tape.npz"
-    assert main(["bench", "record", *f"--out {out}".split(), *line.split()]) == 2
+    assert main([*line, "--out", str(out), *more.split()]) == 2
     assert not out.exists()

@@ -10,7 +10,6 @@ import pytest
 from adaptspec.bench.teacher_forcing import Judge, Written
 from adaptspec.drafting.draft_model import DraftModelDrafter
 from adaptspec.drafting.ngram import NgramDrafter
-from adaptspec.errors import ConfigError
 from adaptspec.models.processors import NO_PATHS, SamplingRow
 from adaptspec.models.sampling import SamplingBatch
 from adaptspec.request import SamplingParams
@@ -123,9 +122,3 @@ def test_a_draft_model_of_a_shorter_context_drafts_no_further() -> None:
     left = np.clip(10 - 3 - np.arange(size), 0, FAR)
     assert view.reach.tolist() == left.tolist()
     assert view.run.tolist() == np.minimum(left, size - np.arange(size)).tolist(), "its table is the target's own"
-
-
-def test_a_cache_that_is_too_small_is_an_error() -> None:
-    judge = Judge(TableRunner(capacity=8), [NgramDrafter()])
-    with pytest.raises(ConfigError, match="cache tokens"):
-        judge.views(_text([5, 6, 7]))

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,11 +10,10 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from adaptspec.bench.record_tape import RecordSettings, record
-from adaptspec.bench.try_drafts import Tried, _costs, try_draft
+from adaptspec.bench.try_drafts import try_draft
 from adaptspec.bench.workloads import Workloads
 from adaptspec.engine.assembly import build
 from adaptspec.engine.engine_config import EngineConfig
-from adaptspec.errors import ConfigError
 from adaptspec.training.corpus import Prompt
 from tests.conftest import MakeModel
 from tests.drafting.spellings import gpt2_like, write_model
@@ -29,7 +26,6 @@ WORK: Workloads = {
     "chat": [Prompt("chat", "tested", "one two one two one"), Prompt("chat", "tested", "a b c d a b c")],
     "code": [Prompt("code", "tested", "0 1 0 1 1 0")],
 }
-Try = Callable[..., Tried]
 
 
 @pytest.fixture(autouse=True)
@@ -76,31 +72,6 @@ def test_rounds_tell_what_a_pass_over_the_text_tells(target_path: Path, noisy_dr
     assert tried.branching > 0.0
 
 
-def test_costs_are_those_of_a_single_request(target_path: Path, draft_path: Path) -> None:
-    """All positive, of the drafters that were tried; who runs no model has no steps."""
-    costs = try_draft(EngineConfig(str(target_path)), str(draft_path), WORK, 8, lambda: None).costs
-    assert 0.0 < costs.verify_seconds(1, 1, 0.0) <= costs.verify_seconds(1, 8, 0.0)
-    assert costs.step_seconds("draft-model", 1, 0.0) > 0.0
-    assert costs.drafters["ngram"].step is None
-    assert costs.drafters["ngram"].per_row > 0.0
-
-
-def test_checking_drafts_is_never_free_for_want_of_rounds() -> None:
-    """Of few rounds with drafts the costs are known still, and of none there is nothing to be said."""
-    plain, checked = (SimpleNamespace(verify_tokens=n, verify_seconds=n, drafting=()) for n in (1, 5))
-    costs = _costs([plain] * 100 + [checked] * 2, ["ngram"], 0.0)  # type: ignore[list-item]
-    assert [costs.verify_seconds(1, tokens, 0.0) for tokens in (1, 3, 5, 9)] == [1.0, 3.0, 5.0, 9.0]
-    with pytest.raises(ConfigError, match="--tokens"):
-        _costs([plain] * 100, ["ngram"], 0.0)  # type: ignore[list-item]
-
-
-def test_without_a_draft_there_is_lookup(target_path: Path) -> None:
-    tried = try_draft(EngineConfig(str(target_path)), None, WORK, 8, lambda: None)
-    assert tried.draft is None
-    assert set(tried.tape.views) == {"ngram", "counts"}
-    assert tried.branching is None
-
-
 def test_drafts_of_other_tokenizers_are_tried_alike(target_path: Path, tmp_path: Path) -> None:
     """What no tape can be recorded of by a pass, rounds tell."""
     other = write_model(tmp_path / "other", gpt2_like(300))
@@ -116,11 +87,3 @@ def test_heads_are_tried_alike(make_model: MakeModel, tmp_path: Path, kind: str)
     target = make_model("llama", hidden_size=16, num_hidden_layers=4)
     tried = try_draft(EngineConfig(str(target)), str(tmp_path / name), WORK, TOKENS, lambda: None)
     assert np.mean(tried.tape.views["draft-model"].agreed) < 0.5
-
-
-def test_answers_that_end_at_once_are_refused(make_model: MakeModel, tmp_path: Path) -> None:
-    """And so are more tokens than the context holds."""
-    with pytest.raises(ConfigError, match="fewer --tokens"):
-        try_draft(EngineConfig(str(make_model("llama"))), None, WORK, 100_000, lambda: None)
-    with pytest.raises(ConfigError, match="give prompts that it answers"):
-        try_draft(EngineConfig(str(make_model("llama"))), None, {}, 8, lambda: None)
