@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import io
 import os
 import re
 import signal
 import time
-from contextlib import AsyncExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,12 +15,11 @@ import aiohttp
 import pytest
 from rich.console import Console
 
-from adaptspec.app import _watching, serve
+from adaptspec.app import serve
 from adaptspec.control.state import FILE, read_state
 from adaptspec.errors import JournalError
 from adaptspec.journal import JournalHeader, RequestFinished, RequestStarted, read_entries, read_journal
 from tests.conftest import MakeModel
-from tests.models.heads.golden import HEADS
 from tests.running import MAIN, Running, config_of, get
 
 KEY = {"Authorization": "Bearer open sesame"}
@@ -182,44 +179,3 @@ async def test_files_that_cannot_be_used_are_told_before_models_are_loaded(
     (tmp_path / "journal.jsonl").mkdir()
     with pytest.raises(JournalError, match="choose another file"):
         await serve(config_of(target_path, draft_path, tmp_path), Console(file=io.StringIO()))
-
-
-async def test_a_watch_that_stops_says_so(caplog: pytest.LogCaptureFixture) -> None:
-    """Else nobody would know why changes are no longer seen. One that is ended with the server does not."""
-
-    async def fails() -> None:
-        raise RuntimeError("no more")
-
-    async with AsyncExitStack() as closing:
-        _watching(fails(), "policy files are", closing)
-        _watching(asyncio.sleep(60.0), "the engine is", closing)
-        await asyncio.sleep(0.01)
-    await asyncio.sleep(0)
-    assert "policy files are no longer watched" in caplog.text
-    assert "RuntimeError: no more" in caplog.text
-    assert "the engine" not in caplog.text
-
-
-async def test_a_head_says_what_it_hears_and_what_waits(make_model: MakeModel, tmp_path: Path) -> None:
-    """At the start the layers that it drafts from; in /metrics the states that it has not read, none in the end."""
-    target = make_model("llama", hidden_size=16, num_hidden_layers=4)
-    server = Running(config_of(target, HEADS / "eagle3", tmp_path))
-    url = await server.url()
-    async with aiohttp.ClientSession() as session:
-        body = {"prompt": "Hello", "max_tokens": 60, "temperature": 0, "ignore_eos": True}
-        held, memory = 0.0, 0.0
-        while not held:  # until a scrape falls into the request
-            asked = asyncio.create_task(session.post(f"{url}/v1/completions", json=body))
-            while not asked.done():
-                waiting = re.findall(r"^adaptspec_head_unread_\w+ (\S+)", await get(session, f"{url}/metrics"), re.M)
-                held, memory = max((held, memory), (float(waiting[0]), float(waiting[1])))
-            (await asked).release()
-        assert held <= 70
-        assert memory > 0
-        shown = await get(session, f"{url}/metrics")
-    assert "\nadaptspec_head_unread_tokens 0.0" in shown
-    assert "\nadaptspec_head_unread_bytes 0.0" in shown
-    assert (
-        "draft      eagle3, in the target's own tokens (eagle3, from its states before layers 1, 2, 4)" in server.said
-    )
-    await server.stop()

@@ -3,31 +3,20 @@
 from __future__ import annotations
 
 import os
-import pkgutil
 import subprocess
 import sys
-from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
-from adaptspec import commands
-from adaptspec.cli import COMMANDS, main
+from adaptspec.cli import main
 
 
 @pytest.fixture(autouse=True)
 def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-
-
-def test_help_names_every_command_and_where_to_start(capsys: pytest.CaptureFixture[str]) -> None:
-    """A newcomer's first look."""
-    with pytest.raises(SystemExit) as status:
-        main(["--help"])
-    assert status.value.code == 0
-    out = capsys.readouterr().out
-    assert all(word in out for word in ("serve", "generate", "policy", "train", "Start with `adaptspec serve`"))
 
 
 def test_errors_are_one_line_that_says_what_to_do(target_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -42,14 +31,6 @@ def test_errors_are_one_line_that_says_what_to_do(target_path: Path, capsys: pyt
         error = capsys.readouterr().err.strip().splitlines()[-1]
         assert error.startswith("adaptspec: ")
         assert hint in error
-
-
-def test_bad_values_are_refused_by_the_parser(capsys: pytest.CaptureFixture[str]) -> None:
-    """Numbers that cannot be meant are refused before anything loads."""
-    with pytest.raises(SystemExit) as status:
-        main(["serve", "--max-rows", "0"])
-    assert status.value.code == 2
-    assert "at least 1" in capsys.readouterr().err
 
 
 def test_help_loads_no_model_library() -> None:
@@ -93,13 +74,6 @@ def test_shells_complete_commands_flags_and_policies(line: str, expected: set[st
     assert {word.strip() for word in told.read_text().splitlines()} >= expected
 
 
-def test_every_command_is_listed() -> None:
-    """A module that nobody lists cannot be called."""
-    modules = {module.name for module in pkgutil.iter_modules(commands.__path__)}
-    assert {f"{name}_command" for name in COMMANDS} == {name for name in modules if name.endswith("_command")}
-    assert all(hasattr(import_module(f"adaptspec.commands.{name}_command"), "add_arguments") for name in COMMANDS)
-
-
 def test_whoever_reads_no_further_ends_it_without_a_word() -> None:
     """`adaptspec policy schema | head -1`."""
     program = [sys.executable, "-m", "adaptspec", "policy", "schema"]
@@ -116,10 +90,12 @@ def test_ctrl_c_while_a_command_is_loaded_is_no_traceback(
 ) -> None:
     """Loading takes seconds, in which somebody may think better of it."""
 
-    def interrupted(name: str) -> None:
-        raise KeyboardInterrupt
+    class Interrupted(ModuleType):
+        def __getattr__(self, name: str) -> None:
+            raise KeyboardInterrupt
 
-    monkeypatch.setattr("adaptspec.cli.import_module", interrupted)
+    name = "adaptspec.commands.serve_command"
+    monkeypatch.setitem(sys.modules, name, Interrupted(name))
     try:
         status = main(["serve"])
     except KeyboardInterrupt:
@@ -131,7 +107,6 @@ def test_ctrl_c_while_a_command_is_loaded_is_no_traceback(
 @pytest.mark.parametrize(
     ("first", "arguments"),
     [
-        ("", ["serve", "--host", "300.1.1.1"]),
         ("import triton; ", ["serve", "--host", "300.1.1.1"]),
         ("import triton; ", ["policy", "show", "godput"]),
         ("import torch._dynamo; ", ["serve", "--api-key-file", "/nowhere/keys"]),

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import argparse
-from importlib import import_module
 
 import pytest
 
-from adaptspec.cli import COMMANDS, main
-from adaptspec.command_line import Lines, Parser, given_values, variables
+from adaptspec.command_line import Lines, Parser, given_values
 
 
 @pytest.fixture
@@ -25,13 +23,6 @@ def parser() -> Parser:
     forms.add_argument("--csv", dest="form", action="store_const", const="csv", default="text")
     forms.add_argument("--json", action="store_true")
     return parser
-
-
-def test_without_anything_all_is_default_and_nothing_is_given(parser: Parser) -> None:
-    found = parser.parse_args([])
-    assert (found.port, found.level, found.name, found.loud, found.watch) == (8000, "low", [], False, True)
-    assert (found.tape, found.form, found.json) == (["bundled"], "text", False)
-    assert found.given == {}
 
 
 def test_variables_stand_in_for_flags_of_every_kind(parser: Parser, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -99,32 +90,3 @@ def test_a_variable_is_as_good_as_a_flag_that_is_required(monkeypatch: pytest.Mo
         parser.parse_args([])
     monkeypatch.setenv("ADAPTSPEC_CORPUS", "c.jsonl")
     assert parser.parse_args([]).corpus == "c.jsonl"
-
-
-def test_parsing_twice_is_parsing_twice(parser: Parser) -> None:
-    assert parser.parse_args(["--port", "1"]).port == 1
-    assert parser.parse_args([]).port == 8000
-    assert " ".join(parser.format_help().split()).count("[ADAPTSPEC_PORT, ADAPTSPEC_TCP_PORT]") == 1
-
-
-def leaves(parser: argparse.ArgumentParser, path: tuple[str, ...]) -> list[tuple[tuple[str, ...], Parser]]:
-    """Every command below a parser, with the words that lead there."""
-    below = [action for action in parser._actions if isinstance(action, argparse._SubParsersAction)]
-    found = [leaf for action in below for name, one in action.choices.items() for leaf in leaves(one, (*path, name))]
-    assert isinstance(parser, Parser)
-    return found or [(path, parser)]
-
-
-@pytest.mark.parametrize("name", COMMANDS)
-def test_every_flag_of_every_command_has_a_variable_in_its_help(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """Nobody has to remember to add one."""
-    parser = Parser(prog=name)
-    import_module(f"adaptspec.commands.{name}_command").add_arguments(parser)
-    for path, leaf in leaves(parser, (name,)):
-        with pytest.raises(SystemExit):
-            main([*path, "--help"])
-        told = capsys.readouterr().out
-        for action in leaf._actions:
-            if action.option_strings and action.dest != "help":
-                assert all(variable in told for variable in variables(action)), (path, action.dest)
-                assert variables(action), (path, action.dest)

@@ -7,19 +7,15 @@ import json
 import re
 import shlex
 from pathlib import Path
-from typing import Any
 
-import pytest
 import yaml
 
-from adaptspec.cli import COMMANDS
 from adaptspec.commands.serve_command import add_arguments
 
 ROOT = Path(__file__).parents[1]
 DOCKERFILE = (ROOT / "examples" / "Dockerfile").read_text()
 UNIT = (ROOT / "examples" / "adaptspec.service").read_text()
 GITHUB = ROOT / ".github"
-FORMS = sorted((GITHUB / "ISSUE_TEMPLATE").glob("*.yml"))
 
 
 def _serve(command: list[str]) -> argparse.Namespace:
@@ -83,20 +79,3 @@ def test_the_workflow_runs_everything_on_every_python() -> None:
     assert job["strategy"]["matrix"]["python"] == promised
     assert any(step.get("run", "").startswith(".ci/run ") for step in job["steps"])
     assert (ROOT / ".ci" / "run").stat().st_mode & 0o111
-
-
-@pytest.mark.parametrize("form", FORMS, ids=lambda path: path.stem)
-def test_issue_forms_name_commands_that_exist(form: Path) -> None:
-    """And are well formed: a label for every field that is filled in."""
-    read: dict[str, Any] = yaml.safe_load(form.read_text())
-    assert {"name", "description", "body"} <= read.keys()
-    fields = {part["id"]: part["attributes"] for part in read["body"] if part["type"] != "markdown"}
-    assert all(field["label"] for field in fields.values())
-    assert set(re.findall(r"`adaptspec ([a-z]+)", form.read_text())) <= COMMANDS.keys()
-
-
-def test_a_bug_report_asks_for_what_finds_it() -> None:
-    """The version, the policy and the journal."""
-    text = (GITHUB / "ISSUE_TEMPLATE" / "bug.yml").read_text()
-    assert {"version", "policy", "journal"} <= {part.get("id") for part in yaml.safe_load(text)["body"]}
-    assert "adaptspec --version" in text

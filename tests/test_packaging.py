@@ -191,18 +191,3 @@ def test_what_the_readme_shows_needs_no_extra(requirements: list[Requirement]) -
     given = {MODULES.get(name, name).replace("-", "_") for name in _plain(requirements)}
     assert _imported() - own - given <= extra
     assert "llguidance" in given
-
-
-def test_an_extra_names_only_what_the_code_uses(requirements: list[Requirement]) -> None:
-    """Nothing is promised by an extra that has no code behind it."""
-    used = _imported()
-    assert {name for name in _extras(requirements, but="dev") if MODULES.get(name[1], name[1]) not in used} == set()
-
-
-def test_the_package_says_whose_it_is_and_where_it_runs(metadata: importlib.metadata.Distribution) -> None:
-    """Authors, systems and Python versions, as package indexes show them."""
-    said = metadata.metadata
-    assert said["Author"] == "AdaptSpec developers"
-    classifiers = said.get_all("Classifier")
-    assert "Operating System :: POSIX" in classifiers
-    assert f"Programming Language :: Python :: {said['Requires-Python'].removeprefix('>=')}" in classifiers

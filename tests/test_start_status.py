@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import io
-from pathlib import Path
 
 from rich.console import Console
 
-from adaptspec.start_status import EVERY_SECONDS, StartStatus, resident_bytes
+from adaptspec.start_status import EVERY_SECONDS, StartStatus
 
 
 def test_a_pipe_gets_a_line_per_phase_and_one_from_time_to_time() -> None:
@@ -36,12 +35,3 @@ def test_a_terminal_gets_a_status_that_goes_away() -> None:
     status.close()
     assert "measuring costs (7 of 24)" in out.getvalue()
     assert out.getvalue().endswith("\x1b[2K"), "the line is erased at the end"
-
-
-def test_resident_memory_is_read_where_the_system_has_it(tmp_path: Path) -> None:
-    file = tmp_path / "status"
-    file.write_text("Name:\tpython\nVmRSS:\t    2048 kB\nThreads:\t3\n")
-    assert resident_bytes(file) == 2 * 2**20
-    file.write_text("Name:\tpython\n")
-    assert resident_bytes(file) is None
-    assert resident_bytes(tmp_path / "none") is None
