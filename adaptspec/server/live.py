@@ -87,6 +87,8 @@ class Watchers:
 class LiveDesk:
     """Reads the feed for all who watch, on the event loop. `facts` are what a page says of the server itself."""
 
+    ticks_per_second, beat_seconds, slow_seconds = TICKS_PER_SECOND, BEAT_SECONDS, SLOW_SECONDS
+
     def __init__(self, feed: LiveFeed, service: Service, facts: Mapping[str, Any]) -> None:
         self._feed = feed
         self._service = service
@@ -98,7 +100,7 @@ class LiveDesk:
     async def run(self) -> None:
         """Read for ever. What goes wrong in one reading must not end the next."""
         while True:
-            await asyncio.sleep(1.0 / TICKS_PER_SECOND)
+            await asyncio.sleep(1.0 / self.ticks_per_second)
             self._feed.following = bool(self.watchers)
             if not self.watchers:
                 continue
@@ -118,7 +120,7 @@ class LiveDesk:
         if not changes.empty or load != self._last_load:
             self.watchers.tell(event("update", {"now": round(now, 3), "load": load, **vars(changes)}))
             self._told, self._last_load = now, load
-        elif now - self._told >= BEAT_SECONDS:
+        elif now - self._told >= self.beat_seconds:
             self.watchers.tell(event("beat", {"now": round(now, 3)}))
             self._told = now
 
@@ -189,17 +191,17 @@ async def events(http: web.Request) -> web.StreamResponse:
         response = web.StreamResponse(headers=sse.HEADERS)
         await response.prepare(http)
         try:
-            await _write(response, opening)
+            await _write(response, opening, desk.slow_seconds)
             while (waiting := await watcher.events.get()) is not None:
-                await _write(response, waiting)
+                await _write(response, waiting, desk.slow_seconds)
         except asyncio.TimeoutError:
             if http.transport is not None:
                 http.transport.abort()  # it would take no farewell either
     return response
 
 
-async def _write(response: web.StreamResponse, data: bytes) -> None:
-    await asyncio.wait_for(response.write(data), SLOW_SECONDS)
+async def _write(response: web.StreamResponse, data: bytes, seconds: float) -> None:
+    await asyncio.wait_for(response.write(data), seconds)
 
 
 def event(name: str, body: Mapping[str, Any]) -> bytes:

@@ -42,7 +42,6 @@ class Footprint:
 
     rows: int
     blocks: tuple[float, ...]
-    streams: int
     tasks: int
     descriptors: int
     threads: int
@@ -128,14 +127,13 @@ class Server:
         return connection
 
     def footprint(self) -> Footprint:
-        """Rows, blocks, streams, tasks, descriptors and threads now."""
+        """Rows, blocks, tasks, descriptors and threads now."""
         gc.collect()
         tasks = asyncio.run_coroutine_threadsafe(_count_tasks(), self.loop).result(10.0)
         stats = self.engine.stats()
         return Footprint(
             rows=stats.running + stats.waiting,
             blocks=tuple(runner.free_memory for runner in self.runners),
-            streams=len(self.engine._streams),
             tasks=tasks,
             descriptors=len(os.listdir("/proc/self/fd")),
             # asyncio's own pool grows to its size and stays.
@@ -161,8 +159,8 @@ class Server:
     def idle_within(self, seconds: float) -> float:
         """Seconds until no request is held any more. Fails after `seconds`."""
         began = time.monotonic()
-        while self.engine._streams or not self.core.idle:
-            assert time.monotonic() - began < seconds, f"after {seconds} s {self.engine.stats()} are still held"
+        while (held := self.engine.stats()).running + held.waiting or not self.core.idle:
+            assert time.monotonic() - began < seconds, f"after {seconds} s {held} are still held"
             time.sleep(0.002)
         return time.monotonic() - began
 

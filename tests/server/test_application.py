@@ -19,13 +19,6 @@ async def api(client: Any) -> AsyncIterator[openai.AsyncOpenAI]:
 HELLO: Any = [{"role": "user", "content": "hello"}]
 
 
-async def test_models_and_completions(api: openai.AsyncOpenAI) -> None:
-    (model,) = (await api.models.list()).data
-    whole = await api.completions.create(model=model.id, prompt="x", max_tokens=4)
-    stream = await api.completions.create(model=model.id, prompt="x", max_tokens=4, stream=True)
-    assert "".join([chunk.choices[0].text async for chunk in stream]) == whole.choices[0].text
-
-
 async def test_chat_whole_streamed_and_with_the_adaptspec_object(api: openai.AsyncOpenAI, engine: Any) -> None:
     extra = {"adaptspec": {"max_depth": 0}}
     whole = await api.chat.completions.create(model="tiny", messages=HELLO, max_tokens=4, extra_body=extra)

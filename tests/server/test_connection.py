@@ -6,7 +6,6 @@ import asyncio
 import gzip
 import json
 import logging
-import resource
 import socket
 import sys
 import time
@@ -20,7 +19,7 @@ import pytest
 from aiohttp import compression_utils, web
 
 from adaptspec.server.application import make_app
-from adaptspec.server.connection import RESERVE, Listener, room_for
+from adaptspec.server.connection import Listener
 from adaptspec.server.limits import ServerLimits
 from adaptspec.telemetry.metrics import Metrics
 from tests.server.test_run import start
@@ -97,25 +96,6 @@ async def test_who_does_not_read_is_dropped(engine: Any, tokenizer: Any) -> None
                     await asyncio.sleep(0.02)
 
             await asyncio.wait_for(dropped(), 10.0)
-
-
-@pytest.mark.parametrize(
-    "sent",
-    [
-        b"GET / HTTP/1.1\r\nHost: x\r\nbad header\r\n\r\n",
-        b"nonsense\r\n\r\n",
-        b"GET /" + b"a" * 20_000 + b" HTTP/1.1\r\nHost: x\r\n\r\n",
-        b"GET / HTTP/1.1\r\nHost: x\r\nX: " + b"a" * 20_000 + b"\r\n\r\n",
-        b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: -1\r\n\r\n",
-        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + b"\x00" * 200,
-    ],
-)
-async def test_what_is_no_http_gets_the_usual_shape(engine: Any, tokenizer: Any, sent: bytes) -> None:
-    async with serving(engine, tokenizer) as port:
-        status, body = await talk(port, sent)
-    assert status == 400
-    assert body["error"]["type"] == "invalid_request_error"
-    assert len(body["error"]["message"]) < 300
 
 
 async def test_a_full_server_says_so_before_it_reads_the_body(engine: Any, tokenizer: Any) -> None:
@@ -321,9 +301,6 @@ async def test_nothing_is_ever_inflated(
     assert answer.startswith(b"HTTP/1.1 415")
 
 
-UNLIMITED = resource.RLIM_INFINITY
-
-
 class System:
     """A system with limits of its own, in place of the module `resource`."""
 
@@ -338,31 +315,6 @@ class System:
         if self.refuses:
             raise ValueError("not allowed to raise maximum limit")
         self.asked.append(limits)
-
-
-@pytest.mark.parametrize(
-    ("limits", "wanted", "room", "raised"),
-    [
-        ((1024, 2**20), 1024, 1024, 1024 + RESERVE),  # the usual limits
-        ((1024, UNLIMITED), 5000, 5000, 5000 + RESERVE),
-        ((2**20, 2**20), 1024, 1024, None),
-        ((UNLIMITED, UNLIMITED), 10**6, 10**6, None),
-        ((1024, 1024), 1024, 1024 - RESERVE, None),  # nothing to raise
-        ((256, 4096), 10_000, 4096 - RESERVE, 4096),
-        ((100, 100), 1024, 50, None),  # half at the least is for ourselves
-        ((1, 1), 1024, 1, None),
-    ],
-)
-def test_the_limit_is_raised_for_connections_and_they_are_held_to_it(
-    limits: tuple[int, int], wanted: int, room: int, raised: int | None
-) -> None:
-    system = System(limits)
-    assert room_for(wanted, system) == room
-    assert system.asked == ([] if raised is None else [(raised, limits[1])])
-
-
-def test_a_system_that_does_not_let_the_limit_be_raised_is_taken_as_it_is() -> None:
-    assert room_for(1024, System((1024, 4096), refuses=True)) == 1024 - RESERVE
 
 
 async def test_fewer_connections_than_wanted_are_said_and_held_to(

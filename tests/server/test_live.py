@@ -12,8 +12,6 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestClient, TestServer
 
-from adaptspec.errors import OverloadedError
-from adaptspec.server import live as live_module
 from adaptspec.server.application import make_app
 from adaptspec.server.live import LIVE, MOST_WATCHERS, WAITING_EVENTS, Watchers
 from adaptspec.telemetry.live_feed import LiveFeed
@@ -42,8 +40,8 @@ def app(engine: FakeEngine, tokenizer: Any, feed: LiveFeed) -> web.Application:
 
 
 @pytest.fixture
-async def client(app: web.Application, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Client]:
-    monkeypatch.setattr(live_module, "TICKS_PER_SECOND", 100.0)
+async def client(app: web.Application) -> AsyncIterator[Client]:
+    app[LIVE].ticks_per_second = 100.0
     async with TestClient(TestServer(app)) as client:
         yield client
 
@@ -103,8 +101,8 @@ async def test_a_second_watcher_costs_the_first_nothing(client: Client, store: R
         assert [one["id"] for one in told["started"]] == ["a"]
 
 
-async def test_quiet_times_have_a_beat(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(live_module, "BEAT_SECONDS", 0.05)
+async def test_quiet_times_have_a_beat(client: Client, app: web.Application) -> None:
+    app[LIVE].beat_seconds = 0.05
     async with client.get("/live/events") as response:
         names = [(await next_event(response))[0] for _ in range(4)]
     assert names[0] == "snapshot"
@@ -131,12 +129,10 @@ async def test_streams_end_with_the_server(client: Client) -> None:
         assert rest == b"" or rest.endswith(b"\n\n")
 
 
-async def test_a_client_that_takes_nothing_is_cut_off(
-    client: Client, app: web.Application, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_client_that_takes_nothing_is_cut_off(client: Client, app: web.Application) -> None:
     """It fills its socket, then its queue; the server lets go of it, and of what it was to be sent."""
-    monkeypatch.setattr(live_module, "SLOW_SECONDS", 0.2)
     desk = app[LIVE]
+    desk.slow_seconds = 0.2
     async with client.get("/live/events") as response:
         await next_event(response)
         for _ in range(400):
@@ -148,7 +144,7 @@ async def test_a_client_that_takes_nothing_is_cut_off(
 
 
 async def test_a_reading_that_fails_is_not_the_last(
-    client: Client, store: RequestStore, feed: LiveFeed, monkeypatch: pytest.MonkeyPatch, caplog: Any
+    client: Client, store: RequestStore, feed: LiveFeed, caplog: Any
 ) -> None:
     async with client.get("/live/events") as response:
         await next_event(response)
@@ -160,7 +156,7 @@ async def test_a_reading_that_fails_is_not_the_last(
                 raise ValueError("broken")
             return changes()
 
-        monkeypatch.setattr(feed, "changes", broken)
+        feed.changes = broken  # type: ignore[method-assign]
         store.started(request("a"))
         _, told = await next_event(response)
         while not told.get("started"):
@@ -180,16 +176,3 @@ async def test_a_slow_watcher_is_let_go_and_the_others_miss_nothing() -> None:
         assert taken[-1] is None
         assert len(taken) == WAITING_EVENTS + 1
     assert not len(watchers)
-
-
-async def test_there_are_only_so_many() -> None:
-    watchers = Watchers()
-    held = [watchers.one_more() for _ in range(MOST_WATCHERS)]
-    for one in held:
-        one.__enter__()
-    with pytest.raises(OverloadedError, match="snapshot"), watchers.one_more():
-        pass
-    held[0].__exit__(None, None, None)
-    with watchers.one_more() as again:
-        watchers.end()
-        assert await again.events.get() is None

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import random
 import string
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
-from unittest import mock
 
 import aiohttp
 import pytest
-from aiohttp import StreamReader, web
-from aiohttp.test_utils import TestClient, TestServer, make_mocked_request
+from aiohttp.test_utils import TestClient, TestServer
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -127,13 +124,6 @@ async def test_refusals_are_traced_with_their_status(traced: Client, book: Book)
     assert book.traces[0].requests == []
 
 
-async def test_other_routes_are_left_alone(traced: Client, book: Book) -> None:
-    for path in ("/health", "/v1/models", "/nowhere"):
-        async with traced.get(path) as response:
-            assert "traceparent" not in response.headers
-    assert book.traces == []
-
-
 async def test_a_client_that_leaves_ends_its_trace(traced: Client, engine: FakeEngine, book: Book) -> None:
     engine.pause = 0.05
     with pytest.raises(asyncio.TimeoutError):
@@ -141,14 +131,6 @@ async def test_a_client_that_leaves_ends_its_trace(traced: Client, engine: FakeE
     while not book.traces[0].ends:
         await asyncio.sleep(0.01)
     assert book.traces[0].ends == [(499, "client_closed_request")]
-
-
-async def test_responses_are_traced_as_the_chats_they_are(traced: Client, book: Book) -> None:
-    async with traced.post("/v1/responses", json={"input": "Hello", "max_output_tokens": 2}) as response:
-        assert (response.status, response.headers["traceparent"]) == (200, "00-1-2-01")
-    (trace,) = book.traces
-    assert (trace.operation, trace.ends) == ("chat", [(200, None)])
-    assert [request.operation for request in trace.requests] == ["chat"]
 
 
 async def test_a_clients_id_comes_back_and_stays_out_of_the_engine(client: Any, engine: Any) -> None:
@@ -182,37 +164,26 @@ async def series(client: Client) -> set[str]:
     return {line.rpartition(" ")[0] for line in lines if not line.startswith("#")}
 
 
-async def test_random_models_paths_methods_and_wishes_make_no_series(client: Client, app: web.Application) -> None:
-    """500 of each: a model, a path, a method, a task and a policy that nobody serves."""
+async def test_random_models_paths_methods_and_wishes_make_no_series(client: Client) -> None:
+    """A hundred of each: a model, a path, a method, a task and a policy that are not served."""
     luck = random.Random(5)
 
     def word() -> str:
         return "".join(luck.choices(string.ascii_uppercase, k=12))
 
-    parts = {
-        name: mock.MagicMock() for name in ("writer", "protocol", "transport")
-    }  # one for all: they are slow to make
-
-    async def handled(method: str, path: str, body: dict[str, Any] | None = None) -> int:
-        # Past sockets and parser, which lets no such method in at all.
-        payload = StreamReader(parts["protocol"], 2**16)
-        payload.feed_data(json.dumps(body).encode())
-        payload.feed_eof()
-        headers = {"Content-Type": "application/json"}
-        request = make_mocked_request(method, path, headers, app=app, payload=payload, **parts)
-        return int((await app._handle(request)).status)
-
     async def everything() -> None:
         wishes = {"policy": word(), "task": word()}
         body = {"model": word(), "prompt": "a", "max_tokens": 1, "adaptspec": wishes}
-        assert await handled("POST", "/v1/completions", body) == 404
-        assert await handled(word(), f"/v1/{word()}") in (404, 405)
+        async with client.post("/v1/completions", json=body) as response:
+            assert response.status == 404
+        async with client.request(word(), f"/v1/{word()}") as response:
+            assert response.status in (400, 404, 405)
 
     await series(client)
     for _ in range(20):
         await everything()
     before = await series(client)
-    for _ in range(WORDS):
+    for _ in range(100):
         await everything()
     assert await series(client) == before
     assert len(before) < 300

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 from aiohttp import web
@@ -13,23 +12,16 @@ from aiohttp.test_utils import TestClient, TestServer
 from jsonschema import Draft202012Validator
 from pydantic import BaseModel
 
-from adaptspec.analysis.policy_trial import Run, Trial
-from adaptspec.errors import PolicyError
-from adaptspec.server import live_answers, trials
-from adaptspec.server.admin import POLICIES, DryRun
+from adaptspec.server.admin import DryRun
 from adaptspec.server.api.chat import ChatCompletion
 from adaptspec.server.api.completions import Completion
 from adaptspec.server.api.response_events import Response
 from adaptspec.server.api.tokenize import Text, Tokens
 from adaptspec.server.application import make_app
-from adaptspec.server.limits import ServerLimits
 from adaptspec.server.openapi import describe
 from adaptspec.server.operations import Operations
 from adaptspec.server.routes import OPERATIONS, Operation
-from adaptspec.server.status import Health
-from adaptspec.server.trials import InvalidPolicy
 from adaptspec.telemetry.live_feed import LiveFeed
-from adaptspec.telemetry.live_schema import COLUMNS
 from adaptspec.telemetry.metrics import Metrics
 from tests.server.test_admin import FakeDesk
 from tests.server.test_live_answers import TOOL, ask, live
@@ -81,14 +73,6 @@ def test_every_route_is_described_and_nothing_else(whole: web.Application) -> No
     assert served == set(by_place(whole))
 
 
-def test_operations_have_names_that_a_generated_client_can_use(whole: web.Application) -> None:
-    paths = describe(whole[OPERATIONS])["paths"]
-    names = [operation["operationId"] for path in paths.values() for operation in path.values()]
-    assert len(set(names)) == len(by_place(whole))
-    assert all(name.isidentifier() for name in names)
-    assert f"{ServerLimits().policies} policies" in paths["/admin/policies"]["post"]["description"]
-
-
 async def test_the_keys_it_asks_for_are_those_that_open(whole: web.Application) -> None:
     """A route answers 401 to whoever brings none exactly where it says that it needs one."""
     async with TestClient(TestServer(whole)) as client:
@@ -108,27 +92,6 @@ async def test_the_keys_it_asks_for_are_those_that_open(whole: web.Application) 
     assert {path for path, methods in free.items() for one in methods.values() if "security" in one} == {
         path for path in free if path.startswith("/admin/")
     }
-
-
-async def test_it_is_served(client: Any) -> None:
-    """And says which version it is of."""
-    async with client.get("/openapi.json") as response:
-        body = await response.json()
-    assert body["openapi"] == "3.1.0"
-    assert isinstance(client.app, web.Application)
-    assert "/admin/policies" not in body["paths"]
-    fields = body["components"]["schemas"]["ChatBody"]["properties"]
-    assert {"messages", "tools", "response_format", "prediction", "adaptspec", "store"} <= fields.keys()
-    assert body["components"]["schemas"]["ChatBody"]["x-neutral-values"]["typical_p"] == {"enum": [1, None]}
-    assert fields["functions"] == {"enum": [[], None]}
-
-
-def test_no_field_is_refused_by_name_that_the_schema_offers(whole: web.Application) -> None:
-    """Unknown fields are refused; so the schema must not have them."""
-    described = describe(whole[OPERATIONS])["components"]["schemas"]
-    for name in ("CompletionBody", "ChatBody"):
-        assert not {"frobnicate", "temprature"} & described[name]["properties"].keys()
-        assert described[name]["additionalProperties"] == {"type": "null"}
 
 
 @pytest.mark.parametrize(
@@ -204,46 +167,6 @@ async def test_what_shows_and_runs_the_server_answers_as_described(
         if operation.dry_run:
             async with client.put(f"{place}?dry_run=true", data=body) as looked:
                 DryRun.model_validate_json(await looked.text(), strict=True)
-
-
-async def test_states_and_refusals_are_as_described(whole: web.Application, engine: Any) -> None:
-    engine.capacity = 0
-    whole[POLICIES].refusal = PolicyError("<body>:3:7: spec.tiers: not a list\n... and 2 more")
-    async with TestClient(TestServer(whole), headers=BEARER) as client:
-        async with client.get("/ready") as response:
-            assert response.status in by_place(whole)["/ready", "get"].also
-            assert Health.model_validate_json(await response.text()).status == "full"
-        async with client.post("/admin/policies/validate", data="x") as response:
-            InvalidPolicy.model_validate_json(await response.text(), strict=True)
-        refused = (await (await client.get("/openapi.json")).json())["paths"]["/v1/completions"]["post"]["responses"]
-        await client.post("/admin/drain")
-        async with client.post("/v1/completions", json={"prompt": "x"}) as response:
-            ((header, told),) = refused[str(response.status)]["headers"].items()
-            assert (response.status, header, told["schema"]["type"]) == (503, "Retry-After", "integer")
-            assert int(response.headers[header]) >= told["schema"]["minimum"]
-
-
-def test_a_trial_is_as_described() -> None:
-    run = Run("main", 100.0, 1.5, 2.5, 0.9)
-    trial = Trial(run, None, "it cannot be replayed", run, run, 3, 900, 2, 0.9, ("draft-model",))
-    trials.Trial.model_validate_json(json.dumps(trial.to_json()), strict=True)
-
-
-def test_bars_of_the_live_feed_have_their_columns() -> None:
-    assert len(get_args(live_answers.Bar)) == len(COLUMNS["round"])
-
-
-async def test_a_path_takes_the_methods_that_it_says(whole: web.Application) -> None:
-    """Whatever others it might be taken for; `Allow` names the same ones."""
-    methods: dict[str, set[str]] = {}
-    for path, method in by_place(whole):
-        methods.setdefault(path, set()).add(method.upper())
-    async with TestClient(TestServer(whole), headers=BEARER) as client:
-        for path, own in methods.items():
-            for method in {"GET", "POST", "PUT", "DELETE", "PATCH"} - own:
-                async with client.request(method, re.sub("[{}]", "", path)) as response:
-                    allowed = set(response.headers["Allow"].split(", ")) - {"HEAD"}
-                    assert (response.status, allowed) == (405, own), (method, path)
 
 
 MESSAGE = {"role": "user", "content": "x"}

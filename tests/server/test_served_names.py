@@ -8,8 +8,6 @@ from typing import Any
 import pytest
 from aiohttp.test_utils import TestClient, TestServer
 
-from adaptspec.app import ServeConfig
-from adaptspec.engine.engine_config import BUNDLED, EngineConfig
 from adaptspec.errors import ConfigError
 from adaptspec.server.application import make_app
 from adaptspec.server.served_names import ServedNames
@@ -66,11 +64,3 @@ async def test_a_star_serves_any_name(named: Any) -> None:
 def test_names_that_no_client_could_send_are_refused(name: str) -> None:
     with pytest.raises(ConfigError, match="--served-model-name"):
         ServedNames.of(["tiny", name], "tiny")
-
-
-@pytest.mark.parametrize(
-    ("given", "first"),
-    [((), BUNDLED), (("fox",), "fox"), (("fox", "cub"), "fox"), (("*",), BUNDLED), (("*", "fox"), "fox")],
-)
-def test_answers_and_metrics_have_the_first_name(given: Any, first: str) -> None:
-    assert ServeConfig(EngineConfig(model=BUNDLED), served_model_name=given).shown_name == first

@@ -16,13 +16,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from adaptspec.errors import EngineError, OverloadedError, PromptTooLongError, RequestError, UnknownModelError
+from adaptspec.errors import EngineError, OverloadedError, PromptTooLongError, RequestError
 from adaptspec.models.grammars import Grammars
 from adaptspec.request import MAX_SEED, Request, SamplingParams
 from adaptspec.server.api.chat import ChatBody
 from adaptspec.server.api.codec import Codec
-from adaptspec.server.api.completions import CompletionBody
-from adaptspec.server.http_errors import DrainingError, EngineStoppedError
 from adaptspec.server.limits import ServerLimits
 from adaptspec.server.service import Service, seed_of_choice
 from adaptspec.types import Delta, FinishReason
@@ -33,20 +31,6 @@ def service(engine: Any, tokenizer: Any) -> Service:
     return Service(engine, Codec(tokenizer))
 
 
-def test_nothing_is_taken_while_draining_or_dead(service: Service, engine: Any) -> None:
-    service.admit()
-    engine.alive = False
-    with pytest.raises(EngineStoppedError):
-        service.admit()
-    service.draining = True
-    with pytest.raises(DrainingError):
-        service.admit()
-
-
-def completing(prompt: Any, **fields: Any) -> CompletionBody:
-    return CompletionBody.model_validate({"prompt": prompt, **fields})
-
-
 def chatting(tokens: int, **fields: Any) -> ChatBody:
     """A chat whose prompt has so many tokens: three are the template's."""
     return ChatBody.model_validate({"messages": [{"role": "user", "content": "x" * (tokens - 3)}], **fields})
@@ -55,24 +39,6 @@ def chatting(tokens: int, **fields: Any) -> ChatBody:
 async def requests_of(service: Service, body: ChatBody) -> list[Request]:
     requests, _ = await service.chat_requests("id", body, service.tool_form(body))
     return requests
-
-
-async def test_what_the_engine_cannot_serve_is_refused_before_anything_runs(service: Service, engine: Any) -> None:
-    with pytest.raises(UnknownModelError, match="goodput or static"):
-        await service.completion_requests("id", completing(["x", "y"], adaptspec={"policy": "nope"}))
-    assert engine.seen == []
-
-
-async def test_a_prompt_needs_a_token_and_room_for_another(service: Service) -> None:
-    """What the engine says of a prompt is told of the field that it came in."""
-    await service.completion_requests("id", completing([5] * 255))
-    with pytest.raises(PromptTooLongError, match="your prompt resulted in 256 tokens"):
-        await service.completion_requests("id", completing([[5], [5] * 256]))
-    with pytest.raises(RequestError, match="prompt is empty"):
-        await service.completion_requests("id", completing(["x", ""]))
-    with pytest.raises(PromptTooLongError, match="your messages resulted in 300 tokens") as refused:
-        await requests_of(service, chatting(300))
-    assert refused.value.param == "messages"
 
 
 @pytest.mark.parametrize("field", ["max_tokens", "max_completion_tokens"])
@@ -90,52 +56,16 @@ async def test_an_answer_that_is_asked_for_must_fit(service: Service, field: str
     assert request.sampling.max_tokens == 56
 
 
-async def test_of_several_prompts_the_one_without_room_counts(service: Service) -> None:
-    """And a default that nobody asked for is never refused."""
-    await service.completion_requests("id", completing([[5], [5] * 156], max_tokens=100))
-    with pytest.raises(PromptTooLongError, match="at most 99"):
-        await service.completion_requests("id", completing([[5], [5] * 157], max_tokens=100))
-    await service.completion_requests("id", completing([5] * 255))
-
-
-async def test_more_prompts_than_the_engine_ever_holds_are_refused_for_good(service: Service, engine: Any) -> None:
-    engine.capacity = 3
-    await service.completion_requests("id", completing(["x"] * 3))
-    with pytest.raises(RequestError, match="has 4 prompts; this server holds 3"):
-        await service.completion_requests("id", completing(["x"] * 4))
-    with pytest.raises(RequestError, match="n is 2 for 2 prompts; this server holds 3"):
-        await service.completion_requests("id", completing(["x"] * 2, n=2))
-
-
-async def test_requests_get_ids_of_their_own(service: Service) -> None:
-    several = await service.completion_requests("id", completing(["x", "y"], n=2))
-    assert [request.id for request in several] == ["id-0", "id-1", "id-2", "id-3"]
-    assert [request.id for request in await service.completion_requests("id", completing("x"))] == ["id"]
-
-
-async def test_log_probabilities_of_prompts_are_bounded(engine: Any, tokenizer: Any) -> None:
-    """Prompts x tokens x choices x alternatives: each is within its own bound, and together they fill the memory."""
-    service = Service(engine, Codec(tokenizer), ServerLimits(prompt_logprobs=600))
-    asked: dict[str, Any] = {"n": 2, "echo": True, "logprobs": 2}
-    await service.completion_requests("id", completing([[5] * 50] * 2, **asked))
-    with pytest.raises(RequestError, match="at most 600") as refused:
-        await service.completion_requests("id", completing([[5] * 50, [5] * 51], **asked))
-    assert refused.value.param == "logprobs"
-    await service.completion_requests("id", completing([5] * 200, echo=True))
-
-
-async def test_a_grammar_is_written_and_compiled_off_the_event_loop(
-    service: Service, engine: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_grammar_is_compiled_off_the_event_loop(service: Service, engine: Any) -> None:
     """A schema may have megabytes; streams go on meanwhile. Without one, nothing is asked for."""
     threads: list[threading.Thread] = []
-    written = ChatBody.grammar
+    compiled = engine.compile_grammar
 
-    def noting(body: ChatBody, *args: Any) -> Any:
+    def noting(*of: Any) -> Any:
         threads.append(threading.current_thread())
-        return written(body, *args)
+        return compiled(*of)
 
-    monkeypatch.setattr(ChatBody, "grammar", noting)
+    engine.compile_grammar = noting
     talk: dict[str, Any] = {"messages": [{"role": "user", "content": "x"}]}
     for more in ({}, {"tools": []}, {"response_format": {"type": "text"}}):
         (request,) = await requests_of(service, ChatBody.model_validate(talk | more))
@@ -146,8 +76,7 @@ async def test_a_grammar_is_written_and_compiled_off_the_event_loop(
     for more in ({"response_format": wanted}, {"response_format": {"type": "json_object"}}, {"tools": [tool]}):
         (request,) = await requests_of(service, ChatBody.model_validate(talk | more))
         assert request.sampling.grammar == engine.grammars[-1]
-    assert len(engine.grammars) == 3
-    assert len(threads) == 3
+    assert len(engine.grammars) == len(threads) == 3
     assert threading.current_thread() not in threads
 
 
@@ -161,7 +90,7 @@ async def test_a_grammar_is_written_and_compiled_off_the_event_loop(
     ],
 )
 async def test_a_grammar_that_takes_too_long_is_refused_and_holds_nobody_up(
-    engine: Any, tokenizer: Any, monkeypatch: pytest.MonkeyPatch, asked: dict[str, Any], param: str
+    engine: Any, tokenizer: Any, asked: dict[str, Any], param: str
 ) -> None:
     """A compiler that never comes back: the request ends, and the next one's grammar is compiled."""
     forever = threading.Event()
@@ -169,12 +98,12 @@ async def test_a_grammar_that_takes_too_long_is_refused_and_holds_nobody_up(
     body = ChatBody.model_validate({"messages": [{"role": "user", "content": "x"}]} | asked)
     compiled = engine.compile_grammar
     try:
-        monkeypatch.setattr(engine, "compile_grammar", lambda *of: forever.wait())
+        engine.compile_grammar = lambda *of: forever.wait()
         with pytest.raises(RequestError, match="seconds to compile") as refused:
             await requests_of(service, body)
         assert refused.value.param == param
         assert str(refused.value).startswith(f"{param} ")
-        monkeypatch.setattr(engine, "compile_grammar", compiled)
+        engine.compile_grammar = compiled
         service.limits = replace(service.limits, grammar_seconds=60.0)
         await requests_of(service, body)
         assert len(engine.grammars) == 1
@@ -214,11 +143,6 @@ def test_every_choice_has_a_seed_of_its_own(seed: int) -> None:
     assert seeds[0] == seed
     assert len(set(seeds)) == 128
     assert all(SamplingParams(seed=one).seed == one for one in seeds)
-
-
-def test_no_seed_stays_none() -> None:
-    """The engine draws one for each."""
-    assert seed_of_choice(None, 3) is None
 
 
 async def until(condition: Callable[[], bool]) -> None:

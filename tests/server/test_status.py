@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from adaptspec import __version__
-
 
 async def get(client: Any, path: str) -> tuple[int, Any]:
     async with client.get(path) as response:
@@ -28,18 +26,6 @@ async def test_health_follows_the_engine(client: Any, engine: Any, app: Any) -> 
     assert (await get(client, "/health"))[0] == 503
     async with client.post("/v1/completions", json={"prompt": "x"}) as response:
         assert (response.status, (await response.json())["error"]["code"]) == (503, "engine_stopped")
-
-
-async def test_version(client: Any) -> None:
-    assert await get(client, "/version") == (200, {"version": __version__})
-
-
-async def test_metrics_are_prometheus_text(client: Any) -> None:
-    async with client.get("/metrics") as response:
-        assert response.headers["Content-Type"].startswith("text/plain; version=")
-        text = await response.text()
-    assert "adaptspec_spec_decode_drafts_total 0.0" in text
-    assert "adaptspec_requests_running 0.0" in text
 
 
 async def test_answers_are_counted_by_route_and_status_and_refusals_too(client: Any) -> None:

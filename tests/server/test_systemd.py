@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from adaptspec.server.systemd import notify, send_watchdog_reports, watchdog_seconds
+from adaptspec.server.systemd import notify, send_watchdog_reports
 from tests.server.test_run import start
 
 
@@ -63,38 +63,7 @@ async def test_reports_come_twice_in_the_time_of_the_watchdog_as_long_as_the_eng
         received.recv(1000)
 
 
-async def test_a_server_reports_to_the_watchdog_until_it_stops(
-    app: Any, received: socket.socket, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("WATCHDOG_USEC", "20000")
-    monkeypatch.setenv("WATCHDOG_PID", str(os.getpid()))
-    _, server = await start(app)
-    assert {await next_report(received) for _ in range(3)} == {"READY=1", "WATCHDOG=1"}
-    server.cancel()
-    await asyncio.gather(server, return_exceptions=True)
-
-
-async def test_without_a_watchdog_nothing_is_reported(received: socket.socket, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("WATCHDOG_USEC", raising=False)
-    await send_watchdog_reports(lambda: pytest.fail("it was asked for"))
-
-
 @pytest.mark.parametrize("address", ["", "relative", "vsock:2:1234", "/nowhere/notify", "@adaptspec-no-such-socket"])
 def test_where_systemd_does_not_listen_nothing_is_sent(address: str) -> None:
     assert not notify("READY=1", {"NOTIFY_SOCKET": address})
     assert not notify("READY=1", {})
-
-
-@pytest.mark.parametrize(
-    ("variables", "seconds"),
-    [
-        ({}, None),
-        ({"WATCHDOG_USEC": "30000000"}, 30.0),
-        ({"WATCHDOG_USEC": "30000000", "WATCHDOG_PID": str(os.getpid())}, 30.0),
-        ({"WATCHDOG_USEC": "30000000", "WATCHDOG_PID": "1"}, None),
-        ({"WATCHDOG_USEC": "0"}, None),
-        ({"WATCHDOG_USEC": "soon"}, None),
-    ],
-)
-def test_the_watchdog_is_for_the_process_that_it_names(variables: dict[str, str], seconds: float | None) -> None:
-    assert watchdog_seconds(variables) == seconds

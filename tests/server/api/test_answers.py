@@ -43,11 +43,6 @@ def test_several_prompts_count_as_one_long_one(rounds: list[list[int]], depth: i
     assert usage(parts).completion_tokens == len(together.tokens)
 
 
-def test_a_request_that_never_drafted_has_neutral_metrics() -> None:
-    body = metrics([completion([], 0)]).written()["speculative_decoding"]
-    assert (body["mean_acceptance_length"], body["draft_acceptance_rate"], body["num_spec_tokens"]) == (1.0, 0.0, 0)
-
-
 def test_a_lossy_method_is_marked() -> None:
     """One lossy part makes the whole answer lossy."""
     exact, loose = completion([1], 2), completion([1], 2)

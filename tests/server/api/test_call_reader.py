@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from adaptspec.server.api.call_reader import CallReader, Part
 from adaptspec.server.api.chat import gathered
-from adaptspec.server.api.tool_forms import FORMS, HERMES, LLAMA3, MISTRAL, ToolForm
+from adaptspec.server.api.tool_forms import FORMS, HERMES, MISTRAL, ToolForm
 
 NAMES = ("f", "get-it", "mcp.x")
 WORDS = st.text(alphabet="ab<tool_c>\n {\"'", max_size=12).filter(lambda text: HERMES.head not in text)
@@ -48,13 +48,6 @@ def cut(text: str, places: list[int]) -> list[str]:
 
 
 PLACES = st.lists(st.integers(0, 200), max_size=8)
-
-
-@given(answer=ANSWER, places=PLACES, length=st.integers(0, 200))
-def test_pieces_say_what_the_whole_says(answer: list[str | tuple[str, str]], places: list[int], length: int) -> None:
-    """Also where the answer ends in the middle of a call."""
-    text = among_text(answer)[:length]
-    assert plain(read(cut(text, places))) == plain(read([text]))
 
 
 @given(
@@ -133,10 +126,3 @@ def test_a_call_that_is_cut_short_is_not_whole(form: ToolForm) -> None:
         reader = CallReader(True, form, NAMES)
         assert plain([*reader.feed(whole[:size]), *reader.end()])[0] is None
         assert not reader.whole
-
-
-def test_text_without_calls_is_left_alone() -> None:
-    """White space included."""
-    assert plain(read([" \n a <tool_call> ", " \n"])) == (" \n a <tool_call>  \n", [])
-    assert plain(read(["\n" + HERMES.written("f", "{}") + "\n"])) == (None, [("f", "{}")])
-    assert plain(read([' {"name": ', " \n"], LLAMA3)) == (' {"name":  \n', [])

@@ -25,19 +25,6 @@ async def test_text_parts_and_developer_messages_are_understood(post: Any, engin
     assert "a\nb<|end|>" in tokenizer.decode(engine.seen[0].prompt)
 
 
-async def test_an_answer_can_be_sent_back_as_it_came(post: Any) -> None:
-    _, body = await post(PATH, messages=HELLO, max_tokens=4)
-    message = body["choices"][0]["message"]
-    status, _ = await post(PATH, messages=[*HELLO, message, *HELLO], max_tokens=4)
-    assert status == 200
-
-
-async def test_without_a_limit_the_answer_may_fill_the_context(post: Any, engine: Any) -> None:
-    status, body = await post(PATH, messages=HELLO)
-    assert status == 200
-    assert body["usage"]["total_tokens"] == engine.target.context
-
-
 async def test_the_stream_is_role_pieces_ending_usage(post: Any) -> None:
     _, whole = await post(PATH, messages=HELLO, max_tokens=6)
     status, chunks = await post(PATH, messages=HELLO, max_tokens=6, stream=True, stream_options={"include_usage": True})
@@ -50,18 +37,6 @@ async def test_the_stream_is_role_pieces_ending_usage(post: Any) -> None:
     assert all(piece["choices"][0]["finish_reason"] is None for piece in pieces)
     assert (ending["choices"][0]["delta"], ending["choices"][0]["finish_reason"]) == ({}, "length")
     assert (last["choices"], last["usage"], last["metrics"]) == ([], whole["usage"], whole["metrics"])
-
-
-async def test_a_conversation_the_template_refuses_is_the_clients_error(post: Any, tokenizer: Any) -> None:
-    template = tokenizer.chat_template
-    tokenizer.chat_template = "{{ raise_exception('roles must alternate') }}"
-    try:
-        status, body = await post(PATH, messages=HELLO)
-    finally:
-        tokenizer.chat_template = template
-    assert status == 400
-    assert "roles must alternate" in body["error"]["message"]
-    assert body["error"]["param"] == "messages"
 
 
 async def test_usage_can_come_with_every_piece(post: Any) -> None:
@@ -79,11 +54,3 @@ async def test_usage_can_come_with_every_piece(post: Any) -> None:
     for ineffective in ({"continuous_usage_stats": True}, {"continuous_usage_stats": True, "include_usage": False}):
         _, chunks = await post(PATH, messages=HELLO, max_tokens=6, stream=True, stream_options=ineffective)
         assert not any("usage" in chunk for chunk in chunks)
-
-
-async def test_who_drafted_is_told_of_text_only(post: Any) -> None:
-    """Pieces of a call's own markup would not add up to the content they are told beside."""
-    tool = {"type": "function", "function": {"name": "see"}}
-    body = {"messages": [{"role": "user", "content": "x"}], "tools": [tool], "stream": True}
-    status, answer = await post("/v1/chat/completions", **body, adaptspec={"provenance": True})
-    assert (status, answer["error"]["param"]) == (400, "adaptspec.provenance")

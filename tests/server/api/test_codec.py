@@ -13,7 +13,7 @@ from aiohttp.test_utils import TestClient, TestServer
 
 from adaptspec.errors import PromptTooLongError, RequestError
 from adaptspec.models.chat.chat_template import ChatTemplate, RenderOptions
-from adaptspec.server.api.codec import SHORT_IDS, SHORT_TEXT, Codec
+from adaptspec.server.api.codec import SHORT_TEXT, Codec
 from adaptspec.server.api.messages import Message
 from adaptspec.server.api.tools import Function, Tool
 from adaptspec.server.api.warnings import Warnings
@@ -42,24 +42,11 @@ class Watched:
         return self._tokenizer.decode(tokens, **options)
 
 
-async def test_long_texts_leave_the_event_loop_free_and_encode_the_same(tokenizer: Any) -> None:
-    codec, text = Codec(tokenizer), "word " * SHORT_TEXT
-    first, second = await asyncio.gather(codec.encode(text), codec.encode(text))
-    assert list(first) == list(second) == tokenizer.encode(text)
-
-
 async def test_many_short_texts_are_as_long_as_one(tokenizer: Any) -> None:
     """Each of them is short, but all of them on the event loop would stall every stream."""
     watched, texts = Watched(tokenizer), ["a" * (SHORT_TEXT // 2), "b" * (SHORT_TEXT // 2), "c"]
     codec = Codec(watched)  # type: ignore[arg-type]
     assert [list(tokens) for tokens in await codec.encode_all(texts)] == [tokenizer.encode(text) for text in texts]
-    assert threading.current_thread() not in watched.threads
-
-
-async def test_many_ids_are_read_off_the_event_loop(tokenizer: Any) -> None:
-    watched = Watched(tokenizer)
-    codec = Codec(watched)  # type: ignore[arg-type]
-    assert await codec.decode([100] * (SHORT_IDS + 1)) == tokenizer.decode([100] * (SHORT_IDS + 1))
     assert threading.current_thread() not in watched.threads
 
 
@@ -143,17 +130,6 @@ async def test_a_talk_that_cannot_fit_is_not_even_written_out(tokenizer: Any) ->
         await codec.encode_chat([Message(role="user", content="")] * 16)
 
 
-async def test_a_model_without_a_template_says_what_to_use_instead(tokenizer: Any) -> None:
-    with pytest.raises(RequestError, match="/v1/completions"):
-        await Codec(with_template(tokenizer, None)).encode_chat([Message(role="user", content="x")])
-
-
-@pytest.mark.parametrize("fault", ["{{ 'x' + 1 }}", "{{ 1 / 0 }}", "{{ ''.nope() }}", "{{ raise_exception('no') }}"])
-async def test_whatever_a_template_raises_is_about_the_messages(tokenizer: Any, fault: str) -> None:
-    with pytest.raises(RequestError, match="does not take these messages"):
-        await Codec(with_template(tokenizer, fault)).encode_chat([Message(role="user", content="x")])
-
-
 SLOW = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
 PAIRS = "{% for a in messages %}{% for b in messages[1:]|reverse %}{% if a == b %}.{% endif %}{% endfor %}{% endfor %}"
 
@@ -222,16 +198,6 @@ async def test_a_round_of_tools_comes_out_in_every_family(family: str, ids: tupl
         assert "\\\\" not in text
         assert "'where'" not in text
         assert ("of look" in text) == bool(tools)
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-async def test_parts_of_a_message_are_its_text_in_every_family(family: str) -> None:
-    tokenizer = tokenizer_of(family)
-    content = [{"type": "text", "text": "First part."}, {"type": "text", "text": "Second part."}]
-    text = tokenizer.decode(
-        await Codec(tokenizer).encode_chat([Message.model_validate({"role": "user", "content": content})])
-    )
-    assert text.count("First part.\nSecond part.") == 1
 
 
 @pytest.mark.parametrize("family", ["qwen2.5", "smollm2", "deepseek"])

@@ -110,13 +110,6 @@ async def test_a_stream_says_who_drafted_which_words_to_those_who_ask(post: Any)
     assert (status, body["error"]["param"]) == (400, "adaptspec.provenance")
 
 
-@pytest.mark.parametrize("token", [-1, 2**32, 2**63, 260])
-async def test_what_is_no_token_is_not_echoed(post: Any, token: int) -> None:
-    """A prompt is checked before it is decoded for the echo: not all integers can be."""
-    status, body = await post(PATH, prompt=[97, token], echo=True)
-    assert (status, body["error"]["param"]) == (400, "prompt")
-
-
 WORDS = {1: b"a", 2: b"\xc3", 3: b"\xa9", 4: b"\xff"}
 ENTRIES = [TokenLogprob(2, -0.5, ((2, -0.5), (1, -1.0))), TokenLogprob(3, -2.0, ((4, -0.1),)), TokenLogprob(1, -1.0)]
 

@@ -57,17 +57,6 @@ def test_tokens_join_to_the_content(tokenizer: Any, text: str, rounds: int, stop
     assert shown == content.encode()
 
 
-def test_special_tokens_within_an_answer_are_left_out() -> None:
-    """With `ignore_eos` they are in the middle of it, and in no text."""
-    tokens = [*BYTES.encode("ab"), 1, *BYTES.encode("c"), 2]
-    assert joined(BYTES, tokens, []) == ("abc", b"abc")
-
-
-def test_half_a_character_at_the_end_is_shown() -> None:
-    content, shown = joined(BYTES, BYTES.encode("a\u732b")[:-1], [])
-    assert (content, shown) == ("a\ufffd", b"a" + "\u732b".encode()[:-1])
-
-
 def test_bytes_that_are_no_text_keep_the_others_in_step() -> None:
     tokens = [*BYTES.encode("a\u732b")[:-1], *BYTES.encode("b\u00e4c")]
     content, shown = joined(BYTES, tokens, [])

@@ -7,12 +7,8 @@ from typing import Any
 
 import pytest
 
-from adaptspec.errors import RequestError
-from adaptspec.server.api.chat import ChatBody
-from adaptspec.server.api.wire import parse
-from tests.server.api.test_structured_outputs import SCHEMA, TOOL
+from tests.server.api.test_structured_outputs import SCHEMA
 
-SAYS = [{"role": "user", "content": "x"}]
 OPTIONAL = {"name": "p", "strict": True, "description": "a person"}
 
 
@@ -29,42 +25,6 @@ SPELLINGS: list[dict[str, Any]] = [
     {"type": "json_object", "schema": SCHEMA, "json_schema": None},
     {"type": "json_object", "value": SCHEMA},
 ]
-
-
-@pytest.mark.parametrize("wanted", SPELLINGS)
-def test_a_schema_may_be_spelled_as_elsewhere(wanted: dict[str, Any]) -> None:
-    """OpenAI's chats and responses, llama.cpp, Together, and TGI in two ages."""
-    chat = {"messages": [{"role": "user", "content": "Hi"}], "response_format": wanted}
-    grammar = parse(ChatBody, json.dumps(chat).encode()).grammar()
-    assert grammar is not None
-    assert json.loads(grammar.text)["properties"] == SCHEMA["properties"]
-
-
-@pytest.mark.parametrize("wanted", [{"type": "json"}, {"type": "json_object", "schema": None}])
-def test_any_object_is_spelled_as_elsewhere(wanted: dict[str, Any]) -> None:
-    chat = {"messages": [{"role": "user", "content": "Hi"}], "response_format": wanted}
-    grammar = parse(ChatBody, json.dumps(chat).encode()).grammar()
-    assert grammar is not None
-    assert json.loads(grammar.text) == {"type": "object"}
-
-
-@pytest.mark.parametrize(
-    ("wanted", "text", "syntax"),
-    [
-        ({"type": "regex", "value": "a+"}, "a+", "regex"),
-        ({"type": "regex", "pattern": "a+"}, "a+", "regex"),
-        ({"type": "grammar", "grammar": 'start: "a"'}, 'start : "a"', "lark"),
-    ],
-)
-def test_a_format_may_be_no_json(wanted: dict[str, Any], text: str, syntax: str) -> None:
-    """TGI's, Together's and Fireworks'; next to tools it is refused like the others."""
-    chat = {"messages": [{"role": "user", "content": "Hi"}], "response_format": wanted}
-    grammar = parse(ChatBody, json.dumps(chat).encode()).grammar()
-    assert grammar is not None
-    assert (grammar.text.strip(), grammar.syntax) == (text, syntax)
-    for more in ({"tools": [TOOL]}, {"guided_regex": "a"}):
-        with pytest.raises(RequestError, match="both say what to write"):
-            parse(ChatBody, json.dumps(chat | more).encode())
 
 
 @pytest.mark.parametrize("wanted", SPELLINGS)

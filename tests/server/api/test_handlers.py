@@ -53,9 +53,3 @@ async def test_every_sampling_field_reaches_the_engine(post: Any, engine: Any) -
     assert request.sampling.logit_bias == {42: -100.0}
     assert (request.sampling.stop, request.sampling.stop_token_ids) == (("END",), (9,))
     assert {name: getattr(request.speculation, name) for name in speculation} == speculation
-
-
-async def test_null_means_the_default(post: Any, engine: Any) -> None:
-    status, _ = await post(PATH, prompt="x", temperature=None, stop=None, stream=None, adaptspec=None, logprobs=None)
-    assert status == 200
-    assert engine.seen[0].sampling.temperature == 1.0

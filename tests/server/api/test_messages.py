@@ -9,9 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from adaptspec.errors import RequestError
 from adaptspec.server.api.chat import ChatBody, ChatReply
-from adaptspec.server.api.constraints.response_format import JsonObjectFormat, JsonSchemaFormat, TextFormat, grammar_of
 from adaptspec.server.api.messages import CALL_OF_FUNCTION, Message
 from adaptspec.server.api.tool_forms import HERMES
 from adaptspec.server.api.warnings import MAX_WARNINGS
@@ -26,13 +24,6 @@ def test_arguments_are_objects_where_they_can_be_read(written: str, read: object
     message = Message.model_validate({"role": "assistant", "content": None, "tool_calls": [call]})
     assert message.plain()["tool_calls"][0]["function"]["arguments"] == read
     assert message.plain()["content"] == ""
-
-
-def test_a_message_that_is_none_is_named_by_its_place() -> None:
-    """What no single field can say."""
-    with pytest.raises(RequestError) as refused:
-        ChatBody.model_validate({"messages": [{"role": "user", "content": "x"}, {"role": "user"}]})
-    assert refused.value.param == "messages[1].content"
 
 
 USER = {"role": "user", "content": "x"}
@@ -194,14 +185,6 @@ def test_histories_of_other_programs_are_read(case: str) -> None:
     assert [named in said for said in body.warnings.texts][:1] == ([] if named is None else [True])
 
 
-@pytest.mark.parametrize("path", ["/v1/chat/completions", "/tokenize"])
-async def test_histories_are_answered(post: Any, path: str) -> None:
-    """Every one of them, with the tiny model's own template."""
-    for case, (message, *_, named) in HISTORY.items():
-        status, answer = await post(path, messages=[USER, message, USER])
-        assert (status, "warnings" in answer) == (200, named is not None), (case, answer)
-
-
 def _answered(text: str) -> tuple[dict[str, Any], dict[str, Any]]:
     """The message of an answer, whole and put together from the deltas of its stream."""
     asked = {"messages": [USER], "tools": [{"function": {"name": "f"}}]}
@@ -264,34 +247,3 @@ def test_other_keys_never_change_what_a_template_gets(extra: list[dict[str, Any]
     written = body.warnings.written().get("warnings", [])
     assert len(written) <= MAX_WARNINGS + 1
     assert all(len(text) <= 300 and text.isprintable() for text in written)
-
-
-TEXT = {"type": "text", "text": "What is this?"}
-INPUT_TEXT = {"type": "input_text", "text": "What is this?"}
-MEDIA = [
-    {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}},
-    {"type": "input_audio", "input_audio": {"data": "AAAA", "format": "wav"}},
-    {"type": "file", "file": {"file_id": "file-1"}},
-    {"type": "video_url", "video_url": {"url": "http://localhost/x.mp4"}},
-    {"type": "input_image", "image_url": "data:image/png;base64,AAAA", "detail": "auto"},
-    {"type": "input_file", "filename": "x.pdf", "file_data": "AAAA"},
-    {"type": "image", "source": {"type": "base64", "data": "AAAA"}},
-]
-CALLED = {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}
-
-
-async def test_several_texts_are_one_message(post: Any, engine: Any) -> None:
-    """What the refusal of other parts must not touch."""
-    assert (await post("/v1/chat/completions", messages=[{"role": "user", "content": [TEXT, TEXT]}]))[0] == 200
-    assert (await post("/v1/responses", input=[{"role": "user", "content": [INPUT_TEXT, INPUT_TEXT]}]))[0] == 200
-    assert engine.seen[0].prompt == engine.seen[1].prompt
-
-
-def test_formats_become_grammars() -> None:
-    """Text needs none."""
-    assert grammar_of(None) is grammar_of(TextFormat(type="text")) is None
-    assert grammar_of(JsonObjectFormat(type="json_object")) is not None
-    named = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "integer"}}}
-    grammar = grammar_of(JsonSchemaFormat.model_validate(named))
-    assert grammar is not None
-    assert grammar.text == '{"type": "integer"}'

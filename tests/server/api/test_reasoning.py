@@ -17,7 +17,6 @@ from hypothesis import strategies as st
 from adaptspec.models.chat.chat_template import ChatTemplate, RenderOptions
 from adaptspec.request import Reasoning, Request
 from adaptspec.server.api.reasoning import (
-    PieceQueue,
     ReasoningTokens,
     Splitter,
     begun,
@@ -128,13 +127,6 @@ def test_the_prompt_says_where_the_reasoning_begins(
     assert reasoning_format("none", chat) is None
 
 
-def test_a_model_without_marks_has_no_reasoning_unless_it_is_named(tokenizer: Any) -> None:
-    mine = copy.deepcopy(tokenizer)
-    mine.chat_template = PLAIN
-    assert reasoning_format("auto", ChatTemplate(mine)) is None
-    assert reasoning_format("think", ChatTemplate(mine)) == THINK
-
-
 @pytest.mark.parametrize(
     ("message", "goes_on"),
     [("", THINK), ("<think>\nLet me", OPENED), ("<think>a</think>The", None), ("The", None), ("a<think>b", OPENED)],
@@ -153,25 +145,6 @@ async def test_a_continued_message_of_a_user_is_no_reasoning(say: Say, message: 
     assert not answer.get("reasoning_content")
 
 
-@pytest.mark.parametrize(
-    ("effort", "given_values", "values"),
-    [
-        (None, {"a": 1}, {"a": 1}),
-        ("none", {}, {"reasoning_effort": "none", "enable_thinking": False, "thinking": False}),
-        ("high", {}, {"reasoning_effort": "high", "enable_thinking": True, "thinking": True}),
-        (
-            "low",
-            {"enable_thinking": False, "reasoning_effort": "max"},
-            {"reasoning_effort": "max", "enable_thinking": False, "thinking": True},
-        ),
-    ],
-)
-def test_an_effort_becomes_variables_that_clients_may_overrule(
-    effort: str | None, given_values: dict[str, Any], values: dict[str, Any]
-) -> None:
-    assert with_effort(RenderOptions(values=given_values), effort).values == values
-
-
 @pytest.mark.parametrize("usual", [True, False])
 @pytest.mark.parametrize(("effort", "thinks"), [("none", False), ("low", True), ("max", True)])
 def test_an_effort_goes_over_what_the_server_was_started_with(
@@ -185,14 +158,6 @@ def test_an_effort_goes_over_what_the_server_was_started_with(
     assert server.render(talk, options=with_effort(RenderOptions(), effort)).endswith("</think>\n\n") != thinks
     off = RenderOptions(values={"enable_thinking": False})
     assert server.render(talk, options=with_effort(off, effort)).endswith("</think>\n\n")
-
-
-def test_pieces_are_given_out_by_characters() -> None:
-    queue = PieceQueue()
-    queue.put([Piece("<th", "ngram"), Piece("ink>a", None), Piece("bc", "ngram")])
-    assert [one.text for one in queue.take(7)] == ["<th", "ink>"]
-    assert queue.take(2) == [Piece("a", None), Piece("b", "ngram")]
-    assert queue.take(9) == [Piece("c", "ngram")]
 
 
 class Scripted(FakeEngine):
@@ -299,17 +264,6 @@ async def test_a_reasoning_cut_short_has_no_answer(say: Say) -> None:
     chunks, _ = await say(ENDS_INSIDE, "I think that", max_tokens=2, stream=True)
     assert _joined(chunks, "content") == ""
     assert chunks[-1]["choices"][0]["finish_reason"] == "length"
-
-
-async def test_logprobs_are_of_the_answer(say: Say) -> None:
-    """They join to the content."""
-    whole, _ = await say(HYBRID, THOUGHT, logprobs=True)
-    tokens = whole["choices"][0]["logprobs"]["content"]
-    assert "".join(one["token"] for one in tokens) == "The fox."
-    chunks, _ = await say(HYBRID, THOUGHT, logprobs=True, stream=True)
-    streamed = [one for c in chunks for one in (c["choices"][0]["logprobs"] or {}).get("content", [])]
-    assert streamed == tokens
-    assert not any(c["choices"][0]["logprobs"] for c in chunks if "reasoning_content" in c["choices"][0]["delta"])
 
 
 @pytest.mark.parametrize(

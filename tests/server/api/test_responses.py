@@ -32,11 +32,6 @@ def test_calls_belong_to_the_message_before_them() -> None:
     assert (first.content, second.role, second.tool_call_id) == ("I look.", "tool", "a")
 
 
-async def test_who_drafted_is_not_left_out_in_silence(post: Any) -> None:
-    status, answer = await post(PATH, input="x", stream=True, adaptspec={"provenance": True})
-    assert (status, answer["error"]["param"]) == (400, "adaptspec.provenance")
-
-
 USER = {"role": "user", "content": "x"}
 # Items as Codex, openai-agents and others send them: the message that they become, and what the warning names.
 ITEMS: dict[str, tuple[dict[str, Any], dict[str, Any] | None, str | None]] = {
@@ -181,31 +176,6 @@ def test_reasoning_that_comes_back_belongs_to_the_answer_after_it(items: Any, th
     assert not body.warnings.texts
 
 
-@pytest.mark.parametrize(
-    "item",
-    [
-        thought(),
-        thought(""),
-        {"type": "reasoning"},
-        {"type": "reasoning", "summary": [], "encrypted_content": "x"},
-        {"type": "reasoning", "summary": "x", "content": {"text": "y"}},
-        {"type": "reasoning", "content": [5, None, {"text": 5}, {"type": "reasoning_text"}]},
-    ],
-)
-def test_reasoning_without_text_is_dropped_and_named(item: Any) -> None:
-    body = parse(ResponsesBody, json.dumps({"input": [USER, item, ANSWER]}).encode())
-    assert [message.reasoning_content for message in body.chat().messages] == [None, None]
-    assert body.warnings.texts == ["input[] of the type reasoning without text cannot be used here and were dropped"]
-
-
-async def test_the_output_of_a_response_can_be_the_next_input(client: Any, post: Any) -> None:
-    """What we wrote is taken back without warnings, reasoning included."""
-    output = [thought("a", summary=[], status="completed"), {**ANSWER, "id": "msg_1", "status": "completed"}]
-    status, answer = await post(PATH, input=[USER, *output, USER], max_output_tokens=2)
-    assert status == 200, answer
-    assert "warnings" not in answer
-
-
 # As Codex CLI sends it, but for the texts.
 CODEX: dict[str, Any] = {
     "model": "tiny",
@@ -249,14 +219,6 @@ async def test_a_coding_agent_is_answered(client: Any, engine: Any) -> None:
     assert [tool["name"] for tool in response["tools"]] == ["shell"]
     assert (response["truncation"], response["reasoning"]["effort"]) == ("auto", "medium")
     assert engine.seen[-1].sampling.grammar is not None
-
-
-@pytest.mark.parametrize("tools", [None, [], [{"type": "web_search"}]])
-async def test_a_free_choice_among_no_tools_is_none(post: Any, engine: Any, tools: Any) -> None:
-    for choice in ("auto", "none", None):
-        status, answer = await post(PATH, input="x", tools=tools, tool_choice=choice, max_output_tokens=2)
-        assert status == 200, answer
-        assert engine.seen[-1].sampling.grammar is None
 
 
 @pytest.mark.parametrize(

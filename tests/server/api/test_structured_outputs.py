@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from adaptspec.errors import RequestError
 from adaptspec.models.grammars import Grammars
 from adaptspec.server.api.chat import ChatBody
 from adaptspec.server.api.completions import CompletionBody
@@ -81,66 +80,6 @@ def test_neutral_values_ask_for_nothing(fields: dict[str, Any]) -> None:
     for body in _bodies(**fields):
         assert body.constrained_by is None
         assert body.grammar() is None
-
-
-@pytest.mark.parametrize(
-    ("fields", "param", "reason"),
-    [
-        ({"structured_outputs": {"choice": ["a"], "regex": "b"}}, "structured_outputs.regex", "both say"),
-        ({"guided_json": SCHEMA, "regex": "a"}, "regex", "guided_json and regex both say"),
-        ({"structured_outputs": {"json_object": True}, "ebnf": "root ::="}, "structured_outputs.json_object", "ebnf"),
-        ({"structured_outputs": {"choice": []}}, "structured_outputs.choice", "too short"),
-        (
-            {"structured_outputs": {"structural_tag": "{}"}},
-            "structured_outputs.structural_tag",
-            "structural_tag is not",
-        ),
-        (
-            {"structured_outputs": {"whitespace_pattern": " "}},
-            "structured_outputs.whitespace_pattern",
-            "whitespace_pattern is not",
-        ),
-        ({"structured_outputs": {"regx": "a"}}, "structured_outputs.regx", "did you mean structured_outputs.regex"),
-        ({"guided_choice": ["x" * 5000]}, "guided_choice", "more than 4096 bytes"),
-        ({"regex": "(a{1000}){1000}"}, "regex", "spells out a text of 1000000 bytes"),
-        ({"regex": "a?" * 50_001}, "regex", "at most 100000"),
-        ({"regex": "(?=a)b"}, "regex", "look-ahead"),
-        ({"guided_regex": r"(a)\1"}, "guided_regex", "backreferences are not supported; change"),
-        ({"json_schema": "[1"}, "json_schema", "not JSON"),
-        ({"json_schema": "[1]"}, "json_schema", "must be a schema"),
-        ({"json_schema": '{"a":' * 100 + "1" + "}" * 100}, "json_schema", "nests more than 64"),
-        ({"json_schema": "[" + "[]," * 40_000 + "1]"}, "json_schema", "more than 32768 objects"),
-        ({"guided_json": {"const": "x" * 5000}}, "guided_json", "5000 bytes"),
-        ({"guided_json": {"multipleOf": 100_001}}, "guided_json", "multipleOf"),
-        ({"grammar": "start: %json {}"}, "grammar", "cannot be read as Lark"),
-        ({"regex": "a", "min_tokens": 3}, "min_tokens", "regex says when to end"),
-    ],
-)
-def test_what_cannot_be_kept_to_is_refused_by_its_field(
-    grammars: Grammars, fields: dict[str, Any], param: str, reason: str
-) -> None:
-    """Several constraints, hostile ones, and words that would change the answer in another server."""
-
-    def compiled() -> None:
-        for body in _bodies(**fields):
-            grammar = body.grammar()
-            assert grammar is not None
-            body.sampling(5, grammars.compile(grammar))
-
-    with pytest.raises(RequestError, match=reason) as refused:
-        compiled()
-    assert refused.value.param == param
-    assert "start" not in str(refused.value).replace("start:", ""), "nothing of our own grammar is shown"
-
-
-@pytest.mark.parametrize("fields", [{"tools": [TOOL]}, {"response_format": {"type": "json_object"}}])
-@pytest.mark.parametrize("constraint", [{"regex": "a"}, {"structured_outputs": {"choice": ["a"]}}, {"guided_json": {}}])
-def test_a_constraint_stands_alone(fields: dict[str, Any], constraint: dict[str, Any]) -> None:
-    chat = {"messages": [{"role": "user", "content": "Hi"}], **fields, **constraint}
-    with pytest.raises(RequestError, match=f"and {next(iter(fields))} cannot both say"):
-        parse(ChatBody, json.dumps(chat).encode())
-    calm = {**chat, "tool_choice": "none"} if "tools" in fields else {**chat, "response_format": {"type": "text"}}
-    assert parse(ChatBody, json.dumps(calm).encode()).grammar() is not None
 
 
 async def test_completions_are_constrained_too(post: Any, engine: Any) -> None:

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
+from aiohttp.test_utils import TestClient, TestServer
+
+from adaptspec.server.application import make_app
+from adaptspec.telemetry.metrics import Metrics
 
 CHAT, TOKENIZE = "/v1/chat/completions", "/tokenize"
 SYSTEM = {"role": "system", "content": "s"}
@@ -44,10 +49,19 @@ async def test_chats_and_counts_are_written_alike(
     assert found == (usual if written is None else [written, written])
 
 
-async def test_variables_reach_the_template(
-    post: Any, engine: Any, tokenizer: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(tokenizer, "chat_template", THINKING)
-    for values, ending in (({"enable_thinking": False}, "no"), ({"enable_thinking": True}, ""), ({"other": [1]}, "")):
-        found = await prompts(post, engine, tokenizer, messages=[USER], chat_template_kwargs=values)
-        assert found == [f"<|user|>a<|end|><|assistant|>{ending}"] * 2
+async def test_variables_reach_the_template(engine: Any, tokenizer: Any) -> None:
+    mine = copy.deepcopy(tokenizer)
+    mine.chat_template = THINKING
+    async with TestClient(TestServer(make_app(engine, mine, Metrics()))) as client:
+
+        async def post(path: str, **body: Any) -> tuple[int, Any]:
+            async with client.post(path, json=body) as response:
+                return response.status, await response.json()
+
+        for values, ending in (
+            ({"enable_thinking": False}, "no"),
+            ({"enable_thinking": True}, ""),
+            ({"other": [1]}, ""),
+        ):
+            found = await prompts(post, engine, mine, messages=[USER], chat_template_kwargs=values)
+            assert found == [f"<|user|>a<|end|><|assistant|>{ending}"] * 2

@@ -32,15 +32,6 @@ async def test_a_conversation_is_counted_with_its_template(post: Any, tokenizer:
 TOOL = {"type": "function", "function": {"name": "f", "description": "Does it."}}
 
 
-async def test_a_conversation_with_tools_is_counted_as_a_chat_reads_it(post: Any, engine: Any) -> None:
-    """Reasoning, calls and other parts of its history included."""
-    messages = [{"role": "user", "content": "a", "name": "ann"}, {"role": "assistant", "content": None}]
-    for fields in ({"tools": [TOOL]}, {"tools": []}, {"tools": None}, {"tools": [{"type": "web_search"}]}):
-        await post("/v1/chat/completions", messages=messages, max_tokens=1, **fields)
-        status, body = await post("/tokenize", messages=messages, **fields)
-        assert (status, tuple(body["tokens"])) == (200, engine.seen[-1].prompt)
-
-
 JSON = {"type": "json_object"}
 CHOSEN = {"type": "function", "function": {"name": "f"}}
 
@@ -78,14 +69,6 @@ async def test_tokens_are_named_where_that_is_asked_for(post: Any, tokenizer: An
     """As in the vocabulary, so that clients can look them up there."""
     _, body = await post("/tokenize", prompt=text, return_token_strs=True)
     assert body["token_strs"] == tokenizer.convert_ids_to_tokens(body["tokens"])
-
-
-async def test_neutral_values_are_accepted(post: Any) -> None:
-    """Those that clients of vLLM send."""
-    fields = {"add_special_tokens": None, "add_generation_prompt": None, "continue_final_message": False}
-    more = {"chat_template": None, "mm_processor_kwargs": None, "return_token_strs": False}
-    status, body = await post("/tokenize", messages=[{"role": "user", "content": "a"}], **fields, **more)
-    assert (status, body["token_strs"]) == (200, None)
 
 
 async def test_the_tokenizer_is_described(client: Any, tokenizer: Any) -> None:

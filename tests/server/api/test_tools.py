@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from adaptspec.errors import RequestError
 from adaptspec.models.grammars import Grammars
 from adaptspec.server.api.chat import ChatBody, ChatReply
 from adaptspec.server.api.messages import Message
@@ -70,12 +69,6 @@ def test_only_whole_calls_of_known_tools_are_let_through(
 
     assert [text for text in good if not fits(text)] == []
     assert [text for text in bad if fits(text)] == []
-
-
-def test_no_tools_or_none_of_them_need_no_grammar() -> None:
-    """Then any text will do."""
-    assert tool_grammar([], None, parallel=True) is None
-    assert tool_grammar([F], "none", parallel=True) is None
 
 
 def test_templates_without_tools_get_everything_as_text() -> None:
@@ -172,24 +165,6 @@ def test_answers_to_tools_and_a_format_are_read_alike_whole_and_in_pieces(format
     assert [one for one in arguments if one] == [one.function.arguments for one in message.tool_calls or ()]
 
 
-@pytest.mark.parametrize("word", ["uniqueItems", "not", "contains"])
-def test_one_odd_tool_leaves_the_others_as_they_are(tokenizer: Any, word: str) -> None:
-    """What is left out of its schema is named in the answer, with the tool; the model is shown the tool unchanged."""
-    part = {"type": "array", "items": {"type": "integer"}, word: True if word == "uniqueItems" else {"const": 1}}
-    odd = {"name": "odd", "parameters": {"type": "object", "properties": {"p": part}}}
-    asked = body(tools=[F.model_dump(), {"type": "function", "function": odd}])
-    written = call("odd", '{"p": [1, 1]}')
-    assert fitting(tokenizer, asked, [written, call("f", "{}"), ONE]) == [written, ONE]
-    path = f"tools[1].function.parameters.properties.p.{word}"
-    assert asked.warnings.texts == [f"{path} of the function odd is not enforced: no grammar can hold it"]
-    assert asked.tools is not None
-    assert asked.tools[1].plain()["function"]["parameters"]["properties"]["p"][word] == part[word]
-    with pytest.raises(RequestError, match=r"cannot be kept to.*\(function `odd`\)") as refused:
-        body(tools=[F.model_dump(), {"type": "function", "function": {**odd, "strict": True}}]).grammar()
-    assert refused.value.param == "tools"
-    assert str(refused.value).startswith(f"{path} cannot be kept to")
-
-
 def test_a_format_that_is_not_strict_leaves_out_what_cannot_be_held() -> None:
     """By its path; the same in `/v1/responses`, where paths are others."""
     schema = {"type": "object", "properties": {"p": {"type": "array", "uniqueItems": True}}}
@@ -216,21 +191,6 @@ def test_a_format_that_is_not_strict_leaves_out_what_cannot_be_held() -> None:
     ]
 
 
-@pytest.mark.parametrize(
-    "asked",
-    [
-        {"response_format": FORMAT},
-        {"response_format": {"type": "json_object", "schema": ANSWER_SCHEMA}},
-        {"response_format": {"type": "json", "value": ANSWER_SCHEMA}},
-        {"structured_outputs": {"json": ANSWER_SCHEMA}},
-        {"guided_json": json.dumps(ANSWER_SCHEMA)},
-    ],
-)
-def test_objects_are_closed_in_every_spelling_of_a_format(tokenizer: Any, asked: dict[str, Any]) -> None:
-    """Also where other servers' fields ask for the schema."""
-    assert fitting(tokenizer, body(tools=None, **asked), [JSON_ANSWER, '{"name": "Ann", "b": 1}']) == [JSON_ANSWER]
-
-
 @pytest.mark.parametrize("parameters", [None, {}, {"type": "object", "properties": {}}, {"properties": None}])
 def test_a_function_without_parameters_gets_an_empty_object(tokenizer: Any, parameters: Any) -> None:
     """Weak models never closed it otherwise."""
@@ -247,20 +207,6 @@ async def test_parameters_may_have_the_name_that_anthropic_and_mcp_give_them(tok
     texts = [call("f", '{"city": "Bonn"}'), call("f", "{}"), call("f", '{"town": "Bonn"}')]
     assert fitting(tokenizer, asked, texts) == texts[:1]
     assert asked.warnings.texts == []
-
-
-async def test_a_function_whose_parameters_are_no_object_takes_any_arguments(tokenizer: Any) -> None:
-    asked = body(tools=[{"type": "function", "function": {"name": "f", "parameters": "text"}}], tool_choice="required")
-    texts = [call("f", "{}"), call("f", '{"city": "Bonn"}')]
-    assert fitting(tokenizer, asked, texts) == texts
-    assert asked.warnings.texts == ["parameters of the function f is no object, so any arguments are allowed"]
-
-
-@pytest.mark.parametrize("name", ["mcp.search", "files/read", "server:tool", "x" * 128])
-def test_names_as_servers_of_tools_give_them_are_taken(tokenizer: Any, name: str) -> None:
-    """Those of MCP have dots, and up to 128 characters."""
-    asked = body(tools=[{"type": "function", "function": {"name": name}}], tool_choice="required")
-    assert fitting(tokenizer, asked, [call(name, "{}"), call("f", "{}")]) == [call(name, "{}")]
 
 
 ODD: dict[str, tuple[Any, str | None]] = {
@@ -322,29 +268,3 @@ async def test_a_tool_that_cannot_be_called_is_dropped_and_named(post: Any, engi
     await post(path, **talk, tools=[F.model_dump(), G.model_dump()])
     assert engine.seen[-1].prompt == dropped.prompt
     assert engine.seen[-1].sampling.grammar.text == dropped.sampling.grammar.text
-
-
-async def test_a_strict_tool_is_refused_for_what_is_odd(post: Any) -> None:
-    for key, value in (("description", 5), ("parameters", "{}"), ("parameters", {"type": "str"})):
-        tool = {"function": {"name": "odd", "strict": True, key: value}}
-        status, answer = await post("/v1/chat/completions", messages=SAYS, tools=[tool])
-        assert status == 400, answer
-
-
-async def test_a_type_of_python_in_a_tool_is_dropped_and_named(post: Any, engine: Any) -> None:
-    """Servers of tools write `str` for `string`; the model still sees it."""
-    engine.target = replace(engine.target, context=2048)
-    parameters = {"type": "object", "properties": {"q": {"type": "str"}}}
-    status, answer = await post(
-        "/v1/chat/completions", messages=SAYS, tools=[{"function": {"name": "odd", "parameters": parameters}}]
-    )
-    assert status == 200, answer
-    path = "tools[0].function.parameters.properties.q.type"
-    assert answer["warnings"] == [f"{path} of the function odd is not enforced: it is no valid JSON schema"]
-
-
-def test_many_odd_tools_are_named_within_bounds() -> None:
-    tools = [{"function": {"name": "x" * 5000, "description": 5}}] * 128
-    written = body(tools=tools)
-    assert written.tools == []
-    assert sum(map(len, written.warnings.texts)) < 16 * 301

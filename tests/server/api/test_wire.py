@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import threading
 from typing import Any
 
 import pytest
@@ -12,14 +11,12 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from adaptspec.errors import RequestError
-from adaptspec.server import service as service_module
 from adaptspec.server.api.chat import ChatBody
 from adaptspec.server.api.completions import CompletionBody
 from adaptspec.server.api.responses import ResponsesBody
 from adaptspec.server.api.tokenize import DetokenizeBody
 from adaptspec.server.api.warnings import MAX_WARNINGS
 from adaptspec.server.api.wire import RequestBody, parse
-from adaptspec.server.limits import ServerLimits
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 HELLO = [{"role": "user", "content": "hello"}]
@@ -34,29 +31,6 @@ def check_error(body: Any) -> dict[str, Any]:
     assert error["message"]
     assert isinstance(error["type"], str)
     return error
-
-
-NULLS = dict.fromkeys(("frobnicate", "guided_json", "grammar", "lora_path", "k" * 5000))
-
-
-@pytest.mark.parametrize(
-    ("path", "fields"),
-    [
-        (COMPLETIONS, NULLS),
-        (CHAT, NULLS),
-        (
-            CHAT,
-            {"adaptspec": {"frobnicate": None, "policy": None}, "response_format": {"type": "text", "schema": None}},
-        ),
-        (COMPLETIONS, {"n": 1.0, "logprobs": 1.0, "seed": 7.0, "top_k": 5.0, "min_tokens": 0.0}),
-        (COMPLETIONS, {"n": 1, "best_of": 1, "echo": False, "logprobs": None, "suffix": None, "user": "u"}),
-        (CHAT, {"n": 1, "logprobs": False, "tools": [], "tool_choice": "none", "response_format": {"type": "text"}}),
-        (CHAT, {"store": False, "metadata": None, "service_tier": "auto", "modalities": ["text"], "stream": False}),
-    ],
-)
-async def test_no_ops_are_accepted_at_their_default(post: Any, path: str, fields: dict[str, Any]) -> None:
-    status, _ = await post(path, **GOOD[path], **fields, max_tokens=1)
-    assert status == 200
 
 
 FIELDS = sorted({*CompletionBody.model_fields, *ChatBody.model_fields})
@@ -132,54 +106,3 @@ def test_dropped_keys_are_named_within_bounds(model: type[RequestBody], body: di
     written = parse(model, json.dumps(body).encode()).warnings.written()["warnings"]
     assert len(written) <= MAX_WARNINGS + 1
     assert all(len(text) <= 300 and "\n" not in text for text in written)
-
-
-def test_a_name_of_megabytes_is_not_compared_with_those_of_fields(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Looking for what was meant by one of 4 MB took a second, and a hundred megabytes."""
-    compared: list[str] = []
-
-    def noting(word: str, *args: Any, **options: Any) -> list[str]:
-        compared.append(word)
-        return []
-
-    monkeypatch.setattr("adaptspec.server.api.wire.get_close_matches", noting)
-    with pytest.raises(RequestError, match="is not a field"):
-        parse(CompletionBody, json.dumps({"prompt": "x", "temperatur" * 100_000: 1}).encode())
-    assert [len(word) < 100 for word in compared] == [True]
-
-
-def test_a_body_of_too_many_parts_is_refused_unread(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither is its JSON read, nor are its fields looked at."""
-    monkeypatch.setattr("adaptspec.server.api.wire.from_json", lambda *args, **options: pytest.fail("it was read"))
-    for raw in (b'{"prompt":[' + b"{}," * 50 + b"1]}", b'{"prompt":[' + b"1," * 200 + b"1]}", b"{" + b'"a":1,' * 99):
-        with pytest.raises(RequestError, match=r"body ha(s|ve) more than"):
-            parse(CompletionBody, raw, ServerLimits(json_parts=40, json_items=100))
-
-
-@pytest.mark.parametrize("large", [False, True])
-async def test_large_bodies_are_read_off_the_event_loop(
-    client: Any, monkeypatch: pytest.MonkeyPatch, large: bool
-) -> None:
-    """Streams go on meanwhile."""
-    threads: list[threading.Thread] = []
-
-    def noting(*args: Any) -> Any:
-        threads.append(threading.current_thread())
-        return parse(*args)
-
-    monkeypatch.setattr(service_module, "parse", noting)
-    fill = " " * (service_module.SMALL_BODY if large else 10)
-    for path, body in GOOD.items():
-        raw = json.dumps(body | {"max_tokens": 1}) + fill
-        async with client.post(path, data=raw, headers={"Content-Type": "application/json"}) as response:
-            assert response.status == 200
-    assert [thread is threading.current_thread() for thread in threads] == [not large] * 2
-
-
-@pytest.mark.parametrize("task", ["", " x", "x\n", "\x1b[31m", "x" * 65])
-def test_names_of_tasks_may_stand_in_logs_and_pages(task: str) -> None:
-    """Any other name is a task of one's own."""
-    assert parse(CompletionBody, json.dumps({"prompt": "x", "adaptspec": {"task": "Büro 7/β"}}).encode())
-    with pytest.raises(RequestError) as refused:
-        parse(CompletionBody, json.dumps({"prompt": "x", "adaptspec": {"task": task}}).encode()).speculation()
-    assert refused.value.param == "adaptspec.task"
