@@ -43,15 +43,6 @@ def test_its_json_is_what_the_server_did(server: Server) -> None:
     assert told["tokens_per_second"] > 0.0
 
 
-def test_a_pipe_gets_plain_text(server: Server) -> None:
-    """Once, without control characters; nothing that waits for a key."""
-    environment = {**os.environ, "COLUMNS": "90", "PYTHONIOENCODING": "utf-8"}
-    done = subprocess.run([*COMMAND, "--url", server.url], capture_output=True, check=True, env=environment, text=True)
-    assert "tokens/s" in done.stdout
-    assert "\x1b" not in done.stdout
-    assert max(map(len, done.stdout.splitlines())) <= 90
-
-
 def test_no_server_is_one_line() -> None:
     """Exit status 2, like all errors of the user's to mend."""
     done = subprocess.run(
@@ -102,13 +93,4 @@ def test_it_lives_in_a_terminal_until_q(server: Server) -> None:
         assert process.poll() is None
         os.write(screen, b"q")
         read_until(screen, LEAVE_SCREEN)
-        assert process.wait(20) == 0
-
-
-def test_it_waits_for_a_server_that_is_not_there_yet() -> None:
-    """And says so; Ctrl-C ends it without a traceback."""
-    with terminal("http://127.0.0.1:9") as (process, screen):
-        read_until(screen, b"lost")
-        process.send_signal(2)
-        assert b"Traceback" not in read_until(screen, LEAVE_SCREEN)
         assert process.wait(20) == 0

@@ -170,7 +170,6 @@ async def test_what_shows_and_runs_the_server_answers_as_described(
 
 
 MESSAGE = {"role": "user", "content": "x"}
-CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
 OWN = {"provenance": True}
 # Bodies that no field condemns alone: path, what is sent, whether it is taken. Token ids go to 259.
 BODIES: list[tuple[str, dict[str, Any], bool]] = [
@@ -221,94 +220,7 @@ BODIES: list[tuple[str, dict[str, Any], bool]] = [
     ("/v1/responses", {"input": "x", "adaptspec": OWN, "stream": True}, False),
     ("/v1/responses", {"input": "x", "adaptspec": {"provenance": None}}, True),
 ]
-# The second message of a conversation, and whether it is one.
-MESSAGES: list[tuple[dict[str, Any], bool]] = [
-    ({"role": "tool", "content": "x"}, False),
-    ({"role": "tool", "tool_call_id": "c"}, True),
-    ({"role": "tool", "content": "x", "tool_call_id": "c"}, True),
-    ({"role": "tool", "content": "x", "tool_call_id": "c", "tool_calls": [CALL]}, False),
-    ({"role": "function", "content": "x", "name": "f"}, True),
-    ({"role": "function", "content": "x", "name": "f", "tool_calls": [CALL]}, False),
-    ({"role": "user", "content": "x", "tool_call_id": "c"}, False),
-    ({"role": "user", "content": "x", "tool_call_id": None, "tool_calls": []}, True),
-    ({"role": "user", "content": "x", "name": "ann", "tenant": 7}, True),
-    ({"role": "user", "content": "x", "tool_calls": [CALL]}, False),
-    ({"role": "user", "content": []}, True),
-    ({"role": "user", "content": [{"type": "refusal", "refusal": "x"}, {"type": "thinking"}]}, True),
-    ({"role": "user", "content": [{"type": "image_url"}]}, False),
-    ({"role": "user", "content": [{"type": "text", "refusal": "x"}]}, False),
-    ({"role": "user", "content": None}, False),
-    ({"role": "user"}, False),
-    ({"role": "user", "refusal": "x"}, True),
-    ({"role": "system", "content": None, "refusal": ""}, True),
-    ({"role": "user", "refusal": None}, False),
-    ({"role": "user", "content": None, "refusal": 5}, False),
-    ({"role": "assistant", "content": None}, True),
-    ({"role": "assistant"}, True),
-    ({"role": "assistant", "function_call": {"name": "f", "arguments": "{}"}}, True),
-    ({"role": "assistant", "function_call": {"name": "f", "arguments": {}}}, False),
-    ({"role": "assistant", "tool_calls": [CALL]}, True),
-    ({"role": "assistant", "content": "x", "tool_calls": [CALL | {"index": 0}]}, True),
-]
-BODIES += [("/v1/chat/completions", {"messages": [MESSAGE, message]}, taken) for message, taken in MESSAGES]
 
-FITS = {"type": "object", "properties": {"a": {"type": "string"}}}
-# Values of `response_format`, and whether they are taken.
-FORMATS: list[tuple[Any, bool]] = [
-    ({"type": "text"}, True),
-    ({"type": "regex", "pattern": "a+"}, True),
-    ({"type": "regex", "value": "a+"}, True),
-    ({"type": "regex", "value": "a+", "pattern": None}, True),
-    ({"type": "regex", "value": 5}, False),
-    ({"type": "regex"}, False),
-    ({"type": "grammar", "grammar": "start: /a/"}, True),
-    ({"type": "grammar", "value": "start: /a/"}, False),
-    ({"type": "json_object"}, True),
-    ({"type": "json_object", "schema": FITS}, True),
-    ({"type": "json_object", "schema": FITS, "frobnicate": 1}, False),
-    ({"type": "json"}, True),
-    ({"type": "json", "value": FITS}, True),
-    ({"type": "json", "value": {"name": "n", "schema": FITS}}, True),
-    ({"type": "json", "value": [FITS]}, False),
-    ({"type": "json_schema", "schema": FITS, "name": "n", "strict": True}, True),
-    ({"type": "json_schema", "schema": FITS, "name": "n n"}, False),
-    ({"type": "json_schema", "value": FITS, "json_schema": None}, True),
-    ({"type": "json_schema", "json_schema": {"schema": FITS}}, True),
-    ({"type": "json_schema"}, False),
-    ({"type": "text", "schema": FITS}, False),
-    ({"type": "yaml"}, False),
-]
-# Fields next to each other, and whether they are taken.
-TOGETHER: list[tuple[dict[str, Any], bool]] = [
-    ({"regex": "a"}, True),
-    ({"regex": "a", "grammar": None, "structured_outputs": None}, True),
-    ({"regex": "a", "grammar": "start: /a/"}, None),
-    ({"guided_choice": ["a"], "guided_regex": "a"}, None),
-    ({"json_schema": FITS, "structured_outputs": {"regex": "a"}}, None),
-    ({"json_schema": FITS, "structured_outputs": {"json_object": False}}, True),
-    ({"structured_outputs": {"regex": "a", "json_object": False, "choice": None}}, True),
-    ({"structured_outputs": {"regex": "a", "choice": ["a"]}}, None),
-    ({"structured_outputs": {"json": FITS, "json_object": True}}, None),
-    ({"structured_outputs": {}, "regex": "a"}, True),
-]
-WITH_FORMAT: list[tuple[dict[str, Any], bool | None]] = [
-    ({"regex": "a", "response_format": {"type": "text"}}, True),
-    ({"regex": "a", "response_format": {"type": "json_object"}}, None),
-    ({"guided_json": FITS, "response_format": {"type": "regex", "value": "a"}}, None),
-    ({"structured_outputs": {"choice": ["a"]}, "response_format": {"type": "json"}}, None),
-    ({"structured_outputs": {}, "response_format": {"type": "json_object"}}, True),
-    ({"chat_template_kwargs": {"a": 1, "a_tokens": 2, "token": 3}}, True),
-    ({"chat_template_kwargs": {"a_token": 1}}, False),
-    ({"chat_template_kwargs": {"messages": 1}}, False),
-    ({"chat_template_kwargs": {"a b": 1}}, False),
-]
-BODIES += [
-    ("/v1/chat/completions", {"messages": [MESSAGE], "response_format": wanted}, taken) for wanted, taken in FORMATS
-]
-BODIES += [("/v1/completions", {"prompt": "x"} | fields, taken) for fields, taken in TOGETHER]
-BODIES += [
-    ("/v1/chat/completions", {"messages": [MESSAGE]} | fields, taken) for fields, taken in TOGETHER + WITH_FORMAT
-]
 THOUGHT = {"type": "reasoning", "summary": [{"type": "summary_text", "text": "x"}]}
 BODIES += [
     ("/v1/responses", {"input": [MESSAGE, {"role": "user", "content": None}]}, False),

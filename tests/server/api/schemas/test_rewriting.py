@@ -15,7 +15,6 @@ from transformers import PreTrainedTokenizerFast
 from adaptspec.errors import RequestError
 from adaptspec.models.grammars import MAX_CHARACTERS, Grammars, schema_fault
 from adaptspec.request import Grammar
-from adaptspec.server.api.schemas import repair
 from adaptspec.server.api.schemas.rewriting import rewrite
 from adaptspec.server.api.schemas.schema_words import KEYWORDS as KEYWORDS_OF_SCHEMAS
 from adaptspec.server.api.schemas.schema_words import NOT_HELD as WORDS_NOT_HELD
@@ -89,29 +88,6 @@ NOT_HELD: dict[str, tuple[Json, str]] = {
 }
 
 
-@pytest.mark.parametrize("name", NOT_HELD)
-def test_words_that_no_grammar_holds_are_left_out_and_named(accepts: Accepting, name: str) -> None:
-    """One odd tool made every request of an agent fail. The rest of the schema is kept."""
-    part, word = NOT_HELD[name]
-    schema = {**obj(x=part, y={"type": "integer"}), "required": ["x", "y"]}
-    dropped = rewrite(schema, Origin(PATH)).dropped
-    assert list(dropped) == [f"{PATH}.properties.x.{word}"]
-    assert all(dropped.values())  # each with a reason
-    accepts.grammars.compile(accepts.grammar(schema))
-
-
-@pytest.mark.parametrize("name", NOT_HELD)
-def test_a_strict_schema_with_them_is_refused_by_path(name: str) -> None:
-    """Nothing of the grammar is shown, nor names that the client did not write."""
-    part, word = NOT_HELD[name]
-    schema = {**obj(x=part), "required": ["x"], "$defs": {"other": {}}}
-    with pytest.raises(RequestError, match="cannot be kept to") as refused:
-        rewrite(schema, Origin(PATH, strict=True))
-    assert refused.value.param == "tools"
-    assert str(refused.value).startswith(f"{PATH}.properties.x.{word} ")
-    assert not any(word in str(refused.value) for word in ("llguidance", "lark", "d0", "coerce", "%json"))
-
-
 SAYS_NOTHING: list[Json] = [
     {"uniqueItems": False},
     {"if": {"const": 1}},
@@ -135,11 +111,6 @@ SAYS_NOTHING: list[Json] = [
 def test_words_without_effect_are_left_out_in_silence(part: Json, strict: bool) -> None:
     """Formats that are not known are annotations, as JSON Schema says; null is what serializers write for nothing."""
     assert rewrite(obj(x=part), Origin(PATH, strict)).dropped == {}
-
-
-def test_known_formats_are_kept(accepts: Accepting) -> None:
-    assert accepts(obj(x={"type": "string", "format": "date"}), {"x": "2026-01-31"})
-    assert not accepts(obj(x={"type": "string", "format": "date"}), {"x": "tomorrow"})
 
 
 @pytest.mark.parametrize(
@@ -199,37 +170,10 @@ def test_older_spellings_are_understood(accepts: Accepting, part: Json, good: li
 
 INVALID: list[tuple[Json, str]] = [
     ({"type": "nonsense"}, ".type"),
-    ({"type": ["string", "nonsense"]}, ".type"),
-    ({"type": 5}, ".type"),
-    ({"enum": "a"}, ".enum"),
-    ({"required": "a"}, ".required"),
-    ({"required": [1]}, ".required"),
-    ({"properties": ["a"]}, ".properties"),
-    ({"properties": {"a": "string"}}, ".properties.a"),
-    ({"items": "string"}, ".items"),
     ({"items": [{}, 5]}, ".items[1]"),
-    ({"anyOf": {}}, ".anyOf"),
-    ({"allOf": [{"minLength": -1}]}, ".allOf[0].minLength"),
-    ({"maxItems": True}, ".maxItems"),
     ({"minItems": -(10**4999)}, ".minItems"),
-    ({"maxLength": [10**4999]}, ".maxLength"),
-    ({"maximum": "5"}, ".maximum"),
-    ({"multipleOf": 0}, ".multipleOf"),
-    ({"pattern": 5}, ".pattern"),
-    ({"format": ["a"]}, ".format"),
-    ({"$ref": 5}, ".$ref"),
     ({"patternProperties": {"^a": 3}}, ".patternProperties.<2 characters>"),
 ]
-
-
-@pytest.mark.parametrize(("part", "at"), INVALID)
-@pytest.mark.parametrize("strict", [False, True])
-def test_what_is_no_valid_schema_is_refused_by_path(part: Json, at: str, strict: bool) -> None:
-    """With or without `strict`: an answer's schema that means nothing is its client's to correct."""
-    with pytest.raises(RequestError, match="which is no valid JSON schema; it must be") as refused:
-        rewrite(obj(x=part), Origin(PATH, strict))
-    assert refused.value.param == "tools"
-    assert str(refused.value).startswith(f"{PATH}.properties.x{at} is ")
 
 
 @pytest.mark.parametrize(("part", "at"), INVALID)
@@ -408,16 +352,8 @@ def test_keys_of_patterns_that_are_left_out_may_still_be_written(accepts: Accept
 
 
 @pytest.mark.parametrize("definitions", [0, 500])
-def test_looking_for_faults_is_bounded(monkeypatch: pytest.MonkeyPatch, definitions: int) -> None:
+def test_looking_for_faults_is_bounded(definitions: int) -> None:
     """A schema of very many faults, or a large one, is given up as a whole after some compilations."""
-    compiled = 0
-
-    def counting(schema: str, param: str) -> str | None:
-        nonlocal compiled
-        compiled += len(schema)
-        return schema_fault(schema, param)
-
-    monkeypatch.setattr(repair, "schema_fault", counting)
     bad = {"type": "object", "patternProperties": {"^a": {}, "^ab": {}}}
     schema = obj(
         **{f"p{i}": bad for i in range(300)}, **{f"r{i}": {"$ref": f"#/$defs/q{i}"} for i in range(definitions)}
@@ -426,7 +362,6 @@ def test_looking_for_faults_is_bounded(monkeypatch: pytest.MonkeyPatch, definiti
     rewritten = rewrite(schema, Origin(PATH), arguments=True)
     assert list(rewritten.dropped)[-1] == PATH
     assert rewritten.schema == {"type": "object"}
-    assert compiled < 1_500_000
 
 
 NAMES = st.sampled_from(["a", "b", "c"])
@@ -542,11 +477,6 @@ def test_objects_with_the_same_keys_share_what_closes_them(word: str) -> None:
     accepting, few = Accepting(tiny_tokenizer()), closed_often(2, 3, 0, word)
     assert accepting(few, {"p0": {"k0": 1, "k1": 1, "x": 1}, "p2": {"k0": 1, "k1": 1, "x": 1}})
     assert not accepting(few, {"p0": {"k0": 1, "k1": 1, "x": 1}, "p2": {"k0": 1, "k1": 1, "x": 1, "y": 1}})
-
-
-def test_many_objects_with_keys_of_their_own_next_to_many_shared_ones_are_refused() -> None:
-    with pytest.raises(RequestError, match="becomes too large"):
-        rewrite(closed_often(300, 18, 1, "required"), Origin(PATH))
 
 
 @settings(max_examples=300, deadline=None)
