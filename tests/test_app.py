@@ -57,18 +57,6 @@ async def test_a_start_says_what_ends_a_text_and_how_chats_are_written(make_mode
     assert re.search(r"^  draft      model, .*, up to its own context of 64 tokens$", server.said, re.MULTILINE)
 
 
-async def test_a_start_shows_a_first_request_that_works(target_path: Path, draft_path: Path, tmp_path: Path) -> None:
-    """Where chats are not served, and where a key is needed, too."""
-    config = config_of(target_path, draft_path, tmp_path)
-    keyed = replace(config, api_keys=("k",), engine=replace(config.engine, chat_template="none"))
-    server = Running(keyed)
-    url = await server.url()
-    await server.stop()
-    assert f"curl {url}/v1/completions -H" in server.said
-    assert "-H 'Authorization: Bearer KEY'" in server.said
-    assert '"prompt": "Tell me a story about a small fox."' in server.said
-
-
 LATEST_IN_PARTS = (
     "<|user|>{{ messages[-1].content[0].text }}<|end|>{% if add_generation_prompt %}<|assistant|>"
     "{% if not enable_thinking | default(true) %}<think></think>{% endif %}{% endif %}"
@@ -88,25 +76,6 @@ async def test_a_start_says_what_the_template_leaves_out_and_how_it_marks_reason
     form = "tools described in the prompt; system text goes before the user's; content as parts"
     assert f"  template   {form}; only the latest messages\n" in server.said
     assert "  reasoning  <think> ... </think> as reasoning_content\n" in server.said
-
-
-@pytest.mark.parametrize("sanitize", [False, True])
-async def test_a_mark_in_a_message_is_a_control_token_only_where_that_is_not_kept_out(
-    target_path: Path, draft_path: Path, tmp_path: Path, sanitize: bool
-) -> None:
-    config = config_of(target_path, draft_path, tmp_path)
-    server = Running(replace(config, engine=replace(config.engine, sanitize_control_tokens=sanitize)))
-    url = await server.url()
-    async with aiohttp.ClientSession() as session:
-        ids = []
-        for text in ("x", "<|end|>"):
-            body = {"messages": [{"role": "user", "content": text}]}
-            async with session.post(f"{url}/tokenize", json=body) as response:
-                ids.append((await response.json())["tokens"])
-            async with session.post(f"{url}/v1/chat/completions", json={**body, "max_tokens": 1}) as response:
-                assert (await response.json())["usage"]["prompt_tokens"] == len(ids[-1])
-    await server.stop()
-    assert ids[1].count(1) - ids[0].count(1) == (0 if sanitize else 1)
 
 
 async def test_it_keeps_what_it_learns_writes_its_journal_and_reloads(

@@ -16,10 +16,13 @@ def test_exactness_of_the_bundled_pair(
 ) -> None:
     """One object on standard output, and status 0 where nothing differs by more than rounding."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert main(["bench", "exactness", "--prompts", "1", "--tokens", "2", "--drafter", "ngram", "--json"]) == 0
+    assert main(["bench", "exactness", "--prompts", "1", "--tokens", "16", "--drafter", "draft-model", "--json"]) == 0
     result = json.loads(capsys.readouterr().out)
     assert result["unexplained"] == 0
     assert set(result["changed_share"].values()) == {0.0}
+    speculating = [one for one in result["settings"] if one["depth"] != "0"]
+    assert all(one["accepted"] > 0 for one in speculating)
+    assert all(one["prompts_with_rejections"] >= result["prompts"] / 2 for one in speculating)
 
 
 def test_an_unknown_policy_is_an_error_of_the_users(capsys: pytest.CaptureFixture[str]) -> None:

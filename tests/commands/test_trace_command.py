@@ -4,29 +4,33 @@ from __future__ import annotations
 
 import gzip
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from adaptspec.cli import main
-from adaptspec.journal import to_line
-from tests.telemetry.logs import journal
+from adaptspec.journal import JournalHeader, RequestFinished, RequestStarted, to_line
+from tests.control.helpers import record
 
-
-def rotated(folder: Path) -> Path:
-    """A journal in two files, and how it goes on is in the newer one."""
-    lines = [to_line(entry) + "\n" for entry in journal([(0, 30), (3, 20)], [2, 0, 5])]
-    path = folder / "rounds.jsonl"
-    (folder / "rounds.jsonl.1").write_text("".join(lines[:20]))
-    path.write_text("".join([lines[0], *lines[20:]]))
-    return path
+HEADER = JournalHeader("0.1", {"name": "t"}, "f00d", ["draft-model"], ["goodput"], "goodput", ["code"], {}, clock=1e9)
 
 
 def test_a_rotated_journal_becomes_one_trace(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """In order; the message says what is in it."""
-    out = tmp_path / "trace.json.gz"
-    assert main(["trace", "export", "--journal", str(rotated(tmp_path)), "-o", str(out)]) == 0
-    assert "30 rounds, 2 requests" in capsys.readouterr().err
+    """In order, and each slice within the one around it; the message says what is in it."""
+    entries = [RequestStarted("r", "goodput", "code", 4, 99, None, 0.0)]
+    entries += [  # type: ignore[misc]
+        replace(record([2], [1]), number=number, request_ids=("r",), ended=6.0 + number) for number in range(30)
+    ]
+    entries += [RequestFinished("r", "goodput", "length", 61, 30, 60, 30, 31.0, 0.0, 0.5, 35.5)]  # type: ignore[list-item]
+    lines = [to_line(entry) + "\n" for entry in entries]
+    path, out = tmp_path / "rounds.jsonl", tmp_path / "trace.json.gz"
+    path.with_name("rounds.jsonl.1").write_text("".join([to_line(HEADER) + "\n", *lines[:20]]))
+    path.write_text("".join([to_line(HEADER) + "\n", *lines[20:]]))
+    assert main(["trace", "export", "--journal", str(path), "-o", str(out)]) == 0
+    assert "30 rounds, 1 request;" in capsys.readouterr().err
     events = json.loads(gzip.decompress(out.read_bytes()))["traceEvents"]
-    numbers = [event["args"]["number"] for event in events if event["name"] == "round"]
-    assert numbers == list(range(30))
+    rounds = [event for event in events if event["name"] == "round"]
+    assert [event["args"]["number"] for event in rounds] == list(range(30))
+    starts = [event["ts"] for event in rounds]
+    assert starts == sorted(starts)

@@ -7,10 +7,8 @@ import gzip
 import json
 import logging
 import socket
-import sys
 import time
-import types
-from collections.abc import AsyncIterator, Callable, Collection, Generator
+from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import asynccontextmanager
 from itertools import pairwise
 from typing import Any
@@ -110,34 +108,6 @@ async def test_a_full_server_says_so_before_it_reads_the_body(engine: Any, token
     assert b"Retry-After: 1\r\n" in head
 
 
-def eagerly(loop: asyncio.AbstractEventLoop, coro: Any, **_: Any) -> asyncio.Future[Any]:
-    """As `asyncio.eager_task_factory` of Python 3.12, by which aiohttp starts its handlers there."""
-    waits, done = None, loop.create_future()
-    try:
-        waits = coro.send(None)
-    except StopIteration as end:
-        done.set_result(end.value)
-        return done
-
-    @types.coroutine
-    def rest() -> Generator[Any, Any, Any]:
-        step, value = coro.send, (yield waits)
-        while True:
-            try:
-                waited = step(value)
-            except StopIteration as end:
-                return end.value
-            try:
-                step, value = coro.send, (yield waited)
-            except BaseException as error:  # noqa: BLE001 - it is the coroutine's own
-                step, value = coro.throw, error
-
-    async def later() -> Any:
-        return await rest()
-
-    return asyncio.Task(later(), loop=loop)
-
-
 PIPELINED = {
     "a broken body": POST + b'Content-Length: 12\r\n\r\n{"prompt": 1',
     "no JSON": b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1\r\n\r\nx",
@@ -164,9 +134,7 @@ async def test_other_tasks_run_between_pipelined_requests(engine: Any, tokenizer
 
     app.on_response_prepare.append(answered)
     url, task = await start(app)
-    turns, loop = asyncio.create_task(take_turns()), asyncio.get_running_loop()
-    if sys.version_info < (3, 12):
-        loop.set_task_factory(eagerly)  # later versions do so of their own
+    turns = asyncio.create_task(take_turns())
     try:
         reader, writer = await asyncio.open_connection("127.0.0.1", int(url.rsplit(":", 1)[1]))
         writer.write(PIPELINED[kind] * 200)
@@ -175,7 +143,6 @@ async def test_other_tasks_run_between_pipelined_requests(engine: Any, tokenizer
             text += await asyncio.wait_for(reader.read(2**16), 10.0)
         writer.close()
     finally:
-        loop.set_task_factory(None)
         turns.cancel()
         task.cancel()
         await asyncio.gather(task, turns, return_exceptions=True)
@@ -240,33 +207,6 @@ async def test_a_compressed_body_is_refused_before_it_has_come(
     assert b"\r\nAccept-Encoding: identity\r\n" in answer
     error = json.loads(answer.partition(b"\r\n\r\n")[2])["error"]
     assert (error["type"], error["code"]) == ("invalid_request_error", "unsupported_content_encoding")
-
-
-@pytest.mark.parametrize(
-    "twice",
-    [
-        "Host: localhost\r\nHost: example.org",
-        "Host: localhost\r\nContent-Type: application/json\r\nContent-Type: text/plain",
-        "Host: localhost\r\nContent-Length: 15\r\nContent-Length: 20",
-        "Host: localhost\r\nTransfer-Encoding: chunked\r\nTransfer-Encoding: chunked",
-        "Host: localhost\r\nTransfer-Encoding: chunked\r\nTransfer-Encoding: gzip",
-        "Host: localhost\r\nContent-Length: 15\r\nTransfer-Encoding: chunked",
-    ],
-)
-async def test_repeated_single_value_headers_are_refused(engine: Any, tokenizer: Any, twice: str) -> None:
-    """A proxy may go by the second header where the server goes by the first: which host, where the body ends."""
-    missing = "".join(
-        f"{header}\r\n"
-        for name, header in (("Content-Type", "Content-Type: application/json"), ("-", "Connection: close"))
-        if name not in twice
-    )
-    async with serving(engine, tokenizer) as port:
-        status, body = await talk(
-            port, f'POST /v1/completions HTTP/1.1\r\n{twice}\r\n{missing}\r\n{{"prompt": "x"}}'.encode()
-        )
-    assert status == 400
-    assert body["error"]["type"] == "invalid_request_error"
-    assert not engine.seen
 
 
 @pytest.mark.parametrize("coding", ["identity", "", " Identity ,identity", "identity\r\nContent-Encoding: identity"])
@@ -389,7 +329,7 @@ async def test_an_idle_connection_is_closed_after_its_time(engine: Any, tokenize
         writer.close()
 
 
-BEGINNINGS = [1, 4, 20, len(HEALTH) - 1, len(HEALTH)]
+BEGINNINGS = [1, 20, len(HEALTH)]
 
 
 @pytest.mark.parametrize("size", BEGINNINGS)
@@ -415,7 +355,7 @@ async def test_a_request_that_begins_before_the_close_is_answered(
             elif when == "in the socket":
                 client.send(begun)
             else:
-                loop.call_later(0.2, client.send, begun)
+                loop.call_later(0.0, client.send, begun)
             time.sleep(1.1)
             await asyncio.sleep(0.1)
             client.send(HEALTH[size:])

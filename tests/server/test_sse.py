@@ -240,17 +240,3 @@ async def test_every_streaming_route_says_how_far_it_is(
     assert set(comments) == {words}
     assert text.startswith(words)
     assert '"error":{' not in text
-
-
-@pytest.mark.parametrize("path", ROUTES)
-async def test_refusals_of_a_stream_keep_their_status_however_impatient_it_is(
-    engine: Any, tokenizer: Any, path: str
-) -> None:
-    limits = ServerLimits(quiet_seconds=1e-9, comment_seconds=1e-9)
-    async with TestClient(TestServer(make_app(engine, tokenizer, Metrics(), limits=limits))) as client:
-        statuses = []
-        for change, refusal in (({}, OverloadedError("full")), ({"temperature": -1}, None), ({"stream": 3}, None)):
-            engine.refusal = refusal
-            async with client.post(path, json=ROUTES[path] | change) as response:
-                statuses.append(response.status)
-    assert statuses == [429, 400, 400]

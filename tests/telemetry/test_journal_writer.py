@@ -127,18 +127,6 @@ def test_a_disk_that_hangs_holds_up_the_journal_alone(tmp_path: Path) -> None:
     assert sum(entry.lines for entry in told) <= dropped
 
 
-def test_lines_reach_the_file_while_the_server_runs(tmp_path: Path) -> None:
-    """Whoever follows the file sees rounds as they happen, and a crash loses a moment only."""
-    written = begun(tmp_path / "j", pause=0.005)
-    written.rounds(1)
-    for _ in range(1000):
-        if list(read_journal(tmp_path / "j")):
-            break
-        threading.Event().wait(0.005)
-    assert [entry.number for entry in read_journal(tmp_path / "j")] == [1]
-    written.close()
-
-
 def test_files_rotate_each_with_its_header_and_the_oldest_goes(tmp_path: Path) -> None:
     """The disk holds a bounded piece of the past, and every file can be read alone."""
     path = tmp_path / "j"

@@ -95,13 +95,6 @@ def test_openmetrics_is_served_to_those_who_ask() -> None:
     assert body.endswith(b"# EOF\n")
 
 
-def test_requests_under_a_lossy_method_are_counted_by_policy() -> None:
-    exact = completion(5, FinishReason.STOP)
-    loose = replace(exact, stats=SpeculationStats(policy="loose", lossy=True))
-    metrics = counted((REQUEST, exact), (REQUEST, loose))
-    assert scrape(metrics)["adaptspec_lossy_requests_total", "loose"] == 1
-
-
 def test_reloads_are_served_by_result_and_from_the_start() -> None:
     """An alert on failures needs the zero before the first one; and a time, to see that a rollout never arrived."""
     metrics, reloads = Metrics(), [Reloads()]
@@ -144,16 +137,6 @@ def test_answers_are_timed() -> None:
     assert registry.get_sample_value("gen_ai_server_time_per_output_token_seconds_sum", CHAT) == 0.5
     whole = registry.get_sample_value("gen_ai_server_request_duration_seconds_sum", CHAT | {"error_type": ""})
     assert whole == 2.5
-
-
-@pytest.mark.parametrize("finish", [FinishReason.ABORT, FinishReason.ERROR])
-def test_failures_count_by_their_kind_and_are_no_answers(finish: FinishReason) -> None:
-    registry = noted(("chat", replace(DONE, finish=finish)))
-    found = registry.get_sample_value(
-        "gen_ai_server_request_duration_seconds_count", CHAT | {"error_type": finish.value}
-    )
-    assert found == 1
-    assert registry.get_sample_value("gen_ai_server_time_to_first_token_seconds_count", CHAT) is None
 
 
 def test_operations_that_nobody_knows_are_one() -> None:

@@ -20,7 +20,6 @@ from adaptspec.server.api.reasoning import (
     ReasoningTokens,
     Splitter,
     begun,
-    continued,
     reasoning_format,
     with_effort,
 )
@@ -125,14 +124,6 @@ def test_the_prompt_says_where_the_reasoning_begins(
     prompt = chat.render([{"role": "user", "content": "What is <think>?"}], None, RenderOptions(values=values))
     assert begun(marks, prompt) == begins
     assert reasoning_format("none", chat) is None
-
-
-@pytest.mark.parametrize(
-    ("message", "goes_on"),
-    [("", THINK), ("<think>\nLet me", OPENED), ("<think>a</think>The", None), ("The", None), ("a<think>b", OPENED)],
-)
-def test_a_continued_message_says_where_it_stands(message: str, goes_on: Reasoning | None) -> None:
-    assert continued(THINK, "assistant", message) == goes_on
 
 
 @pytest.mark.parametrize("message", ["Is <think> a tag?", "<think>", "<think>\n", "", "</think> <think>b"])
@@ -372,11 +363,3 @@ async def test_responses_have_a_reasoning_item(say: Say) -> None:
     (done,) = [one for one in stream if one["type"] == "response.reasoning_text.done"]
     assert deltas == done["text"] == "A fox </thinks> so."
     assert [one["type"] for one in stream[-1]["response"]["output"]] == ["reasoning", "message"]
-
-
-async def test_a_response_cut_short_in_its_reasoning_is_incomplete(say: Say) -> None:
-    whole, _ = await say(ENDS_INSIDE, "I think that", "/v1/responses", input="Hi", max_output_tokens=2)
-    assert whole["status"] == "incomplete"
-    assert [one["type"] for one in whole["output"]] == ["reasoning"]
-    assert whole["output"][0]["status"] == "incomplete"
-    assert whole["usage"]["output_tokens_details"]["reasoning_tokens"] == 2

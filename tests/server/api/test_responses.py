@@ -57,11 +57,6 @@ ITEMS: dict[str, tuple[dict[str, Any], dict[str, Any] | None, str | None]] = {
         {"role": "tool", "content": "", "tool_call_id": "c"},
         None,
     ),
-    "an output with an unknown key": (
-        {"type": "function_call_output", "call_id": "c", "output": "a", "tenant": "7"},
-        {"role": "tool", "content": "a", "tool_call_id": "c"},
-        "input[].tenant",
-    ),
     "a message with a phase": (
         {
             "type": "message",
@@ -108,23 +103,6 @@ ITEMS: dict[str, tuple[dict[str, Any], dict[str, Any] | None, str | None]] = {
         },
         {"role": "user", "content": "a"},
         None,
-    ),
-    "reasoning": ({"type": "reasoning", "id": "rs_1", "summary": [], "encrypted_content": "x"}, None, "reasoning"),
-    "a search": ({"type": "web_search_call", "id": "ws_1", "status": "completed"}, None, "web_search_call"),
-    "a custom call": (
-        {"type": "custom_tool_call", "call_id": "c", "name": "patch", "input": "x"},
-        None,
-        "custom_tool_call",
-    ),
-    "what came of it": (
-        {"type": "custom_tool_call_output", "call_id": "c", "output": "x"},
-        None,
-        "custom_tool_call_output",
-    ),
-    "a list of MCP's tools": (
-        {"type": "mcp_list_tools", "id": "m", "server_label": "s", "tools": []},
-        None,
-        "mcp_list_tools",
     ),
 }
 

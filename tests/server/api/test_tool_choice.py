@@ -90,15 +90,6 @@ async def test_a_choice_of_what_is_dropped_is_free_and_named(post: Any, engine: 
     assert warning.endswith("became auto")
 
 
-@pytest.mark.parametrize("path", TALK)
-async def test_allowed_tools_of_which_none_is_left_allow_none(post: Any, engine: Any, path: str) -> None:
-    allowed = [{"type": "image_generation"}]
-    assert (await _grammar(post, engine, path, {"type": "allowed_tools", "mode": "auto", "tools": allowed}))[0] is None
-    choice = {"type": "allowed_tools", "mode": "required", "tools": allowed}
-    status, answer = await post(path, **TALK[path], tools=TOOLS, tool_choice=choice)
-    assert (status, answer["error"]["param"]) == (400, "tool_choice")
-
-
 @pytest.mark.parametrize(
     "choice",
     [
