@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import runpy
 import sys
 from pathlib import Path
@@ -78,15 +77,6 @@ def test_a_server_that_ends_at_once_is_an_error(example: dict[str, Any], tmp_pat
     with pytest.raises(RuntimeError, match="ended with 0"):
         asyncio.run(started(example["Server"], tmp_path / "state"))
     assert (tmp_path / "state" / "starts").read_text().split() == ["0"]
-
-
-def test_a_place_that_another_has_is_left_to_it(example: dict[str, Any], tmp_path: Path) -> None:
-    (tmp_path / "state" / "0").mkdir(parents=True)
-    with (tmp_path / "state" / "0" / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        with pytest.raises(RuntimeError):
-            asyncio.run(started(example["Server"], tmp_path / "state"))
-    assert (tmp_path / "state" / "starts").read_text().split() == ["0", "1"]
 
 
 def test_queries_and_headers_go_through(example: dict[str, Any]) -> None:

@@ -10,14 +10,6 @@ from adaptspec.cli import main
 from adaptspec.control.language.library import find_policy
 
 
-def test_policy_list_shows_what_ships(capsys: pytest.CaptureFixture[str]) -> None:
-    """Every shipped policy with its algorithm."""
-    assert main(["policy", "list"]) == 0
-    out = capsys.readouterr().out
-    assert "goodput" in out
-    assert "batch-table" in out
-
-
 def test_policy_show_prints_the_file_with_its_reasons(capsys: pytest.CaptureFixture[str]) -> None:
     """What one copies to start a policy of one's own."""
     assert main(["policy", "show", "goodput"]) == 0
@@ -37,14 +29,6 @@ def test_policy_validate_tells_every_fault_of_every_file(tmp_path: Path, capsys:
     assert all(line.startswith(str(tmp_path)) for line in faults)
     assert "(did you mean 'margin'?)" in faults[0]
     assert "no such file" in faults[-1]
-
-
-def test_policy_validate_knows_the_tasks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A misspelt task would never be met, and nobody would notice."""
-    broken = tmp_path / "broken.yaml"
-    broken.write_text(find_policy("per-task").read_text().replace("story:", "storey:"))
-    assert main(["policy", "validate", str(broken)]) == 2
-    assert "spec.tasks.storey: did you mean 'story'?" in capsys.readouterr().err
 
 
 def test_policy_validate_notes_tasks_that_no_prompt_is_detected_as(

@@ -13,7 +13,7 @@ from aiohttp import web
 from aiohttp.test_utils import TestClient, TestServer
 
 from adaptspec.server.application import make_app
-from adaptspec.server.live import LIVE, MOST_WATCHERS, WAITING_EVENTS, Watchers
+from adaptspec.server.live import LIVE, MOST_WATCHERS
 from adaptspec.telemetry.live_feed import LiveFeed
 from adaptspec.telemetry.metrics import Metrics
 from adaptspec.telemetry.request_store import RequestStore
@@ -162,17 +162,3 @@ async def test_a_reading_that_fails_is_not_the_last(
         while not told.get("started"):
             _, told = await next_event(response)
     assert "could not be read" in caplog.text
-
-
-async def test_a_slow_watcher_is_let_go_and_the_others_miss_nothing() -> None:
-    watchers = Watchers()
-    with watchers.one_more() as slow, watchers.one_more() as quick:
-        for number in range(WAITING_EVENTS + 5):
-            watchers.tell(b"%d" % number)
-            assert await quick.events.get() == b"%d" % number
-        assert slow.gone
-        assert not quick.gone
-        taken = [slow.events.get_nowait() for _ in range(slow.events.qsize())]
-        assert taken[-1] is None
-        assert len(taken) == WAITING_EVENTS + 1
-    assert not len(watchers)

@@ -54,12 +54,6 @@ async def test_files_are_sent_under_the_policy_and_kept_by_browsers(client: Clie
         assert (response.status, await response.read()) == (304, b"")
 
 
-@pytest.mark.parametrize("name", ["nothing.js", "..%2Flive_page.py", "%2Fetc%2Fpasswd", ""])
-async def test_there_is_nothing_else(client: Client, name: str) -> None:
-    async with client.get(f"/page/{name}") as response:
-        assert response.status == 404
-
-
 async def test_the_page_is_open_and_what_it_shows_is_not(engine: FakeEngine, tokenizer: Any) -> None:
     """It asks its reader for the key; the files themselves say nothing."""
     app = make_app(engine, tokenizer, Metrics(), live=LiveFeed(RequestStore()), api_keys=["key"])

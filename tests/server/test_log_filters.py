@@ -11,7 +11,7 @@ import pytest
 from aiohttp import web
 from aiohttp.http_exceptions import BadHttpMessage
 
-from adaptspec.server.log_filters import ClientFaults, Repeats, limited, on_loop_error
+from adaptspec.server.log_filters import ClientFaults, Repeats, on_loop_error
 from tests.server.test_connection import serving, talk
 
 
@@ -55,16 +55,6 @@ def test_a_line_is_written_so_often_and_then_counted(
     assert caplog.records[-1].levelno == logging.WARNING
     logger.warning("client %d did it again", 7)
     assert caplog.messages[-1] == "client 7 did it again"
-
-
-async def test_loggers_are_held_to_it_for_a_while(caplog: pytest.LogCaptureFixture) -> None:
-    """And what was left out is told at the latest when it ends."""
-    async with limited(Repeats(most=1, seconds=60.0), ["talkative"]):
-        for _ in range(5):
-            logger.warning("here")
-        await asyncio.sleep(0)
-    assert caplog.messages == ["here", "4 more lines like this were left out: here"]
-    assert not logger.filters
 
 
 WORD = b"SECRETxyz"

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from adaptspec.server.systemd import notify, send_watchdog_reports
+from adaptspec.server.systemd import send_watchdog_reports
 from tests.server.test_run import start
 
 
@@ -61,9 +61,3 @@ async def test_reports_come_twice_in_the_time_of_the_watchdog_as_long_as_the_eng
     assert [received.recv(1000) for _ in range(3)] == [b"WATCHDOG=1"] * 3
     with pytest.raises(BlockingIOError):
         received.recv(1000)
-
-
-@pytest.mark.parametrize("address", ["", "relative", "vsock:2:1234", "/nowhere/notify", "@adaptspec-no-such-socket"])
-def test_where_systemd_does_not_listen_nothing_is_sent(address: str) -> None:
-    assert not notify("READY=1", {"NOTIFY_SOCKET": address})
-    assert not notify("READY=1", {})

@@ -33,19 +33,6 @@ async def test_who_leaves_gives_up_his_turn_only_when_his_work_has_ended() -> No
     assert done == [2, 1]
 
 
-async def test_who_leaves_before_his_turn_is_forgotten() -> None:
-    turns, going = Lanes(0), threading.Event()
-    first = asyncio.create_task(turns.run(100, lambda: going.wait(20.0)))
-    second = asyncio.create_task(turns.run(100, lambda: pytest.fail("nobody wants this")))
-    await asyncio.sleep(0)
-    second.cancel()
-    await asyncio.gather(second, return_exceptions=True)
-    third = asyncio.create_task(turns.run(100, lambda: 3))
-    going.set()
-    assert await first
-    assert await asyncio.wait_for(third, 20.0) == 3
-
-
 async def test_work_on_a_full_machine_may_take_longer_on_the_clock() -> None:
     """Its thread has got no processor when the time is up: that is no fault of the work."""
     going, looks = threading.Event(), 0

@@ -16,10 +16,7 @@ from adaptspec.telemetry.request_record import RequestRecord
 from adaptspec.telemetry.request_store import (
     Batch,
     Finished,
-    Noted,
     RequestStore,
-    RoundEnded,
-    Started,
     row_count,
 )
 from adaptspec.types import Completion, FinishReason, RoundRecord, SpeculationStats, Timings
@@ -70,24 +67,6 @@ def test_each_request_has_its_own_rounds(batches: list[list[str]], every: int) -
         assert sum(event.name == "preempt" for event in history.events) == gone
         assert kept.ended[name].tokens == history.sums.rounds
     assert store.running == {}
-
-
-def test_events_come_in_order_with_their_requests() -> None:
-    store, kept = made(Kept)
-    asked = Request("a", (1,))
-    store.started(asked)
-    store.emit(rounds_of(("a", "nobody"), [1, 2]))
-    store.note("something")
-    store.finished(asked, DONE)
-    store.settle()
-    started, ended, noted, finished = kept.batches[0].events
-    assert isinstance(started, Started)
-    assert isinstance(ended, RoundEnded)
-    assert isinstance(finished, Finished)
-    assert ended.requests == (started.record, None)
-    assert finished.record is started.record
-    assert isinstance(noted, Noted)
-    assert noted.what == "something"
 
 
 def test_requests_whose_end_was_missed_do_not_pile_up() -> None:

@@ -13,7 +13,7 @@ from aiohttp.test_utils import TestClient, TestServer
 
 from adaptspec.errors import PromptTooLongError, RequestError
 from adaptspec.models.chat.chat_template import ChatTemplate, RenderOptions
-from adaptspec.server.api.codec import SHORT_TEXT, Codec
+from adaptspec.server.api.codec import Codec
 from adaptspec.server.api.messages import Message
 from adaptspec.server.api.tools import Function, Tool
 from adaptspec.server.api.warnings import Warnings
@@ -40,14 +40,6 @@ class Watched:
     def decode(self, tokens: Any, **options: Any) -> Any:
         self.threads.add(threading.current_thread())
         return self._tokenizer.decode(tokens, **options)
-
-
-async def test_many_short_texts_are_as_long_as_one(tokenizer: Any) -> None:
-    """Each of them is short, but all of them on the event loop would stall every stream."""
-    watched, texts = Watched(tokenizer), ["a" * (SHORT_TEXT // 2), "b" * (SHORT_TEXT // 2), "c"]
-    codec = Codec(watched)  # type: ignore[arg-type]
-    assert [list(tokens) for tokens in await codec.encode_all(texts)] == [tokenizer.encode(text) for text in texts]
-    assert threading.current_thread() not in watched.threads
 
 
 async def test_a_text_does_not_wait_for_much_longer_ones(tokenizer: Any) -> None:

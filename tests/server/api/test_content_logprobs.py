@@ -57,13 +57,6 @@ def test_tokens_join_to_the_content(tokenizer: Any, text: str, rounds: int, stop
     assert shown == content.encode()
 
 
-def test_bytes_that_are_no_text_keep_the_others_in_step() -> None:
-    tokens = [*BYTES.encode("a\u732b")[:-1], *BYTES.encode("b\u00e4c")]
-    content, shown = joined(BYTES, tokens, [])
-    assert content == "a\ufffdb\u00e4c"
-    assert shown.decode(errors="replace") == content
-
-
 def test_a_token_is_shown_when_its_text_is() -> None:
     """What may become a stop string is held back, and so are its tokens."""
     detokenizer, bytes_of = Detokenizer(BYTES, ["bc"]), TokenBytes(BYTES)

@@ -23,12 +23,6 @@ async def test_texts_come_back(post: Any, tokenizer: Any, text: str) -> None:
     assert await post("/detokenize", tokens=body["tokens"]) == (200, {"prompt": text})
 
 
-async def test_a_conversation_is_counted_with_its_template(post: Any, tokenizer: Any) -> None:
-    messages = [{"role": "user", "content": "a"}]
-    _, body = await post("/tokenize", messages=messages, add_generation_prompt=False)
-    assert tokenizer.decode(body["tokens"]) == "<|user|>a<|end|>"
-
-
 TOOL = {"type": "function", "function": {"name": "f", "description": "Does it."}}
 
 

@@ -59,13 +59,6 @@ async def warned(post: Any, path: str) -> list[str]:
     return warnings
 
 
-@pytest.mark.parametrize("path", BODIES)
-async def test_answers_without_any_have_no_such_field(post: Any, path: str) -> None:
-    status, answer = await post(path, **BODIES[path])
-    assert status == 200
-    assert "warnings" not in answer
-
-
 @pytest.mark.parametrize("usage", [False, True])
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/v1/responses"])
 async def test_the_last_chunk_of_a_stream_lists_them(client: Any, path: str, usage: bool) -> None:

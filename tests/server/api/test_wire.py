@@ -15,7 +15,6 @@ from adaptspec.server.api.chat import ChatBody
 from adaptspec.server.api.completions import CompletionBody
 from adaptspec.server.api.responses import ResponsesBody
 from adaptspec.server.api.tokenize import DetokenizeBody
-from adaptspec.server.api.warnings import MAX_WARNINGS
 from adaptspec.server.api.wire import RequestBody, parse
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
@@ -85,24 +84,3 @@ def test_what_is_wrong_is_reported_once_and_not_collected(
     assert refused.value.param.startswith(param)
     error = refused.value.__cause__
     assert error is None or (isinstance(error, ValidationError) and error.error_count() <= 8)
-
-
-MESSAGE = {"role": "user", "content": "x"}
-
-
-@pytest.mark.parametrize(
-    ("model", "body"),
-    [
-        (ChatBody, {"messages": [MESSAGE | {f"k{i}": 1 for i in range(10_000)}]}),
-        (ChatBody, {"messages": [MESSAGE | {f"k{i}": 1} for i in range(4096)]}),
-        (ChatBody, {"messages": [{"role": "user", "content": [{"type": "text", "text": "x", "a\n" * 99: 1}] * 5000}]}),
-        (ChatBody, {"messages": HELLO, "tools": [{"type": f"t{i}"} for i in range(128)]}),
-        (ResponsesBody, {"input": [MESSAGE | {f"k{i}": 1} for i in range(4000)]}),
-        (ResponsesBody, {"input": [{"type": "reasoning"}, MESSAGE] * 2048}),
-    ],
-)
-def test_dropped_keys_are_named_within_bounds(model: type[RequestBody], body: dict[str, Any]) -> None:
-    """However many there are: a few texts of bounded length, and how many more."""
-    written = parse(model, json.dumps(body).encode()).warnings.written()["warnings"]
-    assert len(written) <= MAX_WARNINGS + 1
-    assert all(len(text) <= 300 and "\n" not in text for text in written)
