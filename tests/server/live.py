@@ -5,37 +5,30 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 from aiohttp import web
 
-from adaptspec.drafting.draft_model import DraftModelDrafter
-from adaptspec.drafting.ngram import NgramDrafter
+from adaptspec.control.cost import CostTable
+from adaptspec.engine.assembly import build
 from adaptspec.engine.async_engine import AsyncEngine
 from adaptspec.engine.core import EngineLimits
+from adaptspec.engine.engine_config import EngineConfig
 from adaptspec.server.application import make_app
 from adaptspec.telemetry.metrics import Metrics
-from tests.engine.conftest import Dictated, make_core
-from tests.models.packing import load_runner
+from tests.control.helpers import QUIET
 
-POLICIES = ("mixed", "off", "deep")
+# What drafts at changing depths by changing drafters, what never drafts, and what always drafts as deep.
+POLICIES = ("exp3", "off", "static-3")
 
 
 @contextmanager
-def live_app(target: Path, draft: Path, tokenizer: Any) -> Iterator[web.Application]:
-    """The app, with policies that draft at changing depths by changing drafters ("mixed"), never, and deep."""
-    ladder = [3, 0, 7, 1, 5]
-    drafters = ("draft-model", "ngram")
-    policies = {
-        "mixed": (Dictated(drafters, lambda n, size: [ladder[(n + i) % 5] for i in range(size)]), "coupled"),
-        "off": (Dictated(drafters, lambda n, size: [0] * size), "coupled"),
-        "deep": (Dictated(drafters, lambda n, size: [7] * size), "coupled"),
-    }
-    limits = EngineLimits(max_rows=8, prefill_tokens=32, max_depth=7)
-    runners = [load_runner(str(path), device="cpu", max_rows=8) for path in (target, draft)]
-    models = [DraftModelDrafter(runners[1], (1,)), NgramDrafter(longest=3, shortest=1, ends=(1,))]
-    engine = AsyncEngine(make_core(tokenizer, runners[0], models, policies, limits=limits), "tiny")  # type: ignore[arg-type]
+def live_app(target: Path, draft: Path) -> Iterator[web.Application]:
+    """The app, with costs that are given and not measured."""
+    limits = EngineLimits(max_rows=8, prefill_tokens=32)
+    config = EngineConfig(str(target), str(draft), POLICIES, limits=limits, detect_tasks=False, threads=1)
+    built = build(config, costs=lambda *_: CostTable(QUIET.profile()))
+    engine = AsyncEngine(built.core, "tiny")
     try:
-        yield make_app(engine, tokenizer, Metrics())
+        yield make_app(engine, built.tokenizer, Metrics())
     finally:
         engine.close()

@@ -20,9 +20,9 @@ CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 
 
 @pytest.fixture
-async def live(make_model: Callable[..., Path], tokenizer: Any) -> AsyncIterator[Client]:
+async def live(make_model: Callable[..., Path]) -> AsyncIterator[Client]:
     paths = [make_model("llama", seed=seed, max_position_embeddings=1024) for seed in (0, 1)]
-    with live_app(*paths, tokenizer) as app:
+    with live_app(*paths) as app:
         async with TestClient(TestServer(app)) as client:
             yield client
 

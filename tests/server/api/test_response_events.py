@@ -23,9 +23,9 @@ TOOL: Any = {"type": "function", "name": "see", "parameters": SCHEMA, "strict": 
 
 
 @pytest.fixture
-async def api(make_model: Callable[..., Path], tokenizer: Any) -> AsyncIterator[openai.AsyncOpenAI]:
+async def api(make_model: Callable[..., Path]) -> AsyncIterator[openai.AsyncOpenAI]:
     paths = [make_model("llama", seed=seed, max_position_embeddings=1024) for seed in (0, 1)]
-    with live_app(*paths, tokenizer) as app:
+    with live_app(*paths) as app:
         async with TestClient(TestServer(app)) as client:
             url = str(client.make_url("/v1"))
             async with openai.AsyncOpenAI(base_url=url, api_key="none", max_retries=0, timeout=20.0) as api:
