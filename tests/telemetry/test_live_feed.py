@@ -49,28 +49,6 @@ def round_of(*names: str, accepted: int = 2) -> RoundRecord:
     return replace(one, request_ids=names)
 
 
-def test_a_request_comes_runs_and_goes() -> None:
-    clock = SetClock()
-    store, feed = feeding(clock)
-    store.started(request("a"))
-    store.emit(round_of("a"))
-    first = settled(feed)
-    assert [one["id"] for one in first.started] == ["a"]
-    assert first.rounds == {"a": [(3, 3, 2, 3, 0, int(Reason.POLICY), None, 3, 2, 0, None)]}
-    assert feed.snapshot()["running"][0]["tokens"] == 3
-    clock.at += 1.5
-    store.emit(round_of("a"))
-    store.finished(request("a"), completion("a"))
-    second = settled(feed)
-    assert [one["at"] for one in second.seconds] == [1001]
-    assert second.finished[0]["finished"] - second.finished[0]["arrived"] == 3.0
-    assert settled(feed).empty
-    told = feed.snapshot()
-    assert told["running"] == []
-    assert [one["id"] for one in told["recent"]] == ["a"]
-    assert [one["tasks"]["code"][0] for one in told["seconds"]] == [1, 1]
-
-
 def test_every_request_that_ends_is_counted_in_its_second() -> None:
     """More end in a minute than are kept: who counts the kept ones says 100 for ever."""
     clock, count = SetClock(), 3 * RECENT_REQUESTS

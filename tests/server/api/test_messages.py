@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from adaptspec.server.api.chat import ChatBody, ChatReply
@@ -179,6 +179,7 @@ JSON = st.recursive(
 _READ = set(Message.model_fields) | {"reasoning", "refusal"}
 
 
+@settings(max_examples=40, deadline=None)
 @given(extra=st.lists(st.dictionaries(KEYS, JSON, max_size=5), min_size=1, max_size=6))
 def test_other_keys_never_change_what_a_template_gets(extra: list[dict[str, Any]]) -> None:
     """Wherever they stand; and their warnings stay few, short and printable."""

@@ -20,14 +20,13 @@ from adaptspec.server.api.tool_forms import (
     IN_WORDS,
     LLAMA3,
     MISTRAL,
-    MISTRAL_SPACED,
     OPEN,
     ToolForm,
     form_of,
 )
 from adaptspec.server.api.tools import Tool, tool_grammar
 from tests.conftest import tiny_tokenizer
-from tests.models.chat.families import FAMILIES, source_of, template_of, tokenizer_of
+from tests.models.chat.families import FAMILIES, template_of, tokenizer_of
 
 OWN = {"llama3": LLAMA3, "mistral": MISTRAL, "qwen2.5": HERMES, "qwen3": HERMES}
 TOOLS = [
@@ -78,13 +77,6 @@ def test_calls_in_the_same_tags_but_in_another_form_are_not_taken_for_ours() -> 
     assert form_of(ChatTemplate(template)) == IN_WORDS
     template.chat_template = template.chat_template.replace("<function=", "<tool:")
     assert form_of(ChatTemplate(template)) == HERMES, "a form that is not known to be another"
-
-
-def test_white_space_before_a_list_of_calls_is_the_templates() -> None:
-    """As SentencePiece has it."""
-    tokenizer = tokenizer_of("mistral")
-    tokenizer.chat_template = source_of("mistral").replace('"[TOOL_CALLS]["', '"[TOOL_CALLS] ["')
-    assert form_of(ChatTemplate(tokenizer)) == MISTRAL_SPACED
 
 
 @pytest.mark.parametrize("family", FAMILIES)

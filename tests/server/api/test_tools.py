@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from typing import Any
 
@@ -10,11 +9,10 @@ import pytest
 
 from adaptspec.models.grammars import Grammars
 from adaptspec.server.api.chat import ChatBody, ChatReply
-from adaptspec.server.api.messages import Message
 from adaptspec.server.api.responses import ResponsesBody
 from adaptspec.server.api.tool_choice import NamedTool
 from adaptspec.server.api.tool_forms import HERMES, LLAMA3, ToolForm
-from adaptspec.server.api.tools import Tool, tool_grammar, written_out
+from adaptspec.server.api.tools import Tool, tool_grammar
 from adaptspec.server.api.warnings import Warnings
 from adaptspec.types import Completion, Delta, FinishReason, SpeculationStats, Timings
 
@@ -69,24 +67,6 @@ def test_only_whole_calls_of_known_tools_are_let_through(
 
     assert [text for text in good if not fits(text)] == []
     assert [text for text in bad if fits(text)] == []
-
-
-def test_templates_without_tools_get_everything_as_text() -> None:
-    """What can be called, what was called and what came of it."""
-    calls = [{"id": "c", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}]
-    messages = [
-        Message(role="user", content="do it"),
-        Message.model_validate({"role": "assistant", "tool_calls": calls}),
-        Message(role="tool", content="done", tool_call_id="c"),
-    ]
-    system, user, called, result = written_out([message.plain() for message in messages], [F])
-    assert system["role"] == "system"
-    assert json.dumps(F.plain()["function"]) in system["content"]
-    assert user == {"role": "user", "content": "do it"}
-    assert called == {"role": "assistant", "content": ONE}
-    assert result == {"role": "user", "content": "<tool_response>\ndone\n</tool_response>"}
-    (said,) = written_out([{"role": "system", "content": "Be kind."}], [F])
-    assert said["content"].startswith("Be kind.")
 
 
 @pytest.mark.parametrize(("end", "finish"), [(TAIL, "tool_calls"), ("", "stop")])

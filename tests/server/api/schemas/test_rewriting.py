@@ -352,7 +352,7 @@ SCHEMAS = st.builds(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(schema=SCHEMAS, seed=st.integers(0, 2**32))
 def test_closing_keeps_what_compiles_and_lets_nothing_invalid_be_written(schema: Json, seed: int) -> None:
     """What can be written fits the client's own schema, and closing makes no schema impossible."""
@@ -441,7 +441,7 @@ def test_objects_with_the_same_keys_share_what_closes_them(word: str) -> None:
     assert not accepting(few, {"p0": {"k0": 1, "k1": 1, "x": 1}, "p2": {"k0": 1, "k1": 1, "x": 1, "y": 1}})
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(schema=st.dictionaries(st.sampled_from(KEYWORDS), ANY_JSON, max_size=5), strict=st.booleans())
 def test_any_json_compiles_or_is_refused(schema: Json, strict: bool) -> None:
     """There is no third outcome; what strictness lets through loses nothing."""
