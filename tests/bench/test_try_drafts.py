@@ -16,7 +16,6 @@ from adaptspec.engine.assembly import build
 from adaptspec.engine.engine_config import EngineConfig
 from adaptspec.training.corpus import Prompt
 from tests.conftest import MakeModel
-from tests.drafting.spellings import gpt2_like, write_model
 from tests.models.heads.golden import head_of, names_of
 
 pytestmark = pytest.mark.whole
@@ -70,13 +69,6 @@ def test_rounds_tell_what_a_pass_over_the_text_tells(target_path: Path, noisy_dr
     assert 0.1 < np.mean(tried.tape.views["draft-model"].agreed) < 0.95
     assert tried.branching is not None
     assert tried.branching > 0.0
-
-
-def test_drafts_of_other_tokenizers_are_tried_alike(target_path: Path, tmp_path: Path) -> None:
-    """What no tape can be recorded of by a pass, rounds tell."""
-    other = write_model(tmp_path / "other", gpt2_like(300))
-    tried = try_draft(EngineConfig(str(target_path)), str(other), WORK, TOKENS, lambda: None)
-    assert "draft-model" in tried.tape.views
 
 
 @pytest.mark.parametrize("kind", ["eagle3", "dflash"])

@@ -4,20 +4,8 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from typing import Any
 
 from adaptspec.telemetry.bounded_queue import BoundedQueue
-
-
-def test_what_does_not_fit_is_counted() -> None:
-    """Memory stays bounded however slow the handling is."""
-    seen: list[int] = []
-    queue: BoundedQueue[int] = BoundedQueue("test", seen.extend, limit=3, pause=60.0)
-    for number in range(10):
-        queue.put(number)
-    assert queue.dropped == 7
-    queue.work()
-    assert seen == [0, 1, 2]
 
 
 def test_a_full_batch_does_not_wait_for_the_pause() -> None:
@@ -31,24 +19,6 @@ def test_a_full_batch_does_not_wait_for_the_pause() -> None:
     queue.put(3)
     assert handled.wait(10.0)
     queue.close(5.0)
-
-
-def test_a_batch_that_fails_is_lost_and_told(caplog: Any) -> None:
-    """The next one is handled."""
-    seen: list[int] = []
-
-    def handle(batch: Sequence[int]) -> None:
-        if 1 in batch:
-            raise ValueError("no ones")
-        seen.extend(batch)
-
-    queue: BoundedQueue[int] = BoundedQueue("test", handle)
-    queue.put(1)
-    queue.work()
-    queue.put(2)
-    queue.work()
-    assert (seen, queue.dropped) == ([2], 1)
-    assert "no ones" in caplog.text
 
 
 def test_closing_does_not_wait_for_ever() -> None:
