@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import socket
 
+import pytest
+
 from tests.chaos.hostile import Hostile, hostile
 from tests.chaos.stalls import KEY, MOST_MEGABYTES, measure, resident
 from tests.e2e.conftest import start_server
@@ -27,6 +29,7 @@ def test_hostile_requests_are_refused_and_leave_no_memory_behind() -> None:
     assert "Traceback" not in "".join(server.printed)
 
 
+@pytest.mark.nightly
 def test_streams_do_not_feel_them(whole: bool) -> None:
     """Their worst gap stays below three times that of a stream alone; its length is looked at with `-m chaos` only."""
     few = {"gzip without a key", "fields", "longest text to count"}
