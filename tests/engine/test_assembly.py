@@ -20,7 +20,7 @@ from adaptspec.engine.model_set import load_models
 from adaptspec.engine.sync_engine import Engine
 from adaptspec.errors import ConfigError, ModelError, PolicyError
 from adaptspec.request import SamplingParams, SpeculationParams
-from tests.conftest import TINY_VOCAB, MakeModel, tiny_tokenizer
+from tests.conftest import MakeModel, tiny_tokenizer
 from tests.drafting.spellings import gpt2_like, write_model
 from tests.engine.policies import COSTS
 
@@ -89,21 +89,6 @@ def test_without_a_draft_model_lookup_is_the_default(target_path: Path) -> None:
     assert len(engine.generate(["Hello"], GREEDY)[0].tokens) == 12
 
 
-def test_a_policy_of_ones_own_comes_from_its_file(target_path: Path, draft_path: Path, tmp_path: Path) -> None:
-    """A YAML path is as good as a shipped name."""
-    file = policy_file(tmp_path / "mine.yaml", "mine", "{algorithm: static, depth: 2}")
-    config = EngineConfig(str(target_path), str(draft_path), (file,), limits=SMALL)
-    done = Engine.from_config(config).generate(["Hello"], GREEDY)[0]
-    assert done.stats.policy == "mine"
-    assert done.stats.drafted > 0
-
-
-def test_a_policy_without_its_drafter_says_what_to_load(target_path: Path) -> None:
-    """Missing draft: the message names the policy, the drafter and the way out."""
-    with pytest.raises(ConfigError, match=r"goodput\.yaml:11:14: spec\.drafters\.0: drafts with draft-model.*--draft"):
-        build(EngineConfig(str(target_path), policies=("goodput",), limits=SMALL))
-
-
 def test_a_draft_of_another_tokenizer_is_as_good_as_any(target_path: Path, tmp_path: Path) -> None:
     """It has the name that policies know; a tokenizer with more tokens than its model has is refused."""
     tokenizer = gpt2_like(300)
@@ -114,14 +99,6 @@ def test_a_draft_of_another_tokenizer_is_as_good_as_any(target_path: Path, tmp_p
     tokenizer.save_pretrained(tmp_path / "other")
     with pytest.raises(ModelError, match="other: the tokenizer has token id 300, the model only 300"):
         build(EngineConfig(str(target_path), str(tmp_path / "other"), limits=SMALL))
-
-
-def test_unknown_policies_and_models_are_named(target_path: Path, tmp_path: Path) -> None:
-    """Typos get a suggestion; a directory that is no model says what is missing."""
-    with pytest.raises(PolicyError, match="did you mean goodput"):
-        build(EngineConfig(str(target_path), policies=("goodputt",), limits=SMALL))
-    with pytest.raises(ModelError, match=r"config\.json"):
-        build(EngineConfig(str(tmp_path), limits=SMALL))
 
 
 def test_a_draft_that_is_no_model_is_refused_before_the_target_is_read(target_path: Path, tmp_path: Path) -> None:
@@ -198,13 +175,6 @@ def test_a_draft_of_a_shorter_context_serves_as_far_as_it_reaches(target_path: P
     assert contexts == [32, 32]
 
 
-def test_an_impossible_context_names_the_model(target_path: Path, draft_path: Path) -> None:
-    """Of two models, the message says which one cannot."""
-    config = EngineConfig(str(target_path), str(draft_path), context=1000, limits=SMALL)
-    with pytest.raises(ModelError, match=f"{target_path}: context is 1000"):
-        build(config)
-
-
 def test_target_and_draft_share_the_memory(target_path: Path, draft_path: Path) -> None:
     """Caches are sized once, when both models' weights are loaded, and together keep to what there is."""
     asked: list[torch.device] = []
@@ -270,38 +240,3 @@ def test_what_needs_a_device_or_another_model_is_refused(draft_path: Path, tmp_p
     tiny_tokenizer().save_pretrained(tmp_path)
     with pytest.raises(ConfigError, match="only Llama-like models can draft for themselves; use a draft model"):
         build(EngineConfig(str(tmp_path), "quantized:int8", device="cpu"))
-
-
-@pytest.mark.parametrize(
-    ("draft", "why"),
-    [
-        (None, "there is no draft model that reads"),
-        ("quantized:int8", "by weights that it shares"),
-        ("other tokenizer", "there is no draft model that reads"),
-        ("other family", "is not Llama-like"),
-    ],
-)
-def test_drafts_that_cannot_be_trained_are_named(
-    draft: str | None, why: str, target_path: Path, tmp_path: Path
-) -> None:
-    """What shares the target's weights, or is none of our decoders, would not learn, and nobody would know."""
-    if draft == "other tokenizer":
-        draft = str(write_model(tmp_path / "other", gpt2_like(300)))
-    elif draft == "other family":
-        other = GPT2Config(n_embd=16, n_layer=1, n_head=2, vocab_size=TINY_VOCAB, eos_token_id=1)
-        AutoModelForCausalLM.from_config(other).save_pretrained(tmp_path)
-        tiny_tokenizer().save_pretrained(tmp_path)
-        draft = str(tmp_path)
-    with pytest.raises(ConfigError, match=f"--learn-draft trains Llama-like draft models .* {why}"):
-        build(EngineConfig(str(target_path), draft, device="cpu", learn_draft=True))
-
-
-def test_a_draft_that_learns_is_another_pair(target_path: Path, draft_path: Path) -> None:
-    """What policies learned of it does not hold for the weights that the next start begins with."""
-    config = EngineConfig(str(target_path), str(draft_path), device="cpu")
-    still, learning = (build(replace(config, learn_draft=on)) for on in (False, True))
-    assert not still.spare()  # its number of threads is fixed, and it does not learn
-    assert learning.pair == f"{still.pair}+learning"
-    assert not learning.spare()  # nothing was served
-    with pytest.raises(ConfigError, match="learn_draft trains between the requests of a server; leave it out here"):
-        Engine.from_config(replace(config, learn_draft=True))

@@ -19,23 +19,14 @@ from adaptspec.engine.async_engine import AsyncEngine, EngineStats
 from adaptspec.engine.core import EngineLimits
 from adaptspec.engine.engine_config import EngineConfig
 from adaptspec.engine.scheduler import PromptProgress
-from adaptspec.errors import EngineError, OverloadedError, PromptTooLongError, RequestError, UnknownModelError
+from adaptspec.errors import EngineError, OverloadedError
 from adaptspec.models.runner import Packed
-from adaptspec.request import Request, SamplingParams, SpeculationParams
+from adaptspec.request import Request, SamplingParams
 from adaptspec.types import FinishReason, RoundRecord, Sink
 from tests.engine.conftest import Dictated, Notes, make_core
-from tests.fakes import TableRunner, plain_greedy
+from tests.fakes import TableRunner
 
 GREEDY = SamplingParams(max_tokens=20, temperature=0.0, ignore_eos=True)
-
-
-class Breakable(TableRunner):
-    """A runner that raises when it meets token 13."""
-
-    def forward(self, packed: Packed):  # type: ignore[no-untyped-def]
-        if 13 in packed.tokens:
-            raise RuntimeError("met token 13")
-        return super().forward(packed)
 
 
 class Deadly(TableRunner):
@@ -195,20 +186,6 @@ async def test_the_engine_thread_computes_with_the_threads_that_were_asked_for(t
         torch.set_num_threads(before)
 
 
-async def test_a_failed_round_ends_its_requests_and_no_others(tokenizer: PreTrainedTokenizerFast) -> None:
-    """Faults: the request that broke the round ends with the reason; the next one is served, exactly."""
-    target = Breakable(context=512)
-    async with engine(tokenizer, target) as front:
-        prompt = next([5, t] for t in range(2, 24) if 13 not in [t, *plain_greedy(target, [5, t], 30)])
-        first = [Request(f"a{i}", (5, 13), GREEDY) for i in range(4)]  # fill every row
-        undrafted = SpeculationParams(max_depth=0)  # a draft could bring the token
-        queued = [Request(f"b{i}", tuple(prompt), GREEDY, undrafted) for i in range(3)]
-        done = await asyncio.gather(*(front.generate(request) for request in [*first, *queued]))
-        assert all(c.finish is FinishReason.ERROR and "met token 13" in (c.error or "") for c in done[:4])
-        assert all(c.finish is FinishReason.LENGTH for c in done[4:])
-        assert front.alive
-
-
 async def test_a_failed_round_that_cannot_be_undone_ends_its_request(tokenizer: PreTrainedTokenizerFast) -> None:
     """The request ends with the second error, and the thread goes on."""
     async with engine(tokenizer, Stuck(context=512)) as front:
@@ -225,29 +202,6 @@ async def test_a_dead_engine_thread_hangs_nobody(tokenizer: PreTrainedTokenizerF
         assert not front.alive
         with pytest.raises(EngineError, match="gone"):
             await front.generate(Request("later", (5, 6), GREEDY))
-
-
-@pytest.mark.parametrize(
-    ("request_", "error", "param"),
-    [
-        (Request("r", ()), RequestError, "prompt"),
-        (Request("r", (5,) * 512), PromptTooLongError, "prompt"),
-        (Request("r", (5, 24)), RequestError, "prompt"),
-        (Request("r", (5, -1)), RequestError, "prompt"),
-        (Request("r", (5,), SamplingParams(logit_bias={99: 1.0})), RequestError, "logit_bias"),
-        (Request("r", (5,), SamplingParams(stop_token_ids=(99,))), RequestError, "stop_token_ids"),
-        (Request("r", (5,), speculation=SpeculationParams(policy="nope")), UnknownModelError, "adaptspec.policy"),
-    ],
-)
-async def test_bad_requests_are_refused_by_field(
-    tokenizer: PreTrainedTokenizerFast, request_: Request, error: type[RequestError], param: str
-) -> None:
-    """Bad input: refused before anything is computed, with the field at fault; others are served as before."""
-    async with engine(tokenizer) as front:
-        with pytest.raises(error) as caught:
-            await front.generate(request_)
-        assert caught.value.param == param
-        assert (await front.generate(Request("ok", (5,), GREEDY))).finish is FinishReason.LENGTH
 
 
 async def test_the_queue_is_bounded(tokenizer: PreTrainedTokenizerFast) -> None:
@@ -373,18 +327,6 @@ async def test_one_engine_serves_one_event_loop(tokenizer: PreTrainedTokenizerFa
 
         with pytest.raises(EngineError, match="another event loop"):
             await asyncio.to_thread(elsewhere)
-
-
-@pytest.mark.parametrize(("capacity", "gave_way"), [(10**9, False), (40, True), (60, True)])
-async def test_preemptions_are_counted(tokenizer: PreTrainedTokenizerFast, capacity: int, gave_way: bool) -> None:
-    """As often as a request gave way: none where there is room. The cache is empty again at the end."""
-    async with engine(tokenizer, TableRunner(context=96, capacity=capacity)) as front:
-        params = SamplingParams(max_tokens=24, temperature=0.0, ignore_eos=True)
-        requests = [Request(f"r{i}", (1, 2, 3, i), params) for i in range(4)]
-        await asyncio.gather(*(front.generate(request) for request in requests))
-        found = front.stats()
-    assert (found.preemptions > 0) is gave_way
-    assert found.cache_used == pytest.approx(0.0)
 
 
 async def test_how_far_prompts_are_read_can_be_asked_for(tokenizer: PreTrainedTokenizerFast) -> None:

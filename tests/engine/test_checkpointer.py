@@ -12,12 +12,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from transformers import PreTrainedTokenizerFast
 
 from adaptspec.control.state import FILE, LearnedState, PolicyState, StateStore, read_state, to_bytes
 from adaptspec.engine.checkpointer import Checkpointer
 from adaptspec.errors import StateError
-from tests.engine.policies import Desk, asking, desk_of, goodput, static
+from tests.engine.desk import Desk, asking, desk_of
+from tests.engine.policies import goodput, static
 
 
 def states(value: float = 1.0) -> dict[str, PolicyState]:
@@ -158,12 +158,10 @@ def test_a_quarantined_state_can_be_saved_again(tmp_path: Path) -> None:
     one.close()
 
 
-async def test_an_idle_server_saves_again_what_could_not_be_saved(
-    tokenizer: PreTrainedTokenizerFast, tmp_path: Path
-) -> None:
+async def test_an_idle_server_saves_again_what_could_not_be_saved(tmp_path: Path) -> None:
     """Something was in the way, and has gone when the next save comes; no request was served meanwhile."""
     file = tmp_path / "state" / FILE
-    async with desk_of(tokenizer, tmp_path, [goodput("main")]) as one:
+    async with desk_of(tmp_path, [goodput("main")]) as one:
         kept = await asyncio.to_thread(keeper, one, tmp_path / "state")
         await one.served(asking(1))
         file.mkdir()
@@ -181,34 +179,23 @@ def test_a_directory_that_cannot_be_used_is_said_at_the_start(tmp_path: Path) ->
         store(tmp_path / "file" / "state")
 
 
-def test_names_that_are_nearly_those_of_files_put_aside_are_left_alone(tmp_path: Path) -> None:
-    """Somebody has renamed one."""
-    for name in ("x9", "²", "7", "3.bak"):
-        (tmp_path / f"{FILE}.quarantined-{name}").write_bytes(b"old")
-    (tmp_path / FILE).write_bytes(b"broken")
-    one = store(tmp_path)
-    assert one.load() is None
-    one.close()
-    assert (tmp_path / f"{FILE}.quarantined-8").read_bytes() == b"broken"
-
-
 def keeper(one: Desk, folder: Path, seconds: float = 60.0) -> Checkpointer:
     made = Checkpointer(one.desk, StateStore(folder, "pair"), seconds)
     made.start()
     return made
 
 
-async def test_a_restart_goes_on_with_what_was_learned(tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:
+async def test_a_restart_goes_on_with_what_was_learned(tmp_path: Path) -> None:
     """Saved at the end, loaded at the start; of policies that are not served meanwhile nothing is lost."""
     state, files = tmp_path / "state", tmp_path / "files"
     files.mkdir()
-    async with desk_of(tokenizer, files, [goodput("main"), goodput("rare")]) as one:
+    async with desk_of(files, [goodput("main"), goodput("rare")]) as one:
         kept = await asyncio.to_thread(keeper, one, state)
         await asyncio.gather(*(one.served(asking(i, "rare" if i % 2 else "main")) for i in range(6)))
         await asyncio.to_thread(kept.close)
     first = read_state(state / FILE)
     assert first.policies["main"].arrays["acceptance"].any()
-    async with desk_of(tokenizer, files, [goodput("main"), static("fixed", 2)]) as one:
+    async with desk_of(files, [goodput("main"), static("fixed", 2)]) as one:
         kept = await asyncio.to_thread(keeper, one, state)
         now = (await asyncio.to_thread(one.desk.learned))["main"].arrays["acceptance"]
         assert (now == first.policies["main"].arrays["acceptance"]).all()
@@ -220,9 +207,9 @@ async def test_a_restart_goes_on_with_what_was_learned(tokenizer: PreTrainedToke
     assert (second.policies[rare].arrays["acceptance"] == first.policies[rare].arrays["acceptance"]).all()
 
 
-async def test_it_saves_while_requests_run(tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:
+async def test_it_saves_while_requests_run(tmp_path: Path) -> None:
     """A machine that dies loses a minute of learning, not a day."""
-    async with desk_of(tokenizer, tmp_path, [goodput("main")]) as one:
+    async with desk_of(tmp_path, [goodput("main")]) as one:
         kept = await asyncio.to_thread(keeper, one, tmp_path / "state", 0.005)
         for number in range(200):
             await one.served(asking(number))
@@ -232,27 +219,11 @@ async def test_it_saves_while_requests_run(tokenizer: PreTrainedTokenizerFast, t
         await asyncio.to_thread(kept.close)
 
 
-async def test_a_disk_that_fails_fails_no_request(
-    tokenizer: PreTrainedTokenizerFast, tmp_path: Path, caplog: Any
-) -> None:
-    """The failure is recorded in the log alone."""
-    folder = tmp_path / "state"
-    folder.mkdir()
-    with in_the_way(folder):
-        async with desk_of(tokenizer, tmp_path, [goodput("main")]) as one:
-            kept = await asyncio.to_thread(keeper, one, folder, 0.005)
-            assert await asyncio.gather(*(one.served(asking(i)) for i in range(8))) == ["main"] * 8
-            await asyncio.to_thread(kept.close)
-    assert "could not be saved (it is a directory" in caplog.text
-
-
-async def test_a_state_that_no_policy_can_have_is_put_aside(
-    tokenizer: PreTrainedTokenizerFast, tmp_path: Path, caplog: Any
-) -> None:
+async def test_a_state_that_no_policy_can_have_is_put_aside(tmp_path: Path, caplog: Any) -> None:
     """Well-formed, of the right models, and impossible: negative counts."""
     folder = tmp_path / "state"
     folder.mkdir()
-    async with desk_of(tokenizer, tmp_path, [goodput("main")]) as one:
+    async with desk_of(tmp_path, [goodput("main")]) as one:
         known = (await asyncio.to_thread(one.desk.learned))["main"]
         wrong = PolicyState(known.signature, {key: array - 1.0 for key, array in known.arrays.items()})
         (folder / FILE).write_bytes(to_bytes(LearnedState("pair", {"main": wrong})))
@@ -264,11 +235,9 @@ async def test_a_state_that_no_policy_can_have_is_put_aside(
         assert (read_state(folder / FILE).policies["main"].arrays["acceptance"] >= 0.0).all()
 
 
-async def test_closing_after_the_engine_has_died_hangs_nobody(
-    tokenizer: PreTrainedTokenizerFast, tmp_path: Path, caplog: Any
-) -> None:
+async def test_closing_after_the_engine_has_died_hangs_nobody(tmp_path: Path, caplog: Any) -> None:
     """What was saved before stays."""
-    async with desk_of(tokenizer, tmp_path, [goodput("main")]) as one:
+    async with desk_of(tmp_path, [goodput("main")]) as one:
         kept = await asyncio.to_thread(keeper, one, tmp_path / "state")
         await one.served(asking(1))
         await asyncio.to_thread(kept.save)

@@ -130,22 +130,6 @@ def test_a_request_that_fails_in_decoding_alone_is_found(tokenizer: PreTrainedTo
     assert max(len(record.rows) for record in notes.records) == 3
 
 
-@pytest.mark.parametrize("after", range(4, 30, 5))
-def test_a_fault_that_goes_away_harms_nobody(tokenizer: PreTrainedTokenizerFast, after: int) -> None:
-    passes = 0
-
-    def once(runner: TableRunner, packed: Packed, logits: torch.Tensor) -> torch.Tensor:
-        nonlocal passes
-        passes += 1
-        if passes == after:
-            raise RuntimeError("a cosmic ray")
-        return logits
-
-    plain = run(core_of(tokenizer, TableRunner(context=512)), requests(8))
-    done = run(core_of(tokenizer, Faulty(once)), requests(8))
-    assert {name: c.tokens for name, c in done.items()} == {name: c.tokens for name, c in plain.items()}
-
-
 def test_a_client_that_leaves_under_suspicion_takes_nobody_along(tokenizer: PreTrainedTokenizerFast) -> None:
     """Nobody is left in its half then: a round without rows fails, and would be blamed on whoever waits next."""
     passes = 0

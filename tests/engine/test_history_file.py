@@ -1,86 +1,85 @@
-"""What was served is kept for those who ask, comes back as it was, and what is broken costs a line in the log."""
+"""History of served texts survives a restart, and a file that cannot be used costs a line in the log."""
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
-from transformers import PreTrainedTokenizerFast
 
 from adaptspec.drafting.counts import CountsDrafter
 from adaptspec.drafting.token_counts import Histories
 from adaptspec.engine.async_engine import AsyncEngine
 from adaptspec.engine.checkpointer import HISTORY, HistoryFile
-from adaptspec.engine.core import EngineCore
+from adaptspec.engine.core import EngineCore, EngineLimits
 from adaptspec.request import Request, SamplingParams
-from tests.engine.conftest import Dictated, make_core, run
-from tests.fakes import TableRunner
+from tests.exactness import dictated
+from tests.exactness.harness import answers
+from tests.exactness.worlds import table
 
-_ASKED = SamplingParams(max_tokens=30, temperature=0.0, ignore_eos=True)
-
-
-def _core(tokenizer: PreTrainedTokenizerFast, drafter: CountsDrafter) -> EngineCore:
-    return make_core(
-        tokenizer, TableRunner(), [drafter], {"p": (Dictated(("counts",), lambda n, s: [5] * s), "coupled")}
-    )
+ASKED = SamplingParams(30, temperature=0.0, ignore_eos=True)
 
 
-def _file(folder: Path, histories: Histories, tokenizer: str = "t") -> HistoryFile:
+def serving() -> tuple[EngineCore, Histories]:
+    """An engine that drafts by counts, and its histories."""
+    world = table("counts")
+    (drafter,) = (one for one in world.drafters if isinstance(one, CountsDrafter))
+    body = "{choose: {algorithm: dictated, depths: [5]}, drafters: [counts], history: key}"
+    return world.engine([dictated.policy(body)], EngineLimits(max_rows=1)), drafter.histories
+
+
+def file_of(folder: Path, histories: Histories, tokenizer: str = "t") -> HistoryFile:
     return HistoryFile(folder, histories, tokenizer=tokenizer, vocab_size=24)
 
 
-def _saved(tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
-    drafter = CountsDrafter(24)
-    core = _core(tokenizer, drafter)
-    run(core, [Request("a", (7, 9, 11), _ASKED, key="a")])
+@pytest.fixture
+def saved(tmp_path: Path) -> Path:
+    """A folder with the history of a request of key a."""
+    core, histories = serving()
+    answers(core, [Request("a", (7, 9, 11), ASKED, key="a")])
     engine = AsyncEngine(core, "m")
     try:
-        _file(folder, drafter.histories).save(engine)
+        file_of(tmp_path, histories).save(engine)
     finally:
         engine.close()
+    return tmp_path
 
 
-def test_a_new_server_drafts_from_what_the_old_one_served(tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:
-    """To the same key alone; and nobody but its owner reads the file."""
-    _saved(tokenizer, tmp_path)
-    assert (tmp_path / HISTORY).stat().st_mode & 0o777 == 0o600
-    drafter, anew = CountsDrafter(24), CountsDrafter(24)
-    _file(tmp_path, drafter.histories).load()
+def test_a_new_server_drafts_from_what_the_old_one_served(saved: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """For the same key alone; only the owner of the file can read it. A missing file is no fault."""
+    assert (saved / HISTORY).stat().st_mode & 0o777 == 0o600
     accepted = []
-    for made, key in ((drafter, "a"), (drafter, "b"), (anew, "a")):
-        done = run(_core(tokenizer, made), [Request("x", (7, 9, 11), _ASKED, key=key)])
+    for folder, key in ((saved, "a"), (saved, "b"), (saved / "none", "a")):
+        core, histories = serving()
+        file_of(folder, histories).load()
+        done = answers(core, [Request("x", (7, 9, 11), ASKED, key=key)])
         accepted.append(done["x"].stats.accepted)
     assert accepted[0] > accepted[1] == accepted[2]
+    assert not caplog.text
 
 
-@pytest.mark.parametrize("damage", ["cut", "other tokenizer", "no archive", "other arrays", "pickle", "folder"])
-def test_what_cannot_be_used_is_told_and_replaced(
-    tokenizer: PreTrainedTokenizerFast, tmp_path: Path, damage: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    _saved(tokenizer, tmp_path)
-    path = tmp_path / HISTORY
-    if damage == "cut":
-        path.write_bytes(path.read_bytes()[:-100])
-    elif damage == "no archive":
-        path.write_bytes(b"nothing")
-    elif damage == "other arrays":
-        np.savez(path, version=np.array(1), tokenizer=np.array("t"), scopes=np.array(["x"]))
-    elif damage == "pickle":
-        objects: Any = np.array([{}], dtype=object)
-        np.savez(path, version=objects)
-    elif damage == "folder":
-        path.unlink()
-        path.mkdir()
+def _folder(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+DAMAGE: dict[str, Callable[[Path], object]] = {
+    "cut": lambda path: path.write_bytes(path.read_bytes()[:-100]),
+    "no archive": lambda path: path.write_bytes(b"nothing"),
+    "other arrays": lambda path: np.savez(path, version=np.array(1), tokenizer=np.array("t"), scopes=np.array(["x"])),
+    "pickle": lambda path: np.savez(path, version=np.array([{}], dtype=object)),  # type: ignore[arg-type]
+    "folder": _folder,
+    "other tokenizer": lambda path: None,
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_what_cannot_be_used_is_logged_and_replaced(saved: Path, damage: str, caplog: pytest.LogCaptureFixture) -> None:
+    DAMAGE[damage](saved / HISTORY)
     histories = Histories()
     with caplog.at_level(logging.WARNING):
-        _file(tmp_path, histories, "u" if damage == "other tokenizer" else "t").load()
+        file_of(saved, histories, "u" if damage == "other tokenizer" else "t").load()
     assert "history starts anew" in caplog.text
     assert not len(histories)
-
-
-def test_nothing_there_is_nothing_to_tell(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    _file(tmp_path, Histories()).load()
-    assert not caplog.text

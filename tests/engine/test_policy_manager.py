@@ -9,19 +9,19 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from transformers import PreTrainedTokenizerFast
 
 from adaptspec.control.cost import CostTable
 from adaptspec.control.language.build import load_policy_spec
 from adaptspec.control.rollout import Reloads
 from adaptspec.engine.policy_manager import PolicyManager
 from adaptspec.errors import ConfigError, EngineError, PolicyError, StateError, UnknownModelError
-from tests.engine.policies import COSTS, asking, desk_of, goodput, static
+from tests.engine.desk import asking, desk_of
+from tests.engine.policies import COSTS, goodput, static
 
 
-async def test_a_policy_is_replaced_while_requests_run(tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:
+async def test_a_policy_is_replaced_while_requests_run(tmp_path: Path) -> None:
     """Those that run move to it at the next round, their text unchanged; what it learned comes along."""
-    async with desk_of(tokenizer, tmp_path, [goodput("main"), static("other", 2)]) as one:
+    async with desk_of(tmp_path, [goodput("main"), static("other", 2)]) as one:
         running = [asyncio.create_task(one.served(asking(i))) for i in range(8)]
         await asyncio.sleep(0.01)
         before = (await asyncio.to_thread(one.desk.learned))["main"].arrays["acceptance"].sum()
@@ -35,11 +35,9 @@ async def test_a_policy_is_replaced_while_requests_run(tokenizer: PreTrainedToke
         assert one.desk.default == "main"
 
 
-async def test_other_arms_learn_anew_and_other_methods_judge(
-    tokenizer: PreTrainedTokenizerFast, tmp_path: Path
-) -> None:
+async def test_other_arms_learn_anew_and_other_methods_judge(tmp_path: Path) -> None:
     """Counts of other depths or another verification would mislead; running requests go on exactly all the same."""
-    async with desk_of(tokenizer, tmp_path, [goodput("main")]) as one:
+    async with desk_of(tmp_path, [goodput("main")]) as one:
         running = [asyncio.create_task(one.served(asking(i))) for i in range(4)]
         await asyncio.sleep(0.02)
         for more in ("  max-depth: 5\n", "  max-depth: 5\n  verification: {method: rejection}\n"):
@@ -49,9 +47,9 @@ async def test_other_arms_learn_anew_and_other_methods_judge(
         await one.served(asking(9))
 
 
-async def test_a_new_name_is_a_new_policy(tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:
+async def test_a_new_name_is_a_new_policy(tmp_path: Path) -> None:
     """It can be asked for at once."""
-    async with desk_of(tokenizer, tmp_path, [static("main", 3)]) as one:
+    async with desk_of(tmp_path, [static("main", 3)]) as one:
         applied = await asyncio.to_thread(one.desk.apply, static("fresh", 1))
         assert (applied.replaced, applied.carried) == (False, False)
         assert one.front.policies == ("main", "fresh")
@@ -59,9 +57,9 @@ async def test_a_new_name_is_a_new_policy(tokenizer: PreTrainedTokenizerFast, tm
         assert await one.served(asking(2)) == "main"
 
 
-async def test_what_is_sent_uses_what_is_served(tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:
+async def test_what_is_sent_uses_what_is_served(tmp_path: Path) -> None:
     """By name, before what ships under it; what uses others itself cannot be used: none nest without end."""
-    async with desk_of(tokenizer, tmp_path, [static("main", 3), static("off", 2)]) as one:
+    async with desk_of(tmp_path, [static("main", 3), static("off", 2)]) as one:
         using = static("using", 1, "  when: [{batch-size: {at-least: 1}, use: off}]\n")
         assert one.desk.check(using) == "using"
         await asyncio.to_thread(one.desk.apply, using)
@@ -92,11 +90,9 @@ async def test_what_is_sent_uses_what_is_served(tokenizer: PreTrainedTokenizerFa
         (static("x", 3, "  when: [{api-key: [gold, other], use: off}]\n"), "give the key another name"),
     ],
 )
-async def test_what_cannot_be_used_changes_nothing(
-    tokenizer: PreTrainedTokenizerFast, tmp_path: Path, text: str, problem: str
-) -> None:
+async def test_what_cannot_be_used_changes_nothing(tmp_path: Path, text: str, problem: str) -> None:
     """The error says what is wrong and where; the last good policy stays, and new names leave no trace."""
-    async with desk_of(tokenizer, tmp_path, [static("main", 3), goodput("other")]) as one:
+    async with desk_of(tmp_path, [static("main", 3), goodput("other")]) as one:
         before = one.desk.served
         with pytest.raises(ConfigError, match=problem):
             await asyncio.to_thread(one.desk.apply, text, "sent")
@@ -106,9 +102,9 @@ async def test_what_cannot_be_used_changes_nothing(
         assert await one.served(asking(1)) == "main"
 
 
-async def test_two_files_of_one_name_are_refused(tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:
+async def test_two_files_of_one_name_are_refused(tmp_path: Path) -> None:
     """They would take turns; a text that was sent may replace either, and the file still brings it anew."""
-    async with desk_of(tokenizer, tmp_path, [static("main", 3), static("other", 2)]) as one:
+    async with desk_of(tmp_path, [static("main", 3), static("other", 2)]) as one:
         file = one.files["other"]
         file.write_text(static("main", 1))
         with pytest.raises(ConfigError, match=r"0\.yaml and .*1\.yaml both hold"):
@@ -127,13 +123,11 @@ async def test_two_files_of_one_name_are_refused(tokenizer: PreTrainedTokenizerF
         assert one.desk.reloads == replace(before, refused=2), "a file that says what is served is no reload"
 
 
-async def test_canaries_take_their_share_and_shadows_cannot_be_asked_for(
-    tokenizer: PreTrainedTokenizerFast, tmp_path: Path
-) -> None:
+async def test_canaries_take_their_share_and_shadows_cannot_be_asked_for(tmp_path: Path) -> None:
     """From the whole engine's side: who served a request stands in its answer."""
     canary = static("new", 5, "  rollout: {mode: canary, percent: 50}\n")
     shadow = static("watch", 7, "  rollout: {mode: shadow}\n")
-    async with desk_of(tokenizer, tmp_path, [canary, static("main", 3), shadow]) as one:
+    async with desk_of(tmp_path, [canary, static("main", 3), shadow]) as one:
         assert one.desk.default == "main", "the first live one"
         served = await asyncio.gather(*(one.served(asking(i)) for i in range(20)))
         assert 4 < served.count("new") < 16
@@ -146,10 +140,10 @@ async def test_canaries_take_their_share_and_shadows_cannot_be_asked_for(
         assert 0.3 < estimate.goodput_ratio < 3.0
 
 
-async def test_a_request_keeps_the_policy_it_was_given(tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:
+async def test_a_request_keeps_the_policy_it_was_given(tmp_path: Path) -> None:
     """Shares may change while it waits or runs; its rounds, statistics and verification stay of one policy."""
     canary = "  rollout: {mode: canary, percent: %d}\n"
-    async with desk_of(tokenizer, tmp_path, [static("main", 3), static("new", 1, canary % 100)]) as one:
+    async with desk_of(tmp_path, [static("main", 3), static("new", 1, canary % 100)]) as one:
         running = [asyncio.create_task(one.served(asking(i))) for i in range(12)]
         await asyncio.sleep(0.01)
         await asyncio.to_thread(one.desk.apply, static("new", 1, canary % 1))
@@ -157,19 +151,19 @@ async def test_a_request_keeps_the_policy_it_was_given(tokenizer: PreTrainedToke
         assert (await asyncio.gather(*(one.served(asking(i)) for i in range(8)))).count("main") >= 6
 
 
-async def test_states_are_restored_where_they_fit(tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:
+async def test_states_are_restored_where_they_fit(tmp_path: Path) -> None:
     """Policies that are gone or have other arms are left alone; a state that lies is refused, and none is used."""
     texts = [goodput("main"), goodput("deep", "  max-depth: 5\n"), static("fixed", 2)]
-    async with desk_of(tokenizer, tmp_path, texts) as one:
+    async with desk_of(tmp_path, texts) as one:
         await asyncio.gather(*(one.served(asking(i, name)) for i, name in enumerate(("main", "deep", "fixed") * 2)))
         learned = await asyncio.to_thread(one.desk.learned)
         assert set(learned) == {"main", "deep"}
-    async with desk_of(tokenizer, tmp_path, [goodput("main"), goodput("deep", "  max-depth: 4\n")]) as two:
+    async with desk_of(tmp_path, [goodput("main"), goodput("deep", "  max-depth: 4\n")]) as two:
         assert await asyncio.to_thread(two.desk.restore, {**learned, "gone": learned["deep"]}) == ["main"]
         again = await asyncio.to_thread(two.desk.learned)
         assert np.array_equal(again["main"].arrays["acceptance"], learned["main"].arrays["acceptance"])
         assert not again["deep"].arrays["acceptance"].any()
-    async with desk_of(tokenizer, tmp_path, texts) as three:
+    async with desk_of(tmp_path, texts) as three:
         learned["deep"].arrays["calibration"][:] = -1.0  # type: ignore[index]
         with pytest.raises(StateError, match="policy deep"):
             await asyncio.to_thread(three.desk.restore, learned)
@@ -177,9 +171,9 @@ async def test_states_are_restored_where_they_fit(tokenizer: PreTrainedTokenizer
         assert not any(array.any() for state in again.values() for array in state.arrays.values())
 
 
-async def test_an_engine_that_has_stopped_says_so(tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:
+async def test_an_engine_that_has_stopped_says_so(tmp_path: Path) -> None:
     """Nobody waits for a round that never comes."""
-    async with desk_of(tokenizer, tmp_path, [static("main", 3)]) as one:
+    async with desk_of(tmp_path, [static("main", 3)]) as one:
         await asyncio.to_thread(one.front.close)
         with pytest.raises(EngineError, match="stopped"):
             await asyncio.to_thread(one.desk.apply, static("main", 2))
@@ -187,9 +181,9 @@ async def test_an_engine_that_has_stopped_says_so(tokenizer: PreTrainedTokenizer
             await asyncio.to_thread(one.desk.learned)
 
 
-async def test_a_policy_can_go_and_those_that_run_keep_it(tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:
+async def test_a_policy_can_go_and_those_that_run_keep_it(tmp_path: Path) -> None:
     """Running and waiting ones; nobody can come to it any more, and its place is taken by another in time."""
-    async with desk_of(tokenizer, tmp_path, [static("main", 3), static("other", 2)]) as one:
+    async with desk_of(tmp_path, [static("main", 3), static("other", 2)]) as one:
         running = [asyncio.create_task(one.served(asking(i, "other"))) for i in range(8)]  # of which 4 wait
         await asyncio.sleep(0.02)
         await asyncio.to_thread(one.desk.remove, "other")
@@ -210,9 +204,9 @@ async def test_a_policy_can_go_and_those_that_run_keep_it(tokenizer: PreTrainedT
         assert await one.served(asking(20, "other")) == "other"
 
 
-async def test_what_others_need_cannot_go(tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:
+async def test_what_others_need_cannot_go(tmp_path: Path) -> None:
     """The default, and what a shadow watches; nothing has changed then. Shadows and canaries can go."""
-    async with desk_of(tokenizer, tmp_path, [static("main", 3), static("other", 2)]) as one:
+    async with desk_of(tmp_path, [static("main", 3), static("other", 2)]) as one:
         await asyncio.to_thread(one.desk.apply, static("watch", 1, "  rollout: {mode: shadow, against: other}\n"))
         await asyncio.to_thread(one.desk.apply, static("few", 1, "  rollout: {mode: canary, percent: 100}\n"))
         before = one.desk.served
@@ -229,9 +223,9 @@ async def test_what_others_need_cannot_go(tokenizer: PreTrainedTokenizerFast, tm
         assert one.desk.estimates() == ()
 
 
-async def test_only_so_many_policies_are_served(tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:
+async def test_only_so_many_policies_are_served(tmp_path: Path) -> None:
     """Each takes memory; those that there are can be replaced."""
-    async with desk_of(tokenizer, tmp_path, [static("main", 3)]) as one:
+    async with desk_of(tmp_path, [static("main", 3)]) as one:
         specs = [load_policy_spec(one.files["main"])]
         desk = PolicyManager(one.front, one.core, CostTable(COSTS), specs, one.files, most=2)
         await asyncio.to_thread(desk.apply, static("second", 1))

@@ -9,16 +9,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from transformers import PreTrainedTokenizerFast
 
 from adaptspec.engine.policy_watch import PolicyWatch
-from tests.engine.policies import asking, desk_of, goodput, static
+from tests.engine.desk import asking, desk_of
+from tests.engine.policies import goodput, static
 from tests.files.policies import broken_files
 
 
-async def test_a_file_that_changes_is_served(tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:
+async def test_a_file_that_changes_is_served(tmp_path: Path) -> None:
     """Within a look; a file that is saved by renaming another over it, too; one that is touched changes nothing."""
-    async with desk_of(tokenizer, tmp_path, [static("main", 3), goodput("other")]) as one:
+    async with desk_of(tmp_path, [static("main", 3), goodput("other")]) as one:
         watch, file = PolicyWatch(one.desk), one.files["main"]
         looking = asyncio.create_task(watch.run(0.01))
         file.write_text(static("main", 1, "  guard: {dwell-rounds: 2}\n"))
@@ -39,11 +39,11 @@ async def test_a_file_that_changes_is_served(tokenizer: PreTrainedTokenizerFast,
         assert await one.served(asking(1)) == "main"
 
 
-async def test_a_file_that_another_uses_is_served_with_it(tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:
+async def test_a_file_that_another_uses_is_served_with_it(tmp_path: Path) -> None:
     used = tmp_path / "used.yaml"
     used.write_text(static("used", 1))
     user = static("main", 3, f"  when: [{{batch-size: {{at-least: 1}}, use: {used}}}]\n")
-    async with desk_of(tokenizer, tmp_path, [user]) as one:
+    async with desk_of(tmp_path, [user]) as one:
         watch = PolicyWatch(one.desk)
         before = one.desk.served[0]
         await asyncio.to_thread(watch.look)
@@ -56,12 +56,10 @@ async def test_a_file_that_another_uses_is_served_with_it(tokenizer: PreTrainedT
         assert one.desk.served[0].spec.used[str(used)].spec.choose.depth == 2
 
 
-async def test_a_used_file_is_watched_next_to_the_file_that_names_it(
-    tokenizer: PreTrainedTokenizerFast, tmp_path: Path
-) -> None:
+async def test_a_used_file_is_watched_next_to_the_file_that_names_it(tmp_path: Path) -> None:
     (tmp_path / "used.yaml").write_text(static("used", 1))
     user = static("main", 3, "  when: [{batch-size: {at-least: 1}, use: used.yaml}]\n")
-    async with desk_of(tokenizer, tmp_path, [user]) as one:
+    async with desk_of(tmp_path, [user]) as one:
         watch = PolicyWatch(one.desk)
         (tmp_path / "used.yaml").write_text(static("used", 2))
         await asyncio.to_thread(watch.look)
@@ -69,11 +67,9 @@ async def test_a_used_file_is_watched_next_to_the_file_that_names_it(
         assert one.desk.reloads.applied == 1
 
 
-async def test_what_was_sent_stays_until_its_file_changes_or_a_reload_is_asked_for(
-    tokenizer: PreTrainedTokenizerFast, tmp_path: Path
-) -> None:
+async def test_what_was_sent_stays_until_its_file_changes_or_a_reload_is_asked_for(tmp_path: Path) -> None:
     """A policy that came over HTTP is not undone by a look, and is by SIGHUP."""
-    async with desk_of(tokenizer, tmp_path, [static("main", 3)]) as one:
+    async with desk_of(tmp_path, [static("main", 3)]) as one:
         watch = PolicyWatch(one.desk)
         await asyncio.to_thread(one.desk.apply, static("main", 2))
         await asyncio.to_thread(watch.look)
@@ -82,9 +78,9 @@ async def test_what_was_sent_stays_until_its_file_changes_or_a_reload_is_asked_f
         assert one.desk.served[0].text == static("main", 3)
 
 
-async def test_a_broken_file_is_told_once(tokenizer: PreTrainedTokenizerFast, tmp_path: Path, caplog: Any) -> None:
+async def test_a_broken_file_is_told_once(tmp_path: Path, caplog: Any) -> None:
     """And one that is gone; the policy stays, and comes back with its file."""
-    async with desk_of(tokenizer, tmp_path, [static("main", 3)]) as one:
+    async with desk_of(tmp_path, [static("main", 3)]) as one:
         watch, file = PolicyWatch(one.desk), one.files["main"]
         file.write_text("spec: 7")
         for _ in range(3):
@@ -101,10 +97,10 @@ async def test_a_broken_file_is_told_once(tokenizer: PreTrainedTokenizerFast, tm
 
 
 async def test_a_surprise_in_one_file_does_not_end_the_watch(
-    tokenizer: PreTrainedTokenizerFast, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: Any
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: Any
 ) -> None:
     """A fault of ours is logged with its traceback, and the next file is looked at."""
-    async with desk_of(tokenizer, tmp_path, [static("main", 3), static("other", 3)]) as one:
+    async with desk_of(tmp_path, [static("main", 3), static("other", 3)]) as one:
         watch, real = PolicyWatch(one.desk), one.desk.apply_file
 
         def apply_file(path: Path) -> object:
@@ -120,11 +116,9 @@ async def test_a_surprise_in_one_file_does_not_end_the_watch(
         assert "ZeroDivisionError" in caplog.text
 
 
-async def test_a_hundred_broken_files_under_load_fail_no_request(
-    tokenizer: PreTrainedTokenizerFast, tmp_path: Path, caplog: Any
-) -> None:
+async def test_a_hundred_broken_files_under_load_fail_no_request(tmp_path: Path, caplog: Any) -> None:
     """While they are reloaded one after another, every answer is whole and exact, under the policy of before."""
-    async with desk_of(tokenizer, tmp_path, [goodput("main")]) as one:
+    async with desk_of(tmp_path, [goodput("main")]) as one:
         watch, file, before = PolicyWatch(one.desk), one.files["main"], one.desk.served
         broken = [*broken_files(), bytes(100_000)]
         done: list[str] = []
@@ -147,11 +141,9 @@ async def test_a_hundred_broken_files_under_load_fail_no_request(
         assert caplog.text.count("stays") == len(broken) >= 100
 
 
-async def test_a_pipe_in_place_of_a_file_is_a_line_in_the_log(
-    tokenizer: PreTrainedTokenizerFast, tmp_path: Path, caplog: Any
-) -> None:
+async def test_a_pipe_in_place_of_a_file_is_a_line_in_the_log(tmp_path: Path, caplog: Any) -> None:
     """The look ends at once, though nobody writes into it; the policy stays."""
-    async with desk_of(tokenizer, tmp_path, [static("main", 3)]) as one:
+    async with desk_of(tmp_path, [static("main", 3)]) as one:
         watch, file = PolicyWatch(one.desk), one.files["main"]
         file.unlink()
         os.mkfifo(file)

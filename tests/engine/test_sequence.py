@@ -6,13 +6,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from adaptspec.drafting.ngram import NgramDrafter
-from adaptspec.engine.sequence import TokenProvenance, _Counts
+from adaptspec.engine.sequence import TokenProvenance
 from adaptspec.request import Request, SamplingParams, SpeculationParams
 from adaptspec.types import Piece
 from tests.conftest import tiny_tokenizer
 from tests.engine.conftest import Dictated, Notes, make_core
 from tests.fakes import TableRunner
-from tests.trees import Grown, grown
 
 DRAFTERS = st.sampled_from([None, "draft-model", "ngram"])
 
@@ -80,17 +79,3 @@ def test_an_engine_tells_who_wrote_what_only_to_those_who_ask() -> None:
     assert "".join(one.text for one in pieces) == done.text
     assert done.stats.accepted > 0
     assert sum(one.drafter == "ngram" for one in pieces) == done.stats.accepted
-
-
-@settings(max_examples=100, deadline=None)
-@given(st.lists(grown(), max_size=8))
-def test_statistics_count_depths_and_nodes_apart(rounds: list[Grown]) -> None:
-    """Acceptance is per depth reached: a wide tree is no worse for its width."""
-    counts = _Counts()
-    for one in rounds:
-        counts.add(max([0, *one.depths]), len(one.path), len(one.parents))
-    stats = counts.stats("p")
-    assert stats.accepted <= stats.drafted <= stats.nodes == sum(len(one.parents) for one in rounds)
-    assert stats.accepted == sum(stats.accepted_per_position) == sum(len(one.path) for one in rounds)
-    assert stats.draft_rounds == sum(stats.acceptance_histogram) == sum(bool(one.parents) for one in rounds)
-    assert 0.0 <= stats.acceptance_rate <= 1.0

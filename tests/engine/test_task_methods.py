@@ -5,39 +5,21 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from transformers import PreTrainedTokenizerFast
-
-from adaptspec.control.language.build import parse_policy_spec
-from adaptspec.engine.task_methods import TaskMethods
 from adaptspec.request import Request
-from adaptspec.verification import make_method
-from adaptspec.verification.lossy import Threshold
-from tests.engine.policies import LONG, asking, desk_of, static
+from tests.engine.desk import asking, desk_of
+from tests.engine.policies import static
 
 LOOSE = "  tasks: {story: {verification: {method: threshold, lossy: true, high: 0.1, low: 0.0, top: 9}}}\n"
 
 
-def test_a_task_without_its_own_gets_the_usual() -> None:
-    usual, own = make_method("coupled"), make_method("block")
-    one = TaskMethods(usual, {"code": own})
-    assert [one.get(task) for task in (None, "code", "story")] == [usual, own, usual]
-
-
-def test_methods_are_built_with_their_numbers() -> None:
-    methods = TaskMethods.of(parse_policy_spec(static("p", 3, LOOSE)))
-    assert methods == TaskMethods(make_method("coupled"), {"story": Threshold(high=0.1, low=0.0, top=9)})
-
-
-async def test_requests_of_a_lossy_task_are_marked_and_others_stay_exact(
-    tokenizer: PreTrainedTokenizerFast, tmp_path: Path
-) -> None:
+async def test_requests_of_a_lossy_task_are_marked_and_others_stay_exact(tmp_path: Path) -> None:
     """In one batch; and a policy that comes anew brings the methods of its tasks along."""
 
     def asked(number: int, task: str | None) -> Request:
         request = asking(number)
         return replace(request, speculation=replace(request.speculation, task=task))
 
-    async with desk_of(tokenizer, tmp_path, [static("main", 3, LOOSE)]) as one:
+    async with desk_of(tmp_path, [static("main", 3, LOOSE)]) as one:
         requests = [asked(i, task) for i, task in enumerate(("story", None, "code"))]
         done = [await one.front.generate(request) for request in requests]
         assert [completion.stats.lossy for completion in done] == [True, False, False]
@@ -46,4 +28,3 @@ async def test_requests_of_a_lossy_task_are_marked_and_others_stay_exact(
         one.desk.apply(static("main", 3, LOOSE.replace("story", "code")))
         done = [await one.front.generate(replace(request, id=f"new-{request.id}")) for request in requests]
         assert [completion.stats.lossy for completion in done] == [False, False, True]
-    assert LONG.temperature == 0.0

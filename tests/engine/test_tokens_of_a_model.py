@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from transformers import AutoModelForCausalLM, GPT2Config
 
 from adaptspec.engine.assembly import build
 from adaptspec.engine.core import EngineLimits
@@ -15,45 +14,10 @@ from adaptspec.engine.engine_config import EngineConfig
 from adaptspec.engine.sync_engine import Engine
 from adaptspec.errors import ModelError, RequestError
 from adaptspec.request import SamplingParams
-from tests.conftest import TINY_VOCAB, MakeModel, tiny_tokenizer
+from tests.conftest import TINY_VOCAB, MakeModel
 from tests.engine.padding import ROOM, edited, padded
 
 LIMITS = EngineLimits(max_rows=4)
-
-
-SAMPLINGS = [
-    SamplingParams(max_tokens=30, temperature=0.0, ignore_eos=True),
-    SamplingParams(max_tokens=30, temperature=1.0, seed=3, ignore_eos=True),
-    SamplingParams(max_tokens=30, temperature=2.0, seed=4, top_k=200, frequency_penalty=0.5, ignore_eos=True),
-    SamplingParams(
-        max_tokens=30, temperature=1.5, seed=5, min_p=0.001, logit_bias={100: 3.0}, logprobs=3, ignore_eos=True
-    ),
-]
-
-
-@pytest.mark.parametrize("draft", ["same", "first-layers:1", None])
-def test_padding_of_a_vocabulary_is_never_drawn(make_model: MakeModel, tmp_path: Path, draft: str | None) -> None:
-    """A padded model writes what it writes without its padding, with the same log-probabilities."""
-    original = make_model("llama")
-    texts = []
-    for folder in (original, padded(original, tmp_path / "padded")):
-        drafting = str(folder) if draft == "same" else draft
-        engine = Engine.from_config(EngineConfig(str(folder), drafting, device="cpu", limits=LIMITS))
-        done = engine.generate(["Hello"] * len(SAMPLINGS), SAMPLINGS)
-        texts.append([(one.tokens, [(lp.token, [t for t, _ in lp.top]) for lp in one.logprobs]) for one in done])
-    assert texts[0] == texts[1]
-    assert all(token < TINY_VOCAB for tokens, _ in texts[1] for token in tokens)
-
-
-def test_padding_of_other_families_is_never_drawn(tmp_path: Path) -> None:
-    """Those that transformers computes."""
-    other = GPT2Config(n_embd=16, n_layer=1, n_head=2, n_positions=64, vocab_size=TINY_VOCAB + ROOM, eos_token_id=1)
-    AutoModelForCausalLM.from_config(other).save_pretrained(tmp_path)
-    tiny_tokenizer().save_pretrained(tmp_path)
-    engine = Engine.from_config(EngineConfig(str(tmp_path), None, device="cpu", limits=LIMITS))
-    for done in engine.generate(["Hello"] * len(SAMPLINGS), SAMPLINGS):
-        assert len(done.tokens) == 30
-        assert max(done.tokens) < TINY_VOCAB
 
 
 @pytest.mark.parametrize(
