@@ -7,23 +7,24 @@ import threading
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
-from transformers import PreTrainedTokenizerFast
 
-from adaptspec.drafting.draft_model import DraftModelDrafter
 from adaptspec.engine.assembly import build
 from adaptspec.engine.async_engine import AsyncEngine, EngineStats
-from adaptspec.engine.core import EngineLimits
+from adaptspec.engine.core import EngineCore, EngineLimits
 from adaptspec.engine.engine_config import EngineConfig
 from adaptspec.engine.scheduler import PromptProgress
 from adaptspec.errors import EngineError, OverloadedError
 from adaptspec.models.runner import Packed
 from adaptspec.request import Request, SamplingParams
 from adaptspec.types import FinishReason, RoundRecord, Sink
-from tests.engine.conftest import Dictated, Notes, make_core
+from tests.exactness import dictated
+from tests.exactness.harness import Case, Notes, assert_same, plain
+from tests.exactness.worlds import CONTEXT, table
 from tests.fakes import TableRunner
 
 GREEDY = SamplingParams(max_tokens=20, temperature=0.0, ignore_eos=True)
@@ -50,7 +51,7 @@ class Metered(TableRunner):
     """A runner that makes no more passes than it is allowed: no answer ends by itself while a test looks on."""
 
     def __init__(self) -> None:
-        super().__init__(context=512)
+        super().__init__(context=CONTEXT)
         self.allowed = threading.Semaphore(0)
 
     def forward(self, packed: Packed):  # type: ignore[no-untyped-def]
@@ -58,10 +59,21 @@ class Metered(TableRunner):
         return super().forward(packed)
 
 
+def core_of(
+    target: TableRunner | None = None,
+    depths: str = "any",
+    limits: EngineLimits = EngineLimits(max_rows=4, prefill_tokens=8),
+    sinks: Sequence[Sink] = (),
+) -> EngineCore:
+    world = table("draft-model")
+    world = replace(world, target=target or world.target)
+    return world.engine([dictated.policy(Case(depths=depths).policy)], limits, sinks)
+
+
 @asynccontextmanager
-async def metered(tokenizer: PreTrainedTokenizerFast) -> AsyncIterator[tuple[AsyncEngine, Metered]]:
+async def metered() -> AsyncIterator[tuple[AsyncEngine, Metered]]:
     target = Metered()
-    async with engine(tokenizer, target) as front:
+    async with engine(target) as front:
         try:
             yield front, target
         finally:
@@ -78,20 +90,15 @@ async def nothing_is_left(front: AsyncEngine, target: Metered) -> None:
 
 
 @asynccontextmanager
-async def engine(
-    tokenizer: PreTrainedTokenizerFast, target: TableRunner | None = None, sinks: Sequence[Sink] = ()
-) -> AsyncIterator[AsyncEngine]:
-    policy = Dictated(("draft-model",), lambda n, size: [n % 5] * size)
-    drafter = DraftModelDrafter(TableRunner(seed=1, blend=0.8, context=512))
-    core = make_core(tokenizer, target or TableRunner(context=512), [drafter], {"p": (policy, "coupled")}, sinks=sinks)
-    front = AsyncEngine(core, "served", max_waiting=4)
+async def engine(target: TableRunner | None = None, sinks: Sequence[Sink] = ()) -> AsyncIterator[AsyncEngine]:
+    front = AsyncEngine(core_of(target, sinks=sinks), "served", max_waiting=4)
     try:
         yield front
     finally:
         await asyncio.to_thread(front.close)
 
 
-async def test_many_streams_at_once_each_get_their_own_text(tokenizer: PreTrainedTokenizerFast) -> None:
+async def test_many_streams_at_once_each_get_their_own_text() -> None:
     """Concurrency: pieces reach the stream they belong to, in order, and add up to the completion."""
 
     async def one(front: AsyncEngine, i: int) -> None:
@@ -105,18 +112,18 @@ async def test_many_streams_at_once_each_get_their_own_text(tokenizer: PreTraine
                 assert delta.completion.text == text
         assert len(tokens) == 20
 
-    async with engine(tokenizer) as front:
+    async with engine() as front:
         await asyncio.gather(*(one(front, i) for i in range(8)))
         assert front.stats().running == front.stats().waiting == 0
         assert front.target.name == "served"
 
 
-LONG = SamplingParams(max_tokens=400, temperature=0.0, ignore_eos=True)  # fifty rounds at the very least
+LONG = SamplingParams(max_tokens=80, temperature=0.0, ignore_eos=True)  # ten rounds at the very least
 
 
-async def test_leaving_a_stream_early_frees_its_row(tokenizer: PreTrainedTokenizerFast) -> None:
+async def test_leaving_a_stream_early_frees_its_row() -> None:
     """Abort on close: the engine stops working for a client that has gone."""
-    async with metered(tokenizer) as (front, target):
+    async with metered() as (front, target):
         stream = front.stream(Request("r", (5, 6), LONG))
         target.allowed.release()
         await anext(stream)
@@ -124,10 +131,10 @@ async def test_leaving_a_stream_early_frees_its_row(tokenizer: PreTrainedTokeniz
         await nothing_is_left(front, target)
 
 
-async def test_cancelling_generate_aborts(tokenizer: PreTrainedTokenizerFast) -> None:
+async def test_cancelling_generate_aborts() -> None:
     """Cancellation: a cancelled task leaves nothing running, wherever it stood."""
     for begun in (False, True):
-        async with metered(tokenizer) as (front, target):
+        async with metered() as (front, target):
             task = asyncio.create_task(front.generate(Request("r", (5, 6), LONG)))
             await asyncio.sleep(0)
             if begun:
@@ -140,7 +147,7 @@ async def test_cancelling_generate_aborts(tokenizer: PreTrainedTokenizerFast) ->
             await nothing_is_left(front, target)
 
 
-async def test_spare_time_is_used_between_requests_and_ends_with_the_next(tokenizer: PreTrainedTokenizerFast) -> None:
+async def test_spare_time_is_used_between_requests_and_ends_with_the_next() -> None:
     """Other work comes in pieces, on the engine's thread, never while there is a request; when there is no more of it
     the engine sleeps. While it lasts the engine shows that it lives, so that work that hangs is noticed."""
     begun, enough, ended = threading.Event(), threading.Event(), threading.Event()
@@ -153,9 +160,7 @@ async def test_spare_time_is_used_between_requests_and_ends_with_the_next(tokeni
             ended.set()
         return not ended.is_set()
 
-    policy = Dictated(("draft-model",), lambda n, size: [n % 5] * size)
-    drafter = DraftModelDrafter(TableRunner(seed=1, blend=0.8, context=512))
-    core = make_core(tokenizer, TableRunner(context=512), [drafter], {"p": (policy, "coupled")})
+    core = core_of()
     front = AsyncEngine(core, spare=spare)
     try:
         await front.generate(Request("a", (5, 6), GREEDY))
@@ -186,17 +191,17 @@ async def test_the_engine_thread_computes_with_the_threads_that_were_asked_for(t
         torch.set_num_threads(before)
 
 
-async def test_a_failed_round_that_cannot_be_undone_ends_its_request(tokenizer: PreTrainedTokenizerFast) -> None:
+async def test_a_failed_round_that_cannot_be_undone_ends_its_request() -> None:
     """The request ends with the second error, and the thread goes on."""
-    async with engine(tokenizer, Stuck(context=512)) as front:
+    async with engine(Stuck(context=CONTEXT)) as front:
         done = await front.generate(Request("r", (5, 6), GREEDY))
         assert (done.finish, done.error) == (FinishReason.ERROR, "MemoryError: gone")
         assert front.alive
 
 
-async def test_a_dead_engine_thread_hangs_nobody(tokenizer: PreTrainedTokenizerFast) -> None:
+async def test_a_dead_engine_thread_hangs_nobody() -> None:
     """Faults: if the loop itself breaks, open streams and later requests get an error, and `alive` says so."""
-    async with engine(tokenizer, Deadly(context=512)) as front:
+    async with engine(Deadly(context=CONTEXT)) as front:
         with pytest.raises(EngineError, match="gone"):
             await front.generate(Request("r", (5, 6), GREEDY))
         assert not front.alive
@@ -204,10 +209,10 @@ async def test_a_dead_engine_thread_hangs_nobody(tokenizer: PreTrainedTokenizerF
             await front.generate(Request("later", (5, 6), GREEDY))
 
 
-async def test_the_queue_is_bounded(tokenizer: PreTrainedTokenizerFast) -> None:
+async def test_the_queue_is_bounded() -> None:
     """Overload: beyond rows and queue, requests are refused at once instead of piling up."""
-    async with engine(tokenizer) as front:
-        params = SamplingParams(max_tokens=300, temperature=0.0, ignore_eos=True)
+    async with engine() as front:
+        params = SamplingParams(max_tokens=80, temperature=0.0, ignore_eos=True)
         streams = [front.stream(Request(f"r{i}", (5, 6), params)) for i in range(8)]
         pulls = [asyncio.ensure_future(anext(stream)) for stream in streams]
         await asyncio.sleep(0)
@@ -218,9 +223,9 @@ async def test_the_queue_is_bounded(tokenizer: PreTrainedTokenizerFast) -> None:
         await asyncio.gather(*pulls, return_exceptions=True)
 
 
-async def test_drain_lets_running_requests_finish_and_takes_no_new_ones(tokenizer: PreTrainedTokenizerFast) -> None:
+async def test_drain_lets_running_requests_finish_and_takes_no_new_ones() -> None:
     """Shutdown: what runs ends well within the deadline, what comes is refused."""
-    async with engine(tokenizer) as front:
+    async with engine() as front:
         running = asyncio.create_task(front.generate(Request("r", (5, 6), GREEDY)))
         await asyncio.sleep(0)
         await front.drain(10.0)
@@ -229,10 +234,10 @@ async def test_drain_lets_running_requests_finish_and_takes_no_new_ones(tokenize
             await front.generate(Request("late", (5,), GREEDY))
 
 
-async def test_close_ends_streams_that_are_still_open(tokenizer: PreTrainedTokenizerFast) -> None:
+async def test_close_ends_streams_that_are_still_open() -> None:
     """No client hangs: closing the engine ends every stream with an abort."""
-    async with engine(tokenizer) as front:
-        params = SamplingParams(max_tokens=500, temperature=0.0, ignore_eos=True)
+    async with engine() as front:
+        params = SamplingParams(max_tokens=80, temperature=0.0, ignore_eos=True)
         running = asyncio.create_task(front.generate(Request("r", (5, 6), params)))
         await asyncio.sleep(0.01)
         await asyncio.to_thread(front.close)
@@ -248,19 +253,17 @@ class Mute(Notes):
         raise ValueError("no notes today")
 
 
-async def test_a_sink_that_fails_costs_no_answer(
-    tokenizer: PreTrainedTokenizerFast, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_a_sink_that_fails_costs_no_answer(caplog: pytest.LogCaptureFixture) -> None:
     """Telemetry may fail in the very round a request ends: the answer arrives all the same."""
-    async with engine(tokenizer, sinks=[Mute()]) as front:
+    async with engine(sinks=[Mute()]) as front:
         assert (await front.generate(Request("r", (5, 6), GREEDY))).finish is FinishReason.LENGTH
     assert "could not be reported" in caplog.text
 
 
-async def test_an_id_can_be_used_again_once_the_engine_has_let_go(tokenizer: PreTrainedTokenizerFast) -> None:
+async def test_an_id_can_be_used_again_once_the_engine_has_let_go() -> None:
     """A new request never gets the pieces of an aborted one of the same id."""
-    async with engine(tokenizer) as front:
-        stream = front.stream(Request("r", (5, 6), SamplingParams(max_tokens=400, temperature=0.0, ignore_eos=True)))
+    async with engine() as front:
+        stream = front.stream(Request("r", (5, 6), SamplingParams(max_tokens=80, temperature=0.0, ignore_eos=True)))
         await anext(stream)
         await stream.aclose()
         with pytest.raises(EngineError, match="still in use"):
@@ -268,22 +271,12 @@ async def test_an_id_can_be_used_again_once_the_engine_has_let_go(tokenizer: Pre
         while front.stats().running or front.stats().waiting:
             await asyncio.sleep(0.01)
         again = await front.generate(Request("r", (7, 8), GREEDY))
-        assert list(again.tokens) == plain_greedy_free(front, (7, 8))
+        assert_same(again, plain(table("draft-model"), Request("r", (7, 8), GREEDY)))
 
 
-def plain_greedy_free(front: AsyncEngine, prompt: tuple[int, ...]) -> list[int]:
-    """20 greedy tokens of the front's target, whatever they are."""
-    target = front._core.executor.cache
-    assert isinstance(target, TableRunner)
-    tokens = list(prompt)
-    for _ in range(20):
-        tokens.append(int(target.logits(tokens).argmax()))
-    return tokens[len(prompt) :]
-
-
-async def test_work_is_done_between_rounds_on_the_engine_thread(tokenizer: PreTrainedTokenizerFast) -> None:
+async def test_work_is_done_between_rounds_on_the_engine_thread() -> None:
     """From any thread, before the first request too; what it returns or raises is the caller's."""
-    async with engine(tokenizer) as front:
+    async with engine() as front:
         assert front.call(lambda: threading.current_thread().name).result(10) == "adaptspec-engine"
         stream = front.stream(Request("r", (5, 6), GREEDY))
         await anext(stream)
@@ -294,9 +287,9 @@ async def test_work_is_done_between_rounds_on_the_engine_thread(tokenizer: PreTr
         assert [delta async for delta in stream][-1].completion is not None
 
 
-async def test_work_for_an_engine_that_stops_is_refused(tokenizer: PreTrainedTokenizerFast) -> None:
+async def test_work_for_an_engine_that_stops_is_refused() -> None:
     """Whoever waits for it is told, whether it was asked for before or after."""
-    async with engine(tokenizer) as front:
+    async with engine() as front:
         gate, began = threading.Event(), threading.Event()
 
         def hold() -> None:
@@ -311,15 +304,15 @@ async def test_work_for_an_engine_that_stops_is_refused(tokenizer: PreTrainedTok
         for call in (held, waiting, front.call(lambda: 2)):
             with pytest.raises(EngineError, match="stopped"):
                 await asyncio.wait_for(asyncio.wrap_future(call), 10)
-    async with engine(tokenizer) as front:
+    async with engine() as front:
         front.close()
         with pytest.raises(EngineError, match="closed"):
             front.call(lambda: 3).result(10)
 
 
-async def test_one_engine_serves_one_event_loop(tokenizer: PreTrainedTokenizerFast) -> None:
+async def test_one_engine_serves_one_event_loop() -> None:
     """A second loop would wait for ever; it is told so instead."""
-    async with engine(tokenizer) as front:
+    async with engine() as front:
         await front.generate(Request("r", (5, 6), GREEDY))
 
         def elsewhere() -> None:
@@ -329,28 +322,24 @@ async def test_one_engine_serves_one_event_loop(tokenizer: PreTrainedTokenizerFa
             await asyncio.to_thread(elsewhere)
 
 
-async def test_how_far_prompts_are_read_can_be_asked_for(tokenizer: PreTrainedTokenizerFast) -> None:
+async def test_how_far_prompts_are_read_can_be_asked_for() -> None:
     """Part by part while they are read, then in full; the place in the queue of those that wait."""
     target = Metered()
-    policy = Dictated(("draft-model",), lambda n, size: [0] * size)
-    drafter = DraftModelDrafter(TableRunner(seed=1, context=512))
-    limits = EngineLimits(max_rows=1, prefill_tokens=100)
-    core = make_core(tokenizer, target, [drafter], {"p": (policy, "coupled")}, limits=limits)
-    front = AsyncEngine(core, "served", max_waiting=4)
-    tasks = [asyncio.create_task(front.generate(Request(f"r{i}", (1,) * 350, GREEDY))) for i in range(3)]
+    front = AsyncEngine(core_of(target, "0", EngineLimits(max_rows=1, prefill_tokens=20)), "served", max_waiting=4)
+    tasks = [asyncio.create_task(front.generate(Request(f"r{i}", (1,) * 70, GREEDY))) for i in range(3)]
 
     async def reaches(expected: PromptProgress) -> None:
         while front.prompt_progress({"r0"}) != expected:
             await asyncio.sleep(0.001)
 
     try:
-        await asyncio.wait_for(reaches(PromptProgress(0, 350, 0)), 10.0)
-        for read in (100, 200, 300, 350):
+        await asyncio.wait_for(reaches(PromptProgress(0, 70, 0)), 10.0)
+        for read in (20, 40, 60, 70):
             target.allowed.release(1)
-            await asyncio.wait_for(reaches(PromptProgress(read, 350, 0)), 10.0)
+            await asyncio.wait_for(reaches(PromptProgress(read, 70, 0)), 10.0)
         assert front.prompt_progress({"r1"}) == PromptProgress(0, 0, 0)
         assert front.prompt_progress({"r2"}) == PromptProgress(0, 0, 1)
-        assert front.prompt_progress({"r0", "r2"}) == PromptProgress(350, 350, 1)
+        assert front.prompt_progress({"r0", "r2"}) == PromptProgress(70, 70, 1)
         assert front.prompt_progress({"nowhere"}) == PromptProgress(0, 0, 0)
     finally:
         target.allowed.release(10_000)

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from adaptspec.control.cost import CostTable
+from adaptspec.control.language.build import load_policy_spec
 from adaptspec.drafting.draft_model import DraftModelDrafter
 from adaptspec.engine.async_engine import AsyncEngine
 from adaptspec.engine.core import EngineLimits
@@ -29,20 +30,22 @@ WORLD = World(TableRunner(), [Choosy(TableRunner(seed=1))], TOKENIZER)
 
 
 @pytest.mark.parametrize("method", ["rejection", "block"])
-def test_methods_that_weigh_refuse_a_drafter_that_drops_what_it_drew(method: str) -> None:
+def test_methods_that_weigh_refuse_a_drafter_that_drops_what_it_drew(tmp_path: Path, method: str) -> None:
     """When the engine is built and when a policy comes later; `coupled`, and a policy that never drafts, take it."""
     message = f"policy .*: spec.*verification: {method} .* draft-model .* use coupled"
     with pytest.raises(ConfigError, match=message):
         WORLD.engine([dictated.policy(Case(method=method, depths="1").policy)], EngineLimits(max_rows=2))
-    spec = dictated.policy(Case(depths="1").policy)
+    file = tmp_path / "first.yaml"
+    file.write_text(static("first", 1))
+    spec = load_policy_spec(file)
     core = WORLD.engine([spec], EngineLimits(max_rows=2))
     assert WORLD.engine([dictated.policy(Case(method=method, depths="0").policy)], EngineLimits(max_rows=2))
     front = AsyncEngine(core)
     try:
-        manager = PolicyManager(front, core, CostTable(COSTS), [spec], {spec.name: Path("p.yaml")})
+        manager = PolicyManager(front, core, CostTable(COSTS), [spec], {spec.name: file})
         more = f"  drafters: [draft-model]\n  tasks: {{code: {{verification: {{method: {method}}}}}}}\n"
         with pytest.raises(ConfigError, match=r"spec\.tasks\.code\.verification"):
             manager.apply(static("later", 1, more))
-        assert front.policies == ("dictated",)
+        assert front.policies == ("first",)
     finally:
         front.close()

@@ -72,15 +72,8 @@ async def test_what_is_sent_uses_what_is_served(tmp_path: Path) -> None:
     ("text", "problem"),
     [
         ("nonsense", "sent:1:1: "),
-        (static("main", 3).replace("depth: 3", "dept: 3"), "sent:5:"),
-        (static("main", 12), "up to 12 tokens.*restart"),
-        (goodput("main", "  drafters: [ngrams]\n"), "sent:6:"),
-        (goodput("main", "  tasks: {chatt: {stop: {rule: none}}}\n"), "did you mean"),
         (static("main", 3, "  rollout: {mode: canary, percent: 5}\n"), "default policy"),
-        (static("main", 3, "  rollout: {mode: shadow}\n"), "serves requests"),
         (static("x", 3, "  rollout: {mode: shadow, against: nobody}\n"), "nobody"),
-        (static("x", 3, "  rollout: {mode: canary}\n"), "'percent' is missing"),
-        (static("x", 3, "  rollout: {mode: live, percent: 5}\n"), "unknown key"),
         (
             static("x", 3, "  when: [{batch-size: {at-least: 2}, use: 1.yaml}]\n"),
             "sent:6:43: .*by their names",
@@ -198,7 +191,6 @@ async def test_a_policy_can_go_and_those_that_run_keep_it(tmp_path: Path) -> Non
             await asyncio.to_thread(one.desk.apply, static(f"new-{number}", number))
             assert await one.served(asking(10 + number, f"new-{number}")) == f"new-{number}"
             await asyncio.to_thread(one.desk.remove, f"new-{number}")
-        assert len(one.core.controller._slots) <= 3
         assert set(await asyncio.to_thread(one.desk.learned)) == set()
         await asyncio.to_thread(one.desk.apply, static("other", 1))
         assert await one.served(asking(20, "other")) == "other"

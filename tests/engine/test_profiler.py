@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from adaptspec.control.cost import CostProfile, CostTable, DrafterCost
+from adaptspec.control.cost import CostTable
 from adaptspec.drafting.draft_model import DraftModelDrafter
 from adaptspec.drafting.drafter import Drafter
 from adaptspec.drafting.ngram import NgramDrafter
@@ -19,12 +19,8 @@ from adaptspec.engine.cost_files import cost_files, write_cost_file
 from adaptspec.engine.profiler import (
     Extent,
     Stopwatch,
-    contradiction,
-    cost_path,
     measure,
-    middle,
     profiled_costs,
-    undisturbed,
     warm_up,
 )
 from adaptspec.models.runner import Packed
@@ -77,17 +73,6 @@ def _cached(folder: Path) -> list[Path]:
     return list((folder / "adaptspec" / "costs").glob("*.json"))
 
 
-def test_every_cell_is_measured_and_rows_are_left_free() -> None:
-    """The table covers rows up to the limit; nothing stays in a cache."""
-    target, drafters = _parts()
-    result = measure(target, drafters, 4, Stopwatch(target.device, budget=0.2))
-    assert result.rows == (1, 2, 4)
-    assert len(result.verify) == 3
-    assert all(seconds > 0 for line in result.verify for seconds in line)
-    assert len(result.drafters["draft-model"].step_seconds) == 3
-    assert all(target.length(row) == 0 for row in range(4))
-
-
 def test_progress_counts_to_the_end() -> None:
     """Every piece that is timed is a step, once."""
     target, drafters = _parts()
@@ -96,26 +81,6 @@ def test_progress_counts_to_the_end() -> None:
     total = len(shown)
     assert total > 10
     assert shown == [f"measuring costs ({step} of {total})" for step in range(1, total + 1)]
-
-
-def test_medians_take_turns_too() -> None:
-    """Each piece's own median; a budget that is spent leaves the first turn."""
-    turns: list[int] = []
-    watch = Stopwatch(torch.device("cpu"), budget=0.5)
-    seconds = watch.medians([lambda: turns.append(0), lambda: turns.append(1)])
-    assert turns == [0, 1] * (len(turns) // 2)
-    assert len(seconds) == 2
-    spent: list[int] = []
-    assert len(Stopwatch(torch.device("cpu"), budget=0.0).medians([lambda: spent.append(0)])) == 1
-    assert spent == [0]
-
-
-def test_the_middle_of_profiles_is_taken_cell_by_cell() -> None:
-    def one(a: float, b: float, step: float) -> CostProfile:
-        return CostProfile((1,), (1, 2), ((a, b),), {"draft-model": DrafterCost((1,), (step,), step, step)}, a, b)
-
-    merged = middle([one(1.0, 9.0, 2.0), one(2.0, 7.0, 5.0), one(3.0, 8.0, 4.0)])
-    assert merged == one(2.0, 8.0, 4.0)
 
 
 def test_a_second_start_reads_the_cache() -> None:
@@ -145,17 +110,6 @@ def test_a_table_that_laps_contradict_is_measured_again(tmp_path: Path, caplog: 
     assert "do not fit" in caplog.text
 
 
-def test_what_only_a_busy_machine_explains_is_mended() -> None:
-    """560 ms for two rows where eight take 25 ms: another program computed meanwhile."""
-    steps = DrafterCost((1, 2, 8), (1e-3, 9e-3, 2e-3))
-    odd = CostProfile((1, 2, 8), (1, 2), ((0.008, 0.009), (0.56, 0.012), (0.025, 0.03)), {"draft-model": steps})
-    assert contradiction(odd) > 10
-    mended = undisturbed(odd)
-    assert mended.verify == ((0.008, 0.009), (0.012, 0.012), (0.025, 0.03))
-    assert mended.drafters["draft-model"].step_seconds == (1e-3, 2e-3, 2e-3)
-    assert contradiction(mended) == pytest.approx(1.0)
-
-
 def test_a_table_that_contradicts_itself_is_mended_and_not_kept(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -168,35 +122,19 @@ def test_a_table_that_contradicts_itself_is_mended_and_not_kept(
 
 
 def test_other_models_and_sizes_are_measured_apart(tmp_path: Path) -> None:
-    """A table is never used for other weights, another draft or another number of rows."""
+    """A table is never used for other weights, another draft, another number of rows or another type."""
     machine = Machine()
     target, drafters = _timed(machine)
     profiled_costs(target, drafters, 2, timer=machine.clock)
     profiled_costs(target, drafters, 1, timer=machine.clock)
     profiled_costs(Timed(machine, seed=5), drafters, 2, timer=machine.clock)
     profiled_costs(target, [NgramDrafter()], 2, timer=machine.clock)
-    assert len(_cached(tmp_path)) == 4
-
-
-def test_other_types_are_measured_apart(tmp_path: Path) -> None:
-    """Another --dtype has costs of its own."""
-    machine = Machine()
-    target, drafters = _timed(machine)
-    profiled_costs(target, drafters, 1, timer=machine.clock)
     target.info = replace(target.info, dtype="bfloat16")
-    profiled_costs(target, drafters, 1, timer=machine.clock)
-    assert len(_cached(tmp_path)) == 2
+    profiled_costs(target, drafters, 2, timer=machine.clock)
+    assert len(_cached(tmp_path)) == 5
 
 
-def test_other_processors_are_measured_apart() -> None:
-    """Machines that share a home directory each have a table."""
-    target, drafters = _parts()
-    paths = [cost_path(target, drafters, 1, chip) for chip in (None, "one", "one", "another")]
-    assert len(set(paths)) == 3
-    assert paths[1] == paths[2]
-
-
-@pytest.mark.parametrize("context", [16, 17, 31, 32, 64, 71, 72, 73, 128, 256])
+@pytest.mark.parametrize("context", [16, 17, 71, 72, 73, 256])
 def test_any_context_can_be_measured(make_model: MakeModel, context: int) -> None:
     """From the shortest a cache can be made for: no pass is longer than a row, and no row is left held."""
     target = load_runner(str(make_model("llama")), device="cpu", max_rows=2, context=context)
@@ -217,21 +155,6 @@ def test_only_rows_the_cache_has_room_for_are_measured(
     result = measure(target, [NgramDrafter()], 8, Stopwatch(target.device, budget=0.0))
     assert result.rows == rows
     assert Extent.of(target, 8).rows == rows, "nothing is left reserved"
-
-
-def test_a_larger_cache_is_measured_again() -> None:
-    """A table taken with room for one row must not be read where there is room for four."""
-    machine = Machine()
-    for capacity, rows in ((128, (1,)), (10**9, (1, 2, 4))):
-        target = Timed(machine, capacity=capacity)
-        assert profiled_costs(target, [NgramDrafter()], 4, timer=machine.clock).profile.rows == rows
-
-
-def test_a_strict_model_has_costs_of_its_own() -> None:
-    """Its passes are larger; the same weights without that keep their table."""
-    usual, strict = TableRunner(), TableRunner()
-    strict.info = replace(strict.info, strict=True)
-    assert cost_path(usual, [], 4) == cost_path(TableRunner(), [], 4) != cost_path(strict, [], 4)
 
 
 def test_a_broken_cache_file_is_measured_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

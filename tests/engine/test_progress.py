@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import replace
 
 import pytest
 import torch
@@ -21,122 +19,78 @@ from adaptspec.progress import report_progress, set_progress_callback
 from adaptspec.request import Grammar, Request, SamplingParams
 from adaptspec.types import RoundRecord
 from tests.conftest import MakeModel
-from tests.engine.branching import Branched, Shape
-from tests.engine.conftest import Notes, make_core
+from tests.exactness import dictated
+from tests.exactness.harness import Case, Notes
+from tests.exactness.worlds import CONTEXT, World, table
 from tests.fakes import TableRunner
 from tests.models.packing import load_runner
 
-ROWS, DEEP = 4, 24
-LAYERS, DRAFT_LAYERS = 4, 3
+ROWS, DEEP, LAYERS, DRAFT_LAYERS = 4, 24, 4, 3
 GREEDY = SamplingParams(max_tokens=60, temperature=0.0, ignore_eos=True)
-CHAIN, TREE = Shape(width=1), Shape(width=3, nodes=64)
+# Deep drafts, of chains and trees; grammars, of which each verified token has a mask; and noise and truncation for many
+# tokens of a large vocabulary, which take longer than a forward pass.
+ASKED = {
+    "chain": (1, GREEDY),
+    "tree": (3, GREEDY),
+    "grammar": (1, SamplingParams(60, temperature=0.0, grammar=Grammar("start: /[a-z]{200}/", "lark"))),
+    "noise": (1, SamplingParams(60, top_p=0.9, seed=1, ignore_eos=True)),
+}
 
 
-class Deep(Branched):
-    """A policy whose drafts are as deep as there is room for."""
-
-    max_depth = DEEP
-
-
-@dataclass
 class Counted(Notes):
     """A sink that counts the reports of progress within each round: from its record to that of the round before."""
 
-    rounds: list[tuple[RoundRecord, int]] = field(default_factory=list)
+    engine: AsyncEngine
+    last = 0
 
-    def __post_init__(self) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.engine: AsyncEngine | None = None
-        self._last = 0
+        self.rounds: list[tuple[RoundRecord, int]] = []
 
     def emit(self, record: RoundRecord) -> None:
-        assert self.engine is not None
         heartbeat = self.engine.heartbeat
         assert heartbeat is not None
-        self.rounds.append((record, heartbeat - self._last))
-        self._last = heartbeat
+        self.rounds.append((record, heartbeat - self.last))
+        self.last = heartbeat
 
 
-@asynccontextmanager
-async def counted(
-    tokenizer: PreTrainedTokenizerFast, make_model: MakeModel, shape: Shape
-) -> AsyncIterator[tuple[AsyncEngine, Counted]]:
-    """An engine over tiny real models, whose drafts have this shape."""
+@pytest.mark.parametrize("name", ASKED)
+async def test_all_work_of_a_round_is_reported(
+    tokenizer: PreTrainedTokenizerFast, make_model: MakeModel, name: str
+) -> None:
+    """Each layer of each draft step and of the verify pass, each mask, and each part of a large choice."""
+    width, params = ASKED[name]
     counter = Counted()
     target = load_runner(make_model("llama", num_hidden_layers=LAYERS), max_rows=ROWS)
     draft = load_runner(make_model("llama", seed=1, num_hidden_layers=DRAFT_LAYERS), max_rows=ROWS)
-    core = make_core(
-        tokenizer,
-        target,  # type: ignore[arg-type]
-        [DraftModelDrafter(draft)],
-        {"p": (Deep(("draft-model",), lambda n, size: [DEEP] * size, shape), "coupled")},
-        sinks=[counter],
-        limits=EngineLimits(max_rows=ROWS, prefill_tokens=64),
-    )
+    spec = dictated.policy(Case(shape="comb", depths=str(DEEP), width=width, nodes=64).policy)
+    limits = EngineLimits(ROWS, prefill_tokens=64, max_depth=DEEP)
+    core = World(target, [DraftModelDrafter(draft)], tokenizer).engine([spec], limits, [counter])
     counter.engine = AsyncEngine(core)
     try:
-        yield counter.engine, counter
+        prompts = [tuple(range(10, 160)), *[(10, 11, 12)] * (ROWS - 1)]
+        asked = [Request(f"r{i}", prompt, replace(params, seed=i)) for i, prompt in enumerate(prompts)]
+        done = await asyncio.gather(*(counter.engine.generate(request) for request in asked))
     finally:
         await asyncio.to_thread(counter.engine.close)
-
-
-async def served(engine: AsyncEngine, params: Sequence[SamplingParams], prompt: Sequence[int] = (10, 11, 12)) -> None:
-    requests = [Request(f"r{i}", tuple(prompt), one) for i, one in enumerate(params)]
-    done = await asyncio.gather(*(engine.generate(request) for request in requests))
     assert all(completion.error is None for completion in done)
-
-
-@pytest.mark.parametrize("shape", [CHAIN, TREE], ids=["chain", "tree"])
-async def test_every_layer_of_every_pass_is_reported(
-    tokenizer: PreTrainedTokenizerFast, make_model: MakeModel, shape: Shape
-) -> None:
-    """Of each draft step and of the verify pass, within the round."""
-    async with counted(tokenizer, make_model, shape) as (engine, counter):
-        await served(engine, [GREEDY] * ROWS)
     assert max(record.draft_steps for record, _ in counter.rounds) >= 10
     for record, reports in counter.rounds:
-        assert reports >= record.draft_steps * DRAFT_LAYERS + LAYERS
-
-
-async def test_prompts_are_reported_layer_by_layer(tokenizer: PreTrainedTokenizerFast, make_model: MakeModel) -> None:
-    async with counted(tokenizer, make_model, CHAIN) as (engine, counter):
-        await served(engine, [GREEDY] * 2, range(10, 160))
-    reading = [reports for record, reports in counter.rounds if record.prefill_tokens and not record.draft_steps]
-    assert len(reading) >= 3
-    assert all(reports > LAYERS for reports in reading)
-
-
-async def test_every_mask_of_a_grammar_is_reported(tokenizer: PreTrainedTokenizerFast, make_model: MakeModel) -> None:
-    """The target's masks are one per verified token; the draft's were computed for the same places."""
-    grammar = Grammar("start: /[a-z]{200}/", "lark")
-    params = SamplingParams(max_tokens=60, temperature=0.0, grammar=grammar)
-    async with counted(tokenizer, make_model, CHAIN) as (engine, counter):
-        await served(engine, [params] * ROWS)
-    deep = [(record, reports) for record, reports in counter.rounds if record.draft_steps >= 10]
-    assert deep
-    for record, reports in deep:
-        assert reports >= record.draft_steps * DRAFT_LAYERS + LAYERS + record.verify_tokens
-
-
-async def test_scores_of_many_tokens_are_reported_in_parts(
-    tokenizer: PreTrainedTokenizerFast, make_model: MakeModel
-) -> None:
-    """Noise and truncation for a thousand tokens of a large vocabulary take longer than a forward pass."""
-    params = [SamplingParams(max_tokens=60, top_p=0.9, seed=i, ignore_eos=True) for i in range(ROWS)]
-    async with counted(tokenizer, make_model, CHAIN) as (engine, counter):
-        await served(engine, params)
-    wide = [(record, reports) for record, reports in counter.rounds if record.verify_tokens > PART]
-    assert wide
-    for record, reports in wide:
-        parts = -(-record.verify_tokens // PART)
-        assert reports >= record.draft_steps * (DRAFT_LAYERS + 2) + LAYERS + 2 * parts
+        steps, tokens = record.draft_steps, record.verify_tokens
+        expected = LAYERS + steps * DRAFT_LAYERS
+        if name == "grammar" and steps >= 10:
+            expected += tokens
+        if name == "noise" and tokens > PART:
+            expected += 2 * steps + 2 * -(-tokens // PART)
+        assert reports >= expected
+    assert name != "noise" or any(record.verify_tokens > PART for record, _ in counter.rounds)
 
 
 class Held(TableRunner):
     """A runner whose passes wait for a semaphore."""
 
     def __init__(self) -> None:
-        super().__init__(context=512)
+        super().__init__(context=CONTEXT)
         self.passes = threading.Semaphore(0)
         self.waiting = threading.Event()
 
@@ -146,11 +100,11 @@ class Held(TableRunner):
         return super().forward(packed)
 
 
-async def test_a_pass_that_does_not_return_reports_nothing(tokenizer: PreTrainedTokenizerFast) -> None:
-    """And the stack says where the engine is."""
+async def test_a_pass_that_does_not_return_reports_nothing() -> None:
+    """And the stack shows where the engine is."""
     target = Held()
-    policies = {"p": (Deep((), lambda n, size: [0] * size, CHAIN), "coupled")}
-    engine = AsyncEngine(make_core(tokenizer, target, [], policies))
+    world = replace(table("draft-model"), target=target)
+    engine = AsyncEngine(world.engine([dictated.policy(Case(depths="0").policy)], EngineLimits(max_rows=2)))
     try:
         assert engine.heartbeat is None
         assert engine.stack() == ""

@@ -65,15 +65,14 @@ def test_the_tokenizers_end_token_ends_a_text(make_model: MakeModel, tmp_path: P
     assert ends(folder, chat_template="none") == (0, 1)
 
 
-def test_a_template_that_cannot_be_used_ends_the_start(
-    make_model: MakeModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Before the weights are read, which may take minutes."""
-    mine = tmp_path / "mine.jinja"
+def test_a_template_that_cannot_be_used_ends_the_start(make_model: MakeModel, tmp_path: Path) -> None:
+    """Before the weights are read, which may take minutes. These cannot be read at all."""
+    folder, mine = tmp_path / "model", tmp_path / "mine.jinja"
+    shutil.copytree(make_model("llama"), folder)
+    (folder / "model.safetensors").write_bytes(b"")
     mine.write_text("{% for m in messages %}{{ m.role")
-    monkeypatch.setattr("adaptspec.engine.assembly.load_models", None)
     with pytest.raises(ModelError, match=r"template .* cannot be used: line 1: unexpected end .* --chat-template FILE"):
-        ends(make_model("llama"), chat_template=str(mine))
+        ends(folder, chat_template=str(mine))
 
 
 def test_a_conversation_is_written_by_the_template_that_was_given(make_model: MakeModel, tmp_path: Path) -> None:

@@ -31,9 +31,12 @@ class DictatedSpec(AlgorithmSpec):
     beam: bool = Field(default=False, description="Nodes off the main chain are drafted on from while they are likely.")
     union: bool = Field(default=False, description="The last drafter adds its nodes to those of the first.")
 
+    kind: type | None = Field(default=None, exclude=True, description="A test's own kind of `Dictated`.")
+
     def build(self, parts: Parts) -> Dictated:
         if not self.learns:
-            return Dictated(self, len(parts.drafters))
+            made: Dictated = (self.kind or Dictated)(self, len(parts.drafters))
+            return made
         settings = GoodputSettings(tuple(range(1, 1 + max(self.depths))), parts.drafters)
         return Learning(self, len(parts.drafters), Goodput(parts.cost, parts.max_rows, parts.tasks, settings))
 
@@ -107,7 +110,9 @@ class _DictatedPolicy(PolicySpec):
 
 
 @functools.cache
-def policy(text: str, name: str = "dictated") -> PolicySpec:
-    """The policy of a YAML body, such as `choose: {algorithm: dictated, depths: [3]}`."""
+def policy(text: str, name: str = "dictated", kind: type[Dictated] | None = None) -> PolicySpec:
+    """The policy of a YAML body, such as `choose: {algorithm: dictated, depths: [3]}`; `kind` makes its algorithm."""
+    body = yaml.safe_load(text)
+    body["choose"]["kind"] = kind
     head = {"apiVersion": "adaptspec.dev/v1", "kind": "SpeculationPolicy", "metadata": {"name": name}}
-    return _DictatedPolicy.model_validate(head | {"spec": yaml.safe_load(text)})
+    return _DictatedPolicy.model_validate(head | {"spec": body})
