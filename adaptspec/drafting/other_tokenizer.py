@@ -28,7 +28,7 @@ from adaptspec.types import IntArray
 
 # The share of a text that must be written alike for drafts in shared tokens. Where it was 79 %, chains through text had
 # 5 % more tokens accepted (40 prompts of the bundled target, a draft model of 0.6 M): about what branches earn.
-_ALIKE = 0.8
+ALIKE = 0.8
 # A word is seldom more tokens than this, and what follows changes how the last word is written, none before it.
 _LOOK_BACK = 8
 # A score that leaves no share, and yet a number: entropies are sums over all tokens.
@@ -36,8 +36,8 @@ _NO_CHANCE = -1e9
 _UTF8 = codecs.getincrementaldecoder("utf-8")
 
 
-def make(loaded: Loaded) -> ModelDrafter:
-    """The drafter for a draft model, by how its tokens stand to the target's."""
+def make(loaded: Loaded, least: float = ALIKE) -> ModelDrafter:
+    """The drafter for a draft model, by how its tokens stand to the target's; `least` is in place of `ALIKE`."""
     if loaded.draft is None or loaded.tokenizers is None:
         return DraftModelDrafter.make(loaded)
     target, draft = loaded.tokenizers
@@ -45,7 +45,7 @@ def make(loaded: Loaded) -> ModelDrafter:
         return DraftModelDrafter.make(loaded)
     its, own = Spelling(target, loaded.target.info), Spelling(draft, loaded.draft.info)
     alike = its.alike(own)
-    if alike < _ALIKE:
+    if alike < least:
         inner = DraftModelDrafter(loaded.draft, loaded.draft.info.eos_token_ids)
         return TextDrafter(inner, its, own, f"through text (the two tokenizers write only {alike:.0%} of it alike)")
     shared = SharedVocabulary(loaded.draft, its, own)

@@ -90,7 +90,7 @@ def load_model(
     kind = _dtype(dtype, place, raw)
     if is_lean(raw):
         return _load_lean(folder, raw, kind, place, (make, part))
-    return _load_other(folder, raw, kind, place)
+    return load_other(folder, raw, kind, place)
 
 
 def check_parts(path_or_hub_id: str, size: int) -> None:
@@ -122,7 +122,7 @@ def _load_lean(
     return replace(found, own_draft=own_draft)
 
 
-def _load_other(folder: Path, raw: Mapping[str, Any], dtype: torch.dtype, device: torch.device) -> LoadedModel:
+def load_other(folder: Path, raw: Mapping[str, Any], dtype: torch.dtype, device: torch.device) -> LoadedModel:
     model, bytes_per_token = load_through_transformers(folder, dtype, device)
     config = model.config.get_text_config(decoder=True)
     info = _info(folder, raw, dtype, (model.num_parameters(), config.vocab_size, longest_context(config)))

@@ -13,15 +13,6 @@ from adaptspec.drafting.counts import CountsDrafter
 from adaptspec.drafting.drafter import DraftJob, RowStart
 from adaptspec.drafting.token_counts import TokenCounts, advanced, votes_of
 from adaptspec.models.draft import Draft
-from adaptspec.models.noise import (
-    Stream,
-    drawn_of_few,
-    gumbel,
-    position_keys,
-    position_word,
-    seed_keys,
-    token_words,
-)
 from adaptspec.models.processors import SamplingRow
 from adaptspec.models.sampling import SamplingBatch
 from adaptspec.request import SamplingParams
@@ -94,21 +85,6 @@ def test_a_shadow_is_what_a_draft_would_have_got(tokens: list[int], first: int, 
     assert _made(_start(temperature)).shadow(0, tokens, start) == (len(would), accepted)
 
 
-def test_noise_in_plain_numbers_is_that_of_the_target() -> None:
-    rng = np.random.default_rng(0)
-    seeds, words = rng.integers(-(2**62), 2**62, 40), token_words(4096)
-    positions, tokens = rng.integers(0, 2**20, 40), rng.integers(0, 4096, 8)
-    keys = position_keys(seed_keys(seeds), positions, Stream.CHOICE)
-    noise = gumbel(keys, 4096, torch.device("cpu")).numpy()
-    for i, own in enumerate(seed_keys(seeds).tolist()):
-        few = drawn_of_few(
-            position_word(own, int(positions[i])), [(token, 0.5) for token in tokens.tolist()], words, 2.0
-        )
-        assert [token for token, _ in few] == tokens.tolist()
-        few = np.log([weight for _, weight in few]) - 2.0 * np.log(0.5)
-        np.testing.assert_allclose(few, noise[i, tokens], rtol=1e-3, atol=1e-5)
-
-
 def test_sampled_drafts_agree_more_often_with_the_target_than_the_likeliest_token_does() -> None:
     """The text is drawn from the very distribution that is counted: each is right as often as sharing noise allows."""
     text = _mixed(20, 20)
@@ -141,15 +117,6 @@ def test_each_drafted_token_meets_the_noise_of_its_own_position() -> None:
             right.append(drafted[1] == int(target))
     assert len(right) > 50
     assert np.mean(right) > 0.85
-
-
-def test_methods_that_weigh_drafts_get_no_noise_of_the_target() -> None:
-    """Under rejection a draft that knows the noise of the token it is compared with would bias the text."""
-    text = _mixed(6, 6)
-    plain = {_propose(_made(_start(0.0)), text, 1)[0]}
-    for seed in range(20):
-        job = DraftJob(array(0), [text], array(1), NO_SAMPLING, shares_noise=False)
-        assert set(_made(_start(1.0, seed=seed)).propose(job).tokens[0].tolist()) == plain
 
 
 def test_what_one_key_was_served_helps_it_and_nobody_else() -> None:
@@ -236,16 +203,3 @@ def test_a_scope_counts_every_text_once(text: list[int], rounds: list[tuple[int,
         once.add(contexts, token)
         contexts = advanced(contexts, token)
     assert drafter.histories.of("key a").young == once.young
-
-
-def test_long_prompts_are_read_over_some_rounds() -> None:
-    """No round waits for all of it; what its end goes on with is known once it has come so far."""
-    rng = np.random.default_rng(0)
-    drafter, live = _made(), [1, 2, 3, 4, 5, *rng.integers(10, V, 2000).tolist(), 1, 2, 3]
-    before = 0
-    while not drafter.offer(0, live, 1):
-        met = len(drafter._rows[0].own)
-        assert before < met <= before + 5 * 128
-        before = met
-        live += [int(rng.integers(10, V)), 1, 2, 3]
-    assert _propose(drafter, live, 2) == [4, 5]

@@ -88,12 +88,6 @@ def test_the_distribution_is_kept_where_verification_needs_it() -> None:
     assert float(draft.distribution[1, 1].sum()) == 0
 
 
-def test_a_row_without_memory_drafts_nothing() -> None:
-    """Short of cache, speculation is off for that row and round; the others draft."""
-    draft = DraftModelDrafter(TableRunner(capacity=6)).propose(_job([[5, 6], [7, 8]], [3, 3]))
-    assert draft.counts.tolist() == [3, 0]
-
-
 def test_a_draft_model_with_a_shorter_context_stops_at_it() -> None:
     """The target may hold more tokens than the draft: there the draft ends, and the request goes on."""
     drafter = DraftModelDrafter(TableRunner(context=4))
@@ -113,41 +107,6 @@ def test_a_draft_temperature_shapes_what_is_drawn_and_kept_but_not_what_is_repor
     np.testing.assert_allclose(cold.entropy, plain.entropy)
     torch.testing.assert_close(cold.scores.softmax(2), plain.distribution)
     torch.testing.assert_close(cold.distribution, (cold.scores / 0.25).softmax(2))
-
-
-def test_scores_are_kept_only_where_they_are_wanted() -> None:
-    plain = _job([[5, 6]], [2], 0.8)
-    unscored = replace(plain, temperature=TemperatureTable(np.ones((1, ENTROPY_BINS))))
-    for job in (plain, unscored):
-        assert DraftModelDrafter(TableRunner()).propose(job).scores is None
-
-
-@given(
-    depth=st.integers(1, 6),
-    stop_after=st.integers(1, 7),
-    prompt=st.lists(st.integers(4, 20), min_size=1, max_size=9),
-    vocab=st.sampled_from([24, 30]),
-)
-def test_a_row_alone_drafts_as_it_does_beside_others(
-    depth: int, stop_after: int, prompt: list[int], vocab: int
-) -> None:
-    """The short path for one greedy row is the plain one: tokens, confidences, steps, stops, what is cached."""
-    stop = StopTable(confidence=np.tile(2.0 * (np.arange(1, 9) == stop_after), (2, 1)))
-    drafts, caches = [], []
-    for prompts, depths in (([prompt], [depth]), ([prompt, [4, 5, 6]], [depth, depth])):
-        runner = TableRunner()
-        rows = [SamplingRow(SamplingParams(temperature=0.0), i, p, len(p), (1,)) for i, p in enumerate(prompts)]
-        job = DraftJob(np.arange(len(prompts)), prompts, array(*depths), SamplingBatch(rows, vocab, CPU), stop=stop)
-        drafts.append(DraftModelDrafter(runner).propose(job))
-        caches.append(runner.held(0))
-    alone, beside = drafts
-    assert caches[0] == caches[1]
-    assert (alone.counts[0], alone.steps) == (beside.counts[0], beside.steps)
-    count = int(alone.counts[0])
-    assert alone.tokens[0, :count].tolist() == beside.tokens[0, :count].tolist()
-    np.testing.assert_allclose(alone.confidence[0, :count], beside.confidence[0, :count], rtol=1e-5)
-    np.testing.assert_allclose(alone.entropy[0, :count], beside.entropy[0, :count], rtol=1e-4, atol=1e-5)
-    assert np.isnan(alone.confidence[0, count:]).all()
 
 
 @given(depth=st.integers(1, 6), first=st.integers(2, 20), beside=st.booleans(), ends=st.sets(st.integers(0, 23)))

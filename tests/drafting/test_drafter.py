@@ -10,9 +10,9 @@ import pytest
 from adaptspec import drafters
 from adaptspec.control.language.build import parse_policy_spec
 from adaptspec.control.language.spec import schema
-from adaptspec.drafters import DRAFTERS, Entry, Kind, available_drafters, kind_of
+from adaptspec.drafters import DRAFTERS, Entry, Kind
 from adaptspec.drafting.draft_model import DraftModelDrafter
-from adaptspec.drafting.drafter import Drafter, Loaded, ModelDrafter, ModelFreeDrafter, make_drafters
+from adaptspec.drafting.drafter import Loaded
 from adaptspec.drafting.ngram import NgramDrafter
 from adaptspec.engine.assembly import build
 from adaptspec.engine.core import EngineLimits
@@ -21,7 +21,6 @@ from adaptspec.errors import PolicyError
 from adaptspec.models.kv_cache import CacheLimits
 from adaptspec.models.loading import load_model
 from adaptspec.request import Request, SamplingParams, SpeculationParams
-from tests.conftest import MakeModel
 from tests.engine.conftest import Notes, run
 
 HEAD = "apiVersion: adaptspec.dev/v1\nkind: SpeculationPolicy\nmetadata: {name: three}\n"
@@ -106,14 +105,3 @@ def test_one_that_is_not_at_hand_is_told_at_its_line() -> None:
     assert (
         parse_policy_spec(text.replace("goodput", "static, depth: 0").replace("ngram, ", ""), "p", here=()).needed == {}
     )
-
-
-def test_what_ships_is_what_it_says(target_path: Path, make_model: MakeModel) -> None:
-    """Names and kinds in the table are those of the drafters that are made."""
-    assert available_drafters(draft=False) == ("ngram", "counts", "lookahead")
-    target, draft = (load_model(str(path)).runner(CacheLimits(1)) for path in (target_path, make_model(seed=1)))
-    made: list[Drafter] = make_drafters(Loaded(target, draft, (1,)))
-    assert tuple(drafter.name for drafter in made) == available_drafters(draft=True)
-    for drafter in made:
-        assert (kind_of(drafter.name) is Kind.MODEL_FREE) == isinstance(drafter, ModelFreeDrafter)
-        assert (kind_of(drafter.name) is Kind.MODEL) == isinstance(drafter, ModelDrafter)

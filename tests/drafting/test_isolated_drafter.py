@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from adaptspec.drafting.draft_model import DraftModelDrafter
-from adaptspec.drafting.drafter import DraftJob, ModelFreeDrafter, RowStart
+from adaptspec.drafting.drafter import DraftJob, RowStart
 from adaptspec.drafting.isolated_drafter import SHORTEST_REST, IsolatedModelFreeDrafter, isolated
 from adaptspec.drafting.ngram import NgramDrafter
 from adaptspec.models.draft import Draft
@@ -21,15 +21,6 @@ REPEATS = [5, 6, 7, 8, 5, 6]
 
 def _start(prediction: Sequence[int], prompt_length: int) -> RowStart:
     return RowStart(SamplingRow(SamplingParams(), 0, [], prompt_length, ()), prediction)
-
-
-def test_it_stays_what_it_is() -> None:
-    """The engine asks drafters what they are: one that lost a method would offer nothing, unseen."""
-    made = isolated(NgramDrafter())
-    assert isinstance(made, ModelFreeDrafter)
-    assert len(made.offer(0, REPEATS, 2)) == len(NgramDrafter().offer(0, REPEATS, 2)) == 2
-    made.begin(1, _start([9, 10, 11], 1))
-    assert len(made.offer(1, [4, 9], 2)) == 2
 
 
 class Broken(NgramDrafter):

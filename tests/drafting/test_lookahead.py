@@ -55,12 +55,3 @@ def test_a_draft_keeps_to_depth_and_ceiling_and_ends_with_its_row() -> None:
     assert draft.depths[0] == 2
     drafter.free(0)
     assert drafter.offer(0, [3, 7, 1], 7) == pytest.approx([np.nan], nan_ok=True)
-
-
-def test_without_branches_it_drafts_one_chain() -> None:
-    """Methods that weigh tokens by what they were drawn from get no lanes."""
-    drafter = LookaheadDrafter()
-    _decode(drafter, [3, 7, 1], 10)
-    draft = drafter.propose(DraftJob(array(0), [[3, 7, 1]], array(7), NO_SAMPLING))
-    assert draft.tree is None
-    assert draft.tokens[0, : draft.counts[0]].tolist() == [2, 3, 4]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -28,11 +27,6 @@ def test_proposes_what_followed_the_latest_longest_match() -> None:
     assert _propose(NgramDrafter(longest=2, shortest=2), [2, 3, 4, 9, 9, 3, 4, 5, 7, 2, 3, 4], 3) == [5, 7, 2]
 
 
-def test_proposes_nothing_for_new_text() -> None:
-    """No match, no draft: the round costs what plain decoding costs."""
-    assert _propose(NgramDrafter(), [1, 2, 3, 4, 5, 6], 7) == []
-
-
 @given(st.lists(st.integers(0, 3), min_size=1, max_size=40), st.integers(1, 6), st.integers(1, 6))
 def test_a_draft_does_not_depend_on_the_round_it_is_made_in(tokens: list[int], first: int, second: int) -> None:
     """Exact replay needs it: drafting deep equals drafting shallow, committing that, and drafting on."""
@@ -43,16 +37,6 @@ def test_a_draft_does_not_depend_on_the_round_it_is_made_in(tokens: list[int], f
     if len(begin) == first:
         # Committing what was drafted adds n-grams to the memory: they say what it said already.
         assert begin + _propose(shallow, tokens + begin, second) == deep
-
-
-def test_reading_bit_by_bit_equals_reading_at_once() -> None:
-    """Incremental indexing sees every n-gram, whatever the pieces it arrives in."""
-    tokens = np.random.default_rng(0).integers(0, 4, 60).tolist()
-    whole = NgramDrafter()
-    bits = NgramDrafter()
-    for end in range(1, 61, 7):
-        _propose(bits, tokens[:end], 1)
-    assert _propose(bits, tokens, 7) == _propose(whole, tokens, 7)
 
 
 def test_a_freed_row_is_forgotten() -> None:
@@ -98,11 +82,3 @@ def test_an_offer_that_has_gone_by_is_never_drafted(tokens: list[int], more: int
     looked = NgramDrafter(2, 1)
     looked.offer(0, tokens[:start], most)
     assert _propose(looked, tokens, most) == _propose(NgramDrafter(2, 1), tokens, most)
-
-
-def test_an_offer_of_a_freed_row_is_forgotten() -> None:
-    """The next request of the row may be as long as the last was, and hold other tokens."""
-    drafter = NgramDrafter()
-    assert len(drafter.offer(0, [1, 2, 3, 4, 1, 2], 2)) == 2
-    drafter.free(0)
-    assert _propose(drafter, [9, 9, 9, 8, 1, 2], 2) == []

@@ -90,17 +90,6 @@ def test_scopes_share_nothing_and_the_least_used_goes_first() -> None:
     assert not len(histories.of("key a")), "forgotten: others have been served since"
 
 
-def test_what_is_kept_comes_back() -> None:
-    histories, other = Histories(1000), Histories(1000)
-    for name in ("key a", "server"):
-        _count(histories.of(name), [1, 2, 3, 1, 2, 4, 1, 2, 3, len(name)])
-    other.restore(histories.arrays(), 100)
-    assert {name: _votes(other.of(name).old) for name in ("key a", "server")} == {
-        name: _votes(histories.of(name).young) for name in ("key a", "server")
-    }
-    Histories().restore(Histories().arrays(), 100)
-
-
 @pytest.mark.parametrize(
     ("change", "words"),
     [

@@ -13,12 +13,11 @@ from adaptspec.decision_tables import StopTable, TreeTable
 from adaptspec.drafting.draft_model import DraftModelDrafter
 from adaptspec.drafting.drafter import DraftJob
 from adaptspec.drafting.isolated_drafter import isolated
-from adaptspec.drafting.ngram import NgramDrafter
 from adaptspec.drafting.united_drafts import united
 from adaptspec.models.draft import Draft
 from adaptspec.models.processors import SamplingRow
 from adaptspec.models.runner import Packed
-from adaptspec.models.sampling import SamplingBatch, certainty, leading, top_candidates
+from adaptspec.models.sampling import SamplingBatch, certainty, leading
 from adaptspec.request import SamplingParams
 from adaptspec.trees import Tree
 from tests.engine.branching import Shape
@@ -117,14 +116,6 @@ def test_a_beam_drafts_on_from_several_nodes_in_one_pass_and_from_no_end() -> No
     assert not np.isin(_tree(ended).parents[0, : ended.counts[0]], places).any()
 
 
-def test_a_beam_that_finds_no_room_is_a_comb() -> None:
-    """The draft model's cache is short: what the main chain may come to is never given to others."""
-    shape = Shape(width=4, nodes=64, beam=True)
-    draft = DraftModelDrafter(TableRunner(capacity=6)).propose(_job([[5, 6]], [4], shape))
-    assert draft.chain[0] == 4
-    assert set(_tree(draft).parents[0, : draft.counts[0]].tolist()) <= set(range(-1, 4))
-
-
 def test_the_confidence_of_what_was_drawn_counts_the_noise() -> None:
     """softmax(log q + g) at the token under shared noise, q(x) under noise of one's own; entropy is q's in both."""
     prompts = [[5, 6], [7, 8]]
@@ -138,17 +129,6 @@ def test_the_confidence_of_what_was_drawn_counts_the_noise() -> None:
         noisy = sampling.perturbed(scores, np.arange(2), zero) if shares else scores
         np.testing.assert_allclose(draft.confidence[:, 0], certainty(noisy, drawn).confidence, rtol=1e-5)
         np.testing.assert_allclose(draft.entropy[:, 0], certainty(scores, drawn).entropy, rtol=1e-5)
-
-
-def test_one_rows_candidates_are_those_of_many() -> None:
-    scores = 2.0 * torch.randn(1, 50, generator=torch.Generator().manual_seed(0))
-    scores[0, 48:] = -torch.inf
-    tokens, sure = leading(scores, 4)
-    found, entropy = top_candidates(scores[0].numpy())
-    pairs = [pair for pair, _ in zip(found, range(4), strict=False)]
-    assert [token for token, _ in pairs] == tokens[0].tolist() == torch.topk(scores, 4).indices[0].tolist()
-    np.testing.assert_allclose([share for _, share in pairs], sure[0], rtol=1e-5)
-    np.testing.assert_allclose(entropy, certainty(scores, torch.zeros(1, dtype=torch.int64)).entropy[0], rtol=1e-4)
 
 
 class Broken(TableRunner):
@@ -227,9 +207,3 @@ def test_prices_let_nothing_go_on_that_a_chain_would_not() -> None:
         assert drafts[1].tree is None
         deepest = drafts[1].tokens.shape[1]
         np.testing.assert_array_equal(drafts[0].tokens[:, :deepest], drafts[1].tokens)
-
-
-def test_n_grams_beside_a_model_keep_nothing_of_it() -> None:
-    """Model-free drafters draft chains whatever the table says."""
-    job = _job([[5, 6, 7, 5, 6]], [2], Shape())
-    assert NgramDrafter().propose(job).tree is None

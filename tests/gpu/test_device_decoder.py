@@ -12,12 +12,12 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from adaptspec.gpu.device_decoder import TILES, DeviceDecoder, branches, device_decoder, tile_of
+from adaptspec.gpu.device_decoder import DeviceDecoder, branches, device_decoder
 from adaptspec.models.attention import Span
 from adaptspec.models.kv_cache import CacheLimits
 from adaptspec.models.layers import Linear
 from adaptspec.models.loading import load_model, plain_decoder
-from adaptspec.models.runner import ModelInfo, Packed, Runner
+from adaptspec.models.runner import Packed, Runner
 from tests.conftest import MakeModel
 
 FAMILIES = {"llama": {}, "qwen2": {}, "qwen3": {}, "mistral": {"sliding_window": 12}}
@@ -55,32 +55,6 @@ def test_passes_give_the_same_logits(make_model: MakeModel, family: str) -> None
         # Both round to 8 bits, each in its own order.
         torch.testing.assert_close(its, mine, atol=0.15, rtol=0.05)
         assert [plain.length(row) for row in range(3)] == [device.length(row) for row in range(3)]
-
-
-def test_a_window_gives_its_tokens_the_logits_they_have_alone(make_model: MakeModel) -> None:
-    """To the last bit, in bfloat16: one token after another, five at once, five beside another row's."""
-    _, device = _both(make_model("llama"))
-    prompt, window = _packed([0], [60], 0), _packed([0], [5], 1)
-    found = []
-    for way in ("alone", "window", "beside"):
-        for row in range(3):
-            device.free(row)
-        device.reserve(0, 80)
-        device.forward(prompt)
-        if way == "alone":
-            one = np.ones(1, dtype=np.int64)
-            parts = [device.forward(Packed(window.rows, one, token.reshape(1), one)) for token in window.tokens]
-            found.append(torch.cat(parts))
-        elif way == "window":
-            found.append(device.forward(window))
-        else:
-            device.reserve(1, 20)
-            other = np.arange(30, 37)
-            sizes = np.array([7, 5])
-            both = Packed(np.array([1, 0]), sizes, np.concatenate([other, window.tokens]), sizes)
-            found.append(device.forward(both)[7:])
-    assert torch.equal(found[0], found[1])
-    assert torch.equal(found[0], found[2])
 
 
 @pytest.fixture
@@ -167,37 +141,6 @@ def test_bits_say_what_branches_see(parents: list[int], fed: int) -> None:
         line[end - len(own) + i] = True
     assert (visible[:, 20:] == own).all()
     assert visible[:, :20].all()
-
-
-def test_a_strict_decoder_makes_all_products_of_one_size(
-    make_model: MakeModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Of whatever pass: one token, three, prompts of more than one tile."""
-    model = load_model(str(make_model("llama")), device="cpu", dtype="bfloat16", make=device_decoder)
-    device = replace(model, info=replace(model.info, strict=True)).runner(
-        replace(LIMITS, context=256, cache_tokens=768)
-    )
-    shapes = set()
-    for name in ("__call__", "logits"):
-        product = getattr(Linear, name)
-        monkeypatch.setattr(
-            Linear, name, lambda self, x, product=product: (shapes.add(len(x)), product(self, x))[1], raising=True
-        )
-    for rows, counts, prompts in (([0], [1], 0), ([1, 0], [2, 1], 0), ([2, 1], [200, 100], 1)):
-        for row, count in zip(rows, counts, strict=True):
-            assert device.reserve(row, device.length(row) + count)
-        assert len(device.forward(_packed(rows, counts, 0, prompts))) == sum(counts)
-    assert shapes == {TILES[-1]}
-
-
-@given(rows=st.integers(1, 1000), more=st.integers(0, 1000), strict=st.booleans())
-def test_tiles_hold_plain_decoding_and_few_sizes_do(rows: int, more: int, strict: bool) -> None:
-    info = ModelInfo("", "", 0, 1, 1, "", (), "bfloat16", strict=strict)
-    tile = tile_of(rows, info)
-    assert tile in (TILES[-1:] if strict else TILES)
-    assert tile >= min(rows, TILES[-1])
-    assert rows > TILES[0] or strict or tile == TILES[0]
-    assert tile <= tile_of(rows + more, info)
 
 
 def test_ids_that_no_token_has_have_no_logits(make_model: MakeModel) -> None:

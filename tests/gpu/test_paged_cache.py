@@ -27,36 +27,6 @@ def _tell(cache: PagedCache, entries: int, moves: int) -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(
-    moves=st.lists(
-        st.tuples(
-            st.sampled_from(["reserve", "truncate", "send", "plan"]), st.integers(0, ROWS - 1), st.integers(0, 48)
-        ),
-        max_size=40,
-    )
-)
-def test_the_table_on_the_device_is_what_rows_hold(moves: list[tuple[str, int, int]]) -> None:
-    """Told by itself or with a plan, which may be too small; nobody's block is handed to no row."""
-    cache = _cache()
-    nobody = cache.held(cache.nobody)[0]
-    for move, row, length in [*moves, ("plan", 0, 0)]:
-        if move == "reserve":
-            cache.reserve(row, length)
-        elif move == "truncate":
-            cache.set_length(row, min(length, cache.capacity(row)))
-            cache.truncate(row, length)
-        elif move == "send":
-            cache.send()
-        else:
-            _tell(cache, 3, 1)
-    for row in range(ROWS):
-        held = cache.held(row)
-        assert nobody not in held
-        assert cache.table[row, : len(held)].tolist() == list(held)
-    assert set(cache.table[cache.nobody].tolist()) == {nobody}
-
-
-@settings(max_examples=60, deadline=None)
-@given(
     data=st.data(),
     rows=st.lists(st.integers(1, 24), min_size=1, max_size=3),
     told=st.sampled_from(["send", "plan", "small plan"]),
@@ -83,12 +53,3 @@ def test_what_is_kept_lies_as_in_a_cache_that_moves_at_once(data: st.DataObject,
         assert cache.length(row) == plain.length(row) == length
         mine, its = (one.pool[0][one.slots(row, 0, length)] for one in (cache, plain))
         assert torch.equal(mine, its)
-
-
-def test_nobody_takes_no_share_of_the_memory() -> None:
-    cache = _cache()
-    assert cache.free_share == 1.0
-    assert cache.reserve(0, 6 * BLOCK)
-    assert cache.reserve(1, 6 * BLOCK)
-    assert cache.free_share == 0.0
-    assert not cache.reserve(2, 1)

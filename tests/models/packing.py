@@ -31,20 +31,6 @@ def pack(*parts: tuple[int, Sequence[int], int], seen: Sequence[BoolArray | None
     )
 
 
-# Numbers summed on the way to a logit of the tiny models: two layers of four products (of 32, 32, 32 and 48), the head.
-SUMMANDS = 2 * (32 + 32 + 32 + 48) + 32
-
-
-def assert_alike_but_for_rounding(mine: torch.Tensor, its: torch.Tensor) -> None:
-    """Two passes in float32 that add the same numbers in another order.
-
-    A sum of n numbers is off by at most n / 2 units in the last place of them, so either pass by all of `SUMMANDS`; and
-    they are as large as the largest result, however small what is left of them elsewhere.
-    """
-    unit, largest = torch.finfo(torch.float32).eps / 2, float(its.abs().max()) if its.numel() else 0.0
-    torch.testing.assert_close(mine, its, atol=2 * SUMMANDS * unit * largest, rtol=0.0)
-
-
 def feed(runner: Runner, row: int, tokens: Sequence[int], wanted: int | None = None) -> torch.Tensor:
     """Reserve room and run `tokens` in `row`; all of their logits, or the last `wanted`."""
     assert runner.reserve(row, runner.length(row) + len(tokens))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -60,9 +59,3 @@ def test_attention_is_what_its_definition_says(
             keys, values = stored[row][:, 0, shared], stored[row][:, 1, shared]
             expected = by_definition(keys, values, own[:, head], spans[row].start, window)
             torch.testing.assert_close(got[row][:, head], expected, atol=1e-5, rtol=1e-5)
-
-
-@pytest.mark.parametrize(("window", "first"), [(None, 0), (4, 7), (99, 0)])
-def test_a_window_hides_what_the_first_new_token_cannot_see(window: int | None, first: int) -> None:
-    span = Span(0, 10, 13)
-    assert (AttentionMetadata(Heads(1, 1, 2), [span], window).first(span), span.size) == (first, 3)

@@ -66,7 +66,7 @@ def ahead(runner: Runner, parts: Sequence[Part], seen: list[BoolArray | None]) -
 
 def through_transformers(place: Path) -> Runner:
     """A model that the lean decoder would take."""
-    loaded = loading._load_other(place, read_json(place / CONFIG), torch.float32, torch.device("cpu"))
+    loaded = loading.load_other(place, read_json(place / CONFIG), torch.float32, torch.device("cpu"))
     return loaded.runner(CacheLimits(4, context=96))
 
 
@@ -84,11 +84,7 @@ def stored(runner: Runner, row: int) -> torch.Tensor:
 def make_runner(kind: str, place: Path) -> Runner:
     if kind == "transformers":
         return through_transformers(place)
-    runner = lean(place, 5 if kind == "gathered" else None)
-    if kind == "in place":
-        assert isinstance(runner, Decoder)
-        runner._small = None
-    return runner
+    return lean(place, 5 if kind == "gathered" else None)
 
 
 def check_rows(
@@ -120,7 +116,7 @@ def check_rows(
         plain.free(0)
 
 
-@pytest.mark.parametrize("kind", ["small", "in place", "gathered"])
+@pytest.mark.parametrize("kind", ["in place", "gathered", "transformers"])
 @pytest.mark.parametrize("variant", VARIANTS)
 @settings(SETTINGS, max_examples=8)
 @given(rows=ROWS, data=st.data())
@@ -153,43 +149,3 @@ def test_trees_of_other_families(
 @pytest.mark.parametrize("family", NO_TREES)
 def test_families_that_take_chains_only_say_so(tmp_path: Path, family: str) -> None:
     assert not load_model(str(saved(tmp_path / "model", *EXACT[family]))).info.takes_trees
-
-
-@pytest.mark.parametrize("kind", ["small", "in place", "gathered", "transformers"])
-@pytest.mark.parametrize("variant", ["llama", "mistral with a window"])
-@SETTINGS
-@given(parents=shapes(12), data=st.data())
-def test_a_tree_may_be_read_in_several_passes(
-    make_model: MakeModel, variant: str, kind: str, parents: list[int], data: st.DataObject
-) -> None:
-    """A drafter that expands nodes step by step: later nodes see cached ones of their path, and only these."""
-    place = model_path(make_model, variant)
-    text, tokens, whole = random_tokens(15), random_tokens(len(parents) + 1, seed=1), sight(parents)
-    runner, together = make_runner(kind, place), lean(place)
-    for one in (runner, together):
-        feed(one, 0, text, wanted=0)
-    parts, at = [], 0
-    while at < len(tokens):
-        end = data.draw(st.integers(at + 1, len(tokens)))
-        parts.append(ahead(runner, [(0, tokens[at:end], end - at)], [whole[at:end, :end]]))
-        at = end
-    torch.testing.assert_close(torch.cat(parts), ahead(together, [(0, tokens, len(tokens))], [whole]), **TOLERANCE)
-
-
-@pytest.mark.parametrize("kind", ["small", "gathered", "transformers"])
-def test_a_kept_path_gives_its_memory_back(make_model: MakeModel, kind: str) -> None:
-    """What a rollback to the same length would free is free, and no token before the tree is lost."""
-    runner = make_runner(kind, model_path(make_model, "llama"))
-    text, parents = random_tokens(9), [-1] * 20 + [3, 20]
-    feed(runner, 0, text, wanted=0)
-    ahead(runner, [(0, random_tokens(23), 23)], [sight(parents)])
-    runner.keep(0, 10, [3, 20, 21])
-    free = runner.free_memory
-    feed(runner, 1, random_tokens(13), wanted=0)
-    runner.free(0)
-    feed(runner, 0, random_tokens(13), wanted=0)
-    assert runner.free_memory < free
-    runner.free(1)
-    assert runner.free_memory == free
-    runner.keep(0, 13, [])
-    assert runner.length(0) == 13

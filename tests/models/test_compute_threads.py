@@ -5,12 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import pytest
-import torch
 
-from adaptspec.errors import ModelError
-from adaptspec.models.compute_threads import AFTER_ALL, AFTER_DOUBTS, FASTER, ComputeThreads, one_token_pass
-from adaptspec.models.runner import Packed
-from tests.fakes import TableRunner
+from adaptspec.models.compute_threads import AFTER_ALL, AFTER_DOUBTS, FASTER, ComputeThreads
 
 
 class Machine:
@@ -118,14 +114,6 @@ def test_without_doubts_it_is_compared_from_time_to_time() -> None:
     assert threads.count == 2
 
 
-def test_each_call_runs_one_pass() -> None:
-    machine = Machine({1: 0.05, 2: 0.03})
-    threads = machine.followed(2, 1)
-    machine.now = AFTER_ALL
-    assert threads.work()
-    assert machine.passes == 1
-
-
 def test_a_pass_that_fails_ends_comparisons_and_nothing_else(caplog: pytest.LogCaptureFixture) -> None:
     machine = Machine({2: 0.03})
     threads = machine.followed(2, 1)
@@ -135,33 +123,3 @@ def test_a_pass_that_fails_ends_comparisons_and_nothing_else(caplog: pytest.LogC
     assert machine.idle(threads) == 0
     assert (threads.count, machine.set) == (2, 2)
     assert "could not be compared" in caplog.text
-
-
-def test_the_pass_that_is_timed_leaves_its_row_free(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also where it fails. Without room there is nothing to time, and no choice is made from it."""
-    target = TableRunner(context=64)
-    one_token_pass(target)()
-    assert target.length(0) == 0
-
-    def fail(packed: Packed) -> None:
-        raise ModelError("broken")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(target, "forward", fail)
-        with pytest.raises(ModelError, match="broken"):
-            one_token_pass(target)()
-    assert target.length(0) == 0
-    assert target.reserve(0, 64)
-    target.free(0)
-    monkeypatch.setattr(target, "reserve", lambda row, tokens: False)
-    with pytest.raises(ModelError, match="no room"):
-        one_token_pass(target)()
-
-
-def test_torch_uses_it_on_the_calling_thread() -> None:
-    before = torch.get_num_threads()
-    try:
-        ComputeThreads((before + 1,), lambda: None).apply()
-        assert torch.get_num_threads() == before + 1
-    finally:
-        torch.set_num_threads(before)

@@ -60,13 +60,6 @@ def test_masks_are_those_of_a_fresh_start_whatever_was_drafted_before(
         assert matcher.read == output
 
 
-def test_an_output_that_leaves_the_grammar_says_so() -> None:
-    """What a lossy method lets through ends the request, not the batch."""
-    constraint = Constraint(Climb, VOCAB, (END,))
-    constraint.commit([3, 1])
-    assert constraint.error == "the output left its grammar at token 1"
-
-
 def test_a_grammar_with_nothing_left_says_so_and_masks_nothing() -> None:
     """-inf everywhere would be a NaN distribution for the whole round."""
 
@@ -237,14 +230,6 @@ def test_a_token_that_looks_like_a_tag_can_be_written(tokenizer: PreTrainedToken
     hidden = [number for number, word in tagged.added_tokens_decoder.items() if word.special and number != 1]
     assert hidden
     assert not free[hidden].any(), "what decoding leaves out is no text"
-
-
-def test_padding_of_a_vocabulary_is_never_written(tokenizer: PreTrainedTokenizerFast) -> None:
-    """Models have more embeddings than their tokenizer has tokens."""
-    grammars = Grammars(tokenizer, len(tokenizer) + 7, (1,))
-    mask = grammars.start(Grammar("start: /(.|\\n)*/", "lark")).mask([])
-    assert len(mask) == len(tokenizer) + 7
-    assert not mask[len(tokenizer) :].any()
 
 
 @pytest.mark.parametrize(

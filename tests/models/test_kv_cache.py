@@ -22,22 +22,6 @@ def cache(*, tokens: int = 64, context: int = 16, block_size: int = 16) -> KVCac
     return KVCache(SHAPE, CachePlan(tokens, context, block_size), torch.float32, torch.device("cpu"))
 
 
-def test_bytes_per_token_counts_keys_and_values_of_all_layers() -> None:
-    assert SHAPE.bytes_per_token(torch.bfloat16) == 2 * 2 * 2 * 4 * 2
-
-
-def test_views_read_what_was_written_to_slots() -> None:
-    kv = cache()
-    assert kv.reserve(3, 10)
-    assert kv.in_place
-    data = torch.randn(5, SHAPE.width)
-    kv.pool[1][torch.from_numpy(kv.slots(3, 2, 7))] = data
-    keys, values = kv.views(3, 2, 7)
-    half = SHAPE.width // 2
-    assert torch.equal(keys[1][0], data[:, :half].view(5, 2, 4).transpose(0, 1))
-    assert torch.equal(values[1][0], data[:, half:].view(5, 2, 4).transpose(0, 1))
-
-
 def test_slots_of_small_blocks_are_distinct_and_follow_the_table() -> None:
     kv = cache(block_size=4)
     assert not kv.in_place
@@ -100,12 +84,6 @@ def test_a_refused_reservation_changes_nothing() -> None:
         kv.require(1, 9)
     assert kv.free_share == 8 / 20
     assert kv.length(0) == 12
-
-
-def test_writing_beyond_the_reservation_is_caught() -> None:
-    kv = cache()
-    with pytest.raises(AssertionError, match="no room"):
-        kv.set_length(0, 1)
 
 
 ROWS = st.integers(0, 5)

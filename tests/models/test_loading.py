@@ -142,11 +142,6 @@ def test_unknown_devices_and_dtypes_are_refused(make_model: MakeModel, options: 
         load_runner(str(make_model("llama")), max_rows=1, **({"device": "cpu"} | options))  # type: ignore[arg-type]
 
 
-def test_a_context_beyond_the_models_is_refused(make_model: MakeModel) -> None:
-    with pytest.raises(ModelError, match="context is 1000 tokens"):
-        load_runner(str(make_model("llama")), device="cpu", max_rows=1, context=1000)
-
-
 @pytest.mark.parametrize(
     "changes",
     [

@@ -27,15 +27,6 @@ def test_an_index_cannot_point_outside_its_directory(tmp_path: Path) -> None:
         weight_files(folder)
 
 
-@pytest.mark.parametrize(("text", "message"), [("{", "not valid JSON"), ("[1]", "must hold a JSON object")])
-def test_broken_json_is_explained(tmp_path: Path, text: str, message: str) -> None:
-    (tmp_path / "config.json").write_text(text)
-    with pytest.raises(ModelError, match=message):
-        read_json(tmp_path / "config.json")
-    with pytest.raises(ModelError, match="is this a model directory"):
-        read_json(tmp_path / "other.json")
-
-
 END_FILES = [
     ({"generation_config.json": {"eos_token_id": 1}}, {"eos_token_id": 3}, (1, 3)),
     ({"generation_config.json": {"eos_token_id": [1, 2]}}, {"eos_token_id": [2, 3]}, (1, 2, 3)),
@@ -63,15 +54,6 @@ def test_end_tokens_are_those_of_all_files(
     for name, content in ({"tokenizer.json": words} | files).items():
         (tmp_path / name).write_text(json.dumps(content))
     assert eos_token_ids(tmp_path, config, 4) == ends
-
-
-def test_a_text_without_a_list_of_texts_is_left_to_the_tokenizer(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Where there is no tokenizer.json, transformers makes the tokenizer, which knows the token."""
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"eos_token": "</s>"}))
-    assert eos_token_ids(tmp_path, {"eos_token_id": 1}, 4) == (1,)
-    assert not caplog.records
 
 
 def test_fingerprints_tell_weights_apart(make_model: MakeModel, tmp_path: Path) -> None:
@@ -116,10 +98,6 @@ def test_other_end_tokens_make_up_for_them(token: object, tmp_path: Path, caplog
     assert eos_token_ids(tmp_path, {"eos_token_id": [token]}, 4) == (1,)
     assert all("is no token of this model" in record.message for record in caplog.records)
     assert len(caplog.records) == 2
-
-
-def test_a_directory_is_itself(tmp_path: Path) -> None:
-    assert model_files.resolve_model(str(tmp_path)) == tmp_path
 
 
 @pytest.mark.parametrize("name", ["no-such-directory", "./a/b/c", "org/name/extra", ""])

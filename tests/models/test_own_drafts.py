@@ -14,7 +14,6 @@ from adaptspec.engine.model_set import decoder, load_models
 from adaptspec.errors import ConfigError
 from adaptspec.gpu.device_decoder import device_decoder
 from adaptspec.models.loading import MakeDecoder
-from adaptspec.models.own_drafts import is_own
 from tests.conftest import MakeModel
 
 CONFIG = EngineConfig(policies=("static-3",), device="cpu", limits=EngineLimits(max_rows=4))
@@ -43,9 +42,3 @@ def flat(part: object) -> list[torch.Tensor]:
 def test_layers_that_there_are_not_are_refused(make_model: MakeModel, name: str) -> None:
     with pytest.raises(ConfigError, match="of the model's 2 layers 1 to 1 can draft"):
         build(replace(CONFIG, model=str(make_model("llama")), draft=name))
-
-
-def test_parts_of_the_target_are_told_from_folders() -> None:
-    """A folder called mtp is ./mtp."""
-    assert [is_own(name) for name in ("mtp", "first-layers:2", "quantized:int8")] == [True] * 3
-    assert [is_own(name) for name in ("./mtp", "org/mtp", "first-layers")] == [False] * 3

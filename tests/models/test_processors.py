@@ -152,16 +152,6 @@ def test_repetition_at_a_draft_position_equals_repetition_once_the_draft_is_outp
         assert torch.equal(speculated[j], _process(_row(params, [1, 2], output), logits[j]))
 
 
-def test_penalties_follow_the_live_list_as_it_grows() -> None:
-    row = _row(SamplingParams(frequency_penalty=1.0, repetition_penalty=1.3), [1], [])
-    (processor,) = _built([row], 8)
-    zero, logits = np.zeros(1, dtype=np.int64), _logits(7, 8)
-    for token in (3, 3, 5, 1):
-        row.tokens.append(token)
-        grown = processor(logits[None], Positions(zero, zero, NONE))[0]
-        assert torch.equal(grown, _process(_row(row.params, [1], row.tokens[1:]), logits))
-
-
 def test_rows_keep_to_their_own_settings() -> None:
     """A batch of all kinds gives each position what it would get alone; the logits stay as they were."""
     kinds = [
@@ -198,11 +188,6 @@ def test_min_tokens_masks_up_to_the_position_that_has_enough() -> None:
     assert (scores == -math.inf).nonzero().tolist() == [[0, 0], [0, 5], [1, 0], [1, 5]]
 
 
-def test_min_tokens_leaves_eos_alone_when_it_does_not_end_the_request() -> None:
-    row = _row(SamplingParams(min_tokens=3, ignore_eos=True), [1], [])
-    assert _built([row], 8) == ()
-
-
 def test_a_mask_never_takes_every_token() -> None:
     everything = SamplingParams(min_tokens=3, stop_token_ids=tuple(range(1, 8)), logit_bias={2: -100.0})
     assert torch.isfinite(_process(_row(everything, [1], []), torch.zeros(8))).all()
@@ -229,8 +214,3 @@ def test_cuts_work_on_scores_that_already_lack_tokens() -> None:
     logits = torch.tensor([0.5, 1.0, -math.inf, -math.inf, -math.inf])
     for params in (SamplingParams(top_k=4), SamplingParams(top_p=0.999999), SamplingParams(top_k=3, min_p=0.01)):
         assert torch.equal(_process(_row(params, [1], []), logits), logits)
-
-
-def test_a_temperature_near_zero_stays_finite() -> None:
-    scores = _process(_row(SamplingParams(temperature=1e-40), [1], []), _logits(13, 20))
-    assert torch.isfinite(scores).all()

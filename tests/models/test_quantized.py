@@ -7,17 +7,11 @@ from dataclasses import replace
 import pytest
 import torch
 
-from adaptspec.control.cost import CostTable
-from adaptspec.engine import assembly, model_set
 from adaptspec.engine.assembly import build
 from adaptspec.engine.engine_config import EngineConfig
 from adaptspec.errors import ConfigError
-from adaptspec.gpu.device_decoder import device_decoder
 from adaptspec.models.layers import Linear
 from adaptspec.models.quantized import QuantizedLinear
-from adaptspec.request import Request, SamplingParams
-from tests.engine.conftest import run
-from tests.engine.policies import COSTS
 
 CONFIG = EngineConfig(policies=("static-3", "off"), device="cpu", context=128)
 
@@ -39,33 +33,6 @@ def test_products_are_near(kind: str, most: float, dtype: torch.dtype, *, biased
 def test_a_shape_that_no_kernel_takes_stays_as_it_is() -> None:
     linear = Linear.of(torch.randn(192, 40))
     assert QuantizedLinear.of_linear(linear, "int4") is linear
-
-
-@pytest.mark.parametrize(("kind", "least"), [("int8", 0.9), ("int4", 0.6)])
-def test_texts_are_those_of_the_model_alone(kind: str, least: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    check_texts(kind, least, "float32", 24, monkeypatch)
-
-
-@pytest.mark.whole
-def test_texts_are_those_of_the_model_alone_on_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A few tokens: on a CPU its passes take a quarter of a second."""
-    monkeypatch.setattr(model_set, "decoder", device_decoder)
-    check_texts("int4", 0.6, "bfloat16", 8, monkeypatch)
-
-
-def check_texts(kind: str, least: float, dtype: str, length: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(assembly, "warm_up", lambda *_: None)
-    built = build(replace(CONFIG, draft=f"quantized:{kind}", dtype=dtype), costs=lambda *_: CostTable(COSTS))
-    prompt = tuple(built.tokenizer.encode("Once upon a time, in a village by the sea,"))
-    warm = [SamplingParams(length, 0.8 * (i % 2), seed=i, ignore_eos=True) for i in range(4)]
-    drafted, plain = (
-        run(built.core, [replace(Request(f"{i}", prompt, one), speculation=asked) for i, one in enumerate(warm)])
-        for asked in (replace(Request("", prompt).speculation, policy=name) for name in ("static-3", "off"))
-    )
-    for name, one in drafted.items():
-        assert one.tokens == plain[name].tokens
-    accepted, tried = (sum(getattr(one.stats, name) for one in drafted.values()) for name in ("accepted", "drafted"))
-    assert accepted > least * tried > 0
 
 
 def test_what_cannot_be_is_refused() -> None:

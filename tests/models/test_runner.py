@@ -11,10 +11,9 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from adaptspec.models.runner import Heard, Listener, Packed, Runner
-from adaptspec.models.transformers_runner import TransformersRunner
 from tests.conftest import MakeModel
 from tests.models.packing import TOLERANCE, pack, random_tokens
-from tests.models.test_branches import sight, through_transformers
+from tests.models.test_branches import through_transformers
 from tests.models.test_decoder import VARIANTS, lean, model_path
 
 LAYERS = (0, 1, 2)  # embeddings, between the layers, before the last norm
@@ -74,32 +73,3 @@ def test_states_are_the_models_own(make_model: MakeModel, variant: str, through:
     runner.forward(pack((1, texts[1][5:30], 3), (0, texts[0][21:30], 1)))
     for row, text in enumerate(texts):
         torch.testing.assert_close(notes.states[row], states_of(place, text), **TOLERANCE)
-
-
-@pytest.mark.parametrize("through", ["lean", "transformers"])
-def test_listening_changes_no_logits(make_model: MakeModel, through: str) -> None:
-    """Nor does it make wider what logits are made for."""
-    place = model_path(make_model, "llama")
-    make = lean if through == "lean" else through_transformers
-    plain, other = make(place), make(place)
-    listened(other)
-    for tokens, wanted in ((random_tokens(25, seed=3), 2), ([5], 1), ([6, 7, 8], 3)):
-        found = other.forward(pack((0, tokens, wanted)))
-        assert len(found) == wanted
-        torch.testing.assert_close(found, plain.forward(pack((0, tokens, wanted))), **TOLERANCE)
-
-
-@pytest.mark.parametrize("through", ["lean", "transformers"])
-def test_it_is_told_what_becomes_of_rows(make_model: MakeModel, through: str) -> None:
-    """Each once, after it was done, by the words that the runner was told."""
-    place = model_path(make_model, "llama")
-    runner = lean(place) if through == "lean" else through_transformers(place)
-    notes = listened(runner)
-    runner.forward(pack((2, random_tokens(9), 1)))
-    runner.truncate(2, 7)
-    assert runner.reserve(2, 12)
-    runner.forward(pack((2, [4, 5, 6], 3), seen=[sight([-1, -1])]))
-    runner.keep(2, 8, [1])
-    runner.free(2)
-    assert notes.calls == [("truncated", 2, 7), ("kept", 2, 8, (1,)), ("freed", 2)]
-    assert isinstance(runner, TransformersRunner) == (through == "transformers")

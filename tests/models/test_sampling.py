@@ -11,7 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from adaptspec.errors import RequestError
 from adaptspec.models.processors import Paths
 from adaptspec.models.sampling import (
     PART,
@@ -19,9 +18,6 @@ from adaptspec.models.sampling import (
     SamplingRow,
     Stream,
     certainty,
-    check_vocabulary,
-    entropies,
-    tempered,
 )
 from adaptspec.request import SamplingParams
 from adaptspec.types import IntArray
@@ -41,26 +37,6 @@ def _scores(count: int, seed: int = 0) -> torch.Tensor:
 
 def _zeros(count: int) -> IntArray:
     return np.zeros(count, dtype=np.int64)
-
-
-def test_plain_greedy_rows_take_the_argmax_of_untouched_logits() -> None:
-    batch, logits = SamplingBatch(_rows(GREEDY, range(3)), VOCAB, CPU), _scores(3)
-    assert batch.plain_greedy
-    scores = batch.process(logits, np.arange(3), _zeros(3), Paths(np.zeros((3, 0), dtype=np.int64)))
-    assert scores is logits
-    assert torch.equal(batch.choose(scores, np.arange(3), _zeros(3)), logits.argmax(1))
-
-
-@pytest.mark.parametrize(
-    "params",
-    [
-        SamplingParams(),
-        SamplingParams(temperature=0.0, logit_bias={1: 1.0}),
-        SamplingParams(temperature=0.0, min_tokens=1),
-    ],
-)
-def test_a_row_that_needs_more_makes_the_batch_not_plain(params: SamplingParams) -> None:
-    assert not SamplingBatch(_rows(GREEDY, range(3)) + _rows(params, range(1)), VOCAB, CPU).plain_greedy
 
 
 @pytest.mark.parametrize(
@@ -91,11 +67,6 @@ def test_positions_in_parts_are_scored_as_each_alone(params: SamplingParams, bra
         alone = batch.process(logits[one], index[one], offsets[one], paths.take(one))
         assert torch.equal(alone, scores[one])
         assert torch.equal(batch.perturbed(alone, index[one], offsets[one]), noisy[one])
-
-
-def test_settings_that_do_nothing_to_greedy_rows_keep_the_batch_plain() -> None:
-    params = SamplingParams(temperature=0.0, top_k=5, top_p=0.5, min_p=0.1)
-    assert SamplingBatch(_rows(params, range(2)), VOCAB, CPU).plain_greedy
 
 
 @settings(max_examples=50, deadline=None)
@@ -148,14 +119,6 @@ def test_a_guess_is_fresh_each_round_and_unlike_the_choice() -> None:
     assert not np.isclose(uniform, batch.uniform(index, np.full(2000, 2), Stream.ACCEPT)).any()
 
 
-def test_removed_tokens_are_never_drawn() -> None:
-    params = SamplingParams(top_k=2)
-    batch, logits = SamplingBatch(_rows(params, range(500)), VOCAB, CPU), _scores(1).repeat(500, 1)
-    scores = batch.process(logits, np.arange(500), _zeros(500), Paths(np.zeros((500, 0), dtype=np.int64)))
-    drawn = batch.choose(scores, np.arange(500), _zeros(500))
-    assert set(drawn.tolist()) == set(logits[0].topk(2).indices.tolist())
-
-
 def test_probabilities_are_softmax_for_sampled_and_one_hot_for_greedy_rows() -> None:
     batch, scores = SamplingBatch(_rows(GREEDY, range(1)) + _rows(SamplingParams(), range(1)), VOCAB, CPU), _scores(3)
     probabilities = batch.probabilities(scores, np.array([0, 1, 0]))
@@ -176,14 +139,6 @@ def test_logits_of_another_width_are_cut_or_filled() -> None:
     assert (narrow[:, 10:] == -math.inf).all()
 
 
-def test_part_of_a_batch_draws_as_the_whole_does() -> None:
-    rows = _rows(GREEDY, range(1)) + _rows(SamplingParams(), range(5, 8))
-    whole, scores = SamplingBatch(rows, VOCAB, CPU), _scores(4)
-    drawn = whole.choose(scores, np.arange(4), _zeros(4))
-    members = np.array([3, 0])
-    assert whole.take(members).choose(scores[members], np.arange(2), _zeros(2)).tolist() == drawn[members].tolist()
-
-
 def test_certainty_is_probability_and_entropy_and_copes_with_removed_tokens() -> None:
     scores, chosen = _scores(4), torch.tensor([0, 3, 2, 5])
     scores[1, 4:] = -math.inf
@@ -194,24 +149,3 @@ def test_certainty_is_probability_and_entropy_and_copes_with_removed_tokens() ->
     np.testing.assert_allclose(sure.confidence, probabilities[np.arange(4), chosen], rtol=1e-5)
     np.testing.assert_allclose(sure.entropy, stats.entropy(probabilities, axis=1), rtol=1e-5, atol=1e-6)
     assert sure.confidence.dtype == sure.entropy.dtype == np.float64
-
-
-@pytest.mark.parametrize("params", [SamplingParams(logit_bias={VOCAB: 1.0}), SamplingParams(stop_token_ids=(3, VOCAB))])
-def test_token_ids_outside_the_vocabulary_are_refused(params: SamplingParams) -> None:
-    with pytest.raises(RequestError, match="does not exist; ids go from 0 to 15"):
-        check_vocabulary(params, VOCAB)
-    check_vocabulary(params, VOCAB + 1)
-
-
-def test_tempered_scores_sharpen_and_flatten_row_by_row() -> None:
-    scores = _scores(3)
-    scores[0, 5] = -torch.inf
-    assert tempered(scores, np.ones(3)) is scores
-    changed = tempered(scores, np.array([0.5, 1.0, 2.0]))
-    assert changed[0, 5] == -torch.inf
-    torch.testing.assert_close(changed[1], scores[1])
-    torch.testing.assert_close(changed[2], scores[2] / 2.0)
-    before, after = entropies(scores), entropies(changed)
-    assert after[0] < before[0]
-    assert after[2] > before[2]
-    assert before[1] == pytest.approx(stats.entropy(scores[1].softmax(0).numpy()), abs=1e-5)

@@ -16,7 +16,7 @@ from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 from adaptspec.errors import ModelError, RequestError
 from adaptspec.models.chat.chat_template import ChatTemplate
 from adaptspec.models.runner import ModelInfo
-from adaptspec.models.tokenization import Spelling, TokenBytes, chat_text, check_tokenizer, load_tokenizer
+from adaptspec.models.tokenization import Spelling, TokenBytes, check_tokenizer, load_tokenizer
 from tests.conftest import TINY_VOCAB, MakeModel, tiny_tokenizer
 from tests.drafting.spellings import gpt2_like, metaspace
 
@@ -69,29 +69,6 @@ def test_a_template_that_fails_is_a_refusal_that_says_what_to_do(template: str) 
         ChatTemplate(tokenizer).encode_turn("x")
     assert refused.value.param == "messages"
     assert str(refused.value.__cause__) in str(refused.value)
-
-
-def test_a_conversation_needs_a_template() -> None:
-    """One message does not: a base model goes on from its text."""
-    tokenizer = tiny_tokenizer()
-    tokenizer.chat_template = None
-    with pytest.raises(RequestError, match="has no chat template; give the prompt as plain text"):
-        chat_text(tokenizer, [{"role": "user", "content": "x"}], answer=True)
-    assert tokenizer.decode(ChatTemplate(tokenizer).encode_turn("x")) == tokenizer.decode(tokenizer.encode("x"))
-
-
-def test_a_long_text_is_no_cause_for_a_warning(
-    make_model: MakeModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """transformers would print one of its own beside the log; how much fits is the server's affair."""
-    folder = tmp_path / "model"
-    shutil.copytree(make_model("llama"), folder)
-    settings = json.loads((folder / "tokenizer_config.json").read_text())
-    (folder / "tokenizer_config.json").write_text(json.dumps(settings | {"model_max_length": 4}))
-    tokenizer, said = load_tokenizer(str(folder)), []
-    monkeypatch.setattr("transformers.tokenization_utils_base.logger.warning", lambda text, *_: said.append(text))
-    assert len(tokenizer.encode("a text that is longer than that")) > 4
-    assert not said
 
 
 @given(text=st.text(max_size=30))

@@ -147,11 +147,3 @@ def test_missing_weights_are_refused(tmp_path: Path) -> None:
     deeper.save_pretrained(path)
     with pytest.raises(ModelError, match="missing keys"):
         load(path)
-
-
-def test_an_unknown_architecture_is_explained(tmp_path: Path) -> None:
-    path = saved(tmp_path, GPT2)
-    config = (path / "config.json").read_text()
-    (path / "config.json").write_text(config.replace('"gpt2"', '"never-heard-of"'))
-    with pytest.raises(ModelError, match="never-heard-of"):
-        load(path)

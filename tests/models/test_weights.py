@@ -36,17 +36,6 @@ def test_queries_and_keys_are_reordered_in_pairs_and_values_are_not(make_model: 
     assert layer.qkv.weight.is_contiguous()
 
 
-def test_a_tied_head_is_the_embedding(make_model: MakeModel) -> None:
-    path = make_model("llama")
-    config = read_decoder_config(read_json(path / CONFIG))
-    weights = load_weights(path, config, torch.bfloat16, CPU)
-    assert weights.head.weight is not None
-    assert torch.equal(weights.head.weight, weights.embedding.t())
-    down = weights.layers[1].down.weight
-    assert down is not None
-    assert down.dtype == torch.bfloat16
-
-
 def test_loading_holds_one_matrix_twice_and_no_more(make_model: MakeModel) -> None:
     """A device that the weights fill can load them: counted are all bytes that are allocated meanwhile."""
     path = make_model("llama", intermediate_size=512, num_hidden_layers=6)

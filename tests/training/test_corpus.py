@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from adaptspec.errors import CorpusError
-from adaptspec.training.corpus import BUILT_IN, Prompt, Record, choose_prompts, read_corpus, read_prompts, spread
+from adaptspec.training.corpus import Prompt, read_corpus, read_prompts, spread
 
 
 def test_the_split_and_the_thinning_depend_on_the_text_alone(corpus_path: Path, tmp_path: Path) -> None:
@@ -29,31 +29,6 @@ def test_a_source_weight_keeps_that_share_and_touches_nothing_else(corpus_path: 
     assert thin.sources["svamp"] == whole.sources["svamp"]
     assert 0.35 < thin.sources["synthetic"] / whole.sources["synthetic"] < 0.65
     assert read_corpus(corpus_path, {"synthetic": 0.0}).sources.keys() == {"svamp"}
-
-
-def test_the_fingerprint_tells_corpora_apart(corpus_path: Path, tmp_path: Path) -> None:
-    """A run must not be resumed on another corpus."""
-    other = tmp_path / "other.jsonl"
-    other.write_text("".join(corpus_path.read_text().splitlines(keepends=True)[1:]))
-    assert read_corpus(corpus_path).fingerprint != read_corpus(other).fingerprint
-
-
-def test_records_become_chat_text_with_end_tokens() -> None:
-    """The layout that the chat template must reproduce."""
-    assert Record("chat", "x", "Hi", "Hello").text == "<|user|>\nHi<|end|>\n<|assistant|>\nHello<|end|>\n"
-    assert Record("story", "x", None, "Once").text == "Once<|end|>\n"
-
-
-@pytest.mark.parametrize(
-    "line",
-    ["not json", "[]", json.dumps({"task": "chat", "src": "x"}), json.dumps({"task": "chat", "src": "x", "text": 3})],
-)
-def test_a_bad_line_is_named(tmp_path: Path, line: str) -> None:
-    """The user can find the line at fault."""
-    path = tmp_path / "bad.jsonl"
-    path.write_text(json.dumps({"task": "story", "src": "x", "text": "fine"}) + "\n" + line + "\n")
-    with pytest.raises(CorpusError, match=r"bad\.jsonl:2: "):
-        read_corpus(path)
 
 
 def test_a_missing_empty_or_damaged_file_is_a_corpus_error(tmp_path: Path) -> None:
@@ -94,22 +69,6 @@ def test_the_line_and_what_it_lacks_are_named(tmp_path: Path, line: str, words: 
     assert "c.jsonl:2: " in str(error.value)
 
 
-def test_blank_lines_are_skipped(tmp_path: Path) -> None:
-    """Editors leave one at the end."""
-    plain, blank = tmp_path / "a.jsonl", tmp_path / "b.jsonl"
-    plain.write_text(GOOD)
-    blank.write_text(GOOD + "\n  \n")
-    assert read_corpus(plain) == read_corpus(blank)
-
-
-def test_half_a_compressed_file_is_a_corpus_error(tmp_path: Path) -> None:
-    """A download that broke off."""
-    path = tmp_path / "c.jsonl.xz"
-    path.write_bytes(lzma.compress((GOOD * 100).encode())[:-20])
-    with pytest.raises(CorpusError, match="cannot be read"):
-        read_corpus(path)
-
-
 def _line(**fields: object) -> str:
     return (
         json.dumps({"id": "x", "task": "chat", "source": "synthetic", "prompt": "Hi", "max_tokens": 8} | fields) + "\n"
@@ -123,21 +82,6 @@ def test_a_file_and_a_folder_of_files_are_read(tmp_path: Path) -> None:
     expected = [Prompt("chat", "synthetic", "Hi"), Prompt("chat", "synthetic", "line\u2028separator")]
     assert read_prompts(tmp_path / "a.jsonl") == expected
     assert read_prompts(tmp_path) == [*expected, Prompt("code", "mbpp", "Hi")]
-
-
-def test_without_a_file_held_out_records_with_a_prompt_are_taken() -> None:
-    """Running text has no prompt to answer."""
-    records = [Record("chat", "svamp", "Hi", "Hello"), Record("story", "asp", None, "Once")]
-    assert choose_prompts(None, records) == [Prompt("chat", "svamp", "Hi")]
-
-
-@pytest.mark.parametrize("line", ["nonsense", "[]", '{"task": "chat"}', _line(prompt=[1])])
-def test_a_bad_line_of_prompts_is_named(tmp_path: Path, line: str) -> None:
-    """The user can find it."""
-    path = tmp_path / "p.jsonl"
-    path.write_text(_line() + line)
-    with pytest.raises(CorpusError, match=r"p\.jsonl:2: "):
-        read_prompts(path)
 
 
 def test_nothing_to_read_is_a_corpus_error(tmp_path: Path) -> None:
@@ -157,9 +101,3 @@ def test_spread_keeps_order_and_reaches_both_ends(size: int, count: int) -> None
     if chosen:
         assert chosen[0] == 0
         assert size - chosen[-1] <= max(1, -(-size // count))
-
-
-def test_every_task_has_a_built_in_sample() -> None:
-    """The report shows text for all ten tasks of the corpus."""
-    tasks = ["chat", "code", "instruction", "json", "math", "rag", "story", "summarize", "template", "translate"]
-    assert [prompt.task for prompt in read_prompts(BUILT_IN)] == tasks

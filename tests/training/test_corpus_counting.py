@@ -12,7 +12,6 @@ from rich.console import Console
 
 from adaptspec.drafting.corpus_counts import CorpusCounts, read_corpus_counts
 from adaptspec.drafting.token_counts import advanced
-from adaptspec.engine.engine_config import model_place
 from adaptspec.errors import ConfigError, CorpusError
 from adaptspec.models.tokenization import fingerprint, load_tokenizer
 from adaptspec.training.corpus import Record, read_corpus
@@ -44,13 +43,6 @@ def test_shares_are_those_of_the_corpus() -> None:
     assert sum(votes.values()) == pytest.approx(16.0, rel=0.02)
     assert _votes(counts, [10, 11]) == pytest.approx({12: 16.0})
     assert _votes(counts, [99]) == {}
-
-
-def test_what_shorter_contexts_say_as_well_is_left_out_first() -> None:
-    few = CorpusCounts(counted(np.array(_text()), 8))
-    assert len(few) >= 8
-    assert _votes(few, [10]) == pytest.approx({11: 16.0})
-    assert not _votes(few, PHRASE[:5]), "the last token alone says it"
 
 
 def test_a_corpus_without_repetition_is_refused() -> None:
@@ -104,14 +96,6 @@ def test_conversations_are_counted_as_the_models_own_template_writes_them(tmp_pa
     ]
     np.testing.assert_equal(arrays, _counted_texts(model, texts))
     assert "warning" not in said
-
-
-def test_counts_of_the_bundled_model_are_of_its_training_text(tmp_path: Path) -> None:
-    """Its template writes the markup that it was trained on, so its own counts stay what they were."""
-    records = _write_corpus(tmp_path / "corpus.jsonl")
-    bundled = Path(model_place("bundled", "target"))
-    arrays, _ = _counted_file(tmp_path / "corpus.jsonl", bundled, tmp_path / "counts.npz")
-    np.testing.assert_equal(arrays, _counted_texts(bundled, [record.text for record in records]))
 
 
 def test_a_model_without_a_template_is_counted_as_plain_text_with_a_warning(tmp_path: Path, target_path: Path) -> None:

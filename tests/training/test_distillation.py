@@ -3,34 +3,23 @@
 from __future__ import annotations
 
 import functools
-import gc
-import itertools
 import json
-import shutil
-import weakref
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from rich.console import Console
-from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig
+from transformers import AutoModelForCausalLM
 
 from adaptspec.engine.sync_engine import Engine
 from adaptspec.errors import ConfigError, ModelError
-from adaptspec.models.tokenization import load_tokenizer
 from adaptspec.request import SamplingParams
-from adaptspec.training import distillation
-from adaptspec.training.distillation import DistillationSettings, distil, head_loss
-from adaptspec.training.head_files import make_head
-from adaptspec.training.loop import LoopSettings, Progress, train
-from adaptspec.training.optimizer import Optimizer
+from adaptspec.training.distillation import DistillationSettings, distil
 from adaptspec.training.teacher_answers import AnswerSettings
 from adaptspec.training.tokenizer_training import Windows
 from tests.conftest import MakeModel
 from tests.drafting.spellings import gpt2_like, write_model
-from tests.training.test_head_modules import DEPTH, FEW, teacher_of
+from tests.training.test_head_modules import DEPTH
 
 KINDS = ["eagle", "dflash", "medusa", "draft"]
 TEXT = np.tile(np.array([5, 90, 7, 130, 9, 9, 201, 66, 17], np.uint32), 60)
@@ -130,101 +119,3 @@ def test_what_cannot_be_used_is_known_before_the_target_answers(
     with pytest.raises((ConfigError, ModelError)):
         distil(corpus_path, tmp_path / "work", settings, Console(quiet=True), beside=str(beside))
     assert not (tmp_path / "work").exists()
-
-
-def test_the_draft_beside_is_not_held_while_others_are_trained(
-    target: Path, corpus_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It is loaded to see that it can be, and again to be measured."""
-    loaded, real = [], distillation.load_transformers
-
-    def load(*arguments: Any) -> Any:
-        model = real(*arguments)
-        loaded.append(weakref.ref(model))
-        return model
-
-    def regenerate(*_: Any, **__: Any) -> None:
-        gc.collect()
-        assert [one() for one in loaded] == [None]
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(distillation, "load_transformers", load)
-    monkeypatch.setattr(distillation, "regenerate", regenerate)
-    with pytest.raises(KeyboardInterrupt):
-        distil(corpus_path, tmp_path, tiny_settings("eagle", target), Console(quiet=True), beside=str(target))
-
-
-def test_a_base_model_without_padding_is_a_target(
-    target: Path, corpus_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Many tokenizers have neither template nor padding."""
-    base = tmp_path / "base"
-    shutil.copytree(target, base)
-    tokenizer = load_tokenizer(str(base))
-    tokenizer.chat_template, tokenizer.pad_token = None, None
-    (base / "chat_template.jinja").unlink(missing_ok=True)
-    tokenizer.save_pretrained(base)
-    monkeypatch.setattr(distillation, "train", lambda *_, **__: Progress(5, 1.0))
-    report = distil(corpus_path, tmp_path / "work", tiny_settings("medusa", base), Console(quiet=True))
-    assert report.trained[-1].output_tokens > 0
-
-
-def test_drafts_are_made_of_what_can_be_halved(tmp_path: Path) -> None:
-    """Heads divide the width afterwards, too, and key heads the heads; of sizes by other names nothing is made."""
-    target = LlamaConfig(hidden_size=60, intermediate_size=96, num_attention_heads=15, num_key_value_heads=5)
-    config = distillation._draft_config(target, 1)
-    assert (config.hidden_size, config.num_attention_heads, config.num_key_value_heads) == (30, 6, 2)
-    config.save_pretrained(tmp_path)
-    with pytest.raises(ConfigError, match=r"the target is a gpt2, whose config\.json has no intermediate_size"):
-        distillation._draft_config(GPT2Config(), 1)
-
-
-@pytest.mark.parametrize(("kind", "vocabulary"), [("eagle", None), ("eagle", FEW), ("dflash", FEW), ("medusa", None)])
-def test_the_loss_falls(target: Path, kind: str, vocabulary: torch.Tensor | None) -> None:
-    """A few steps on one text."""
-    teacher = teacher_of(target)
-    head = make_head(kind, teacher, DEPTH, 1)
-    if vocabulary is not None:
-        head.draft_only(vocabulary)
-    loss, optimizer = head_loss(head, teacher), Optimizer(head, 8e-3)
-    before = float(loss(WINDOWS.at(0)).detach())
-    for step in range(12):
-        loss(WINDOWS.at(step)).backward()  # type: ignore[no-untyped-call]
-        optimizer.step(1.0)
-    assert float(loss(WINDOWS.at(0)).detach()) < 0.7 * before
-
-
-@pytest.mark.parametrize("kind", ["eagle", "dflash", "medusa"])
-def test_a_resumed_run_ends_in_the_same_weights(tmp_path: Path, target: Path, console: Console, kind: str) -> None:
-    """Stopped after some steps and begun anew, with the same batches and places."""
-    teacher = teacher_of(target)
-    settings = LoopSettings(minutes=0.2, learning_rate=0.01, warmup_steps=3)
-
-    def run(path: Path, stop: int | None = None) -> Any:
-        head, calls, ticks = make_head(kind, teacher, DEPTH, 1), itertools.count(), itertools.count()
-        usual = head_loss(head, teacher)
-
-        def loss(ids: torch.Tensor) -> torch.Tensor:
-            if next(calls) == stop:
-                raise KeyboardInterrupt
-            return usual(ids)
-
-        reached = train(head, loss, WINDOWS, settings, path, console=console, clock=lambda: float(next(ticks)))
-        assert reached == Progress(12, 12.0)
-        return head.state_dict()
-
-    whole = run(tmp_path / "whole.ckpt")
-    with pytest.raises(KeyboardInterrupt):
-        run(tmp_path / "parts.ckpt", stop=6)
-    parts = run(tmp_path / "parts.ckpt")
-    assert all(torch.equal(whole[name], parts[name]) for name in whole)
-
-
-def test_the_frequent_tokens_of_answers_are_drafted(target: Path) -> None:
-    """As many as asked for; of a large vocabulary 32,000 without asking."""
-    settings = tiny_settings("eagle", target)
-    few = DistillationSettings(**(vars(settings) | {"draft_vocab": 8}))
-    for given, expected in ((few, sorted({*TEXT.tolist()})), (settings, None)):
-        head = distillation._student(given, teacher_of(target))
-        distillation._loss(given, head, teacher_of(target), TEXT)
-        assert (head.vocabulary if expected is None else head.vocabulary.tolist()) == expected

@@ -9,10 +9,8 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import LlamaConfig
 
-from adaptspec.errors import ConfigError
-from adaptspec.training.head_files import _states, make_head, save_head
+from adaptspec.training.head_files import make_head, save_head
 from tests.conftest import MakeModel
 from tests.models.heads.golden import HEADS
 from tests.training.test_head_modules import DEPTH, FEW, teacher_of
@@ -49,13 +47,6 @@ def test_fields_and_tensors_are_those_that_speculators_saves(
     assert tensors["t2d"].nonzero()[:, 0].tolist() == FEW.tolist()
 
 
-def test_a_whole_vocabulary_needs_no_map_and_no_head(make_model: MakeModel, tmp_path: Path) -> None:
-    """Whoever loads it takes the target's."""
-    config = written(make_model, tmp_path, "eagle", None)
-    assert config["draft_vocab_size"] == 260
-    assert not {"d2t", "t2d", "lm_head.weight"} & load_file(tmp_path / "model.safetensors").keys()
-
-
 def test_medusa_is_written_as_vllm_reads_it(make_model: MakeModel, tmp_path: Path) -> None:
     """Its names are those of vllm/model_executor/models/medusa.py."""
     config = written(make_model, tmp_path, "medusa", None)
@@ -66,20 +57,3 @@ def test_medusa_is_written_as_vllm_reads_it(make_model: MakeModel, tmp_path: Pat
         *(f"blocks.{i}.layers.0.weight" for i in heads),
         *(f"lm_heads.{i}.weight" for i in heads),
     }
-
-
-@pytest.mark.parametrize(("layers", "states"), [(32, (2, 16, 29)), (8, (2, 4, 5)), (6, (2, 4, 5)), (4, (1, 2, 3))])
-def test_states_ascend_however_few_layers_there_are(layers: int, states: tuple[int, ...]) -> None:
-    """EAGLE-3's own choice where there is one."""
-    assert _states(layers) == states
-
-
-def test_a_mask_is_a_token(make_model: MakeModel, tmp_path: Path) -> None:
-    """The padding, else the last one."""
-    assert written(make_model, tmp_path, "dflash", None)["mask_token_id"] == 0
-    teacher = teacher_of(make_model(num_hidden_layers=4))
-    teacher.config = LlamaConfig(**(teacher.config.to_dict() | {"pad_token_id": None}))
-    head: Any = make_head("dflash", teacher, DEPTH, 1)
-    assert head.mask_token == 259
-    with pytest.raises(ConfigError, match="layers"):
-        _states(2)

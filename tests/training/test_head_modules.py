@@ -96,15 +96,6 @@ def test_drafts_depend_on_nothing_that_comes_later(
         torch.testing.assert_close(drafted(head, teacher, changed)[depth][:, place], before[depth][:, place])
 
 
-def test_blocks_that_are_learned_from_lie_side_by_side(make_model: MakeModel) -> None:
-    """And begin where the tokens say, so that a resumed run learns from the same."""
-    head, ids = make_head("dflash", teacher_of(make_model(num_hidden_layers=4)), DEPTH, 1), text()
-    places = head.learned_places(ids)
-    assert set(places.diff().tolist()) == {DEPTH + 1}
-    assert torch.equal(places, head.learned_places(ids.clone()))
-    assert int(places[-1]) + DEPTH < ids.shape[1]
-
-
 def test_what_cannot_be_made_is_refused(make_model: MakeModel) -> None:
     """Too few layers to take states of; layers of another kind, whatever head it is."""
     with pytest.raises(ConfigError, match="2 layers"):

@@ -13,10 +13,8 @@ from transformers import AutoModelForCausalLM
 
 from adaptspec.training.measure import (
     DEPTHS,
-    NOISE_DRAWS,
     MeasuredPair,
     Trace,
-    _coupled,
     acceptance_length,
     conditional_acceptance,
     task_figures,
@@ -37,19 +35,6 @@ def test_batched_outputs_are_the_greedy_ones(target_path: Path, draft_path: Path
         while len(tokens) < len(prompt) + 12 and tokens[-1] != 1:
             tokens.append(int(model(torch.tensor([tokens])).logits[0, -1].argmax()))
         assert output == tokens[len(prompt) :]
-
-
-@pytest.mark.parametrize("padding", ["<|pad|>", None])
-def test_an_output_ends_with_the_models_own_end_token(target_path: Path, draft_path: Path, padding: str | None) -> None:
-    """Which the tokenizer may not know; what fills up a batch after it is no text."""
-    pair = MeasuredPair(target_path, draft_path)
-    pair._tokenizer.pad_token = padding
-    whole = pair.generate(PROMPTS, 12)
-    end = whole[0][3]
-    pair.model.generation_config.eos_token_id = [end]
-    cut = [row[: row.index(end) + 1] if end in row else row for row in whole]
-    assert len(cut[0]) < 12
-    assert pair.generate(PROMPTS, 12) == cut
 
 
 def test_a_draft_equal_to_the_target_is_always_accepted(target_path: Path) -> None:
@@ -80,27 +65,6 @@ def test_a_trace_is_that_of_stepping_through_the_output(target_path: Path, draft
         assert trace.entropy[t] == pytest.approx(float(-(plain * plain.log()).sum()), rel=1e-3)
         assert trace.rejection[t] == pytest.approx(float(torch.minimum(p, q).sum()), rel=1e-3)
         assert trace.greedy_draft[t] == pytest.approx(float(p[y.argmax()]), rel=1e-3)
-
-
-def test_coupled_acceptance_matches_its_closed_form() -> None:
-    """With shared noise both pick i with probability 1 / sum_j max(p_j / p_i, q_j / q_i)."""
-    torch.manual_seed(0)
-    p, q = torch.randn(2, 12).softmax(-1)
-    exact = float(sum(1 / torch.maximum(p / p[i], q / q[i]).sum() for i in range(12)))
-    n = 20_000
-    shares = _coupled(p.log().expand(n, -1), q.log().expand(n, -1), seed=0)
-    spread = (exact * (1 - exact) / (n * NOISE_DRAWS)) ** 0.5
-    assert abs(float(shares.mean()) - exact) < 4 * spread
-    assert exact <= float(torch.minimum(p, q).sum())
-
-
-def test_losses_are_sums_over_the_tokens_after_the_first(target_path: Path, draft_path: Path) -> None:
-    """Nats of the next token, for both models."""
-    pair = MeasuredPair(target_path, draft_path)
-    model = AutoModelForCausalLM.from_pretrained(draft_path, dtype=torch.float32)
-    log_p = model(torch.tensor([PROMPTS[1]])).logits[0].log_softmax(-1)
-    wanted = -sum(float(log_p[t, token].detach()) for t, token in enumerate(PROMPTS[1][1:]))
-    assert pair.loss(PROMPTS[1])[1] == pytest.approx(wanted, rel=1e-4)
 
 
 OUTPUTS = st.lists(st.lists(st.booleans(), min_size=1, max_size=30), min_size=1, max_size=4)
@@ -136,14 +100,6 @@ def test_rounds_are_those_of_plain_counting(outputs: list[list[bool]], depth: in
         assert share == (pytest.approx(sum(verdicts) / len(verdicts)) if verdicts else None)
 
 
-@given(OUTPUTS, st.integers(1, 8))
-def test_deeper_never_needs_more_rounds(outputs: list[list[bool]], depth: int) -> None:
-    """Acceptance length grows with depth and stays within 1 and depth + 1."""
-    length = acceptance_length(_arrays(outputs), depth)
-    assert 1.0 <= length <= depth + 1
-    assert length <= acceptance_length(_arrays(outputs), depth + 1)
-
-
 def _trace(agreed: list[bool], confidence: list[float], synthetic: bool = True) -> Trace:
     half, sure = np.full(len(agreed), 0.5), np.asarray(confidence)
     return Trace(np.asarray(agreed), sure, -sure, half, half / 2, half / 5, synthetic)
@@ -161,11 +117,3 @@ def test_a_task_is_pooled_over_positions_and_split_by_source() -> None:
     assert figures.entropy_correlation == pytest.approx(-1.0)
     assert figures.lengths == {1: 6 / 5, 3: 6 / 4, 7: 6 / 4}
     assert tuple(figures.lengths) == DEPTHS
-
-
-def test_what_cannot_be_said_is_none() -> None:
-    """No real prompts, and no variation to correlate with."""
-    figures = task_figures("json", [_trace([True, True], [0.5, 0.7])])
-    assert figures.agreement_real is None
-    assert figures.confidence_correlation is None
-    assert figures.by_position == (1.0, 1.0, None, None, None, None, None)

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
-import io
 import json
-import shutil
 from pathlib import Path
 
 import pytest
@@ -14,10 +11,8 @@ import torch
 from rich.console import Console
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
-from transformers.utils.logging import is_progress_bar_enabled
 
 from adaptspec.errors import ConfigError, CorpusError
-from adaptspec.training import pair
 from adaptspec.training.pair import train_pair
 from adaptspec.training.pair_settings import PairSettings, Shape
 
@@ -91,26 +86,6 @@ def test_running_again_changes_nothing_and_more_time_trains_on(work: Path, corpu
     assert torch.load(work / "target.ckpt", weights_only=True)["step"] > before["step"]
 
 
-def test_a_draft_of_a_target_that_trained_on_starts_anew(
-    work: Path, corpus_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A draft distilled from the old target would be accepted less, in silence; one of this target is kept."""
-    copy, said = tmp_path / "work", io.StringIO()
-    shutil.copytree(work, copy)
-    old = torch.load(copy / "draft.ckpt", weights_only=True)
-    longer = dataclasses.replace(SETTINGS, target_minutes=0.02)
-    # No machine takes so many steps in a second: whether the warning is due must not depend on its speed.
-    monkeypatch.setattr(pair, "LoopSettings", functools.partial(pair.LoopSettings, warmup_steps=10**6))
-    train_pair(corpus_path, copy, longer, Console(file=said, width=300))
-    new = torch.load(copy / "draft.ckpt", weights_only=True)
-    assert new["origin"] != old["origin"] != ""
-    assert "training starts anew" in said.getvalue()
-    assert "fewer than the 1000000" in said.getvalue()
-    written = (copy / "draft.ckpt").read_bytes()
-    train_pair(corpus_path, copy, longer, Console(quiet=True))
-    assert (copy / "draft.ckpt").read_bytes() == written
-
-
 def test_nothing_is_made_for_a_corpus_that_cannot_be_read(tmp_path: Path, console: Console) -> None:
     """A mistyped name leaves no directory behind."""
     with pytest.raises(CorpusError, match="cannot be read"):
@@ -118,24 +93,11 @@ def test_nothing_is_made_for_a_corpus_that_cannot_be_read(tmp_path: Path, consol
     assert not (tmp_path / "out").exists()
 
 
-def test_the_progress_bars_of_transformers_are_off(work: Path) -> None:
-    """They would run into the recipe's own."""
-    assert not is_progress_bar_enabled()
-
-
 def test_a_directory_begun_with_other_settings_is_refused(work: Path, corpus_path: Path, console: Console) -> None:
     """Before anything in it is touched."""
     other = dataclasses.replace(SETTINGS, target=Shape(hidden=8, layers=1, heads=1, mlp=8))
     with pytest.raises(ConfigError, match=r"other settings \(target\)"):
         train_pair(corpus_path, work, other, console)
-
-
-def test_a_checkpoint_without_a_record_is_checked_too(work: Path, corpus_path: Path, tmp_path: Path) -> None:
-    """A directory that only holds a checkpoint of other sizes is refused as well."""
-    (tmp_path / "target.ckpt").write_bytes((work / "target.ckpt").read_bytes())
-    other = dataclasses.replace(SETTINGS, target=Shape(hidden=8, layers=1, heads=1, mlp=8))
-    with pytest.raises(ConfigError, match="does not fit these settings"):
-        train_pair(corpus_path, tmp_path, other, Console(quiet=True))
 
 
 def test_a_corpus_too_small_for_the_vocabulary_is_refused(tmp_path: Path, console: Console) -> None:

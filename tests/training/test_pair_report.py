@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
-from adaptspec.training.cards import data_sources
 from adaptspec.training.corpus import Prompt, Record
 from adaptspec.training.pair_report import ALL, LossFigures, PairReport, ReportSize, model_card, report_pair
 from adaptspec.training.pair_settings import PairSettings, RunRecord, Stage
@@ -36,28 +34,6 @@ def test_every_usable_task_and_all_together_are_measured(report: PairReport) -> 
     assert chat.agreement_synthetic is not None
     assert code.agreement_synthetic is None
     assert pooled.prompts == chat.prompts + code.prompts == 3
-
-
-def test_losses_are_split_by_kind_of_source(report: PairReport) -> None:
-    """Synthetic text flatters; the two are never mixed."""
-    assert [(loss.task, loss.synthetic) for loss in report.losses] == [("chat", False), ("chat", True)]
-    assert all(loss.target > 0 and loss.draft > 0 and loss.tokens > 0 for loss in report.losses)
-
-
-def test_json_holds_every_figure(report: PairReport) -> None:
-    """Machine-readable, with no NaN in it."""
-    fields = json.loads(report.to_json(), parse_constant=pytest.fail)
-    assert fields["acceptance"][0]["lengths"].keys() == {"1", "3", "7"}
-    assert fields["target_parameters"] > fields["draft_parameters"] > 0
-    assert fields["samples"][0].keys() == {"task", "prompt", "text"}
-
-
-def test_markdown_tables_are_rectangular(report: PairReport) -> None:
-    """Each row has as many cells as its head, also where a figure is missing."""
-    blocks = [block for block in report.to_markdown().split("\n\n") if block.startswith("| task")]
-    assert len(blocks) == 3
-    for block in blocks:
-        assert len({line.count("|") for line in block.splitlines()}) == 1
 
 
 def test_a_pair_can_be_reported_without_any_prompt(target_path: Path, draft_path: Path) -> None:
@@ -94,13 +70,3 @@ def test_only_the_sources_of_the_corpus_are_listed_and_unknown_ones_say_so() -> 
     assert "7,472" in card
     assert "| my-notes | not known to the recipe |" in card
     assert "Tatoeba" not in card
-
-
-def test_every_known_source_has_origin_and_licence() -> None:
-    """Attribution is what most of the licences ask for."""
-    sources = data_sources()
-    record = RunRecord(PairSettings().identity, "0123abcd", dict.fromkeys(sources, 1), "CPU (2 threads)")
-    card = model_card(record, PairReport(1, 1, ReportSize(), (), (), ()))
-    for source in sources.values():
-        assert all(source.values())
-        assert f"| {source['what']} | {source['origin']} | {source['licence']} | 1 |" in card

@@ -12,7 +12,7 @@ import pytest
 from adaptspec.control.tasks import TASKS
 from adaptspec.errors import CorpusError
 from adaptspec.training.corpus import Record, read_corpus
-from adaptspec.training.task_examples import PHRASINGS, example_weights, fillings, phrase, task_examples, wordings
+from adaptspec.training.task_examples import PHRASINGS, fillings, phrase, task_examples, wordings
 
 
 def test_sources_are_capped_and_drawn_the_same_every_time(corpus_path: Path) -> None:
@@ -28,17 +28,6 @@ def test_sources_are_capped_and_drawn_the_same_every_time(corpus_path: Path) -> 
     assert examples != task_examples(records, 1, per_source=20, phrased=5)
 
 
-def test_weights_make_tasks_and_their_sources_count_alike(corpus_path: Path) -> None:
-    """Mean 1; a task with more sources gives each of them less."""
-    examples = task_examples(read_corpus(corpus_path).train, per_source=20, phrased=7)
-    weights = example_weights(examples)
-    per_task: Counter[str] = Counter()
-    for example, weight in zip(examples, weights, strict=True):
-        per_task[example.task] += weight  # type: ignore[assignment]
-    assert sum(weights) == pytest.approx(len(weights))
-    assert all(total == pytest.approx(per_task["math"]) for total in per_task.values())
-
-
 def test_a_corpus_of_other_tasks_is_refused() -> None:
     """The message names the tasks there are."""
     with pytest.raises(CorpusError, match="translate"):
@@ -52,12 +41,3 @@ def test_every_slot_is_filled(task: str) -> None:
     texts = {phrase(rng.choice(wordings()[task]), slots, rng) for _ in range(300)}
     assert len(texts) > 20
     assert not [text for text in texts if not text.strip() or re.search(rf"\{{({'|'.join(slots)}|turns)\}}", text)]
-
-
-def test_pieces_come_from_the_tasks_that_have_them() -> None:
-    """Code is not told as a tale."""
-    story, code = "Once there was a fox. " * 20, "def f(): pass"
-    slots = fillings([Record("story", "a", None, story), Record("code", "b", "Write f.", code)])
-    assert slots["passage"] == [story[:900]]
-    assert slots["code"] == [code]
-    assert story.startswith(slots["tale"][0])

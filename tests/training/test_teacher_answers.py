@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -44,28 +44,6 @@ def test_answers_are_the_targets_own(target_path: Path, tmp_path: Path) -> None:
             sampling = SamplingParams(8, temperature=0.7 * (number % 2), seed=number)
             expected += [*ids, *engine.generate([ids], sampling)[0].tokens]
     assert tokens.tolist() == expected
-
-
-def test_what_was_answered_before_is_not_answered_again(
-    target_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Stopped between two parts, it goes on with the second; the tokens are those of one run."""
-    whole, asked = made(tmp_path / "whole", target_path), []
-    usual: Callable[..., np.ndarray] = teacher_answers._answered
-
-    def stops(engine: Engine, records: Sequence[Record], settings: AnswerSettings, first: int) -> np.ndarray:
-        asked.append(first)
-        if len(asked) == 2:
-            raise KeyboardInterrupt
-        return usual(engine, records, settings, first)
-
-    monkeypatch.setattr(teacher_answers, "_answered", stops)
-    with pytest.raises(KeyboardInterrupt):
-        made(tmp_path / "parts", target_path)
-    assert np.array_equal(made(tmp_path / "parts", target_path), whole)
-    assert asked == [0, 4, 4, 8]
-    made(tmp_path / "parts", target_path)
-    assert len(asked) == 4
 
 
 def test_damaged_answers_are_named(target_path: Path, tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from transformers import PreTrainedTokenizerFast
 
 from adaptspec.errors import CorpusError
 from adaptspec.training.corpus import SPECIAL_TOKENS, Record
-from adaptspec.training.tokenizer_training import Windows, encode, train_tokenizer
+from adaptspec.training.tokenizer_training import Windows, train_tokenizer
 
 TOKENIZER = train_tokenizer(["the cat sat on the mat, 1999 times"] * 20, 300, 128)
 
@@ -47,13 +47,6 @@ def test_the_chat_template_folds_system_into_user(tokenizer: PreTrainedTokenizer
     assert text == "<|user|>\nBe brief.\n\nHi<|end|>\n"
 
 
-def test_encode_is_the_concatenation_of_the_texts(tokenizer: PreTrainedTokenizerFast) -> None:
-    """Chunking must not change the tokens."""
-    texts = ["the cat", "sat on", "the mat"]
-    whole = [i for text in texts for i in tokenizer(text, add_special_tokens=False).input_ids]
-    assert encode(tokenizer, texts, chunk=2).tolist() == whole
-
-
 @given(st.integers(1, 5), st.integers(2, 9), st.integers(0, 200), st.integers(0, 3))
 def test_an_epoch_visits_every_window_once(batch: int, window: int, extra: int, seed: int) -> None:
     """No text is dropped or doubled by the shuffling."""
@@ -62,20 +55,6 @@ def test_an_epoch_visits_every_window_once(batch: int, window: int, extra: int, 
     count = (len(tokens) - 1) // window - 1
     starts = sorted(int(windows.at(step)[0, 0]) for step in range(count))
     assert starts == list(range(starts[0], starts[0] + count * window, window))
-
-
-PINNED = {0: [502, 270, 38], 70: [908, 828, 748]}
-
-
-def test_a_batch_depends_on_its_step_alone() -> None:
-    """What makes resuming exact; the numbers pin the order, since checkpoints in the field rely on it."""
-    tokens = np.arange(1000, dtype=np.uint16)
-    windows = Windows(tokens, 3, 8)
-    again = Windows(tokens, 3, 8)
-    assert windows.at(70).tolist() == again.at(70).tolist()
-    assert windows.at(0)[:, 0].tolist() == PINNED[0]
-    assert windows.at(70)[:, 0].tolist() == PINNED[70]
-    assert windows.at(0).shape == (3, 9)
 
 
 def test_too_little_text_is_a_corpus_error() -> None:

@@ -10,7 +10,7 @@ import pytest
 from adaptspec.errors import ConfigError, ModelError, RequestError
 from adaptspec.models.chat.chat_template import ChatTemplate, RenderOptions, use_template
 from tests.conftest import tiny_tokenizer
-from tests.models.chat.families import FAMILIES, source_of, template_of, tokenizer_of
+from tests.models.chat.families import FAMILIES, source_of, template_of
 
 CONTINUED = RenderOptions(continued=True)
 
@@ -54,15 +54,6 @@ def test_an_answer_is_continued_where_it_ends(family: str, begun: str) -> None:
     assert whole.startswith(f"{text}X")
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_the_opening_of_an_answer_can_be_left_out(family: str) -> None:
-    template = template_of(family)
-    opened, open_end = (template.render(TALK, options=RenderOptions(answer=answer)) for answer in (True, False))
-    assert opened.count("Second question.") == open_end.count("Second question.") == 1
-    if family not in ("phi3", "mistral"):  # they open it in any case, or need no opening
-        assert opened != open_end
-
-
 def test_thoughts_of_a_begun_answer_stay() -> None:
     """A template that splits thoughts off has to see them, not only where the answer ends."""
     begun = "<think>\nHm.\n</think>\n\nThe answer"
@@ -90,25 +81,6 @@ def test_a_users_message_can_be_continued_too(family: str) -> None:
     text = template_of(family).render([says("system", "Be brief."), *TALK], options=CONTINUED)
     assert text.endswith("Second question.")
     assert "Be brief." in text
-
-
-def test_an_answer_that_the_template_drops_cannot_be_continued() -> None:
-    tokenizer = tiny_tokenizer()
-    tokenizer.chat_template = "{% for m in messages if m.role == 'user' %}{{ m.content }}{% endfor %}"
-    with pytest.raises(RequestError, match="does not write the last message"):
-        ChatTemplate(tokenizer).render([*TALK, says("assistant", "x")], options=CONTINUED)
-
-
-def test_a_turn_of_a_benchmark_is_written_as_that_of_a_chat() -> None:
-    """With the variables of the server, and as parts where the template wants these."""
-    message = {"role": "user", "content": "First question."}
-    for family, values in (("qwen3", {"enable_thinking": False}), ("llava", {}), ("gemma2", {}), ("smollm2", {})):
-        tokenizer = tokenizer_of(family)
-        template = ChatTemplate(tokenizer, values)
-        text = tokenizer.decode(template.encode_turn("First question."))
-        assert text == tokenizer.decode(template.encode(template.render([message])))
-        assert "First question." in text
-        assert text.endswith("</think>\n\n") == bool(values)
 
 
 def test_variables_of_a_request_go_over_those_of_the_server() -> None:
@@ -217,16 +189,6 @@ def test_a_file_that_is_no_template_is_refused(content: bytes | None, said: str,
         file.write_bytes(content)
     with pytest.raises(ConfigError, match=f"--chat-template .*{said}"):
         use_template(tiny_tokenizer(), str(file))
-
-
-def test_dates_and_marks_of_training_are_no_hindrance() -> None:
-    """Templates call `strftime_now`, and mark what the assistant wrote by `generation` blocks."""
-    tokenizer = tiny_tokenizer()
-    tokenizer.chat_template = (
-        "{{ strftime_now('%Y') }}{% for m in messages %}{% generation %}{{ m.content }}{% endgeneration %}"
-        "{% if m.content == 'x' %}{% continue %}{% endif %};{% endfor %}"
-    )
-    assert ChatTemplate(tokenizer).render(TALK).endswith("First question.;First answer.;Second question.;")
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from adaptspec.models.chat.template_traits import CallForm, Traits, call_id, fitted
+from adaptspec.models.chat.template_traits import CallForm, Traits, fitted
 
 Plain = dict[str, Any]
 
@@ -127,22 +127,6 @@ def test_ids_of_any_form_become_nine_letters_and_digits(identity: str) -> None:
     )
     (made,) = (one["id"] for one in called["tool_calls"])
     assert made == answered["tool_call_id"] != identity
-    assert len(made) == 9
-    assert made.isascii()
-    assert made.isalnum()
-
-
-def test_ids_that_fit_stay() -> None:
-    (called,) = with_form(
-        CallForm(long_ids=False), {"role": "assistant", "content": "", "tool_calls": [call("a1B2c3D4e")]}
-    )
-    assert called["tool_calls"][0]["id"] == "a1B2c3D4e"
-
-
-@given(seed=st.binary(max_size=20))
-def test_new_ids_have_nine_letters_and_digits(seed: bytes) -> None:
-    made = call_id(seed)
-    assert made == call_id(seed)
     assert len(made) == 9
     assert made.isascii()
     assert made.isalnum()

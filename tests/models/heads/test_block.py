@@ -7,7 +7,6 @@ from pathlib import Path
 from shutil import copytree
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -15,19 +14,14 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 from transformers.generation import candidate_generator
 
-from adaptspec.drafting.draft_model import DraftModelDrafter
-from adaptspec.drafting.drafter import DraftJob
 from adaptspec.errors import ModelError
 from adaptspec.models.heads.block import BlockRunner, MedusaRunner
 from adaptspec.models.heads.formats import load_head
 from adaptspec.models.kv_cache import CacheLimits
 from adaptspec.models.loading import load_model
-from adaptspec.models.processors import SamplingRow
 from adaptspec.models.runner import Heard
-from adaptspec.models.sampling import SamplingBatch
-from adaptspec.request import SamplingParams
 from tests.conftest import MakeModel
-from tests.models.heads.golden import HEADS, HIDDEN, VOCAB, Text, golden_target, head_of, medusa
+from tests.models.heads.golden import HEADS, HIDDEN, VOCAB, Text, golden_target, medusa
 from tests.models.packing import TOLERANCE, pack
 from tests.models.test_runner import states_of
 
@@ -111,52 +105,6 @@ def test_one_of_medusas_heads_that_is_missing_is_named(make_model: MakeModel, tm
     config = tmp_path / "medusa" / "config.json"
     config.write_text(json.dumps(json.loads(config.read_text()) | {"original_lm_head": True}))
     assert load_head(str(tmp_path / "medusa"), golden_target(make_model))
-
-
-def test_layers_that_no_medusa_has_are_refused(make_model: MakeModel, tmp_path: Path) -> None:
-    """Their names alone would fill the memory."""
-    medusa(tmp_path / "medusa", own=True)
-    config = tmp_path / "medusa" / "config.json"
-    config.write_text(json.dumps(json.loads(config.read_text()) | {"num_hidden_layers": 10**9}))
-    with pytest.raises(ModelError, match="medusa_num_layers is 1000000000"):
-        load_head(str(tmp_path / "medusa"), golden_target(make_model))
-
-
-def test_a_draft_ends_with_the_block(make_model: MakeModel, tmp_path: Path) -> None:
-    """Whoever asks for more gets what one pass has drafted."""
-    runner = head_of(make_model, "dflash", tmp_path)
-    assert isinstance(runner, BlockRunner)
-    text = Text(runner, "dflash")
-    text.hear(6)
-    row = SamplingRow(SamplingParams(temperature=0.0), 0, text.tokens[:7], 7, ())
-    sampling = SamplingBatch([row], VOCAB, torch.device("cpu"))
-    job = DraftJob(np.zeros(1, dtype=np.int64), [row.tokens], np.array([9]), sampling)
-    assert DraftModelDrafter(runner).propose(job).counts.tolist() == [3]
-
-
-def test_a_pass_of_all_slots_finds_room_up_to_the_contexts_end(make_model: MakeModel, tmp_path: Path) -> None:
-    """However few of them are asked for, or there are still places for."""
-    folder = tmp_path / "peagle"
-    copytree(HEADS / "peagle", folder)
-    raw = json.loads((folder / "config.json").read_text())
-    raw["speculators_config"]["proposal_methods"][0]["speculative_tokens"] = 8
-    (folder / "config.json").write_text(json.dumps(raw))
-    runner = load_head(str(folder), golden_target(make_model)).runner(CacheLimits(1, context=20, block_size=4))
-    text = Text(runner, "peagle")  # type: ignore[arg-type]
-    text.tokens = text.tokens[:20]
-    for upto in range(6, 20):
-        text.hear(upto)
-        assert text.read(upto + 1).shape == (VOCAB,)
-        runner.truncated(0, upto)  # type: ignore[attr-defined]
-
-
-def test_medusa_is_timed_in_the_targets_own_numbers(make_model: MakeModel, tmp_path: Path) -> None:
-    """A row that no target has read is profiled in 16 bits, too."""
-    medusa(tmp_path / "medusa", own=True)
-    target = load_model(str(make_model("llama", hidden_size=HIDDEN, num_hidden_layers=4)), dtype="bfloat16")
-    runner = load_head(str(tmp_path / "medusa"), target).runner(CacheLimits(2, context=64))
-    assert runner.reserve(0, 8)
-    assert runner.forward(pack((0, [5, 6, 7], 1))).dtype == torch.float32
 
 
 def muse(folder: Path, kinds: list[str], **more: object) -> Any:
@@ -284,3 +232,12 @@ def test_slots_see_what_dflashs_own_project_says(
     found = [runner.forward(pack((0, text, 1)))[0]]
     found += [runner.forward(pack((0, [token], 1)))[0] for token in (40, 41, 42)]
     torch.testing.assert_close(torch.stack(found), out @ embedding.T, **TOLERANCE)
+
+
+def test_layers_that_no_medusa_has_are_refused(make_model: MakeModel, tmp_path: Path) -> None:
+    """Their names alone would fill the memory."""
+    medusa(tmp_path / "medusa", own=True)
+    config = tmp_path / "medusa" / "config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"num_hidden_layers": 10**9}))
+    with pytest.raises(ModelError, match="medusa_num_layers is 1000000000"):
+        load_head(str(tmp_path / "medusa"), golden_target(make_model))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 from shutil import copytree
 from typing import Any
@@ -19,7 +18,6 @@ from adaptspec.errors import ModelError
 from adaptspec.models.heads.formats import HeadFiles, head_kind, is_head, load_head
 from adaptspec.models.kv_cache import CacheLimits
 from adaptspec.models.loading import LoadedModel, load_model
-from adaptspec.models.weights import WeightReader
 from tests.conftest import MakeModel
 from tests.models.heads.golden import HEADS, Text, golden_target
 from tests.models.packing import TOLERANCE, pack
@@ -76,15 +74,6 @@ def test_the_layout_of_the_first_heads_is_the_same_head(make_model: MakeModel, t
     torch.testing.assert_close(text.own(text.read(10)), text.expected[0, 8], **TOLERANCE)
 
 
-def test_legacy_names_of_the_norms_of_states_are_known(make_model: MakeModel, tmp_path: Path) -> None:
-    """aux_norm_low, mid and high are fc_norm.0, 1 and 2."""
-    old = {f"fc_norm.{i}.weight": f"aux_norm_{which}.weight" for i, which in enumerate(("low", "mid", "high"))}
-    folder = changed(tmp_path, "eagle3.1", lambda own: {old.get(name, name): tensor for name, tensor in own.items()})
-    text = Text(load_head(str(folder), golden_target(make_model)).runner(CacheLimits(4)), "eagle3.1")  # type: ignore[arg-type]
-    text.hear(5)
-    torch.testing.assert_close(text.own(text.read(6)), text.expected[0, 4], **TOLERANCE)
-
-
 def test_pickles_are_read_where_they_are_allowed(make_model: MakeModel, tmp_path: Path) -> None:
     """The first heads come in no other form. What is no tensor, or would run code, is never built."""
     folder, target = changed(tmp_path, "eagle3"), golden_target(make_model)
@@ -109,18 +98,6 @@ def test_layers_count_alike_in_both_conventions(make_model: MakeModel) -> None:
     assert HeadFiles(HEADS / "eagle3", plain, target).states == (1, 2, 4)
     with pytest.raises(ModelError, match=r"\[2, 2, 1\], which must ascend"):  # the usual ones, of larger models
         HeadFiles(HEADS / "eagle3", plain | {"eagle_config": None}, target)
-
-
-def test_what_is_missing_of_a_head_is_the_targets(make_model: MakeModel, tmp_path: Path) -> None:
-    """Embedding and head."""
-    target = golden_target(make_model)
-    assert target.weights is not None
-    gone = ("embed_tokens.weight", "lm_head.weight")
-    folder = changed(tmp_path, "eagle3", lambda own: {name: t for name, t in own.items() if name not in gone})
-    runner: Any = load_head(str(folder), target).runner(CacheLimits(4))
-    assert runner._weights.embedding is target.weights.embedding
-    assert runner._weights.head(torch.eye(16)).shape == (16, target.info.vocab_size)
-    torch.testing.assert_close(runner._weights.head(torch.eye(16)).t(), target.weights.embedding)
 
 
 def without(name: str) -> Callable[[Tensors], Tensors]:
@@ -183,19 +160,6 @@ def test_what_no_head_says_is_named(
     (folder / "config.json").write_text(json.dumps(raw))
     with pytest.raises(ModelError, match=named):
         load_head(str(folder), golden_target(make_model))
-
-
-def test_a_head_of_another_size_brings_its_own(make_model: MakeModel, tmp_path: Path) -> None:
-    """It cannot take the target's embedding, nor its head."""
-    wide = golden_target(make_model)
-    for name in ("embed_tokens.weight", "lm_head.weight"):
-        files = HeadFiles(HEADS / "eagle3", json.loads((HEADS / "eagle3" / "config.json").read_text()), wide)
-        files.reader = WeightReader(
-            tmp_path, files.config, torch.float32, torch.device("cpu"), tensors={"other": torch.zeros(1)}
-        )
-        files.config = replace(files.config, hidden=8)
-        with pytest.raises(ModelError, match=f"brings no {name}, and the target's is of another size"):
-            files.embedding() if name.startswith("embed") else files.head(None)
 
 
 def test_damaged_pickles_are_named(make_model: MakeModel, tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +11,10 @@ from safetensors.torch import load_file
 
 from adaptspec.errors import ModelError
 from adaptspec.models.heads.formats import load_head
-from adaptspec.models.heads.head_config import head_kind, norm_before_residual
+from adaptspec.models.heads.head_config import head_kind
 from adaptspec.models.kv_cache import CacheLimits
 from tests.conftest import MakeModel
-from tests.models.heads.golden import HEADS, golden_target
+from tests.models.heads.golden import golden_target
 from tests.models.heads.test_formats import changed, midlayer, plain_layout, without
 
 ABSENT = object()
@@ -90,19 +89,6 @@ def test_what_dflashs_own_project_says_is_not_left_out(
 def test_the_second_dflash_is_another_head() -> None:
     """Its tensors are more, and its drafts are chosen in another way."""
     assert head_kind({"architectures": ["DFlash2DraftModel"]} | PROJECT) == "dflash2"
-
-
-def test_the_state_that_goes_past_a_layer_is_normed_by_layout() -> None:
-    """Absent: never in the first heads and P-EAGLE's, and not to be known of `speculators`' EAGLE-3."""
-    raw = json.loads((HEADS / "eagle3" / "config.json").read_text())
-    plain = plain_layout(raw)
-    del plain["norm_before_residual"]
-    assert not norm_before_residual(HEADS, plain)
-    assert norm_before_residual(HEADS, plain | {"eagle_config": {"norm_before_residual": True}})
-    assert not norm_before_residual(HEADS, {"speculators_model_type": "peagle"})
-    assert norm_before_residual(HEADS, raw | {"norm_before_residual": True})
-    with pytest.raises(ModelError, match="add it as the head was trained"):
-        norm_before_residual(HEADS, raw | {"norm_before_residual": None})
 
 
 @pytest.mark.parametrize("tied", [True, False])

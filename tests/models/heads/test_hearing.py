@@ -129,37 +129,6 @@ def test_a_row_that_rested_drafts_as_if_its_text_began_later(
     assert runner.free_memory == 1.0
 
 
-def test_of_a_long_prompt_the_end_is_kept(
-    make_model: MakeModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """In whatever chunks it is read, and a row that drafts all along forgets nothing."""
-    monkeypatch.setattr(hearing, "MOST_UNREAD", 4)
-    runner = head_of(make_model, "eagle3", tmp_path)
-    text = Text(runner, "eagle3")
-    text.hear(12)
-    assert (runner.unread, runner.length(0)) == (4, 8)
-    whole = Text(head_of(make_model, "eagle3", tmp_path), "eagle3")
-    for upto in range(2, 17, 2):
-        whole.hear(upto)
-        found = whole.own(whole.read(upto + 1))
-        torch.testing.assert_close(found, whole.expected[0, upto - 1], **TOLERANCE)
-
-
-def test_rows_are_read_together(make_model: MakeModel, tmp_path: Path) -> None:
-    """Several rows of one pass, each at its own place, one of which only reads on."""
-    runner = head_of(make_model, "eagle3", tmp_path)
-    texts = [Text(runner, "eagle3", row) for row in range(3)]
-    for text, heard in zip(texts, (3, 9, 14), strict=True):
-        text.hear(heard)
-        assert runner.reserve(text.row, 20)
-    parts = [(text.row, text.tokens[: text.heard + 1], int(text.row != 1)) for text in texts]
-    logits = runner.forward(pack(*parts))
-    assert len(logits) == 2
-    for text, found in zip((texts[0], texts[2]), logits, strict=True):
-        torch.testing.assert_close(found, text.expected[0, text.heard - 1], **TOLERANCE)
-    assert np.array_equal([runner.length(row) for row in range(3)], [4, 10, 15])
-
-
 @pytest.mark.parametrize("name", ["eagle3", "mtp", "dflash"])
 @pytest.mark.parametrize("deaf", [True, False], ids=["was not asked for", "failed"])
 def test_a_row_whose_states_are_gone_comes_back(make_model: MakeModel, tmp_path: Path, name: str, deaf: bool) -> None:
@@ -188,3 +157,18 @@ def test_a_row_whose_states_are_gone_comes_back(make_model: MakeModel, tmp_path:
     again = Text(runner, name)
     again.hear(5)
     torch.testing.assert_close(again.own(again.read(6)), again.expected[0, 4], **TOLERANCE)
+
+
+def test_rows_are_read_together(make_model: MakeModel, tmp_path: Path) -> None:
+    """Several rows of one pass, each at its own place, one of which only reads on."""
+    runner = head_of(make_model, "eagle3", tmp_path)
+    texts = [Text(runner, "eagle3", row) for row in range(3)]
+    for text, heard in zip(texts, (3, 9, 14), strict=True):
+        text.hear(heard)
+        assert runner.reserve(text.row, 20)
+    parts = [(text.row, text.tokens[: text.heard + 1], int(text.row != 1)) for text in texts]
+    logits = runner.forward(pack(*parts))
+    assert len(logits) == 2
+    for text, found in zip((texts[0], texts[2]), logits, strict=True):
+        torch.testing.assert_close(found, text.expected[0, text.heard - 1], **TOLERANCE)
+    assert np.array_equal([runner.length(row) for row in range(3)], [4, 10, 15])

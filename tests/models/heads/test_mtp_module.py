@@ -12,17 +12,11 @@ import transformers
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, modeling_layers
 
-from adaptspec.control.cost import CostTable
-from adaptspec.engine import assembly
-from adaptspec.engine.engine_config import EngineConfig
-from adaptspec.engine.sync_engine import Engine
 from adaptspec.errors import ModelError
 from adaptspec.models.heads.formats import load_head
 from adaptspec.models.kv_cache import CacheLimits
 from adaptspec.models.loading import load_model
-from adaptspec.request import SamplingParams
 from tests.conftest import tiny_tokenizer
-from tests.engine.policies import COSTS
 from tests.models.packing import TOLERANCE, pack
 from tests.models.test_branches import sight
 
@@ -132,50 +126,6 @@ def test_its_logits_are_those_of_a_direct_forward(whole: tuple[Path, Any, dict[s
         reader.free(row)
     assert runner.free_memory == 1.0
     assert not runner._caches  # type: ignore[attr-defined]
-
-
-@torch.inference_mode()
-def test_what_it_drafted_is_read_again_with_the_targets_states(
-    whole: tuple[Path, Any, dict[str, torch.Tensor]],
-) -> None:
-    """Of three drafted tokens the target keeps one; what the module has cached of all three goes."""
-    folder, model, own = whole
-    loaded = load_model(str(folder))
-    runner, reader = (one.runner(CacheLimits(1, context=64)) for one in (load_head(str(folder), loaded), loaded))
-    reader.listen(runner)  # type: ignore[attr-defined]
-    layer = model.model.layers[LAYERS]
-    text, first, second = torch.randint(4, VOCAB, (12,)).tolist(), [30, 50, 60, 61], 70
-    reader.reserve(0, 32)
-    reader.forward(pack((0, text, 1)))
-    runner.reserve(0, 32)
-    for place in range(len(first)):
-        read = [*text, *first[: place + 1]]
-        runner.forward(pack((0, read[runner.length(0) :], 1)))
-    reader.forward(pack((0, first, len(first))))
-    reader.truncate(0, len(text) + 2)
-    read = [*text, *first[:2], second]
-    found = runner.forward(pack((0, read[runner.length(0) :], 1)))[0]
-    model.model.layers, model.config.num_hidden_layers = model.model.layers[:LAYERS], LAYERS
-    told = model(torch.tensor([read[:-1]]), output_hidden_states=True).hidden_states[-1][0]
-    model.model.layers.append(layer)
-    torch.testing.assert_close(found, model.lm_head(directly(model, own, read[1:], told)[-1]), **TOLERANCE)
-
-
-@pytest.mark.parametrize("policy", ["static-3", "goodput-trees"])
-def test_text_is_that_of_plain_decoding(
-    whole: tuple[Path, Any, dict[str, torch.Tensor]], monkeypatch: pytest.MonkeyPatch, policy: str
-) -> None:
-    """Of several requests, with chains and with branches, by one word of `--draft`."""
-    monkeypatch.setattr(assembly, "warm_up", lambda *_: None)
-    prompts = ["Once upon", "def add(a, b):", "abcabcabc" * 3]
-    params = SamplingParams(max_tokens=16, temperature=0.8, seed=3, ignore_eos=True)
-    texts = []
-    for draft, how in (("mtp", policy), (None, "off")):
-        built = assembly.build(EngineConfig(str(whole[0]), draft, (how,)), costs=lambda *_: CostTable(COSTS))
-        answers = Engine(built.core, built.tokenizer).generate(prompts, params)
-        texts.append([one.tokens for one in answers])
-        assert draft is None or policy != "static-3" or all(one.stats.drafted for one in answers)
-    assert texts[0] == texts[1]
 
 
 def test_what_is_missing_of_it_is_named(whole: tuple[Path, Any, dict[str, torch.Tensor]]) -> None:

@@ -13,11 +13,9 @@ from adaptspec.control.cost import CostTable
 from adaptspec.engine.assembly import build
 from adaptspec.engine.core import EngineLimits
 from adaptspec.engine.engine_config import EngineConfig
-from adaptspec.errors import ModelError
-from adaptspec.models import loading, transformers_runner
+from adaptspec.models import loading
 from adaptspec.models.heads.formats import load_head
 from adaptspec.models.heads.hearing import HeadRunner
-from adaptspec.models.heads.target_ends import TargetEnds
 from adaptspec.models.kv_cache import CacheLimits
 from adaptspec.models.loading import LoadedModel, load_model
 from adaptspec.models.model_files import CONFIG, read_json
@@ -62,7 +60,7 @@ def test_drafts_are_those_beside_the_lean_decoder(
     if name == "medusa":
         medusa(tmp_path / name, own=False)
     head = tmp_path / name if name == "medusa" else HEADS / name
-    other = loading._load_other(place, read_json(place / CONFIG), torch.float32, torch.device("cpu"))
+    other = loading.load_other(place, read_json(place / CONFIG), torch.float32, torch.device("cpu"))
     heads = [head_for(target, head) for target in (load_model(str(place)), other)]
     for tokens in ([*random_tokens(20), 7], [8], [9]):
         assert all(one.reserve(0, 24) for one in heads)
@@ -84,14 +82,3 @@ def test_text_is_that_of_plain_decoding(tmp_path: Path, name: str, head: str) ->
         result = run(Case(temperature=temperature, depths="3"), world, script)
         hold(result, world, script)
         assert all(one.stats.drafted for one in result.done.values())
-
-
-def test_layers_that_cannot_be_heard_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where a family calls them something else, or keeps several states for a token; when it is loaded."""
-    target = load_model(str(saved(tmp_path, TARGETS["gpt2"])))
-    monkeypatch.setattr(transformers_runner, "LAYERS", ("layers",))
-    with pytest.raises(ModelError, match="GPT2LMHeadModel has no layers that a head could draft from"):
-        TargetEnds.of(target)
-    monkeypatch.setattr(transformers_runner, "LAYERS", ("h",))
-    with pytest.raises(ModelError, match="keeps states of a kind that no head drafts from"):
-        transformers_runner.count_layers(target.module, 8)  # type: ignore[arg-type]
