@@ -7,7 +7,7 @@ import json
 import logging
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -54,8 +54,10 @@ MOST_DEPTH = 32
 SAMPLE_BYTES = 4096
 
 
-def resolve_model(path_or_hub_id: str, *, pickles: bool = False) -> Path:
-    """The model's directory, downloaded first if it is a hub id; ModelError if there is none.
+def resolve_model(
+    path_or_hub_id: str, *, pickles: bool = False, download: Callable[..., str] = snapshot_download
+) -> Path:
+    """The model's directory, which `download` fetches first if it is a hub id; ModelError if there is none.
 
     Pickles are downloaded only if they are allowed.
     """
@@ -79,7 +81,7 @@ def resolve_model(path_or_hub_id: str, *, pickles: bool = False) -> Path:
         )
     try:
         more = [f"*{suffix}" for suffix in PICKLES] if pickles else []
-        return Path(snapshot_download(path_or_hub_id, allow_patterns=[*PATTERNS, *more]))
+        return Path(download(path_or_hub_id, allow_patterns=[*PATTERNS, *more]))
     except (HfHubHTTPError, HFValidationError, OSError, ValueError) as error:
         first_line = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise ModelError(

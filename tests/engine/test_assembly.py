@@ -41,16 +41,6 @@ def policy_file(path: Path, name: str, choose: str, more: str = "") -> str:
     return str(path)
 
 
-def test_tasks_that_no_prompt_is_detected_as_are_noted_in_the_log(
-    target_path: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    mine = policy_file(tmp_path / "mine.yaml", "mine", "{algorithm: goodput}", ", tasks: {coding: {}, code: {}}")
-    build(EngineConfig(str(target_path), None, (mine,), limits=SMALL))
-    notes = [record.message for record in caplog.records if "no prompt is detected" in record.message]
-    assert len(notes) == 1
-    assert notes[0].startswith(f"{mine}:4:46: spec.tasks.coding: ")
-
-
 def test_a_pair_and_its_shipped_policies(target_path: Path, draft_path: Path) -> None:
     """All shipped policies can be asked for by name, and every one gives the same greedy text."""
     engine = Engine.from_config(EngineConfig(str(target_path), str(draft_path), limits=SMALL))

@@ -112,24 +112,6 @@ def in_the_way(folder: Path) -> Iterator[None]:
         blocked.rmdir()
 
 
-def test_a_full_disk_is_a_line_in_the_log(tmp_path: Path, caplog: Any) -> None:
-    """The old state stays, and the next save makes up for it."""
-    one = store(tmp_path)
-    one.save(states(1.0))
-    with no_room(tmp_path):
-        one.save(states(2.0))
-    assert "could not be saved (File too large)" in caplog.text
-    assert one.failed_saves == 1
-    state = one.load()
-    assert state is not None
-    assert state.policies["p"].arrays["n"][0] == 1.0
-    one.save(states(2.0))
-    state = one.load()
-    assert state is not None
-    assert state.policies["p"].arrays["n"][0] == 2.0
-    one.close()
-
-
 @pytest.mark.parametrize("failing", [no_room, in_the_way])
 def test_a_failed_save_is_made_up_for_though_nothing_is_new(
     tmp_path: Path, failing: Callable[[Path], AbstractContextManager[None]]
@@ -143,18 +125,6 @@ def test_a_failed_save_is_made_up_for_though_nothing_is_new(
         assert one.save(states(value))
         assert read_state(tmp_path / FILE).policies["p"].arrays["n"].tolist() == [value, 2.0]
     assert one.failed_saves == 4
-    one.close()
-
-
-def test_a_quarantined_state_can_be_saved_again(tmp_path: Path) -> None:
-    """The store read it, then the policies refused it: its file is gone, so the same state is new."""
-    one = store(tmp_path)
-    one.save(states())
-    one.load()
-    one.quarantine("no policy can have it")
-    assert not (tmp_path / FILE).exists()
-    assert one.save(states())
-    assert read_state(tmp_path / FILE).policies["p"].arrays["n"].tolist() == [1.0, 2.0]
     one.close()
 
 

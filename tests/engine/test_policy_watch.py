@@ -56,17 +56,6 @@ async def test_a_file_that_another_uses_is_served_with_it(tmp_path: Path) -> Non
         assert one.desk.served[0].spec.used[str(used)].spec.choose.depth == 2
 
 
-async def test_a_used_file_is_watched_next_to_the_file_that_names_it(tmp_path: Path) -> None:
-    (tmp_path / "used.yaml").write_text(static("used", 1))
-    user = static("main", 3, "  when: [{batch-size: {at-least: 1}, use: used.yaml}]\n")
-    async with desk_of(tmp_path, [user]) as one:
-        watch = PolicyWatch(one.desk)
-        (tmp_path / "used.yaml").write_text(static("used", 2))
-        await asyncio.to_thread(watch.look)
-        assert one.desk.served[0].spec.used["used.yaml"].spec.choose.depth == 2
-        assert one.desk.reloads.applied == 1
-
-
 async def test_what_was_sent_stays_until_its_file_changes_or_a_reload_is_asked_for(tmp_path: Path) -> None:
     """A policy that came over HTTP is not undone by a look, and is by SIGHUP."""
     async with desk_of(tmp_path, [static("main", 3)]) as one:

@@ -21,7 +21,6 @@ from adaptspec.engine.profiler import (
     Stopwatch,
     measure,
     profiled_costs,
-    warm_up,
 )
 from adaptspec.models.runner import Packed
 from tests.conftest import MakeModel
@@ -32,10 +31,6 @@ from tests.models.packing import load_runner
 @pytest.fixture(autouse=True)
 def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-
-
-def _parts() -> tuple[TableRunner, list[Drafter]]:
-    return TableRunner(context=128), [DraftModelDrafter(TableRunner(seed=1, context=128)), NgramDrafter()]
 
 
 class Machine:
@@ -71,16 +66,6 @@ def _timed(machine: Machine) -> tuple[Timed, list[Drafter]]:
 def _cached(folder: Path) -> list[Path]:
     """Cost tables that were kept."""
     return list((folder / "adaptspec" / "costs").glob("*.json"))
-
-
-def test_progress_counts_to_the_end() -> None:
-    """Every piece that is timed is a step, once."""
-    target, drafters = _parts()
-    shown: list[str] = []
-    measure(target, drafters, 4, Stopwatch(target.device, budget=0.2), shown.append)
-    total = len(shown)
-    assert total > 10
-    assert shown == [f"measuring costs ({step} of {total})" for step in range(1, total + 1)]
 
 
 def test_a_second_start_reads_the_cache() -> None:
@@ -196,16 +181,6 @@ def test_an_unwritable_cache_is_only_a_warning(tmp_path: Path, caplog: pytest.Lo
     target, drafters = _timed(machine)
     assert profiled_costs(target, drafters, 1, timer=machine.clock).profile.rows == (1,)
     assert "cannot be cached" in caplog.text
-
-
-@pytest.mark.parametrize("context", [2, 4, 64])
-def test_warming_up_leaves_every_row_free(context: int) -> None:
-    """Whatever room the models have, requests find the caches as they were; passes of every width have run."""
-    machine = Machine()
-    target, draft = Timed(machine, context=context), Timed(machine, seed=1, context=context)
-    warm_up(target, [DraftModelDrafter(draft), NgramDrafter()])
-    assert target.length(0) == draft.length(0) == 0
-    assert target.passes == draft.passes == 1 + min(9, context - min(64, context // 2))
 
 
 @pytest.mark.parametrize("home", [None, ""])

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import pytest
-
 from adaptspec.drafting.draft_model import DraftModelDrafter
 from adaptspec.engine.profiler_rounds import ProfiledRounds
-from adaptspec.errors import ConfigError
 from tests.fakes import TableRunner
 
 
@@ -33,19 +30,3 @@ def test_models_take_turns_while_they_are_timed() -> None:
         assert order == ["target 1", "draft 1", "target 2", "draft 1", "draft 1", "draft 1", "target 4"]
     rehearsal.close()
     assert target.length(0) == draft.length(1) == 0
-
-
-def test_no_deeper_than_the_draft_model_has_room() -> None:
-    """A draft of a shorter context drafts as far as it reaches."""
-    target, draft = TableRunner(context=128), TableRunner(seed=1, context=12)
-    rehearsal = ProfiledRounds(target, 1, 8, 8)
-    rehearsal.join(DraftModelDrafter(draft), 8, 4)
-    for piece in rehearsal.pieces((8,)):
-        piece()
-    assert draft.fed == 8 + 3
-    assert target.fed == 8 + 8
-
-
-def test_rows_that_do_not_fit_are_refused() -> None:
-    with pytest.raises(ConfigError, match="use fewer rows"):
-        ProfiledRounds(TableRunner(capacity=20), 2, 8, 8)

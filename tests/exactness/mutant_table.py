@@ -12,7 +12,7 @@ REJECTION = ("tests/verification/test_rejection.py", "tests/verification/test_me
 PROCESSORS = ("tests/models/test_processors.py", "tests/models/test_sampling.py")
 TREES = ("tests/exactness/test_matrix.py",)
 HEADS = ("tests/models/heads", "tests/engine/test_heads.py")
-EXECUTOR = ("tests/engine/test_rounds.py", "tests/engine/test_model_executor.py")
+EXECUTOR = ("tests/engine/test_rounds.py", "tests/exactness/test_matrix.py")
 HOSTS = (
     "tests/hosts/test_rounds.py",
     "tests/hosts/test_guests.py",
@@ -136,7 +136,7 @@ MUTANTS = (
         "draft.take(mine), sampling.take(mine))",
         "draft.take(mine), sampling)",
         "Where policies with different methods share a batch, one request is sampled with another's settings.",
-        ("tests/engine/test_model_executor.py", "tests/engine/test_rounds.py", "tests/engine/test_policy_manager.py"),
+        ("tests/exactness/test_matrix.py",),
     ),
     # Sampling, processors and noise.
     Mutant(
@@ -161,7 +161,7 @@ MUTANTS = (
         "if last is not None and len(last[0]) == len(rows) and all(map(operator.is_, last[0], rows)):",
         "if last is not None:",
         "A request that joins a batch is sampled with another's temperature and seed, or fails.",
-        ("tests/engine/test_model_executor.py", "tests/engine/test_rounds.py"),
+        EXECUTOR,
     ),
     Mutant(
         "penalties-ignore-drafted-tokens",
@@ -274,7 +274,7 @@ MUTANTS = (
         "found = self._look(row, tokens, start, len(tokens) - start)",
         "found = tokens[start:]",
         "Lookups that did not draft are reported as always right, and policies switch to them.",
-        ("tests/drafting/test_ngram.py", "tests/engine/test_counting.py"),
+        ("tests/drafting/test_ngram.py", "tests/engine/test_model_executor.py"),
         quick=True,
     ),
     Mutant(
@@ -454,7 +454,7 @@ MUTANTS = (
         "mask = hidden.triu(length - width + 1)",
         "mask = hidden.triu(length - width + 2)",
         "The target agrees with whatever was drafted.",
-        ("tests/models/test_attention.py", "tests/models/test_decoder.py", "tests/models/test_small_pass.py"),
+        ("tests/models/test_attention.py", "tests/models/test_decoder.py"),
         quick=True,
     ),
     Mutant(
@@ -489,7 +489,7 @@ MUTANTS = (
         "tokens.extend(draft.tokens[i, :count].tolist())",
         "tokens.extend(draft.tokens[0, :count].tolist())",
         "In a batch, a request's draft is judged by logits of another request's tokens.",
-        ("tests/engine/test_model_executor.py", "tests/engine/test_rounds.py"),
+        EXECUTOR,
     ),
     Mutant(
         "second-chunk-reads-the-first-again",
@@ -505,7 +505,7 @@ MUTANTS = (
         "                budget -= count\n",
         "",
         "Several long prompts stop the answers of others for seconds.",
-        ("tests/engine/test_core.py", "tests/engine/test_rounds.py", "tests/engine/test_progress.py"),
+        ("tests/engine/test_rounds.py",),
     ),
     Mutant(
         "first-token-from-a-decoding-round",
@@ -537,7 +537,7 @@ MUTANTS = (
         "room = self.max_tokens - self.emitted - 1",
         "room = self.max_tokens - self.emitted",
         "A request at the end of the context fails, or drafts for nothing.",
-        ("tests/engine/test_sequence.py", "tests/exactness/test_regressions.py", "tests/engine/test_rounds.py"),
+        ("tests/exactness/test_regressions.py", "tests/exactness/test_matrix.py"),
     ),
     Mutant(
         "request-cleared-after-reading-its-prompt",
@@ -581,7 +581,7 @@ MUTANTS = (
         "del self.tokens[place + 1 :], self.logprobs[emitted:]",
         "del self.logprobs[emitted:]",
         "Usage counts tokens that are not in the text.",
-        ("tests/engine/test_sequence.py", "tests/engine/test_rounds.py", "tests/engine/test_logprobs.py"),
+        ("tests/exactness/test_matrix.py",),
     ),
     Mutant(
         "stop-string-counts-before-min-tokens",
@@ -866,7 +866,8 @@ MUTANTS = (
         "        self._owners |= self._newest\n",
         "",
         "On a GPU, penalties grow with every round.",
-        ("tests/gpu/test_rules.py", "tests/gpu/test_round.py", "tests/gpu/test_device_executor.py"),
+        ("tests/gpu/test_device_executor.py",),
+        whole=True,
     ),
     Mutant(
         "gpu-head-reads-a-state-too-early",
@@ -878,7 +879,8 @@ MUTANTS = (
         "                told[i].copy_(residual)\n"
         "            normed = self._normed(added, residual, layer.attention_norm)\n",
         "On a GPU, heads read a state without its last layer's part, and are hardly accepted.",
-        ("tests/gpu/test_heads_on_device.py", "tests/gpu/test_device_decoder.py"),
+        ("tests/exactness/test_devices.py",),
+        whole=True,
     ),
     Mutant(
         "gpu-noise-of-the-wrong-position",

@@ -174,38 +174,6 @@ def test_runtimes_agree(worlds: Worlds, runtime: str, kind: str) -> None:
         assert_plain_answers_agree(worlds, runtime, kind)
 
 
-ON_DEVICES = {
-    "chains": Case(),
-    "combs": Case(shape="comb", request="penalties", temperature=0.8),
-    "eagle3.1": Case(drafter="eagle3.1", request="bias"),
-    "dflash": Case(drafter="dflash", request="bias", temperature=0.8),
-    "mtp": Case(drafter="mtp", request="bias"),
-    "medusa": Case(drafter="medusa", request="bias"),
-    "stops": "{choose: {algorithm: dictated, depths: [7]}, drafters: [draft-model], stop: {rule: entropy, threshold: 3}}",
-    "temperature": (
-        "{choose: {algorithm: dictated, depths: [3]}, drafters: [draft-model], "
-        "draft-temperature: {mode: fixed, value: 0.5}}"
-    ),
-}
-
-
-@pytest.mark.whole
-@pytest.mark.parametrize("name", ON_DEVICES)
-def test_devices_draft_as_cpus_do(worlds: Worlds, name: str) -> None:
-    """As many nodes, tokens and accepted tokens for each request: what stops, branches or is tempered is the same."""
-    found = []
-    how = ON_DEVICES[name]
-    case, specs = (how, ()) if isinstance(how, Case) else (Case(temperature=0.8), [dictated.policy(how)])
-    with PretendCuda():
-        for runtime in ("lean", "pretend"):
-            world = worlds.of(runtime, case.drafter)
-            one = replace(case, runtime=runtime, depths="5", chunk=512)
-            result = serve(one, world, SCRIPTS["alone"], requests(one, world, SCRIPTS["alone"]), specs)
-            found.append({name: one.stats for name, one in result.done.items()})
-    assert found[0] == found[1]
-    assert sum(one.accepted for one in found[0].values())
-
-
 @pytest.mark.parametrize("runtime", ["lean", "device"])
 @pytest.mark.parametrize("policy", shipped_policies(), ids=lambda path: path.stem)
 def test_answers_under_every_shipped_policy_are_those_of_plain_decoding(

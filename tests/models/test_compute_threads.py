@@ -71,15 +71,6 @@ def test_a_comparison_is_bounded(seconds: float, passes: int) -> None:
     assert machine.passes == passes
 
 
-def test_a_number_that_was_asked_for_is_never_compared() -> None:
-    machine = Machine({3: 0.1})
-    threads = machine.followed(3)
-    threads.compare()
-    machine.now, machine.doubts = 1e6, 5
-    assert machine.idle(threads) == 0
-    assert (threads.count, machine.set, str(threads)) == (3, 3, "3")
-
-
 def test_doubts_lead_to_a_comparison_and_a_change_is_reported_once() -> None:
     """A machine becomes busy, and quiet again. Each call runs one pass, so that a request waits for no more."""
     machine = Machine({1: 0.05, 2: 0.03})
@@ -98,20 +89,6 @@ def test_doubts_lead_to_a_comparison_and_a_change_is_reported_once() -> None:
     machine.now += AFTER_DOUBTS
     machine.idle(threads)
     assert (threads.count, machine.set, machine.changes) == (2, 2, 2)
-
-
-def test_without_doubts_it_is_compared_from_time_to_time() -> None:
-    """One thread takes little longer on a busy machine than on a quiet one: nothing else would bring all back."""
-    machine = Machine({1: 0.05, 2: 0.4})
-    threads = machine.threads(2, 1)
-    threads.compare()
-    threads.follow(lambda: machine.doubts, machine.changed)
-    machine.seconds = {1: 0.05, 2: 0.03}
-    machine.now += AFTER_ALL - 1
-    assert machine.idle(threads) == 0
-    machine.now += 2
-    assert machine.idle(threads) > 0
-    assert threads.count == 2
 
 
 def test_a_pass_that_fails_ends_comparisons_and_nothing_else(caplog: pytest.LogCaptureFixture) -> None:

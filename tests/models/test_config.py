@@ -54,41 +54,6 @@ def test_sliding_windows_apply_where_the_family_says(changes: dict[str, Any], wi
 
 
 @pytest.mark.parametrize(
-    ("family", "biases"),
-    [
-        ("llama", (True, True, True)),
-        ("mistral", (False, False, False)),
-        ("qwen2", (True, False, False)),
-        ("qwen3", (True, True, False)),
-    ],
-)
-def test_each_family_has_its_own_biases(family: str, biases: tuple[bool, bool, bool]) -> None:
-    config = read_decoder_config(PLAIN | {"model_type": family, "attention_bias": True, "mlp_bias": True})
-    assert (config.qkv_bias, config.output_bias, config.mlp_bias) == biases
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"hidden_size": None}, "hidden_size is None"),
-        ({"num_hidden_layers": 0}, "num_hidden_layers is 0"),
-        ({"vocab_size": "many"}, "vocab_size is 'many'"),
-        ({"num_key_value_heads": 3}, "cannot share 3"),
-        ({"head_dim": 15}, "head_dim even"),
-        ({"num_attention_heads": True}, "num_attention_heads is True"),
-        ({"rms_norm_eps": "small"}, "rms_norm_eps"),
-        (
-            {"model_type": "qwen2", "sliding_window": 8, "use_sliding_window": True, "layer_types": ["linear"] * 4},
-            "layer_types",
-        ),
-    ],
-)
-def test_impossible_values_are_named(changes: dict[str, Any], message: str) -> None:
-    with pytest.raises(ModelError, match=message):
-        read_decoder_config(PLAIN | changes)
-
-
-@pytest.mark.parametrize(
     ("changes", "lean"),
     [
         ({}, True),

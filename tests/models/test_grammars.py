@@ -8,7 +8,6 @@ from __future__ import annotations
 import copy
 import json
 import re
-from typing import Literal
 
 import numpy as np
 import pytest
@@ -17,7 +16,7 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken
 from transformers import PreTrainedTokenizerFast
 
-from adaptspec.errors import OverloadedError, RequestError
+from adaptspec.errors import OverloadedError
 from adaptspec.models.grammars import Constraint, Grammars
 from adaptspec.request import Grammar
 from tests.models.matchers import VOCAB, Climb, allowed_after
@@ -230,23 +229,3 @@ def test_a_token_that_looks_like_a_tag_can_be_written(tokenizer: PreTrainedToken
     hidden = [number for number, word in tagged.added_tokens_decoder.items() if word.special and number != 1]
     assert hidden
     assert not free[hidden].any(), "what decoding leaves out is no text"
-
-
-@pytest.mark.parametrize(
-    ("text", "syntax", "param"),
-    [
-        ("(", "regex", "guided_regex"),
-        ("a" * 100_001, "regex", "regex"),
-        ("start: A\nA: " + '"x" | ' * 20_000 + '"y"', "lark", "guided_choice"),
-        ('start: a "y"\na[lazy]: /[a-d]*/', "lark", "ebnf"),
-    ],
-)
-def test_messages_speak_of_what_was_sent(
-    tokenizer: PreTrainedTokenizerFast, text: str, syntax: Literal["regex", "lark"], param: str
-) -> None:
-    """A choice or a regular expression has no schema, and the compiler's own code is of no use to a client."""
-    with pytest.raises(RequestError) as refused:
-        Grammars(tokenizer, len(tokenizer), (1,)).compile(Grammar(text, syntax, param))
-    assert refused.value.param == param
-    assert str(refused.value).startswith(f"{param} ")
-    assert not re.search("schema|into a grammar|backtrace|unknown", str(refused.value))

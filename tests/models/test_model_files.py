@@ -13,7 +13,6 @@ from huggingface_hub.errors import LocalEntryNotFoundError
 from safetensors.torch import load_file, save_file
 
 from adaptspec.errors import ModelError
-from adaptspec.models import model_files
 from adaptspec.models.model_files import eos_token_ids, fingerprint, read_json, resolve_model, weight_files
 from tests.conftest import MakeModel
 
@@ -104,7 +103,7 @@ def test_other_end_tokens_make_up_for_them(token: object, tmp_path: Path, caplog
 def test_other_names_are_refused(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ModelError, match="hub id like org/name"):
-        model_files.resolve_model(name)
+        resolve_model(name)
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "config.json"])
@@ -112,7 +111,7 @@ def test_a_single_file_of_a_model_is_refused(tmp_path: Path, name: str) -> None:
     file = tmp_path / name
     file.touch()
     with pytest.raises(ModelError, match="is a file; name the directory that holds it"):
-        model_files.resolve_model(str(file))
+        resolve_model(str(file))
 
 
 OTHER_FORMATS = [
@@ -135,10 +134,10 @@ def test_weights_in_other_formats_are_refused_with_what_to_do(tmp_path: Path, na
         (inner / name).touch()
         for given in (inner / name, folder):
             with pytest.raises(ModelError, match=f"^{given}: .*{message}[^\\n]*$"):
-                model_files.resolve_model(str(given))
+                resolve_model(str(given))
         (folder / "config.json").write_text("{}")
         with pytest.raises(ModelError, match=message):
-            weight_files(model_files.resolve_model(str(folder)))
+            weight_files(resolve_model(str(folder)))
         (folder / "config.json").unlink()
         (inner / name).unlink()
 
@@ -146,7 +145,7 @@ def test_weights_in_other_formats_are_refused_with_what_to_do(tmp_path: Path, na
 def test_weights_in_other_formats_next_to_safetensors_are_no_fault(tmp_path: Path) -> None:
     for name in ("model.gguf", "model.onnx", "pytorch_model.bin", "model.safetensors"):
         (tmp_path / name).touch()
-    assert weight_files(model_files.resolve_model(str(tmp_path))) == [tmp_path / "model.safetensors"]
+    assert weight_files(resolve_model(str(tmp_path))) == [tmp_path / "model.safetensors"]
 
 
 @pytest.mark.parametrize(
@@ -164,35 +163,32 @@ def test_names_of_gguf_files_are_refused_without_asking_the_hub(
 ) -> None:
     """A directory of this name is looked into: it may hold safetensors."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(model_files, "snapshot_download", None)
     with pytest.raises(ModelError, match=f"^{name}: GGUF files are not read yet"):
-        model_files.resolve_model(name)
+        resolve_model(name)
     (tmp_path / name).mkdir(parents=True)
     (tmp_path / name / "model.safetensors").touch()
-    assert model_files.resolve_model(name) == Path(name)
+    assert resolve_model(name) == Path(name)
 
 
-def test_a_hub_id_is_fetched_without_anything_that_can_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hub_id_is_fetched_without_anything_that_can_run(tmp_path: Path) -> None:
     asked: dict[str, Any] = {}
 
     def download(name: str, allow_patterns: list[str]) -> str:
         asked.update(name=name, patterns=allow_patterns)
         return str(tmp_path)
 
-    monkeypatch.setattr(model_files, "snapshot_download", download)
-    assert model_files.resolve_model("org/some-model") == tmp_path
+    assert resolve_model("org/some-model", download=download) == tmp_path
     assert asked["name"] == "org/some-model"
     dangerous = ("modeling.py", "model.bin", "model.pt", "tokenization.py")
     assert not any(Path(name).match(pattern) for name in dangerous for pattern in asked["patterns"])
 
 
-def test_an_unreachable_hub_is_explained(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unreachable_hub_is_explained() -> None:
     def download(name: str, allow_patterns: list[str]) -> str:
         raise LocalEntryNotFoundError("no network\nlong story")
 
-    monkeypatch.setattr(model_files, "snapshot_download", download)
     with pytest.raises(ModelError, match=r"org/some-model.*\(no network\); check the name"):
-        model_files.resolve_model("org/some-model")
+        resolve_model("org/some-model", download=download)
 
 
 @pytest.mark.parametrize(("name", "hint"), [("org/name", "set HF_HOME"), ("~/model", "write the whole path")])

@@ -142,16 +142,6 @@ def test_presence_and_frequency_count_output_and_earlier_drafts_only(
         np.testing.assert_allclose(scores[j].numpy(), expected, rtol=1e-5, atol=1e-5)
 
 
-def test_repetition_at_a_draft_position_equals_repetition_once_the_draft_is_output() -> None:
-    params = SamplingParams(repetition_penalty=1.8)
-    logits = _logits(5, 8).repeat(3, 1)
-    index, offsets = np.zeros(3, dtype=np.int64), np.arange(3)
-    (processor,) = _built([_row(params, [1, 2], [4])], 8)
-    speculated = processor(logits, Positions(index, offsets, Paths(np.array([[6, 0]]))))
-    for j, output in enumerate(([4], [4, 6], [4, 6, 0])):
-        assert torch.equal(speculated[j], _process(_row(params, [1, 2], output), logits[j]))
-
-
 def test_rows_keep_to_their_own_settings() -> None:
     """A batch of all kinds gives each position what it would get alone; the logits stay as they were."""
     kinds = [
@@ -201,12 +191,6 @@ def test_ties_at_the_edge_are_all_kept_wherever_they_stand() -> None:
         kept = _process(_row(params, [1], []), logits) > -math.inf
         assert kept.tolist() == [True, True, True, True, True, False]
         assert torch.equal(_process(_row(params, [1], []), logits[shuffled]) > -math.inf, kept[shuffled])
-
-
-@pytest.mark.parametrize("params", [SamplingParams(top_p=1e-6), SamplingParams(min_p=1.0), SamplingParams(top_k=1)])
-def test_the_strictest_cut_keeps_the_likeliest_token(params: SamplingParams) -> None:
-    logits = _logits(11, 50)
-    assert (_process(_row(params, [1], []), logits) > -math.inf).nonzero().flatten().tolist() == [int(logits.argmax())]
 
 
 def test_cuts_work_on_scores_that_already_lack_tokens() -> None:

@@ -119,15 +119,6 @@ def test_a_guess_is_fresh_each_round_and_unlike_the_choice() -> None:
     assert not np.isclose(uniform, batch.uniform(index, np.full(2000, 2), Stream.ACCEPT)).any()
 
 
-def test_probabilities_are_softmax_for_sampled_and_one_hot_for_greedy_rows() -> None:
-    batch, scores = SamplingBatch(_rows(GREEDY, range(1)) + _rows(SamplingParams(), range(1)), VOCAB, CPU), _scores(3)
-    probabilities = batch.probabilities(scores, np.array([0, 1, 0]))
-    torch.testing.assert_close(probabilities[1], scores[1].softmax(0))
-    for n in (0, 2):
-        assert probabilities[n].nonzero().flatten().tolist() == [int(scores[n].argmax())]
-        assert probabilities[n].sum() == 1.0
-
-
 def test_logits_of_another_width_are_cut_or_filled() -> None:
     """A padded target head never yields a padding token; a smaller draft never one it does not have."""
     batch = SamplingBatch(_rows(GREEDY, range(2)), VOCAB, CPU)

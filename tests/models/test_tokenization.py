@@ -115,12 +115,3 @@ def test_what_follows_is_written_as_in_the_whole_text() -> None:
         for at in range(1, len(whole)):
             before, text = tokenizer.text(whole[:at]).removeprefix(tokenizer.space), tokenizer.text(whole[at:])
             assert tokenizer.after(before, text) == whole[at:]
-
-
-def test_a_spelling_knows_what_a_tokenizer_adds() -> None:
-    """A space before a text, a token that opens it; and of two tokens of the same bytes which one it writes."""
-    assert (METASPACE.space, METASPACE.opening, GPT2.space, GPT2.opening) == (" ", [1], "", [])
-    assert METASPACE.encode("a")[-1] == METASPACE.ids[METASPACE.bytes[METASPACE.encode("a")[-1]]]
-    assert spelling(gpt2_like(lower=True)).space == " "
-    assert GPT2.alike(GPT2) == 1.0
-    assert GPT2.alike(METASPACE) < 0.95

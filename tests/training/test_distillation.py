@@ -16,14 +16,12 @@ from adaptspec.errors import ConfigError, ModelError
 from adaptspec.request import SamplingParams
 from adaptspec.training.distillation import DistillationSettings, distil
 from adaptspec.training.teacher_answers import AnswerSettings
-from adaptspec.training.tokenizer_training import Windows
 from tests.conftest import MakeModel
 from tests.drafting.spellings import gpt2_like, write_model
 from tests.training.test_head_modules import DEPTH
 
 KINDS = ["eagle", "dflash", "medusa", "draft"]
 TEXT = np.tile(np.array([5, 90, 7, 130, 9, 9, 201, 66, 17], np.uint32), 60)
-WINDOWS = Windows(TEXT, batch=4, window=24)
 
 
 @functools.cache

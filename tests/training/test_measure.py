@@ -12,12 +12,9 @@ from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM
 
 from adaptspec.training.measure import (
-    DEPTHS,
     MeasuredPair,
-    Trace,
     acceptance_length,
     conditional_acceptance,
-    task_figures,
 )
 from adaptspec.types import BoolArray
 
@@ -35,17 +32,6 @@ def test_batched_outputs_are_the_greedy_ones(target_path: Path, draft_path: Path
         while len(tokens) < len(prompt) + 12 and tokens[-1] != 1:
             tokens.append(int(model(torch.tensor([tokens])).logits[0, -1].argmax()))
         assert output == tokens[len(prompt) :]
-
-
-def test_a_draft_equal_to_the_target_is_always_accepted(target_path: Path) -> None:
-    """Every way of accepting gives one."""
-    pair = MeasuredPair(target_path, target_path)
-    output = pair.generate([PROMPTS[0]], 16)[0]
-    trace = pair.trace(PROMPTS[0], output)
-    assert trace.agreed.all()
-    assert len(trace.agreed) == len(output)
-    np.testing.assert_allclose(trace.rejection, 1.0, atol=1e-5)
-    np.testing.assert_array_equal(trace.coupled, 1.0)
 
 
 def test_a_trace_is_that_of_stepping_through_the_output(target_path: Path, draft_path: Path) -> None:
@@ -98,22 +84,3 @@ def test_rounds_are_those_of_plain_counting(outputs: list[list[bool]], depth: in
     for j, share in enumerate(conditional_acceptance(_arrays(outputs), depth)):
         verdicts = [seen[j] for seen in rounds if len(seen) > j]
         assert share == (pytest.approx(sum(verdicts) / len(verdicts)) if verdicts else None)
-
-
-def _trace(agreed: list[bool], confidence: list[float], synthetic: bool = True) -> Trace:
-    half, sure = np.full(len(agreed), 0.5), np.asarray(confidence)
-    return Trace(np.asarray(agreed), sure, -sure, half, half / 2, half / 5, synthetic)
-
-
-def test_a_task_is_pooled_over_positions_and_split_by_source() -> None:
-    """Worked by hand: four synthetic positions, two real ones."""
-    real = _trace([False, False], [0.1, 0.1], synthetic=False)
-    figures = task_figures("chat", [_trace([True, True, False, True], [0.9, 0.9, 0.1, 0.9]), real])
-    assert figures.agreement == 0.5
-    assert (figures.agreement_synthetic, figures.agreement_real) == (0.75, 0.0)
-    assert figures.output_tokens == 3.0
-    assert (figures.rejection, figures.coupled, figures.greedy_draft) == pytest.approx((0.5, 0.25, 0.1))
-    assert figures.confidence_correlation == pytest.approx(1.0)
-    assert figures.entropy_correlation == pytest.approx(-1.0)
-    assert figures.lengths == {1: 6 / 5, 3: 6 / 4, 7: 6 / 4}
-    assert tuple(figures.lengths) == DEPTHS

@@ -54,13 +54,6 @@ def test_an_answer_is_continued_where_it_ends(family: str, begun: str) -> None:
     assert whole.startswith(f"{text}X")
 
 
-def test_thoughts_of_a_begun_answer_stay() -> None:
-    """A template that splits thoughts off has to see them, not only where the answer ends."""
-    begun = "<think>\nHm.\n</think>\n\nThe answer"
-    text = template_of("qwen3").render([*TALK, says("assistant", begun)], options=CONTINUED)
-    assert text.endswith(f"<|im_start|>assistant\n{begun}")
-
-
 @pytest.mark.parametrize(
     "last",
     [
@@ -115,17 +108,6 @@ def test_tools_have_all_that_templates_read(read: str) -> None:
     )
     text = ChatTemplate(tokenizer).render(TALK, [{"type": "function", "function": {"name": "look"}}])
     assert text.startswith("look")
-
-
-def test_several_templates_of_one_model_are_used_for_what_they_are_for() -> None:
-    """Command R and Hermes have one for tools."""
-    tokenizer = tiny_tokenizer()
-    tokenizer.chat_template = {"default": source_of("smollm2"), "tool_use": source_of("qwen2.5")}
-    template = ChatTemplate(tokenizer)
-    assert template.traits.native_tools
-    assert template.writes("<tool_call>")
-    assert "<tools>" not in template.render(TALK)
-    assert "SmolLM" in template.render(TALK)
 
 
 @pytest.mark.parametrize("family", FAMILIES)

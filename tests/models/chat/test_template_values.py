@@ -11,37 +11,6 @@ from transformers import PreTrainedTokenizerBase
 from adaptspec.models.chat.template_values import MAX_CHARACTERS, MAX_KEYS, MAX_VALUES, check_values
 
 
-@pytest.mark.parametrize(
-    "values",
-    [
-        {},
-        {"enable_thinking": False},
-        {"thinking": True, "reasoning_effort": "low", "budget": 512, "share": 0.5, "nothing": None},
-        {"documents": [{"title": "a", "text": "b"}], "controls": {"length": "short"}},
-        {"date_string": "26 Jul 2024", "xml_tools": ["a", "b"]},
-    ],
-)
-def test_what_templates_know_passes(values: dict[str, Any]) -> None:
-    assert check_values(values) is values
-
-
-SERVER = [
-    "messages",
-    "tools",
-    "add_generation_prompt",
-    "continue_final_message",
-    "chat_template",
-    "tokenize",
-    "bos_token",
-]
-
-
-@pytest.mark.parametrize("name", [*SERVER, "eos_token", "range", "raise_exception", "namespace", "image_token"])
-def test_what_the_server_sets_is_refused(name: str) -> None:
-    with pytest.raises(ValueError, match=f"its key {name} is set by the server"):
-        check_values({name: "x"})
-
-
 def test_no_option_of_the_renderer_can_be_set() -> None:
     """A new one of a later transformers is refused, too."""
     for name in inspect.signature(PreTrainedTokenizerBase.apply_chat_template).parameters:
@@ -57,22 +26,13 @@ def nested(depth: int) -> Any:
 @pytest.mark.parametrize(
     ("values", "said"),
     [
-        ([], "must be an object"),
-        ("x", "must be an object"),
         ({f"k{i}": 1 for i in range(MAX_KEYS + 1)}, f"has {MAX_KEYS + 1} keys"),
         ({"__class__": 1}, "must be names"),
-        ({"a b": 1}, "must be names"),
-        ({"k" * 65: 1}, "must be names"),
-        ({"": 1}, "must be names"),
         ({"a": [0] * MAX_VALUES}, "more than 256 values"),
-        ({"a": [[0] * 100, [0] * 100, [0] * 100]}, "more than 256 values"),
         ({"a": "x" * (MAX_CHARACTERS + 1)}, "characters; give shorter ones"),
-        ({"a": ["x" * 9000, "x" * 9000]}, "characters; give shorter ones"),
         ({"a": {"x" * (MAX_CHARACTERS + 1): 1}}, "characters; give shorter ones"),
         ({"a": nested(4)}, "nests more than 4"),
-        ({"a": {"b": {"c": {"d": {}}}}}, "nests more than 4"),
         ({"a": 2**63}, "64 bits"),
-        ({"a": [[-(2**70)]]}, "64 bits"),
         ({"a": object()}, "must be strings, numbers"),
     ],
 )

@@ -12,7 +12,6 @@ import transformers
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, modeling_layers
 
-from adaptspec.errors import ModelError
 from adaptspec.models.heads.formats import load_head
 from adaptspec.models.kv_cache import CacheLimits
 from adaptspec.models.loading import load_model
@@ -126,18 +125,3 @@ def test_its_logits_are_those_of_a_direct_forward(whole: tuple[Path, Any, dict[s
         reader.free(row)
     assert runner.free_memory == 1.0
     assert not runner._caches  # type: ignore[attr-defined]
-
-
-def test_what_is_missing_of_it_is_named(whole: tuple[Path, Any, dict[str, torch.Tensor]]) -> None:
-    """One of its tensors, or all; and more layers than one."""
-    folder, _, _ = whole
-    tensors = load_file(folder / "model.safetensors")
-    tensors.pop(f"model.layers.{LAYERS}.eh_proj.weight")
-    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-    loaded = load_model(str(folder))
-    with pytest.raises(ModelError, match=r"brings no layer for multi-token prediction .*eh_proj"):
-        load_head(str(folder), loaded)
-    said = json.loads((folder / "config.json").read_text()) | {"num_nextn_predict_layers": 2}
-    (folder / "config.json").write_text(json.dumps(said))
-    with pytest.raises(ModelError, match="are not computed here \\(2,"):
-        load_head(str(folder), load_model(str(folder)))
