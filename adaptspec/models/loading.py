@@ -123,6 +123,7 @@ def _load_lean(
 
 
 def load_other(folder: Path, raw: Mapping[str, Any], dtype: torch.dtype, device: torch.device) -> LoadedModel:
+    """A model that transformers runs, whatever its family."""
     model, bytes_per_token = load_through_transformers(folder, dtype, device)
     config = model.config.get_text_config(decoder=True)
     info = _info(folder, raw, dtype, (model.num_parameters(), config.vocab_size, longest_context(config)))

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from adaptspec import drafters
 from adaptspec.control.language.build import parse_policy_spec
 from adaptspec.control.language.spec import schema
 from adaptspec.drafters import DRAFTERS, Entry, Kind
@@ -26,15 +25,17 @@ from tests.engine.conftest import Notes, run
 HEAD = "apiVersion: adaptspec.dev/v1\nkind: SpeculationPolicy\nmetadata: {name: three}\n"
 
 
+PLACES: list[str] = []  # where the toy model is
+
+
 class ToyModel(DraftModelDrafter):
     """A model of its own choice: here the target's weights once more, so that every guess is right."""
 
     name = "toy-model"
-    place: Path
 
     @classmethod
     def make(cls, loaded: Loaded) -> ToyModel:
-        return cls(load_model(str(cls.place)).runner(CacheLimits(2)), loaded.ends)
+        return cls(load_model(PLACES[0]).runner(CacheLimits(2)), loaded.ends)
 
 
 class ToyLookup(NgramDrafter):
@@ -50,10 +51,9 @@ class ToyLookup(NgramDrafter):
 @pytest.fixture
 def _toys(monkeypatch: pytest.MonkeyPatch, target_path: Path, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(ToyModel, "place", target_path, raising=False)
+    PLACES[:] = [str(target_path)]
     for toy, kind in ((ToyModel, Kind.MODEL), (ToyLookup, Kind.MODEL_FREE)):
-        monkeypatch.setattr(f"{drafters.__name__}.{toy.__name__}", toy, raising=False)
-        monkeypatch.setitem(DRAFTERS, toy.name, Entry(toy.name, kind, f"{drafters.__name__}:{toy.__name__}.make"))
+        monkeypatch.setitem(DRAFTERS, toy.name, Entry(toy.name, kind, f"{__name__}:{toy.__name__}.make"))
 
 
 @pytest.mark.usefixtures("_toys")

@@ -12,7 +12,7 @@ from adaptspec.drafting.ngram import NgramDrafter
 from adaptspec.drafting.predicted_output import Prediction
 from adaptspec.models.processors import SamplingRow
 from adaptspec.request import SamplingParams
-from tests.drafting.test_ngram import _propose
+from tests.drafting.test_ngram import propose
 
 TOKENS = st.lists(st.integers(0, 4), max_size=30)
 TEXT = list(range(100, 160))
@@ -80,7 +80,7 @@ def test_the_lookup_drafts_from_the_prediction_first_and_forgets_it_with_the_row
     drafter = NgramDrafter(2, 1, ends=(9,))
     row = SamplingRow(SamplingParams(), 0, [], 3, ())
     drafter.begin(0, RowStart(row, [5, 6, 9, 6]))
-    assert _propose(drafter, [1, 2, 1], 4) == [5, 6, 9]
+    assert propose(drafter, [1, 2, 1], 4) == [5, 6, 9]
     assert len(drafter.offer(0, [1, 2, 1, 5], 4)) == 2
     drafter.free(0)
-    assert _propose(drafter, [1, 2, 1], 1) == [2]
+    assert propose(drafter, [1, 2, 1], 1) == [2]

@@ -8,8 +8,6 @@ import threading
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from adaptspec.engine.policy_watch import PolicyWatch
 from tests.engine.desk import asking, desk_of
 from tests.engine.policies import goodput, static
@@ -83,26 +81,6 @@ async def test_a_broken_file_is_told_once(tmp_path: Path, caplog: Any) -> None:
         file.write_text(static("main", 2))
         await asyncio.to_thread(watch.look)
         assert one.desk.served[0].text == static("main", 2)
-
-
-async def test_a_surprise_in_one_file_does_not_end_the_watch(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: Any
-) -> None:
-    """A fault of ours is logged with its traceback, and the next file is looked at."""
-    async with desk_of(tmp_path, [static("main", 3), static("other", 3)]) as one:
-        watch, real = PolicyWatch(one.desk), one.desk.apply_file
-
-        def apply_file(path: Path) -> object:
-            if path == one.files["main"]:
-                raise ZeroDivisionError
-            return real(path)
-
-        monkeypatch.setattr(one.desk, "apply_file", apply_file)
-        one.files["other"].write_text(static("other", 1))
-        one.files["main"].write_text(static("main", 1))
-        await asyncio.to_thread(watch.look)
-        assert one.desk.served[1].text == static("other", 1)
-        assert "ZeroDivisionError" in caplog.text
 
 
 async def test_a_hundred_broken_files_under_load_fail_no_request(tmp_path: Path, caplog: Any) -> None:

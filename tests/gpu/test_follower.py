@@ -18,6 +18,7 @@ from adaptspec.gpu.follower import lead
 from tests.conftest import TINY_VOCAB, MakeModel
 from tests.exactness.harness import Case, answers
 from tests.gpu.engines import DRAWN, GREEDY, built, core_of, requests, same
+from tests.gpu.pretend import PretendCuda
 from tests.gpu.test_tensor_parallel import CONFIG, close
 
 
@@ -50,9 +51,8 @@ def test_what_cannot_be_shared_is_refused(size: int, device: str, error: str) ->
         built(replace(CONFIG, device=device, tensor_parallel_size=size))
 
 
-def test_devices_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    with pytest.raises(ConfigError, match="2 from cuda:1 on needs 3 CUDA devices, and there are 2"):
+def test_devices_are_counted() -> None:
+    with PretendCuda(), pytest.raises(ConfigError, match="2 from cuda:1 on needs 3 CUDA devices, and there are 1"):
         lead(2, torch.device("cuda", 1))
 
 
