@@ -92,7 +92,8 @@ def test_the_draft_model_keeps_what_the_text_went_on_with(
 
 def test_a_request_that_gave_way_waits_until_another_has_left() -> None:
     """Back at once, it would be driven out again, and its text be read each time."""
-    core = engine(table("draft-model", capacity=80), "0")
+    specs = [dictated.policy(Case(depths=depths).policy, name) for name, depths in (("off", "0"), ("deep", "7"))]
+    core = table("draft-model", capacity=80).engine(specs, EngineLimits(4, prefill_tokens=8, max_depth=7))
     answers(core, [Request(f"r{i}", (5, 6, 7, *range(2, 3 + 3 * i)), greedy(30)) for i in range(4)])
     assert 1 <= core.scheduler.preemptions <= 4
 
