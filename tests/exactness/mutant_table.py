@@ -866,8 +866,7 @@ MUTANTS = (
         "        self._owners |= self._newest\n",
         "",
         "On a GPU, penalties grow with every round.",
-        ("tests/gpu/test_device_executor.py",),
-        whole=True,
+        ("tests/gpu/test_rules.py",),
     ),
     Mutant(
         "gpu-head-reads-a-state-too-early",
@@ -888,7 +887,7 @@ MUTANTS = (
         'keys, live = plan["keys"][owners, ways], self._live(width, branches=branches)',
         'keys, live = plan["keys"][owners, 0 * ways], self._live(width, branches=branches)',
         "On a GPU, a sampled text depends on how deep was drafted.",
-        ("tests/gpu/test_device_executor.py",),
+        ("tests/exactness/test_devices.py",),
         whole=True,
     ),
     Mutant(
