@@ -21,9 +21,9 @@ PARTS = (
     "  draft-temperature: {mode: dynamic}\n  tasks: {code: {stop: {rule: adaedl}}}\n"
 )
 USES = f"{HEAD}  choose: {{algorithm: goodput}}\n  when: [{{batch-size: {{at-least: 2}}, use: ucb}}]\n"
-NOTHING = {"off", "static-3", "entropy-gate", "lookahead", "sglang-ema", "vllm-batch-table"}
+NOTHING = ("entropy-gate", "lookahead", "off", "sglang-ema", "static-3", "vllm-batch-table")
 TEXTS = {path.stem: path.read_text() for path in shipped_policies()} | {"parts": PARTS, "uses": USES}
-LEARNING = sorted(TEXTS.keys() - NOTHING)
+LEARNING = sorted(TEXTS.keys() - {*NOTHING})
 
 
 def built(text: str) -> Policy:
