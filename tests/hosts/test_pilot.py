@@ -186,9 +186,9 @@ class Clock:
 
 
 def step(pilot: Pilot, clock: Clock, ids: Sequence[str], prefill: int = 0) -> Mapping[str, int]:
-    """One step of ten milliseconds without drafts; the depths that were decided for it."""
+    """One step without drafts, of ten milliseconds and what its prompts take; the depths that were decided for it."""
     plan, none = pilot.decide(ids, prefill), [0] * len(ids)
-    clock.now += 0.01
+    clock.now += 0.01 + 5e-5 * prefill
     pilot.learn(plan, ids, none, none, [1] * len(ids))
     return plan.depths
 
@@ -316,8 +316,24 @@ def test_requests_after_it_has_let_go_draft_as_ever() -> None:
     pilot.close()
 
 
+@pytest.mark.parametrize(("prompt", "most"), [(1, 6), (94, 100)])
+def test_no_more_is_drafted_than_may_be_written(prompt: int, most: int) -> None:
+    """Of the tokens asked for, and of the context, less the two that surely come before the drafts are verified."""
+    clock = Clock()
+    pilot = Pilot(PilotSettings(policy="static-3"), VLLM, 4, model_len=100, clock=clock)
+    for number in range(3):
+        pilot.enter(str(number), max_tokens=90)
+        for _ in range(90):
+            step(pilot, clock, [str(number)])
+        pilot.leave(str(number))
+    pilot.enter("a", prompt_tokens=prompt, max_tokens=most)
+    assert [step(pilot, clock, ["a"])["a"] for _ in range(6)] == [3, 3, 2, 1, 0, 0]
+    assert not pilot.errors
+    pilot.close()
+
+
 def test_idle_time_is_not_counted_as_step_time(tmp_path: Path) -> None:
-    """Hours between one request and the next say nothing of what a step takes."""
+    """Hours between one request and the next say nothing of what reading a prompt takes, which no round is charged."""
     clock, journal = Clock(), tmp_path / "rounds.jsonl"
     pilot = Pilot(PilotSettings(policy="static-3", journal=journal), VLLM, 2, clock=clock)
     for request in range(100):
@@ -327,10 +343,13 @@ def test_idle_time_is_not_counted_as_step_time(tmp_path: Path) -> None:
             step(pilot, clock, [str(request)], prefill)
         pilot.leave(str(request))
         step(pilot, clock, [])  # an engine's last step, without requests
+    pilot.enter("last")
+    for prefill in (0, 0, *[500] * 20):
+        step(pilot, clock, ["last"], prefill)
     pilot.close()
-    seconds = [record.total_seconds for record in read_journal(journal)]
-    assert len(seconds) > 100
-    assert max(seconds) < 0.1
+    seconds = [record.total_seconds for record in read_journal(journal) if record.prefill_tokens]
+    assert len(seconds) >= 20
+    assert seconds == pytest.approx([0.01] * len(seconds), rel=0.3)
 
 
 @pytest.mark.parametrize("every", [3, 1])
