@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from adaptspec.analysis.search_space import Range, parse_parameter
-from adaptspec.analysis.tune import Tuned, tune
+from adaptspec.analysis.tune import Tuned, split, tune
 from adaptspec.control.language.build import parse_policy_spec
+from adaptspec.errors import TapeError
 from adaptspec.simulation.cost_profiles import load_costs
 from adaptspec.simulation.scenarios import Schedule
+from adaptspec.simulation.tape import join
 from tests.policies.tapes import made_tape
 
 STATIC = """# deep on purpose
@@ -53,3 +57,17 @@ def test_luck_where_searched_is_not_claimed() -> None:
         for seed in range(3)
     ]
     assert not any(claimed)
+
+
+def test_a_prompt_is_in_one_half_only() -> None:
+    """Also where it was recorded at several temperatures: the other half must be new. Too few prompts are refused."""
+    tape = made_tape(count=7)
+    both = join([tape, tape])
+    both = replace(both, ids=tuple(f"{name}@{temperature}" for temperature in ("0", "0.8") for name in tape.ids))
+    halves = split(both, 2)
+    prompts = [{name.partition("@")[0] for name in half.ids} for half in halves]
+    assert not prompts[0] & prompts[1]
+    assert sum(len(half) for half in halves) == len(both)
+    assert abs(len(halves[0]) - len(halves[1])) <= 2
+    with pytest.raises(TapeError, match="at least 12 prompts"):
+        tune(STATIC, [DEPTH], made_tape({"code": 0.5}, count=5), [Schedule((1,))], [load_costs("cpu-2-cores")])

@@ -50,3 +50,15 @@ def test_who_wants_no_drafts_puts_nobody_to_sleep() -> None:
     assert [one.drafted for one in world.running] == [0, 3]
     assert world.pilot is not None
     world.pilot.close()
+
+
+def test_rows_with_a_hole_stay_off() -> None:
+    """A request of which the draft has missed a step is never drafted for again; later ones are tried."""
+    world, held = skipping("goodput"), set[str]()
+    for _ in range(1200):
+        serve(world, (0.02,), 4, 1, length=64)
+        held |= {one.name for one in world.running if not one.cached}
+        assert not any(one.drafted for one in world.running if one.name in held and not one.cached)
+    assert held
+    assert world.pilot is not None
+    world.pilot.close()

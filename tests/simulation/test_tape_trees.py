@@ -6,13 +6,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from adaptspec.decision_tables import StopTable, TreeTable
 from adaptspec.models.draft import Draft
 from adaptspec.simulation.cost_profiles import load_costs
-from adaptspec.simulation.draft_view import UNRANKED, DraftView, run_lengths
+from adaptspec.simulation.draft_view import UNRANKED, AfterMiss, DraftView, run_lengths
 from adaptspec.simulation.tape_drafters import TapeModel
 from adaptspec.simulation.tape_trees import RIGHT, TapeJob, chain_tokens, right_path, united_on_tape
 
@@ -68,6 +69,19 @@ def test_a_tree_keeps_its_shape_and_never_loses_to_its_chain(
         before = [-1, *path[0, : accepted[0]].tolist()]
         assert [draft.tree.parents[0, place] for place in before[1:]] == before[:-1]
         assert draft.tree.ranks[0, before[1:]].tolist() == ranks[: accepted[0]]
+
+
+def test_behind_a_wrong_token_siblings_share_what_the_first_leaves() -> None:
+    """The recorded confidence of the first choice; the true text's candidates, scaled, for the others."""
+    unknown = np.full((4, 2), np.nan)
+    unknown[1] = 0.8, 0.4
+    view = replace(view_of([0, UNRANKED, 0, 0]), after_miss=AfterMiss(unknown, unknown))
+    draft, _ = drafted(view, 4, table_of(1))
+    assert draft.tree is not None
+    assert draft.confidence[0, :4].tolist() == pytest.approx([0.6, 0.6, 0.8, 0.4])
+    beside = [draft.confidence[0, place] for place in range(4, 12) if draft.tree.parents[0, place] == 1]
+    assert sorted(beside) == pytest.approx([0.05, 0.1])
+    assert right_path(draft)[0].tolist() == [1]
 
 
 def chain_of(run: int, count: int) -> Draft:
