@@ -39,12 +39,14 @@ class Desk:
         max_rows: int,
         models: Mapping[str, str],
         controller: type[Controller] = Controller,
+        *,
+        state: type[SharedState] = SharedState,
     ) -> None:
         """Raises ConfigError, StateError, JournalError: something cannot be used; says why, and where."""
         self.policies = ServedPolicies(settings.policy, host, max_rows, controller=controller)
         self.notes = self.policies.notes
         self._settings = settings
-        self._state = None if settings.state_dir is None else SharedState(settings.state_dir, pair_of(models))
+        self._state = None if settings.state_dir is None else state(settings.state_dir, pair_of(models))
         self._known: Mapping[str, PolicyState] = {}
         self._begun = False  # before that nothing is learned
         if self._state is not None:

@@ -38,6 +38,7 @@ from adaptspec.hosts.desk import Desk
 from adaptspec.hosts.guests import Guests, Told
 from adaptspec.hosts.rounds import Plan, Waiting, made, of_one_mind, round_of
 from adaptspec.hosts.settings import IGNORED, NOT_SERVED, PilotSettings
+from adaptspec.hosts.shared_state import SharedState
 from adaptspec.hosts.skipping import Skipping
 from adaptspec.request import Request, SamplingParams, SpeculationParams
 from adaptspec.telemetry.metric_families import host_families
@@ -72,10 +73,11 @@ class Pilot:
         models: Mapping[str, str] | None = None,
         clock: Callable[[], float] = time.perf_counter,
         controller: type[Controller] = Controller,
+        state: type[SharedState] = SharedState,
     ) -> None:
         """`model_len`: tokens that a context has room for. `models` by role, for journals and learned state. `clock`:
         seconds; a step takes from the last one's end, or from when it was decided if nobody was here, to its own.
-        `controller` makes the decisions.
+        `controller` makes the decisions, `state` shares what was learned.
 
         Raises ConfigError, StateError, JournalError: a policy or a setting cannot be used here; says why, and where.
         """
@@ -87,7 +89,7 @@ class Pilot:
         self._clock = clock
         self._number, self._rounds = 0, count(1)
         self._guests = Guests(max_rows, model_len=model_len, behind=1 + host.lag)
-        self._desk = Desk(settings, host, max_rows, models or {}, controller)
+        self._desk = Desk(settings, host, max_rows, models or {}, controller, state=state)
         self._watchers = self._desk.watchers
         if self._watchers is not None:
             own = partial(host_families, self.ignored)

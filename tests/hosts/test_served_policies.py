@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from adaptspec.control.cost import CostTable
-from adaptspec.control.host import DRAFTER
+from adaptspec.control.host import DRAFTER, Host
 from adaptspec.control.step_times import StepTimes
 from adaptspec.hosts.served_policies import ServedPolicies
 from tests.hosts.test_pilot import STATIC
@@ -78,3 +78,32 @@ def test_a_file_may_not_change_its_name(tmp_path: Path, caplog: pytest.LogCaptur
     policies.look()
     assert list(policies.specs) == ["mine"]
     assert "give it its name back" in caplog.text
+
+
+def test_a_file_that_could_not_be_read_is_read_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Where that was the machine's fault: the log says it once, and others are read meanwhile."""
+    short = list[str]()
+
+    class Short(Host):
+        @property
+        def depths(self) -> tuple[int, ...]:
+            if short and short.pop():
+                raise MemoryError
+            return super().depths
+
+    names = ("mine", "yours")
+    for name in names:
+        (tmp_path / f"{name}.yaml").write_text((STATIC % 3).replace("mine", name))
+    policies = ServedPolicies(tuple(str(tmp_path / f"{name}.yaml") for name in names), Short(**vars(VLLM)), 4)
+    for name in names:
+        (tmp_path / f"{name}.yaml").write_text((STATIC % 1).replace("mine", name))
+    for _ in range(3):
+        short[:] = ["mine"]  # of the first alone: the second has been read, or is as it was
+        policies.look()
+    assert len(caplog.records) == 1
+    short.clear()
+    policies.look()
+    cost = CostTable(StepTimes().profile(DRAFTER, 4, VLLM))
+    policies.adopt(policies.controller(cost), cost)
+    assert [policies.specs[name].spec.choose.depth for name in names] == [1, 1]  # type: ignore[union-attr]
+    assert policies.reloads.applied == 2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -13,8 +14,10 @@ from hypothesis import strategies as st
 from adaptspec.control.state import FILE, PolicyState, read_state
 from adaptspec.control.tasks import MOST_OWN, TASKS
 from adaptspec.errors import StateError
+from adaptspec.hosts.pilot import Pilot
+from adaptspec.hosts.settings import PilotSettings
 from adaptspec.hosts.shared_state import SharedState
-from tests.policies.hosted import piloted, serve
+from tests.policies.hosted import USUAL, VLLM, HostEngine, piloted, serve
 
 
 def states(*values: float, signature: str = "s") -> dict[str, PolicyState]:
@@ -139,9 +142,9 @@ def test_a_place_that_cannot_be_used(tmp_path: Path) -> None:
 
 
 def test_a_pilot_goes_on_where_others_stopped(tmp_path: Path) -> None:
-    """What one engine has learned, a new one knows when it begins; what it learns itself comes on top."""
+    """What one engine has learned, a new one knows when it begins; what it learns itself comes on top, once."""
     counts = []
-    for folder, seed in ((tmp_path, 0), (tmp_path, 1), (tmp_path / "new", 1)):
+    for folder, seed in ((tmp_path, 0), (tmp_path, 1), (tmp_path / "new", 1), (None, 1)):
         world = piloted(rows=8, seed=seed, models={"target": "t"}, state_dir=folder, state_seconds=1e-6)
         assert world.pilot is not None
         serve(world, (0.75,), 4, 200)
@@ -151,3 +154,46 @@ def test_a_pilot_goes_on_where_others_stopped(tmp_path: Path) -> None:
         world.pilot.close()
         assert not world.pilot.errors
     assert counts[1] > counts[2] + 1.0
+    assert counts[2] == pytest.approx(counts[3], rel=0.02)
+
+
+def learning(folder: Path, state: type[SharedState]) -> Pilot:
+    """A pilot that has something to share."""
+    world = HostEngine(USUAL)
+    settings = PilotSettings(state_dir=folder, state_seconds=1e-6)
+    pilot = world.pilot = Pilot(settings, VLLM, 8, models={"target": "t"}, clock=lambda: world.now, state=state)
+    serve(world, (0.75,), 4, 200)
+    return pilot
+
+
+def test_an_end_while_a_folder_does_not_answer(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """It is waited for some seconds, no second exchange begins meanwhile, and the log says what is not saved."""
+    begun, answers, ended = threading.Event(), threading.Event(), list[bool]()
+
+    class Hanging(SharedState):
+        def exchange(self, now: Mapping[str, PolicyState], tasks: tuple[str, ...]) -> Mapping[str, PolicyState]:
+            assert not begun.is_set()
+            begun.set()
+            ended.append(answers.wait(30.0))
+            return now
+
+    pilot = learning(tmp_path, Hanging)
+    assert begun.wait(30.0)
+    pilot.close()
+    assert ended == []
+    answers.set()
+    assert "does not answer" in caplog.text
+
+
+def test_an_end_at_which_nothing_can_be_saved(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """It ends, the log says so, and the folder is free for another engine."""
+
+    class Failing(SharedState):
+        def exchange(self, now: Mapping[str, PolicyState], tasks: tuple[str, ...]) -> Mapping[str, PolicyState]:
+            raise OSError("stale handle")
+
+    learning(tmp_path, Failing).close()
+    assert "what was learned last is not saved" in caplog.text
+    again = SharedState(tmp_path, "pair")
+    assert again.place.name.endswith("-0")
+    again.close()
