@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -171,11 +171,11 @@ def test_an_end_while_a_folder_does_not_answer(tmp_path: Path, caplog: pytest.Lo
     begun, answers, ended = threading.Event(), threading.Event(), list[bool]()
 
     class Hanging(SharedState):
-        def exchange(self, now: Mapping[str, PolicyState], tasks: tuple[str, ...]) -> Mapping[str, PolicyState]:
+        def exchange(self, now: Mapping[str, PolicyState], tasks: Sequence[str]) -> dict[str, PolicyState]:
             assert not begun.is_set()
             begun.set()
             ended.append(answers.wait(30.0))
-            return now
+            return dict(now)
 
     pilot = learning(tmp_path, Hanging)
     assert begun.wait(30.0)
@@ -189,7 +189,7 @@ def test_an_end_at_which_nothing_can_be_saved(tmp_path: Path, caplog: pytest.Log
     """It ends, the log says so, and the folder is free for another engine."""
 
     class Failing(SharedState):
-        def exchange(self, now: Mapping[str, PolicyState], tasks: tuple[str, ...]) -> Mapping[str, PolicyState]:
+        def exchange(self, now: Mapping[str, PolicyState], tasks: Sequence[str]) -> dict[str, PolicyState]:
             raise OSError("stale handle")
 
     learning(tmp_path, Failing).close()
