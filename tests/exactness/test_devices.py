@@ -43,3 +43,16 @@ def test_devices_draft_as_cpus_do(worlds: Worlds, name: str) -> None:
             found.append({name: one.stats for name, one in result.done.items()})
     assert found[0] == found[1]
     assert sum(one.accepted for one in found[0].values())
+
+
+def test_devices_report_the_work_that_ran(worlds: Worlds) -> None:
+    """What was laid out ran, also where a stop rule had ended drafts before: costs are learned by it."""
+    case, script = Case("pretend", temperature=0.8, chunk=512), SCRIPTS["batch"]
+    with PretendCuda():
+        world = worlds.of(case.runtime, case.drafter)
+        result = serve(case, world, script, requests(case, world, script), [dictated.policy(str(ON_DEVICES["stops"]))])
+    records = [record for record in result.notes.records if len(record.rows) == script.requests]
+    for record in records:
+        assert record.draft_steps == record.depths.max()
+        assert record.verify_tokens == record.depths.sum() + script.requests + record.prefill_tokens
+    assert any(record.drafted.max() < record.draft_steps for record in records)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import weakref
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +17,13 @@ from adaptspec.engine.assembly import Built
 from adaptspec.engine.core import EngineLimits
 from adaptspec.engine.engine_config import EngineConfig, model_place
 from adaptspec.engine.model_set import load_models
+from adaptspec.gpu.device_decoder import DeviceDecoder, device_decoder
+from adaptspec.gpu.paged_cache import PagedCache
+from adaptspec.models.config import DecoderConfig
+from adaptspec.models.kv_cache import CachePlan
+from adaptspec.models.loading import MakeDecoder
+from adaptspec.models.runner import ModelInfo, Packed
+from adaptspec.models.weights import DecoderWeights
 from adaptspec.request import Grammar, SamplingParams
 from adaptspec.types import FinishReason
 from tests.exactness.harness import Case, answers
@@ -23,8 +32,10 @@ from tests.gpu.engines import (
     COMBS,
     DRAWN,
     GREEDY,
+    LIMITS,
     PLAIN,
     RULED,
+    built,
     core_of,
     on_both,
     requests,
@@ -106,6 +117,51 @@ def test_graphs_go_before_the_group_that_ranks_meet_in(
     assert left == [0]
     asked = requests(pair[0], GREEDY, DRAWN)
     same(answers(core, asked), answers(core_of(pair[0])[0], asked))
+
+
+class WithoutNumbers(DeviceDecoder):
+    """A model whose scores are no numbers."""
+
+    def logits(self, states: torch.Tensor) -> torch.Tensor:
+        return math.nan * super().logits(states)
+
+
+class WithoutPasses(DeviceDecoder):
+    """A model that reads no text unless it is to go on with it."""
+
+    def forward(self, packed: Packed) -> torch.Tensor:
+        if not packed.wanted.any():
+            raise RuntimeError("no room for this pass")
+        return super().forward(packed)
+
+
+def with_draft(kind: type[DeviceDecoder]) -> MakeDecoder:
+    """The bundled models on a device, of which the draft model is of this kind."""
+    name = Path(model_place("bundled", "draft")).resolve().name
+
+    def made(info: ModelInfo, config: DecoderConfig, weights: DecoderWeights, plan: CachePlan) -> DeviceDecoder:
+        if info.name != name:
+            return device_decoder(info, config, weights, plan)
+        like = weights.embedding
+        return kind(info, config, weights, PagedCache(config.cache_shape, plan, like.dtype, like.device))
+
+    return made
+
+
+@pytest.mark.parametrize("kind", [WithoutNumbers, WithoutPasses])
+def test_a_draft_model_that_fails_costs_drafts_and_no_answer(
+    pair: tuple[Built, Built], caplog: pytest.LogCaptureFixture, kind: type[DeviceDecoder]
+) -> None:
+    """In the middle of a round that the device runs whole, or where it reads what it missed."""
+    config = EngineConfig(
+        policies=("static-3",), device="cuda", dtype="float32", context=256, limits=LIMITS, eager=True
+    )
+    asked = requests(pair[0], GREEDY, DRAWN, GREEDY)
+    core, notes = core_of(built(config, with_draft(kind)))
+    same(answers(core, asked), answers(core_of(pair[0])[0], asked))
+    assert sum(record.depths.any() for record in notes.records) > 5
+    assert not any(record.drafted.any() for record in notes.records)
+    assert "no drafts for 0.1 s" in caplog.text
 
 
 # What a round costs now, at most: times that the host waits, copies to the device, and back; one row, and three.
