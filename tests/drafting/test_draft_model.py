@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -86,6 +87,15 @@ def test_the_distribution_is_kept_where_verification_needs_it() -> None:
             assert abs(float(draft.distribution[row, step].sum()) - 1) < 1e-5
             assert float(draft.distribution[row, step, draft.tokens[row, step]]) > 0
     assert float(draft.distribution[1, 1].sum()) == 0
+
+
+@pytest.mark.parametrize(("runner", "last"), [(TableRunner(capacity=6), 8), (TableRunner(vocab=20), 22)])
+def test_a_row_without_memory_or_with_a_token_of_the_target_alone_drafts_nothing(
+    runner: TableRunner, last: int
+) -> None:
+    """Speculation is off for that row and round; the others draft."""
+    draft = DraftModelDrafter(runner).propose(_job([[5, 6], [7, last]], [3, 3]))
+    assert draft.counts.tolist() == [3, 0]
 
 
 def test_a_draft_model_with_a_shorter_context_stops_at_it() -> None:

@@ -32,7 +32,9 @@ def _tell(cache: PagedCache, entries: int, moves: int) -> None:
     told=st.sampled_from(["send", "plan", "small plan"]),
 )
 def test_what_is_kept_lies_as_in_a_cache_that_moves_at_once(data: st.DataObject, rows: list[int], told: str) -> None:
-    """Of several rows; told with a round or by itself, and as well where blocks were given back meanwhile."""
+    """Of several rows; told with a round or by itself, and as well where blocks were given back meanwhile. What is told
+    once more moves nothing again, and padding has its own block wherever it may lie.
+    """
     cache, plain = _cache(), KVCache(CacheShape(1, 1, 4), CachePlan(12 * BLOCK, 6 * BLOCK, BLOCK, ROWS), REAL, CPU)
     drawn = [(length, data.draw(st.integers(1, 12))) for length in rows]
     places = [sorted(data.draw(st.sets(st.integers(0, nodes - 1)))) for _, nodes in drawn]
@@ -48,7 +50,11 @@ def test_what_is_kept_lies_as_in_a_cache_that_moves_at_once(data: st.DataObject,
         cache.send()
     else:
         _tell(cache, 20, 100 if told == "plan" else 1)
+    _tell(cache, 20, 1)
+    assert set(cache.table[cache.nobody].tolist()) == set(cache.held(cache.nobody))
     for row, (before, _) in enumerate(drawn):
+        assert cache.table[row, : len(cache.held(row))].tolist() == list(cache.held(row))
+        assert cache.held(cache.nobody)[0] not in cache.held(row)
         length = before + len(places[row])
         assert cache.length(row) == plain.length(row) == length
         mine, its = (one.pool[0][one.slots(row, 0, length)] for one in (cache, plain))
