@@ -27,7 +27,7 @@ from adaptspec.engine.watchdog import Watchdog
 from adaptspec.errors import EngineError
 from adaptspec.models.runner import Packed
 from adaptspec.request import Request, SamplingParams
-from adaptspec.types import Completion, FinishReason, Sink
+from adaptspec.types import Completion, FinishReason, RoundRecord, Sink
 from tests.exactness import dictated
 from tests.exactness.harness import Case, Notes, answers, plain
 from tests.exactness.worlds import CONTEXT, TOKENIZER, World, table
@@ -143,6 +143,23 @@ def test_a_client_that_leaves_while_a_fault_is_sought_takes_no_other_along() -> 
     assert_usual(answers(core, asked[4:]), asked[2:])
 
 
+class Full(TableRunner):
+    """A runner that breaks where room for a long text is asked for."""
+
+    def reserve(self, row: int, length: int) -> bool:
+        if length > 40:
+            raise MemoryError("no room at all")
+        return super().reserve(row, length)
+
+
+def test_a_request_that_cannot_be_admitted_ends_alone() -> None:
+    """It has no row when its round fails."""
+    asked = [Request("long", (5,) * 50, GREEDY), *requests(3)]
+    done = answers(core_of(Full(context=CONTEXT)), asked)
+    assert_usual(done, asked, failed=["long"])
+    assert done["long"].error == "MemoryError: no room at all"
+
+
 def test_memory_short_for_many_rows_at_once_is_the_fault_of_no_request() -> None:
     """It is enough for three: all are served, fewer at a time, and no request fails for its neighbours."""
 
@@ -209,6 +226,18 @@ def test_a_broken_drafter_costs_drafts_and_no_answer(
 class Failing(dictated.Dictated):
     def choose(self, signals: BatchSignals) -> Choice:
         raise IndexError("out of ideas")
+
+
+class Forgetful(dictated.Dictated):
+    def learn(self, record: RoundRecord) -> None:
+        raise IndexError("nothing to be learned")
+
+
+def test_a_policy_that_cannot_learn_costs_no_answer() -> None:
+    spec, asked = dictated.policy(Case(depths="3").policy, kind=Forgetful), requests(8)
+    done = answers(table("draft-model").engine([spec], EngineLimits(ROWS)), asked)
+    assert_usual(done, asked)
+    assert all(one.stats.drafted for one in done.values())
 
 
 def test_a_policy_that_fails_costs_drafts_and_no_answer(caplog: pytest.LogCaptureFixture) -> None:

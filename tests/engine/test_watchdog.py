@@ -162,6 +162,13 @@ def test_a_hang_is_noticed_on_the_fullest_machine(world: World) -> None:
     assert world.silence(starved=7.0) <= 10 * PATIENCE + 2 * EVERY
 
 
+def test_time_waited_before_a_silence_does_not_count(world: World) -> None:
+    for _ in range(100):
+        world.silence(EVERY, starved=1.0)
+        world.progress()
+    assert world.silence() <= PATIENCE + 2 * EVERY
+
+
 def test_a_process_that_was_stopped_does_not_hang(world: World) -> None:
     """For a minute nothing ran: neither the engine nor the watchdog."""
     world.silence(2 * EVERY)

@@ -59,6 +59,13 @@ def test_masks_are_those_of_a_fresh_start_whatever_was_drafted_before(
         assert matcher.read == output
 
 
+def test_an_output_that_leaves_the_grammar_says_so() -> None:
+    """What a lossy method lets through ends the request, not the batch."""
+    constraint = Constraint(Climb, VOCAB, (END,))
+    constraint.commit([3, 1])
+    assert constraint.error == "the output left its grammar at token 1"
+
+
 def test_a_grammar_with_nothing_left_says_so_and_masks_nothing() -> None:
     """-inf everywhere would be a NaN distribution for the whole round."""
 

@@ -198,3 +198,8 @@ def test_cuts_work_on_scores_that_already_lack_tokens() -> None:
     logits = torch.tensor([0.5, 1.0, -math.inf, -math.inf, -math.inf])
     for params in (SamplingParams(top_k=4), SamplingParams(top_p=0.999999), SamplingParams(top_k=3, min_p=0.01)):
         assert torch.equal(_process(_row(params, [1], []), logits), logits)
+
+
+def test_a_temperature_near_zero_stays_finite() -> None:
+    scores = _process(_row(SamplingParams(temperature=1e-40), [1], []), _logits(13, 20))
+    assert torch.isfinite(scores).all()

@@ -159,6 +159,17 @@ def test_a_row_whose_states_are_gone_comes_back(make_model: MakeModel, tmp_path:
     torch.testing.assert_close(again.own(again.read(6)), again.expected[0, 4], **TOLERANCE)
 
 
+def test_of_a_long_prompt_the_end_is_kept(make_model: MakeModel, tmp_path: Path) -> None:
+    """In whatever chunks it is read: the states of all of it would take a share of the memory that nothing counts."""
+    runner = head_of(make_model, "eagle3", tmp_path)
+    width = Text(runner, "eagle3").states.shape[1]
+    for start, count in ((0, 1000), (1000, 300)):
+        runner.heard(pack((0, [3] * count, 0)), [start], torch.zeros(count, width))
+        assert runner.unread == hearing.MOST_UNREAD
+        assert runner.unread_bytes == hearing.MOST_UNREAD * width * 4
+        assert runner.length(0) == start + count - hearing.MOST_UNREAD
+
+
 def test_rows_are_read_together(make_model: MakeModel, tmp_path: Path) -> None:
     """Several rows of one pass, each at its own place, one of which only reads on."""
     runner = head_of(make_model, "eagle3", tmp_path)
