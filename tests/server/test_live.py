@@ -13,7 +13,7 @@ from aiohttp import web
 from aiohttp.test_utils import TestClient, TestServer
 
 from adaptspec.server.application import make_app
-from adaptspec.server.live import LIVE, MOST_WATCHERS
+from adaptspec.server.live import LIVE, MOST_WATCHERS, WAITING_EVENTS, Watchers
 from adaptspec.telemetry.live_feed import LiveFeed
 from adaptspec.telemetry.metrics import Metrics
 from adaptspec.telemetry.request_store import RequestStore
@@ -141,6 +141,17 @@ async def test_a_client_that_takes_nothing_is_cut_off(client: Client, app: web.A
             if not desk.watchers:
                 break
         assert not desk.watchers
+
+
+async def test_a_slow_watcher_is_let_go_and_the_others_miss_nothing() -> None:
+    """What waits for one that takes nothing is bounded, long before its socket is full."""
+    watchers = Watchers()
+    with watchers.one_more() as slow, watchers.one_more() as quick:
+        for number in range(WAITING_EVENTS + 5):
+            watchers.tell(b"%d" % number)
+            assert await quick.events.get() == b"%d" % number
+        assert (slow.gone, quick.gone) == (True, False)
+        assert slow.events.qsize() == WAITING_EVENTS + 1
 
 
 async def test_a_reading_that_fails_is_not_the_last(

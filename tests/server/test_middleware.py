@@ -12,7 +12,7 @@ from typing import Any
 import aiohttp
 import pytest
 from aiohttp.test_utils import TestClient, TestServer
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from adaptspec.request import Request, SpeculationParams
@@ -148,6 +148,7 @@ async def test_every_answer_has_one(client: Any) -> None:
 
 
 @given(st.text())
+@example("x" * 1000)
 def test_what_is_echoed_is_short_and_plain(supplied: str) -> None:
     echoed = sanitised(supplied)
     assert len(echoed) <= MAX_ID_LENGTH

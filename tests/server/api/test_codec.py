@@ -13,7 +13,7 @@ from aiohttp.test_utils import TestClient, TestServer
 
 from adaptspec.errors import PromptTooLongError, RequestError
 from adaptspec.models.chat.chat_template import ChatTemplate, RenderOptions
-from adaptspec.server.api.codec import Codec
+from adaptspec.server.api.codec import SHORT_IDS, SHORT_TEXT, Codec
 from adaptspec.server.api.messages import Message
 from adaptspec.server.api.tools import Function, Tool
 from adaptspec.server.api.warnings import Warnings
@@ -71,6 +71,19 @@ async def test_requests_of_many_texts_take_turns_with_others(tokenizer: Any) -> 
     one = asyncio.create_task(codec.encode("o" * 30_000))
     await asyncio.gather(many, one)
     assert order == ["m", "o", "m", "m", "m", "m", "m"]
+
+
+async def test_long_work_leaves_the_event_loop_free(tokenizer: Any) -> None:
+    """Many short texts are as long as one, and many ids are long to read; what is short is done at once."""
+    watched, texts = Watched(tokenizer), ["a" * (SHORT_TEXT // 2), "b" * (SHORT_TEXT // 2), "c"]
+    codec = Codec(watched)  # type: ignore[arg-type]
+    assert [list(tokens) for tokens in await codec.encode_all(texts)] == [tokenizer.encode(text) for text in texts]
+    assert await codec.decode([100] * (SHORT_IDS + 1)) == tokenizer.decode([100] * (SHORT_IDS + 1))
+    assert threading.current_thread() not in watched.threads
+    watched.threads.clear()
+    await codec.encode("c")
+    await codec.decode([100])
+    assert watched.threads == {threading.current_thread()}
 
 
 @pytest.mark.parametrize("text", ["x" * 1001, "\U0001f98a" * 251])

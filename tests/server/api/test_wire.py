@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+import threading
+import tracemalloc
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import pytest
+from aiohttp import web
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
@@ -16,6 +20,8 @@ from adaptspec.server.api.completions import CompletionBody
 from adaptspec.server.api.responses import ResponsesBody
 from adaptspec.server.api.tokenize import DetokenizeBody
 from adaptspec.server.api.wire import RequestBody, parse
+from adaptspec.server.service import SERVICE, SMALL_BODY
+from adaptspec.server.threads import Lanes
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 HELLO = [{"role": "user", "content": "hello"}]
@@ -84,3 +90,46 @@ def test_what_is_wrong_is_reported_once_and_not_collected(
     assert refused.value.param.startswith(param)
     error = refused.value.__cause__
     assert error is None or (isinstance(error, ValidationError) and error.error_count() <= 8)
+
+
+def test_a_name_of_megabytes_is_not_compared_with_those_of_fields() -> None:
+    """Looking for what one of 4 MB may have meant took a second, and a hundred megabytes."""
+    raw = json.dumps({"prompt": "x", "temperatur" * 100_000: 1}).encode()
+    tracemalloc.start()
+    try:
+        with pytest.raises(RequestError, match="is not a field"):
+            parse(CompletionBody, raw)
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert most < 10 * len(raw)
+
+
+T = TypeVar("T")
+
+
+class WatchedLanes(Lanes):
+    """Lanes that keep on which threads work was done."""
+
+    def __init__(self, small: int) -> None:
+        super().__init__(small)
+        self.threads: set[threading.Thread] = set()
+
+    async def run(self, size: int, work: Callable[[], T]) -> T:
+        def noting() -> T:
+            self.threads.add(threading.current_thread())
+            return work()
+
+        return await super().run(size, noting)
+
+
+@pytest.mark.parametrize("path", GOOD)
+async def test_large_bodies_are_read_off_the_event_loop(client: Any, app: web.Application, path: str) -> None:
+    """Streams go on meanwhile. Small ones are read at once."""
+    lanes = app[SERVICE].reading = WatchedLanes(SMALL_BODY)
+    for fill, here in ((0, True), (SMALL_BODY, False)):
+        lanes.threads.clear()
+        raw = json.dumps(GOOD[path] | {"max_tokens": 1}) + " " * fill
+        async with client.post(path, data=raw, headers={"Content-Type": "application/json"}) as response:
+            assert response.status == 200
+        assert [thread is threading.current_thread() for thread in lanes.threads] == [here]
