@@ -108,7 +108,6 @@ FEWER = AXES | {
 ON_PRETENDED = FEWER | {
     "drafter": ("draft-model", "wider-vocabulary", "through-text", "ngram", "lookahead", "eagle3.1", "dflash"),
     "runtime": ("pretend",),
-    "request": tuple(KINDS),
 }
 
 
@@ -127,6 +126,7 @@ CASES = [
     *(pytest.param(case, id=case.id) for case in KNOWN),
     *cases(AXES),
     *cases(ON_PRETENDED, WHOLE),
+    *cases(ON_PRETENDED | {"request": tuple(KINDS)}, pytest.mark.nightly),
     *(cases(AXES | {"runtime": ("cuda",)}, pytest.mark.gpu) if torch.cuda.is_available() else ()),
 ]
 ON_TABLES = AXES | {
@@ -152,7 +152,7 @@ def _drawn(**kept: tuple[object, ...]) -> st.SearchStrategy[Values]:
     return st.fixed_dictionaries(axes | {"seed": st.integers(0, 999)}).filter(allowed)
 
 
-@settings(max_examples=200)
+@settings(max_examples=100)
 @given(_drawn(method=("coupled",)) | _drawn(shape=("chain",), temperature=(0.0,)))
 def test_answers_on_tables_are_those_of_plain_decoding(worlds: Worlds, values: Values) -> None:
     """Any case whatever: models of a few lines take a few milliseconds."""

@@ -81,12 +81,6 @@ def stored(runner: Runner, row: int) -> torch.Tensor:
     )
 
 
-def make_runner(kind: str, place: Path) -> Runner:
-    if kind == "transformers":
-        return through_transformers(place)
-    return lean(place, 5 if kind == "gathered" else None)
-
-
 def check_rows(
     runner: Runner, plain: Runner, rows: Sequence[tuple[int, list[int] | None]], data: st.DataObject
 ) -> None:
@@ -116,7 +110,7 @@ def check_rows(
         plain.free(0)
 
 
-@pytest.mark.parametrize("kind", ["in place", "gathered", "transformers"])
+@pytest.mark.parametrize("kind", ["in place", "gathered"])
 @pytest.mark.parametrize("variant", VARIANTS)
 @settings(SETTINGS, max_examples=8)
 @given(rows=ROWS, data=st.data())
@@ -125,7 +119,7 @@ def test_trees_beside_chains_and_prompts(
 ) -> None:
     """Every node's logits are those of its path alone; after `keep` the cache is that of plain decoding."""
     place = model_path(make_model, variant)
-    check_rows(make_runner(kind, place), lean(place), rows, data)
+    check_rows(lean(place, 5 if kind == "gathered" else None), lean(place), rows, data)
 
 
 @pytest.fixture(params=[family for family in EXACT if family not in NO_TREES])
