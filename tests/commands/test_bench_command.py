@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 from pathlib import Path
 
 import pytest
 
 from adaptspec.cli import main
+from adaptspec.commands.bench_command import add_arguments
 
 
 @pytest.mark.whole
@@ -23,6 +25,17 @@ def test_exactness_of_the_bundled_pair(
     speculating = [one for one in result["settings"] if one["depth"] != "0"]
     assert all(one["accepted"] > 0 for one in speculating)
     assert all(one["prompts_with_rejections"] >= result["prompts"] / 2 for one in speculating)
+
+
+@pytest.mark.parametrize(("unexplained", "status"), [(0, 0), (3, 1)])
+def test_unexplained_divergence_fails(capsys: pytest.CaptureFixture[str], unexplained: int, status: int) -> None:
+    """A job of scripts that runs the check goes red when text changed; the result is printed all the same."""
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    arguments = parser.parse_args(["exactness", "--json"])
+    found = {"unexplained": unexplained, "settings": [], "prompts": 10, "tokens": 8, "dtype": "float32"}
+    assert arguments.run(arguments, lambda *_, **__: found | {"changed_share": {}}) == status
+    assert json.loads(capsys.readouterr().out)["unexplained"] == unexplained
 
 
 def test_an_unknown_policy_is_an_error_of_the_users(capsys: pytest.CaptureFixture[str]) -> None:
