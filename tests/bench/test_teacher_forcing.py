@@ -13,6 +13,7 @@ from adaptspec.drafting.ngram import NgramDrafter
 from adaptspec.models.processors import NO_PATHS, SamplingRow
 from adaptspec.models.sampling import SamplingBatch
 from adaptspec.request import SamplingParams
+from adaptspec.simulation.draft_view import FAR
 from tests.fakes import TableRunner, plain_greedy
 
 GREEDY = SamplingParams(16, 0.0, seed=1, ignore_eos=True)
@@ -83,3 +84,27 @@ def test_what_a_draft_model_cannot_read_it_does_not_draft() -> None:
     assert own.proposes.tolist() == [True, True, True, False, False]
     assert np.isnan(own.confidence).tolist() == [False, False, False, True, True]
     assert not own.agreed[2:].any()
+
+
+@pytest.mark.parametrize("ends", [{3}, {5, 8}, {11, 12, 13, 14}])
+def test_a_draft_reaches_the_first_end_token_that_it_drafts(ends: set[int]) -> None:
+    """From every position, over right tokens and wrong ones, as far as the tape knows what it drafts."""
+    draft = TableRunner(seed=1, blend=0.8)
+    text = _text([5, 6, 7])
+    view = Judge(TableRunner(), [DraftModelDrafter(draft, ends)]).views(text)["draft-model"]
+    for at in range(len(text.output)):
+        tokens = text.tokens[: 3 + at]
+        for _ in range(min(7, len(text.output) - at)):
+            tokens.append(int(draft.logits(tokens).argmax()))
+        goes_on = tokens[3 + at :]
+        until = next((i + 1 for i, token in enumerate(goes_on) if token in ends), None)
+        assert view.reach[at] > len(goes_on) if until is None else view.reach[at] == until
+
+
+def test_a_draft_model_of_a_shorter_context_drafts_no_further() -> None:
+    text = _text([5, 6, 7])
+    size = len(text.output)
+    view = Judge(TableRunner(), [DraftModelDrafter(TableRunner(context=10))]).views(text)["draft-model"]
+    left = np.clip(10 - 3 - np.arange(size), 0, FAR)
+    assert view.reach.tolist() == left.tolist()
+    assert view.run.tolist() == np.minimum(left, size - np.arange(size)).tolist(), "its table is the target's own"

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from adaptspec.control.tasks import OTHER
 from adaptspec.request import Request, SpeculationParams
-from adaptspec.telemetry.live_feed import HISTORY_SECONDS, STRIP_ROUNDS, Changes, LiveFeed, Second
+from adaptspec.telemetry.live_feed import HISTORY_SECONDS, STRIP_ROUNDS, WAITING_ROUNDS, Changes, LiveFeed, Second
 from adaptspec.telemetry.live_schema import DrafterSums, TaskSums
 from adaptspec.telemetry.request_record import RequestRecord
 from adaptspec.telemetry.request_store import RECENT_REQUESTS, RequestStore, RoundEnded
@@ -203,3 +203,17 @@ def test_nodes_are_counted_beside_depths(records: list[RoundRecord]) -> None:
     assert told["accepted"] == sum(one.accepted for one in drafters) == sum(one.kept for one in drafters)
     assert told["accepted"] <= told["drafted"] == sum(one.drafted for one in drafters) <= nodes
     assert TaskSums._make(told["tasks"][OTHER]).nodes == nodes
+
+
+def test_rounds_beyond_what_is_kept_are_counted_but_no_request_is_lost() -> None:
+    store, feed = feeding()
+    store.started(request("a"))
+    for _ in range(WAITING_ROUNDS + 10):
+        store.emit(round_of("a"))
+    store.finished(request("a"), completion("a"))
+    changes = settled(feed)
+    assert changes.missed_rounds == feed.missed == 10
+    assert sum(map(len, changes.rounds.values())) == WAITING_ROUNDS
+    assert len(changes.finished) == 1
+    store.emit(round_of("a"))
+    assert settled(feed).missed_rounds == 10
