@@ -87,10 +87,12 @@ class Hand:
 
     def __init__(self) -> None:
         self.now = 0.0
+        self.slept = asyncio.Event()  # set once somebody has begun to sleep
         self._moved = asyncio.Condition()
 
     async def sleep(self, seconds: float) -> None:
         due = self.now + seconds
+        self.slept.set()
         async with self._moved:
             await self._moved.wait_for(lambda: self.now >= due)
 
@@ -109,6 +111,12 @@ class Quiet:
     def __init__(self, hand: Hand, client: TestClient[Any, Any], progress: list[str]) -> None:
         self.hand, self.client, self.progress = hand, client, progress
         self.events: asyncio.Queue[dict[str, Any] | Exception | None] = asyncio.Queue()
+
+    async def ask(self) -> asyncio.Task[Any]:
+        """Send the request. When this returns, the stream waits for its first event."""
+        asked = asyncio.create_task(self.client.get("/"))
+        await self.hand.slept.wait()
+        return asked
 
     async def come(self) -> AsyncIterator[dict[str, Any]]:
         while (one := await self.events.get()) is not None:
@@ -142,8 +150,7 @@ async def read(response: Any, text: str) -> str:
 async def test_a_silent_stream_sends_its_headers_and_how_far_it_is() -> None:
     """After 5 seconds, and then every 15, until there is an event; comments come between whole events."""
     async with quiet() as stream:
-        asked = asyncio.create_task(stream.client.get("/"))
-        await asyncio.sleep(0.05)
+        asked = await stream.ask()
         await stream.hand.pass_to(4.9)
         assert not asked.done()
         stream.progress[0] = "prompt 1024/6521"
@@ -169,8 +176,7 @@ async def test_a_silent_stream_sends_its_headers_and_how_far_it_is() -> None:
 
 async def test_a_stream_that_is_not_silent_has_no_comments() -> None:
     async with quiet() as stream:
-        asked = asyncio.create_task(stream.client.get("/"))
-        await asyncio.sleep(0.05)
+        asked = await stream.ask()
         for second in range(40):
             await stream.hand.pass_to(float(second))
             if second % 4 == 3:
@@ -196,8 +202,7 @@ async def test_what_fails_before_the_headers_has_a_status_and_after_them_is_an_e
 ) -> None:
     """No refusal becomes a 200: they come at once."""
     async with quiet() as stream:
-        asked = asyncio.create_task(stream.client.get("/"))
-        await asyncio.sleep(0.05)
+        asked = await stream.ask()
         await stream.hand.pass_to(5.0 if late else 4.9)
         stream.events.put_nowait(error)
         response = await asyncio.wait_for(asked, 5.0)
