@@ -189,7 +189,7 @@ class Spelling:
     def after(self, before: str, text: str) -> list[int]:
         """The tokens of a text that follows on another one, as far as they can be told from that one's."""
         size, ids = len(text.encode()), list[int]()
-        for lead in (before, "\n", ""):
+        for lead in (before, "\n", "\0", ""):  # no vocabulary has a token of a zero byte and text
             ids, left = self.encode(lead + text), size
             for at in range(len(ids) - 1, -1, -1):
                 left -= len(self.bytes[ids[at]])
