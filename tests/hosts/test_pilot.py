@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
@@ -25,7 +25,7 @@ from adaptspec.errors import ConfigError
 from adaptspec.hosts.pilot import Pilot
 from adaptspec.hosts.settings import PilotSettings
 from adaptspec.journal import RequestFinished, read_entries, read_journal
-from adaptspec.request import Request, SpeculationParams
+from adaptspec.request import SpeculationParams
 from tests.policies.hosted import USUAL, VLLM, HostEngine, HostRequest, piloted, serve
 from tests.policies.tapes import agreements
 from tests.policies.world import Machine
@@ -193,16 +193,21 @@ def step(pilot: Pilot, clock: Clock, ids: Sequence[str], prefill: int = 0) -> Ma
     return plan.depths
 
 
-def failing(method: str, every: int = 1) -> type[Controller]:
-    """A controller of which one call in `every` of a method fails."""
-    calls = count(1)
+def failing(method: str, fails: Callable[[], bool]) -> type[Controller]:
+    """A controller whose `method` raises where `fails` returns True; it is asked at each call."""
 
-    def fails(self: Controller, *arguments: Any) -> Any:
-        if next(calls) % every == 0:
+    def call(self: Controller, *arguments: Any) -> Any:
+        if fails():
             raise RuntimeError("injected")
         return getattr(Controller, method)(self, *arguments)
 
-    return type("Failing", (Controller,), {method: fails})
+    return type("Failing", (Controller,), {method: call})
+
+
+def each(number: int) -> Callable[[], bool]:
+    """True at every call of that number: the third, the sixth and so on."""
+    calls = count(1)
+    return lambda: next(calls) % number == 0
 
 
 def test_a_long_prompt_with_a_policy_of_its_own() -> None:
@@ -267,14 +272,8 @@ def test_a_dear_decision_serves_several_steps() -> None:
 def test_more_requests_than_rows() -> None:
     """A request without a row runs without drafts, also where the pilot cannot decide; one that opted out has none."""
     clock, fails = Clock(), [False]
-
-    class Sometimes(Controller):
-        def decide(self, signals: BatchSignals) -> Decision:
-            if fails[0]:
-                raise RuntimeError("injected")
-            return super().decide(signals)
-
-    pilot = Pilot(PilotSettings(policy="static-3"), VLLM, 2, clock=clock, controller=Sometimes)
+    controller = failing("decide", lambda: fails[0])
+    pilot = Pilot(PilotSettings(policy="static-3"), VLLM, 2, clock=clock, controller=controller)
     for name in "abc":
         pilot.enter(name, SpeculationParams(max_depth=0 if name == "a" else None))
     for _ in range(200):
@@ -355,7 +354,7 @@ def test_idle_time_is_not_counted_as_step_time(tmp_path: Path) -> None:
 @pytest.mark.parametrize("every", [3, 1])
 def test_a_controller_that_raises(every: int, caplog: pytest.LogCaptureFixture) -> None:
     """Every third call: a decision is lost. Every call: after a hundred it is not asked any more."""
-    world = piloted(controller=failing("decide", every))
+    world = piloted(controller=failing("decide", each(every)))
     assert serve(world, (0.75,), 4, 600) > 0.0
     assert world.pilot is not None
     assert world.pilot.errors >= 100
@@ -371,7 +370,7 @@ def test_tokens_are_counted_where_learning_fails(every: int, tmp_path: Path) -> 
     """Whether it fails now and then or for good, after which nothing is decided any more."""
     clock, journal = Clock(), tmp_path / "rounds.jsonl"
     settings = PilotSettings(policy="static-3", journal=journal)
-    pilot = Pilot(settings, VLLM, 4, clock=clock, controller=failing("learn", every))
+    pilot = Pilot(settings, VLLM, 4, clock=clock, controller=failing("learn", each(every)))
     pilot.enter("a")
     for _ in range(400):
         step(pilot, clock, ["a"])
@@ -385,14 +384,8 @@ def test_tokens_are_counted_where_learning_fails(every: int, tmp_path: Path) -> 
 def test_an_opt_out_whose_entry_fails() -> None:
     """What the request wants is unknown then, so it has no drafts."""
     clock, fails = Clock(), [False]
-
-    class Sometimes(Controller):
-        def assigned(self, request: Request) -> str:
-            if fails[0]:
-                raise RuntimeError("injected")
-            return super().assigned(request)
-
-    pilot = Pilot(PilotSettings(policy="static-3"), VLLM, 4, clock=clock, controller=Sometimes)
+    controller = failing("assigned", lambda: fails[0])
+    pilot = Pilot(PilotSettings(policy="static-3"), VLLM, 4, clock=clock, controller=controller)
     pilot.enter("a")
     fails[0] = True
     pilot.enter("b", SpeculationParams(max_depth=0))
