@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import gc
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -39,7 +41,7 @@ class Captured:
             torch.cuda.current_stream().wait_stream(stream)
             before()
             # Without a stream of its own, torch captures on one of whichever device captured first.
-            with torch.cuda.graph(graph, pool=self._pool, stream=stream):
+            with _without_collection(), torch.cuda.graph(graph, pool=self._pool, stream=stream):
                 function(size, other)
         self._pool = self._pool or graph.pool()
         self._graphs[key] = graph
@@ -56,3 +58,15 @@ class Captured:
             return
         with at_work(self._device):
             function(size, other)
+
+
+@contextmanager
+def _without_collection() -> Iterator[None]:
+    """Keep Python's garbage collector off: a graph of an earlier executor that it frees makes a capture invalid."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()

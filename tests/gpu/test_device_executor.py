@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import math
 import weakref
 from collections.abc import Iterator
@@ -18,6 +19,7 @@ from adaptspec.engine.core import EngineLimits
 from adaptspec.engine.engine_config import EngineConfig, model_place
 from adaptspec.engine.model_set import load_models
 from adaptspec.gpu.device_decoder import DeviceDecoder, device_decoder
+from adaptspec.gpu.graphs import Captured
 from adaptspec.gpu.paged_cache import PagedCache
 from adaptspec.models.config import DecoderConfig
 from adaptspec.models.kv_cache import CachePlan
@@ -99,6 +101,33 @@ def test_graphs_are_captured_on_a_stream_of_their_device(
     core_of(pair[1], eager=False)
     assert streams
     assert all(stream is not None for stream in streams)
+
+
+def test_no_garbage_is_collected_while_a_graph_is_captured(cuda: PretendCuda) -> None:
+    """A graph in it would be freed meanwhile, which makes the capture invalid; collecting goes on afterwards."""
+    collections: list[str] = []
+
+    def collected(phase: str, _: object) -> None:
+        collections.append(phase)
+
+    def make_garbage(size: int, _: object) -> None:
+        found.append(len(collections))
+        for _ in range(size):
+            cycle: list[object] = []
+            cycle.append(cycle)
+        found.append(len(collections))
+
+    found: list[int] = []
+    gc.callbacks.append(collected)
+    try:
+        Captured(torch.device("cuda", 0)).capture(make_garbage, 10_000, 0)
+        make_garbage(10_000, 0)
+    finally:
+        gc.callbacks.remove(collected)
+    warm, captured, after = zip(found[::2], found[1::2], strict=True)
+    assert captured[0] == captured[1]
+    assert warm[0] < warm[1]
+    assert after[0] < after[1]
 
 
 def test_graphs_go_before_the_group_that_ranks_meet_in(
