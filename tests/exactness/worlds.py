@@ -124,6 +124,8 @@ class Worlds:
 
     def _load(self, runtime: str, drafter: str, *, short: bool, prefix: bool, rows: int) -> World:
         kind, settings = DRAFTERS[drafter], dict(RUNTIMES[runtime].settings) | ({PREFIX_CACHE: True} if prefix else {})
+        if short:
+            settings["cache_tokens"] = SHORT
         target, draft = kind.target, kind.draft
         if runtime == "transformers":
             target, draft = "transformers", TRANSFORMERS.get(draft, draft)
@@ -131,7 +133,6 @@ class Worlds:
             self._models.place(target),
             self._models.place(draft),
             context=CONTEXT,
-            cache_tokens=SHORT if short else None,
             limits=EngineLimits(max_rows=rows),
             threads=1,
             counts=None,
@@ -194,5 +195,6 @@ RUNTIMES: Mapping[str, Runtime] = {
     "strict": Runtime({"device": "cpu", "dtype": "bfloat16", "exact": "strict"}, _in_blocks(device_decoder)),
     "ranks": Runtime({**_CPU, "tensor_parallel_size": 2}),
     "pretend": Runtime({"device": "cuda", "dtype": "float32", "eager": True}),
-    "cuda": Runtime({"device": "cuda", "dtype": "bfloat16"}),
+    # Unless told, a cache takes most of what is free on a device, and each of these models has one of its own.
+    "cuda": Runtime({"device": "cuda", "dtype": "bfloat16", "cache_tokens": 2 * ROWS * CONTEXT}),
 }
