@@ -13,7 +13,7 @@ from tests.exactness.mutant_table import MUTANTS, Mutant
 from tests.exactness.mutants import ROOT, MutantError, edited, main, no_longer_killed, read_record
 
 SAMPLE = 3
-RECORD = Path(__file__).parent / "killed_before.json"
+RECORD = Path(__file__).parent / "killed.json"
 
 each = pytest.mark.parametrize("mutant", MUTANTS, ids=[mutant.name for mutant in MUTANTS])
 
