@@ -1,4 +1,4 @@
-"""Pairwise covering arrays: every two values of different axes that go together meet in at least one case."""
+"""Covering arrays: any two values of different axes that go together meet in at least one case; or each is in one."""
 
 from __future__ import annotations
 
@@ -8,41 +8,39 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 Values = dict[str, Any]
-Pair = tuple[tuple[str, Any], tuple[str, Any]]
+Combination = tuple[tuple[str, Any], ...]  # values by the names of their axes, in the order of the axes
 
 
-def covering(axes: Mapping[str, Sequence[Any]], allowed: Callable[[Values], bool], seed: int = 0) -> list[Values]:
-    """Cases that cover all pairs of values. `allowed` judges cases, also those in which axes are still missing.
+def covering(
+    axes: Mapping[str, Sequence[Any]], allowed: Callable[[Values], bool], strength: int = 2, seed: int = 0
+) -> list[Values]:
+    """Cases that cover all combinations of `strength` values (2: pairs, 1: each value by itself).
 
-    Greedy: each case begins with a pair that is not covered yet, and takes for each other axis the value that covers
-    most. The same axes give the same cases.
+    `allowed` judges cases, also those in which axes are still missing. Greedy: each case begins with a combination that
+    is not covered yet, and takes for each other axis the value that covers most. The same axes give the same cases.
     """
     chance, names = random.Random(seed), list(axes)
-    missing: dict[Pair, None] = {}  # in a fixed order
-    for first, second in itertools.combinations(names, 2):
-        for a, b in itertools.product(axes[first], axes[second]):
-            missing[(first, a), (second, b)] = None
+    missing: dict[Combination, None] = {}  # in a fixed order
+    for some in itertools.combinations(names, strength):
+        for values in itertools.product(*(axes[name] for name in some)):
+            missing[tuple(zip(some, values, strict=True))] = None
     cases: list[Values] = []
     while missing:
         start = next(iter(missing))
         missing.pop(start)
         case = _filled(dict(start), axes, allowed, missing, chance)
-        if case is not None:  # else the two do not go together
+        if case is not None:  # else these do not go together
             cases.append({name: case[name] for name in names})
-            for pair in _pairs(cases[-1]):
-                missing.pop(pair, None)
+            for covered in itertools.combinations(cases[-1].items(), strength):
+                missing.pop(covered, None)
     return cases
-
-
-def _pairs(case: Values) -> list[Pair]:
-    return list(itertools.combinations(case.items(), 2))
 
 
 def _filled(
     case: Values,
     axes: Mapping[str, Sequence[Any]],
     allowed: Callable[[Values], bool],
-    missing: Mapping[Pair, None],
+    missing: Mapping[Combination, None],
     chance: random.Random,
 ) -> Values | None:
     """The case with a value for every axis; None: there is none that is allowed."""
@@ -54,9 +52,11 @@ def _filled(
     name = chance.choice(rest)
     order = {other: i for i, other in enumerate(axes)}
 
+    strength = len(next(iter(missing), ()))
+
     def gain(value: Any) -> int:
-        met = (sorted([(name, value), item], key=lambda part: order[part[0]]) for item in case.items())
-        return sum((first, second) in missing for first, second in met)
+        met = itertools.combinations(case.items(), max(strength - 1, 0))
+        return sum(tuple(sorted([(name, value), *some], key=lambda part: order[part[0]])) in missing for some in met)
 
     values = chance.sample(list(axes[name]), len(axes[name]))
     for value in sorted(values, key=gain, reverse=True):
