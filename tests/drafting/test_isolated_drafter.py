@@ -46,6 +46,42 @@ def test_what_is_raised_costs_offers_until_it_has_rested() -> None:
     assert made.shadow(0, REPEATS, 4) == (0, 0)
 
 
+class Failing(NgramDrafter):
+    """Never answers, and counts how often it was asked."""
+
+    asked = 0
+
+    def offer(self, row: int, tokens: list[int], most: int) -> list[float]:
+        self.asked += 1
+        raise MemoryError("no room")
+
+
+def test_a_drafter_that_keeps_failing_rests_longer_up_to_a_minute() -> None:
+    """Failing costs rounds their time; one that was well for as long as it had rested begins with a short rest."""
+    now = [0.0]
+    inner = Failing()
+    made = IsolatedModelFreeDrafter(inner, lambda: now[0])
+
+    def rests(seconds: float) -> bool:
+        """Fails now, is left alone until just before that time, and is asked again at it."""
+        made.offer(0, REPEATS, 2)
+        asked = inner.asked
+        now[0] += seconds * 0.999
+        made.offer(0, REPEATS, 2)
+        left_alone = inner.asked == asked
+        now[0] += seconds * 0.002
+        return left_alone
+
+    expected = [0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 12.8, 25.6, 51.2, 60.0, 60.0]
+    for number, seconds in enumerate(expected, start=1):
+        assert rests(seconds), seconds
+        assert inner.asked == number
+    now[0] += 60.0
+    assert rests(0.1)
+    assert rests(0.2)
+    assert inner.asked == len(expected) + 2
+
+
 class HalfBroken(DraftModelDrafter):
     """Its scores are no numbers from the second drafted token on, in its first row."""
 
