@@ -11,12 +11,16 @@ import numpy as np
 import pytest
 
 from adaptspec.control.cost import CostTable
-from adaptspec.control.language.build import load_policy_spec
+from adaptspec.control.language.build import build_policy, load_policy_spec, parse_policy_spec
 from adaptspec.control.rollout import Reloads
-from adaptspec.engine.policy_manager import PolicyManager
+from adaptspec.engine.core import EngineLimits
+from adaptspec.engine.policy_manager import PolicyManager, adopt_policy
+from adaptspec.engine.task_methods import TaskMethods
 from adaptspec.errors import ConfigError, EngineError, PolicyError, StateError, UnknownModelError
 from tests.engine.desk import asking, desk_of
 from tests.engine.policies import COSTS, goodput, static
+from tests.exactness.harness import Notes
+from tests.exactness.worlds import table
 
 
 async def test_a_policy_is_replaced_while_requests_run(tmp_path: Path) -> None:
@@ -45,6 +49,26 @@ async def test_other_arms_learn_anew_and_other_methods_judge(tmp_path: Path) -> 
             assert (applied.replaced, applied.carried) == (True, False)
         assert await asyncio.gather(*running) == ["main"] * 4
         await one.served(asking(9))
+
+
+def test_text_that_a_lossy_method_judged_stays_marked_after_a_swap() -> None:
+    """Its client must learn that the text may differ; one without a token yet is judged by the new method alone."""
+    lossy, exact = (
+        parse_policy_spec(static("main", 3, f"  verification: {{method: {method}}}\n"), "text")
+        for method in ("threshold, lossy: true", "coupled")
+    )
+    notes, world = Notes(), table("draft-model")
+    core = replace(world, drafters=world.drafters[:1]).engine([lossy], EngineLimits(max_rows=1), [notes])
+    core.add(asking(0))
+    core.add(asking(1))
+    while not any(delta.tokens for delta in core.step()):
+        pass
+    policy = build_policy(exact, CostTable(COSTS), core.limits.max_rows, core.controller.labels)
+    adopt_policy(core, "main", policy, TaskMethods.of(exact))
+    assert not notes.completions, "the first request has more to come"
+    while not core.idle:
+        core.step()
+    assert {name: done.stats.lossy for name, done in notes.completions.items()} == {"r0": True, "r1": False}
 
 
 async def test_a_new_name_is_a_new_policy(tmp_path: Path) -> None:
