@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -117,6 +119,23 @@ def test_an_address_that_others_reach_needs_a_key_or_a_word(host: str) -> None:
         check_exposure(host, keyed=False, insecure=False)
     check_exposure(host, keyed=True, insecure=False)
     check_exposure(host, keyed=False, insecure=True)
+
+
+@pytest.mark.parametrize(
+    ("addresses", "alone"),
+    [(("127.0.0.1", "::1"), True), (("127.0.0.1", "192.0.2.1"), False), (("192.0.2.1", "::1"), False)],
+)
+def test_a_name_is_of_this_machine_alone_if_all_its_addresses_are(
+    monkeypatch: pytest.MonkeyPatch, addresses: tuple[str, ...], alone: bool
+) -> None:
+    """A server listens on all of them, and one that others reach is enough to let them in."""
+    found = [
+        (socket.AF_INET6 if ":" in one else socket.AF_INET, socket.SOCK_STREAM, 6, "", (one, 0)) for one in addresses
+    ]
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *given, **more: found)
+    assert is_loopback("fox.lan") is alone
+    with nullcontext() if alone else pytest.raises(ConfigError, match="--insecure"):
+        check_exposure("fox.lan", keyed=False, insecure=False)
 
 
 async def test_a_key_that_is_no_utf8_is_a_key(engine: Any, tokenizer: Any) -> None:
