@@ -27,6 +27,7 @@ async def test_headers_tell_everyone_between_not_to_collect(client: Any) -> None
     async with client.post(PATH, json=BODY) as response:
         assert response.headers["Content-Type"] == "text/event-stream; charset=utf-8"
         assert response.headers["Cache-Control"] == "no-cache"
+        assert response.headers["X-Accel-Buffering"] == "no", "nginx would keep events until it has a block of them"
         assert response.headers["x-request-id"].startswith("chatcmpl-")
 
 
