@@ -170,12 +170,13 @@ class CompletionReply(Reply):
 class LogprobsWriter:
     """Writes the `logprobs` of one completion's choice, all at once or in pieces that go on from each other.
 
-    `text_offset` counts the characters that were complete before each token.
+    `text_offset` counts the characters that were complete before each token. Bytes that can be part of no character
+    are one, too: the text has U+FFFD for them.
     """
 
     def __init__(self, bytes_of: Bytes) -> None:
         self._bytes_of = bytes_of
-        self._decoder = codecs.getincrementaldecoder("utf-8")("ignore")
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._characters = 0
 
     def write(self, entries: Iterable[TokenLogprob], first: int | None = None) -> CompletionLogprobs:

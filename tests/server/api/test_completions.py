@@ -5,7 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+from transformers import PreTrainedTokenizerFast
 
+from adaptspec.engine.detokenizer import Detokenizer
+from adaptspec.models.tokenization import TokenBytes
 from adaptspec.server.api.chat import chat_logprobs
 from adaptspec.server.api.completions import LogprobsWriter
 from adaptspec.types import TokenLogprob
@@ -132,3 +137,16 @@ def test_completions_count_characters_and_go_on_in_pieces() -> None:
     writer = LogprobsWriter(WORDS.__getitem__)
     pieces = [writer.write(ENTRIES[:1], first=1).written(), writer.write(ENTRIES[1:]).written()]
     assert {key: pieces[0][key] + pieces[1][key] for key in whole} == whole
+
+
+@given(raw=st.lists(st.sampled_from(b"a\xc3\xa9\xe4\xbd\xa0\xff"), max_size=12).map(bytes))
+@example(raw=b"a\xff")
+def test_text_offsets_are_places_in_the_text(tokenizer: PreTrainedTokenizerFast, raw: bytes) -> None:
+    """Also behind bytes that are no UTF-8: an offset that left them out would be wrong for all that follows."""
+    bytes_of, detokenizer = TokenBytes(tokenizer), Detokenizer(tokenizer)
+    numbers = {bytes_of(token): token for token in range(len(tokenizer))}
+    tokens = [numbers[bytes([byte])] for byte in raw + b"yz"]
+    for token in tokens:
+        detokenizer.push(token)
+    written = LogprobsWriter(bytes_of).write([TokenLogprob(token, -1.0) for token in tokens])
+    assert detokenizer.text[written.text_offset[-1] :] == "z"
