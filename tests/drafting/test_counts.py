@@ -173,6 +173,26 @@ def test_long_prompts_are_read_from_their_end_only() -> None:
     assert drafter.offer(0, text, 1) == []
 
 
+def test_a_prompt_is_read_a_part_in_each_round() -> None:
+    """Reading all of it at once would keep the other rows of a round waiting. What comes late in it is found later."""
+    drafter = _made()
+    text = [*range(100, 350), 5, 6, *range(350, 450)]
+    assert [_propose(drafter, text + [5] * rounds, 1) for rounds in (1, 2)] == [[], [6]]
+
+
+def test_of_a_text_that_came_without_being_looked_at_a_scope_counts_the_end() -> None:
+    """What it does when a request ends is bounded, too."""
+    drafter, live = CountsDrafter(V), [1]
+    drafter.begin(0, RowStart(SamplingRow(SamplingParams(), 3, live, 1, ()), (), "key a"))
+    drafter.offer(0, live, 1)
+    live += [2, 3, *np.random.default_rng(0).integers(10, 400, 5000).tolist(), 7, 8, 9]
+    drafter.free(0)
+    drafter.begin(1, _start(scope="key a"))
+    assert _propose(drafter, [1, 2], 1, 1) == []
+    drafter.begin(2, _start(scope="key a"))
+    assert _propose(drafter, [7, 8], 1, 2) == [9]
+
+
 @given(
     st.lists(st.integers(0, 3), min_size=1, max_size=300),
     st.lists(st.tuples(st.integers(0, 40), st.booleans(), st.booleans()), max_size=12),
