@@ -65,12 +65,19 @@ def _folder(path: Path) -> None:
     path.mkdir()
 
 
+def _later_version(path: Path) -> None:
+    with np.load(path) as found:
+        arrays = dict(found)
+    np.savez(path, **{**arrays, "version": arrays["version"] + 1})
+
+
 DAMAGE: dict[str, Callable[[Path], object]] = {
     "cut": lambda path: path.write_bytes(path.read_bytes()[:-100]),
     "no archive": lambda path: path.write_bytes(b"nothing"),
     "other arrays": lambda path: np.savez(path, version=np.array(1), tokenizer=np.array("t"), scopes=np.array(["x"])),
     "pickle": lambda path: np.savez(path, version=np.array([{}], dtype=object)),  # type: ignore[arg-type]
     "folder": _folder,
+    "other version": _later_version,
     "other tokenizer": lambda path: None,
 }
 
