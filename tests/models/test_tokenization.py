@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from adaptspec.errors import ModelError, RequestError
+from adaptspec.errors import ModelError, PairError, RequestError
 from adaptspec.models.chat.chat_template import ChatTemplate
 from adaptspec.models.runner import ModelInfo
 from adaptspec.models.tokenization import Spelling, TokenBytes, check_tokenizer, load_tokenizer
 from tests.conftest import TINY_VOCAB, MakeModel, tiny_tokenizer
-from tests.drafting.spellings import gpt2_like, metaspace
+from tests.drafting.spellings import gpt2_like, metaspace, word_piece
 
 INFO = ModelInfo("big", "llama", 1, TINY_VOCAB, 64, "x", (1,), "float32")
 
@@ -32,6 +32,21 @@ def test_token_ids_are_those_of_the_directory(
     assert loaded.get_vocab() == tokenizer.get_vocab()
     assert loaded.decode(loaded.encode("héllo\n")) == "héllo\n"
     assert loaded.chat_template == tokenizer.chat_template
+
+
+@pytest.mark.parametrize("described", [True, False])
+def test_a_tokenizer_that_names_no_class_is_what_its_file_says(
+    make_model: MakeModel, tmp_path: Path, tokenizer: PreTrainedTokenizerBase, described: bool
+) -> None:
+    """Asked by the type of the model, its family's class would read the text in its own way and add its own tokens."""
+    folder = tmp_path / "model"
+    shutil.copytree(make_model("qwen2"), folder)
+    settings = json.loads((folder / "tokenizer_config.json").read_text())
+    (folder / "tokenizer_config.json").unlink()
+    if described:
+        del settings["tokenizer_class"]
+        (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    assert load_tokenizer(str(folder)).get_vocab() == tokenizer.get_vocab()
 
 
 @pytest.mark.parametrize(
@@ -55,6 +70,8 @@ def test_a_tokenizer_larger_than_the_model_is_refused() -> None:
     check_tokenizer(tiny_tokenizer(), INFO)
     with pytest.raises(ModelError, match="token id 259, the model only 200"):
         check_tokenizer(tiny_tokenizer(), dataclasses.replace(INFO, vocab_size=200))
+    with pytest.raises(ModelError, match="token id 259, the model only 259"):
+        check_tokenizer(tiny_tokenizer(), dataclasses.replace(INFO, vocab_size=259))
 
 
 FAULTS = ("{{ 'x' + 1 }}", "{{ 1 / 0 }}", "{{ {}['x']['y'] }}", "{{ raise_exception('no') }}", "{% if")
@@ -107,6 +124,18 @@ def test_what_follows_is_written_whatever_comes_before(before: str, text: str) -
 
 
 GPT2, METASPACE = spelling(gpt2_like()), spelling(metaspace())
+
+
+def test_a_tokenizer_is_judged_by_a_text_that_is_neither_cut_nor_filled_up() -> None:
+    """Its file may say that texts are. One word would hide that tokens are not what their text is made of, and the
+    model may lack the token that is filled up with.
+    """
+    cut, filled = word_piece(), gpt2_like()
+    cut.backend_tokenizer.enable_truncation(1)
+    with pytest.raises(PairError, match="cannot be told apart"):
+        spelling(cut)
+    filled.backend_tokenizer.enable_padding(length=4096, pad_id=len(filled), pad_token="<pad>")
+    assert spelling(filled).encode("The engine") == GPT2.encode("The engine")
 
 
 def test_what_follows_is_written_as_in_the_whole_text() -> None:
