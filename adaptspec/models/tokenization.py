@@ -63,6 +63,9 @@ def load_tokenizer(path_or_hub_id: str) -> PreTrainedTokenizerFast:
         raise ModelError(f"{folder} has a slow tokenizer ({type(tokenizer).__name__}); convert it to a tokenizer.json")
     # The context that is served is the model's; above this number transformers would print a warning.
     tokenizer.model_max_length = VERY_LARGE_INTEGER
+    # Files say how texts were cut and filled up in training; what encodes with the backend would do so, too.
+    tokenizer.backend_tokenizer.no_truncation()
+    tokenizer.backend_tokenizer.no_padding()
     return tokenizer
 
 

@@ -49,6 +49,21 @@ def test_a_tokenizer_that_names_no_class_is_what_its_file_says(
     assert load_tokenizer(str(folder)).get_vocab() == tokenizer.get_vocab()
 
 
+def test_a_loaded_tokenizer_neither_cuts_nor_fills_up(
+    make_model: MakeModel, tmp_path: Path, tokenizer: PreTrainedTokenizerFast
+) -> None:
+    """Counts of a corpus are made of whole texts, whatever the file says of those that the model was trained on."""
+    folder = tmp_path / "model"
+    shutil.copytree(make_model("llama"), folder)
+    expected = tokenizer.encode("hello", add_special_tokens=False)
+    for setting in ("truncation", "padding"):
+        backend = Tokenizer.from_file(str(make_model("llama") / "tokenizer.json"))
+        backend.enable_truncation(2) if setting == "truncation" else backend.enable_padding(length=9)
+        backend.save(str(folder / "tokenizer.json"))
+        loaded = load_tokenizer(str(folder)).backend_tokenizer
+        assert loaded.encode("hello", add_special_tokens=False).ids == expected, setting
+
+
 @pytest.mark.parametrize(
     ("break_it", "message"),
     [
