@@ -77,6 +77,18 @@ def test_it_says_no_text_and_no_token_ids() -> None:
     assert "[7, 8]" not in said
 
 
+def test_what_is_not_known_of_drafts_is_null() -> None:
+    """Lookups say no entropy, and a row may draft less than its neighbour: a page reads no NaN in JSON."""
+    store, feed = feeding()
+    for name in "abc":
+        store.started(request(name))
+    store.emit(replace(round_of(*"abc"), entropy=np.array([[0.5, 1.0], [0.25, np.nan], [np.nan, np.nan]])))
+    json.dumps([changes := settled(feed).__dict__, feed.snapshot()], allow_nan=False)
+    assert [[bar.entropy for bar in changes["rounds"][name]] for name in "abc"] == [[0.75], [0.25], [None]]
+    (task,) = (TaskSums._make(sums) for sums in changes["seconds"][0]["tasks"].values())
+    assert (task.entropy_sum, task.entropy_count) == (1.75, 3)
+
+
 def test_it_stays_small_whatever_happens() -> None:
     clock = SetClock()
     store, feed = feeding(clock)
