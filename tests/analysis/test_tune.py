@@ -59,6 +59,19 @@ def test_luck_where_searched_is_not_claimed() -> None:
     assert not any(claimed)
 
 
+def test_the_half_that_was_not_searched_decides() -> None:
+    """Every second prompt is drafted well, the others badly: what pays in one half loses in the other."""
+    good, bad = (made_tape({"code": rate}, count=12, length=32, seed=seed) for seed, rate in enumerate((0.98, 0.02)))
+    both = join([good, replace(bad, ids=tuple(f"bad-{name}" for name in bad.ids))])
+    tape = both.take([half + at for at in range(12) for half in (0, 12)])
+    text = STATIC.replace("depth: 7", "depth: 3")
+    found = tune(text, [DEPTH], tape, [Schedule((1,))], [load_costs("cpu-2-cores")], budget=6)
+    assert found.best.gain > 1.05
+    assert max(found.gains) < 1.0
+    assert found.after < found.before
+    assert not found.improves
+
+
 def test_a_prompt_is_in_one_half_only() -> None:
     """Also where it was recorded at several temperatures: the other half must be new. Too few prompts are refused."""
     tape = made_tape(count=7)
