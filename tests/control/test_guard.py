@@ -118,6 +118,20 @@ def test_stalls_in_many_windows_are_not_held_against_drafts() -> None:
     assert set(modes) <= {Mode.RUN, Mode.PLAIN_ONCE}
 
 
+def test_stalls_do_not_hide_drafts_that_lose() -> None:
+    """Drafts that take a quarter longer than plain rounds; one in eight takes a hundred times as long, by chance."""
+    losing, stall = (replace(LOSING, total_seconds=times * PLAIN.total_seconds) for times in (1.25, 100.0))
+    guard = Guard(SLOWER, table())
+    modes = [mode for _ in range(6) for mode in (*drive(guard, 7, losing), *drive(guard, 1, stall))]
+    assert Mode.OFF in modes
+
+
+def test_drafts_that_lose_at_once_are_not_tried_for_whole_windows() -> None:
+    """Two windows of sixteen would be as much as three hundred plain rounds; of fewer than four, chance decides."""
+    modes = drive(Guard(SLOWER, table()), 40, replace(LOSING, total_seconds=10.0 * PLAIN.total_seconds))
+    assert modes.index(Mode.OFF) == 8
+
+
 @pytest.mark.parametrize("seed", range(5))
 def test_noise_is_not_held_against_drafts(seed: int) -> None:
     """They earn two percent on average; each round takes up to twice as long, or half as long, by chance."""
