@@ -272,14 +272,28 @@ def test_the_baseline_is_renewed_when_other_policies_come_in_between() -> None:
     assert seen.count(Mode.PLAIN_ONCE) <= 2
 
 
-def test_what_plain_rounds_really_take_is_what_drafts_must_beat() -> None:
-    """A table that has a plain round take three times as long makes losing drafts look good."""
+@pytest.mark.parametrize(("plain", "drafting"), [(1, 1), (8, 5)])
+def test_what_plain_rounds_really_take_is_what_drafts_must_beat(plain: int, drafting: int) -> None:
+    """A table that has a plain round take three times as long makes losing drafts look good. What plain rounds of other
+    batch sizes take tells of those that are about as large.
+    """
     wrong = QUIET.profile()
     wrong = replace(wrong, verify=tuple((3.0 * line[0], *line[1:]) for line in wrong.verify))
     guard = Guard(SLOWER, CostTable(wrong))
     for _ in range(8):
+        guard.mode(signals([7] * plain))
+        guard.after(record([0] * plain, [0] * plain))
+    losing, idle = record([3] * drafting, [0] * drafting), record([0] * drafting, [0] * drafting)
+    modes = late(guard, [drafting] * 60, lambda mode, _: losing if mode is Mode.RUN else idle, 0)
+    assert Mode.OFF in modes
+
+
+def test_a_stall_in_a_plain_round_makes_no_drafts_look_good() -> None:
+    """It takes a hundred times as long, as it happens to any round, and is not what drafts must beat."""
+    guard = Guard(SLOWER, table())
+    for times in (*[1.0] * 8, 100.0):
         guard.mode(signals([7]))
-        guard.after(PLAIN)
+        guard.after(replace(PLAIN, total_seconds=times * PLAIN.total_seconds))
     assert Mode.OFF in drive(guard, 60, LOSING)
 
 
