@@ -179,7 +179,7 @@ def _policies(arguments: argparse.Namespace) -> int:
     )
     groups = sum(-(-len(prompts) // settings.batch) for prompts in workloads.values())
     with progress("policies", groups * settings.repeats) as tick:
-        config = EngineConfig(device=arguments.device, draft=arguments.draft)
+        config = engine_config(arguments, EngineConfig(device=arguments.device))
         result = run_side_by_side(config, workloads, settings, tick)
     return tell(arguments, result, side_by_side_report(result))
 

@@ -42,3 +42,14 @@ def test_an_unknown_policy_is_an_error_of_the_users(capsys: pytest.CaptureFixtur
     """One line that lists the names, no traceback."""
     assert main(["bench", "quick", "--policy", "fastest"]) == 2
     assert "shipped are: " in capsys.readouterr().err
+
+
+@pytest.mark.whole
+def test_policies_side_by_side_need_no_draft_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`--draft none` means what it means when a server starts."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    choices = ["--draft", "none", "--prompts", "1", "--tokens", "2", "--json"]
+    assert main(["bench", "policies", "off", "goodput-ngram", *choices]) == 0
+    assert [one["policy"] for one in json.loads(capsys.readouterr().out)["policies"]] == ["off", "goodput-ngram"]
