@@ -356,13 +356,29 @@ def test_dwell_bows_to_limits_and_forgets_with_the_request() -> None:
     assert dwell.hold(signals([7]), chosen(1)).depths.tolist() == [1]
 
 
-def test_costs_in_doubt_have_plain_rounds_run_sooner() -> None:
+@pytest.mark.parametrize("doubted", [False, True])
+def test_costs_in_doubt_have_plain_rounds_run_sooner(doubted: bool) -> None:
     """They measure best; else the next might be hundreds of rounds away."""
     cost = table()
     guard = Guard(SLOWER, cost)
-    drive(guard, 400, WINNING)  # the baseline is renewed seldom by now
-    cost.doubt()
-    assert Mode.PLAIN_ONCE in drive(guard, 66, WINNING)
+    drive(guard, 460, WINNING)  # the baseline is renewed seldom by now, and was not long ago
+    if doubted:
+        cost.doubt()
+    assert (Mode.PLAIN_ONCE in drive(guard, 66, WINNING)) == doubted
+
+
+def test_drafts_are_judged_by_what_plain_rounds_take_where_contexts_are_now() -> None:
+    """All rounds take longer as contexts grow, between two plain ones, too: that is no fault of drafts."""
+    profile = replace(QUIET.profile(), per_cached_token=1e-6)
+    guard, short = Guard(SLOWER, CostTable(profile)), CostTable(profile).plain_seconds(1)
+    modes = []
+    for number in range(400):
+        slower = 1.01**number
+        context = array(round((slower - 1.0) * short / profile.per_cached_token))
+        modes.append(guard.mode(signals([7])))
+        told = record([3], [3], slower=slower) if modes[-1] is Mode.RUN else record([0], [0], slower=slower)
+        guard.after(replace(told, context=context))
+    assert set(modes) == {Mode.RUN, Mode.PLAIN_ONCE}
 
 
 POLICY, GUARD, PROBE = int(Reason.POLICY), int(Reason.GUARD), int(Reason.PROBE)
