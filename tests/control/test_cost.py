@@ -41,12 +41,23 @@ def test_what_begins_a_draft_is_paid_once_a_round() -> None:
     cost = CostTable(profile)
     deeper = cost.round_seconds("draft-model", 1, np.array([1.0, 2.0]), np.array([1.0, 2.0]))
     assert deeper[1] - deeper[0] == pytest.approx(2e-4 + 1e-4)
+    rest = cost.overhead_seconds(1, drafting=True) + cost.verify_seconds(1, 2)
+    assert deeper[0] == pytest.approx(rest + 2e-4 + 3e-4)
     told = replace(record([1], [1]), verify_seconds=1.1e-3, draft_seconds=5e-4, total_seconds=1.6e-3)
     for _ in range(50):
         cost.observe(told, ("draft-model",))
     assert cost.draft_step_seconds("draft-model", 1) == pytest.approx(2e-4, rel=1e-6)
     assert cost.start_seconds("draft-model", 1) == pytest.approx(3e-4, rel=1e-6)
     assert cost.start_seconds("ngram", 1) == 0.0
+
+
+def test_drafting_rounds_take_no_less_beside_their_passes_than_plain_ones() -> None:
+    """They do all that plain ones do: where plain ones take longer, so will those with drafts."""
+    cost = table()
+    for _ in range(200):
+        cost.observe(record([3], [2]), ("draft-model",))
+        cost.observe(record([0], [0], slower=3.0))
+    assert cost.overhead_seconds(1, drafting=True) >= cost.overhead_seconds(1, drafting=False)
 
 
 def test_a_hiccup_does_not_change_which_depth_pays_and_it_recovers() -> None:
@@ -140,6 +151,19 @@ def test_a_table_that_rounds_contradict_is_measured_again(caplog: pytest.LogCapt
     assert (cost.unsure, cost.doubts) == (False, 1)
     assert cost.plain_seconds(1) > 1.5 * before
     assert [line.message.split(":")[0] for line in caplog.records] == ["costs are unsure"]
+
+
+def test_a_stall_hides_no_contradiction() -> None:
+    """Plain rounds take three times as long from now on, and in one of eight the machine sleeps: a mean of eight would
+    be far off, and its error larger still.
+    """
+    cost = table()
+    for number in range(720):
+        late = 1e5 if number % 8 == 3 else 3.0
+        cost.observe(record([0], [0], slower=1.0 if number < 600 else late))
+        for _ in range(4):
+            cost.observe(record([3], [2]), ("draft-model",))
+    assert cost.doubts == 1
 
 
 def test_stalls_are_no_disagreement() -> None:

@@ -274,16 +274,17 @@ def test_the_baseline_is_renewed_when_other_policies_come_in_between() -> None:
 
 @pytest.mark.parametrize(("plain", "drafting"), [(1, 1), (8, 5)])
 def test_what_plain_rounds_really_take_is_what_drafts_must_beat(plain: int, drafting: int) -> None:
-    """A table that has a plain round take three times as long makes losing drafts look good. What plain rounds of other
-    batch sizes take tells of those that are about as large.
+    """A table that has rounds take three times as long makes losing drafts look good. What plain rounds of other batch
+    sizes take tells of those that are about as large.
     """
     wrong = QUIET.profile()
-    wrong = replace(wrong, verify=tuple((3.0 * line[0], *line[1:]) for line in wrong.verify))
+    wrong = replace(wrong, verify=tuple(tuple(3.0 * seconds for seconds in line) for line in wrong.verify))
     guard = Guard(SLOWER, CostTable(wrong))
     for _ in range(8):
         guard.mode(signals([7] * plain))
         guard.after(record([0] * plain, [0] * plain))
-    losing, idle = record([3] * drafting, [0] * drafting), record([0] * drafting, [0] * drafting)
+    idle = record([0] * drafting, [0] * drafting)
+    losing = replace(record([3] * drafting, [0] * drafting), total_seconds=1.5 * idle.total_seconds)
     modes = late(guard, [drafting] * 60, lambda mode, _: losing if mode is Mode.RUN else idle, 0)
     assert Mode.OFF in modes
 
