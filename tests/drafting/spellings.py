@@ -24,8 +24,10 @@ ALL = 1.1  # what tokenizers must write alike for their shared tokens to be used
 
 
 def _texts() -> list[str]:
+    """Files that do not change: of others the vocabularies, and with them all drafts, would change with every edit."""
     package = Path(adaptspec.__file__).parent
-    return [(package / "README.md").read_text(), *(package / "training" / "prompts.jsonl").read_text().splitlines()]
+    prompts, licence = package / "training" / "prompts.jsonl", package.parent / "LICENSE"
+    return [licence.read_text(), *prompts.read_text().splitlines()]
 
 
 def gpt2_like(size: int = 700, *, lower: bool = False, words: Sequence[str] = ()) -> PreTrainedTokenizerFast:
@@ -125,7 +127,7 @@ def respelled_draft(folder: Path, *, lost: float = 0.0) -> Path:
 def translated_draft(folder: Path) -> Path:
     """The bundled draft with a GPT-2-like tokenizer: a token's weights are the mean of those that wrote its text."""
     before = load_tokenizer(str(DRAFT))
-    tokenizer = gpt2_like(3000, words=[before.decode([token]) for token in range(300, len(before))] * 4)
+    tokenizer = gpt2_like(2300, words=[before.decode([token]) for token in range(300, len(before))] * 4)
     weights, name = load_file(DRAFT / "model.safetensors"), "model.embed_tokens.weight"
     rows = []
     for token in range(len(tokenizer)):
