@@ -25,6 +25,7 @@ from adaptspec.errors import AdaptSpecError
 COMMANDS: Mapping[str, str] = {
     "serve": "start an OpenAI-compatible HTTP server",
     "generate": "complete one prompt here in the terminal",
+    "pull": "fetch a model, so that starts need no network",
     "policy": "list, check, compare, import and simulate policies",
     "top": "watch a server in the terminal",
     "host": "policies inside vLLM and SGLang",

@@ -24,8 +24,10 @@ from adaptspec.drafters import Kind, available_drafters, kind_of
 from adaptspec.engine.engine_config import EngineConfig, model_place
 from adaptspec.engine.profiler import Progress, no_progress, processor
 from adaptspec.errors import AdaptSpecError
-from adaptspec.models.model_files import CONFIG, read_json, resolve_model
+from adaptspec.models.gguf import is_gguf
+from adaptspec.models.model_files import CONFIG, read_json
 from adaptspec.models.own_drafts import FIRST_LAYERS, MTP, QUANTIZED
+from adaptspec.models.source import find_model
 from adaptspec.simulation.cost_profiles import Curve, DraftCosts, MachineCosts
 from adaptspec.simulation.draft_view import FAR, DraftView
 from adaptspec.simulation.replay import replay
@@ -54,14 +56,17 @@ def doctor_drafts(config: EngineConfig, given: Sequence[str]) -> list[str | None
     """
     own = [config.draft_model] if config.draft_model is not None else []
     names: list[str] = []
-    for name in given or [*own, f"{QUANTIZED}int8"]:
+    for name in given or [*own, *own_drafts(config.model)[:1]]:
         names += [*own, *own_drafts(config.model)] if name == _ALL else [name]
     return [None if name == "none" else name for name in dict.fromkeys(names)]
 
 
 def own_drafts(model: str) -> list[str]:
     """All kinds of drafts that a model may make of itself."""
-    layers = read_json(resolve_model(model_place(model, "target")) / CONFIG).get("num_hidden_layers")
+    found = find_model(model_place(model, "target"), gguf=True)
+    if is_gguf(found):
+        return []  # llama.cpp runs it whole, as it is
+    layers = read_json(found / CONFIG).get("num_hidden_layers")
     half = [f"{FIRST_LAYERS}{layers // 2}"] if isinstance(layers, int) and layers > 1 else []
     return [f"{QUANTIZED}int8", f"{QUANTIZED}int4", *half, MTP]
 

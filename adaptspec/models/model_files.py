@@ -1,26 +1,20 @@
-"""A model directory, fetched from the hub if need be: its JSON files and its safetensors. Never reads a pickle."""
+"""The files of a model directory: JSON and safetensors. Never reads a pickle."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import logging
-import os
-import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from huggingface_hub import snapshot_download
-from huggingface_hub.errors import HfHubHTTPError, HFValidationError
-
 from adaptspec.errors import FileError, ModelError
-from adaptspec.files import cache_folder, check_regular, open_file, read_text
+from adaptspec.files import check_regular, open_file, read_text
 from adaptspec.models.config import shown
 
 _log = logging.getLogger(__name__)
-HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 # Weights as safetensors, settings, tokenizer: nothing that can run code is even downloaded.
 PATTERNS = ["*.safetensors", "*.json", "tokenizer*", "*.model", "*.jinja", "merges.txt", "vocab.txt"]
 PICKLES = (".bin", ".pt", ".pth")
@@ -34,16 +28,10 @@ OTHER_FORMATS: Mapping[tuple[str, ...], str] = {
         "trust it, then save_pretrained); of a head that drafts, give a directory with config.json and "
         "--allow-pickle, which reads plain tensors out of it"
     ),
-    (".gguf", ".ggml"): (
-        f"GGUF files are not read yet: {_WANTED}, or convert it with transformers: "
-        "AutoModelForCausalLM.from_pretrained(DIR, gguf_file=FILE, quantization_config=GgufConfig(dequantize=True))"
-        ".save_pretrained(OUT), and AutoTokenizer.from_pretrained(DIR, gguf_file=FILE).save_pretrained(OUT)"
-    ),
+    (".ggml",): f"GGML files are older than GGUF, and llama.cpp reads them no more: {_WANTED}, or a GGUF file",
     (".onnx",): f"ONNX files are not read: {_WANTED}",
     (".h5", ".msgpack"): f"weights of TensorFlow and Flax are not read: {_WANTED}",
 }
-# Hub ids, also with a file after a colon, whose ending names the format.
-_FORMAT_IN_ID = re.compile(r"[-_.](gguf|onnx)(?::[\w.-]+)?$", re.IGNORECASE)
 MASK_EMBEDDING = "mask_embedding.pt"  # no weights: what stands for tokens to come, of some DFlash heads
 CONFIG = "config.json"
 WEIGHTS = "model.safetensors"
@@ -54,50 +42,7 @@ MOST_DEPTH = 32
 SAMPLE_BYTES = 4096
 
 
-def resolve_model(
-    path_or_hub_id: str, *, pickles: bool = False, download: Callable[..., str] = snapshot_download
-) -> Path:
-    """The model's directory, which `download` fetches first if it is a hub id; ModelError if there is none.
-
-    Pickles are downloaded only if they are allowed.
-    """
-    folder = _expanded(path_or_hub_id)
-    if path_or_hub_id and folder.is_dir():
-        _check_files(folder)
-        return folder
-    local = path_or_hub_id.startswith((".", "/", "~")) and not path_or_hub_id.lower().endswith((".gguf", ".onnx"))
-    if not local and (found := _FORMAT_IN_ID.search(path_or_hub_id)):
-        _refuse_other_formats(path_or_hub_id, [Path(f"weights.{found[1]}")])
-    if path_or_hub_id and folder.exists():
-        _refuse_other_formats(path_or_hub_id, [folder])
-        raise ModelError(f"{path_or_hub_id} is a file; name the directory that holds it and config.json")
-    if not HUB_ID.fullmatch(path_or_hub_id):
-        raise ModelError(f"there is no directory {path_or_hub_id!r}; name a model directory or a hub id like org/name")
-    if cache_folder() is None and not any(map(os.environ.get, ("HF_HOME", "HF_HUB_CACHE"))):
-        # The hub's client would make a folder of the name "~" in the working directory.
-        raise ModelError(
-            f"there is no directory {path_or_hub_id}, and no home directory to fetch it from the hub to; set HF_HOME "
-            "to a folder, or name a model directory"
-        )
-    try:
-        more = [f"*{suffix}" for suffix in PICKLES] if pickles else []
-        return Path(download(path_or_hub_id, allow_patterns=[*PATTERNS, *more]))
-    except (HfHubHTTPError, HFValidationError, OSError, ValueError) as error:
-        first_line = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise ModelError(
-            f"there is no directory {path_or_hub_id}, and it cannot be fetched from the hub ({first_line}); "
-            "check the name, the network, and HF_TOKEN for gated models"
-        ) from error
-
-
-def _expanded(path: str) -> Path:
-    try:
-        return Path(path).expanduser()
-    except RuntimeError as error:
-        raise ModelError(f"{path}: there is no home directory; write the whole path") from error
-
-
-def _check_files(folder: Path) -> None:
+def check_files(folder: Path) -> None:
     """Raise ModelError if a file here, or one folder down, is a pipe, a socket or a device.
 
     Libraries open model files by name, and an open pipe without a writer blocks them forever. All files are checked,
@@ -110,14 +55,14 @@ def _check_files(folder: Path) -> None:
             if not path.is_dir():
                 check_regular(path)
         if not (folder / CONFIG).is_file() and not any(path.suffix == ".safetensors" for path in files):
-            _refuse_other_formats(str(folder), files)
+            refuse_other_formats(str(folder), files)
     except FileError as error:
         raise ModelError(str(error)) from error
     except OSError as error:
         raise ModelError(f"{folder}: cannot be read ({error.strerror}); check the path and its permissions") from error
 
 
-def _refuse_other_formats(name: str, files: Iterable[Path]) -> None:
+def refuse_other_formats(name: str, files: Iterable[Path]) -> None:
     """Raise ModelError, with what to do, if one of a model's `files` has weights in a format that is not read."""
     others = (*TRAINING, MASK_EMBEDDING)
     endings = {path.suffix.lower() for path in files if not path.name.startswith(others)}
@@ -169,7 +114,7 @@ def weight_files(folder: Path, *, pickles: bool = False) -> list[Path]:
     pickled = sorted(one for one in folder.glob("*") if one.suffix in PICKLES and not one.name.startswith(others))
     if pickled and pickles:
         return pickled
-    _refuse_other_formats(str(folder), _files(folder))
+    refuse_other_formats(str(folder), _files(folder))
     raise ModelError(f"{folder} holds no {WEIGHTS} and no {INDEX}; is the download complete?")
 
 

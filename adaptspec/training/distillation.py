@@ -21,7 +21,7 @@ from transformers import AutoModelForCausalLM
 from transformers.utils.logging import disable_progress_bar
 
 from adaptspec.errors import ConfigError
-from adaptspec.models.model_files import resolve_model
+from adaptspec.models.source import find_model
 from adaptspec.models.tokenization import fingerprint, load_tokenizer
 from adaptspec.training.corpus import SYNTHETIC, choose_prompts, read_corpus
 from adaptspec.training.head_files import make_head, save_head
@@ -113,7 +113,7 @@ def distil(
     corpus = read_corpus(corpus_path, {SYNTHETIC: 0.6})  # as the bundled pair's; of most corpora it thins nothing
     questions = choose_prompts(prompts, corpus.held_out)
     flag, answers = ("--out", work / "answers") if answers is None else ("--answers", answers)
-    folder = resolve_model(settings.target)
+    folder = find_model(settings.target)
     target = MeasuredTarget(folder, settings.device)
     # Whatever cannot be used is to be known before hours of answers and training.
     if beside is not None:

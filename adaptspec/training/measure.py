@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from adaptspec.models.chat.chat_template import ChatTemplate
-from adaptspec.models.model_files import resolve_model
+from adaptspec.models.source import find_model
 from adaptspec.models.tokenization import load_tokenizer
 from adaptspec.models.transformers_runner import load_module
 from adaptspec.types import BoolArray, FloatArray
@@ -139,7 +139,7 @@ class MeasuredPair(MeasuredTarget):
 
 def load_transformers(place: str | Path, dtype: torch.dtype, device: torch.device) -> Any:
     """A model as `transformers` runs it, whose annotations refuse `.generate`. Raises ModelError."""
-    return load_module(resolve_model(str(place)), dtype, device)
+    return load_module(find_model(str(place)), dtype, device)
 
 
 def _coupled(p: torch.Tensor, q: torch.Tensor, seed: int) -> torch.Tensor:

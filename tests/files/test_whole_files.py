@@ -30,7 +30,7 @@ from adaptspec.files import check_regular, open_file, read_bytes, read_text, wri
 from adaptspec.journal import read_entries
 from adaptspec.models.heads.formats import load_head
 from adaptspec.models.loading import load_model
-from adaptspec.models.model_files import resolve_model
+from adaptspec.models.source import find_model
 from adaptspec.models.tokenization import load_tokenizer
 from adaptspec.models.weights import read_pickle
 from adaptspec.simulation.cost_profiles import load_costs
@@ -384,7 +384,7 @@ def test_hidden_files_of_a_model_folder_are_not_checked(tmp_path: Path) -> None:
     (tmp_path / ".git").mkdir()
     os.mkfifo(tmp_path / ".git" / "fsmonitor--daemon.ipc")
     os.mkfifo(tmp_path / ".lock")
-    assert resolve_model(str(tmp_path)) == tmp_path
+    assert find_model(str(tmp_path)) == tmp_path
 
 
 def test_what_was_written_is_on_the_disk_before_it_takes_the_name(

@@ -14,6 +14,7 @@ import torch
 
 from adaptspec.errors import ModelError
 from adaptspec.models.config import MOST_LAYERS, DecoderConfig, count, inner, items
+from adaptspec.models.gguf import is_gguf
 from adaptspec.models.heads.block import (
     DFlashRunner,
     DFlashWeights,
@@ -37,8 +38,9 @@ from adaptspec.models.heads.target_ends import TargetEnds
 from adaptspec.models.kv_cache import CacheShape, KVCache
 from adaptspec.models.layers import Linear, Norm
 from adaptspec.models.loading import DTYPES, LoadedModel
-from adaptspec.models.model_files import CONFIG, MASK_EMBEDDING, fingerprint, read_json, resolve_model
+from adaptspec.models.model_files import CONFIG, MASK_EMBEDDING, fingerprint, read_json
 from adaptspec.models.runner import ModelInfo, Runner
+from adaptspec.models.source import find_model
 from adaptspec.models.weights import MTP, WeightReader, read_pickle
 
 # What is left in checkpoints of training, or says again what another tensor does.
@@ -65,7 +67,8 @@ Made = tuple[CacheShape, Callable[[ModelInfo, KVCache], Runner], int | None]
 
 def is_head(path_or_hub_id: str) -> bool:
     """Whether a directory or hub id holds a head."""
-    return head_kind(read_json(resolve_model(path_or_hub_id) / CONFIG)) is not None
+    found = find_model(path_or_hub_id, gguf=True)
+    return not is_gguf(found) and head_kind(read_json(found / CONFIG)) is not None
 
 
 def load_head(path_or_hub_id: str, target: LoadedModel, *, pickles: bool = False) -> LoadedModel:
@@ -75,7 +78,7 @@ def load_head(path_or_hub_id: str, target: LoadedModel, *, pickles: bool = False
 
     Raises ModelError: it cannot be used, or is another target's.
     """
-    folder = resolve_model(path_or_hub_id, pickles=pickles)
+    folder = find_model(path_or_hub_id, pickles=pickles)
     raw = read_json(folder / CONFIG)
     own = folder == target.folder
     if own and target.module is not None:
