@@ -200,7 +200,7 @@ async def serve(config: ServeConfig, console: Console, status: StartStatus | Non
             config.host,
             config.port,
             drain_seconds=config.drain_seconds,
-            on_listening=lambda url: _announce(console, url, app, built, status),
+            on_listening=lambda url: _announce(console, url, app, built, status, toy=config.engine.model == BUNDLED),
             on_hurry=_exit_soon,
         )
 
@@ -351,11 +351,17 @@ def _template(codec: Codec) -> str:
     return f"{form}{systems}{parts}{turns}"
 
 
-def _announce(console: Console, url: str, app: web.Application, built: Built, status: StartStatus) -> None:
+def _announce(
+    console: Console, url: str, app: web.Application, built: Built, status: StartStatus, *, toy: bool
+) -> None:
     status.close()
     console.print(f"[bold]AdaptSpec listens on {url}[/bold]")
     for label, text in _start_facts(app[SERVICE], built, status):
         console.print(f"  {label:<10} {text}", soft_wrap=True, markup=False, highlight=False)
+    if toy:
+        console.print(
+            "These small models are for a first look; `adaptspec serve --model smollm2` serves one that answers."
+        )
     console.print("Try it:")
     console.print(_first_request(url, app[SERVICE], keyed=app[KEYED]), soft_wrap=True, highlight=False)
 

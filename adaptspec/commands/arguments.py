@@ -36,6 +36,7 @@ _AS_GIVEN = (
     "allow_pickle",
     "learn_draft",
     "threads",
+    "gpu_layers",
     "chat_template",
     "chat_template_kwargs",
     "sanitize_control_tokens",
@@ -46,13 +47,18 @@ def add_models(parser: argparse.ArgumentParser) -> None:
     """Which models and policies to load, and where."""
     group = parser.add_argument_group("models")
     add = group.add_argument
-    add("--model", default="bundled", help="directory or hub id of the target (default: %(default)s)")
+    add(
+        "--model",
+        default="bundled",
+        help="the target: a directory, a GGUF file, a hub id (org/name, or org/name:Q4_K_M for one of its GGUF files), "
+        "or smollm2, which is fetched once (default: %(default)s)",
+    )
     add(
         "--draft",
         default="auto",
-        help="directory or hub id of the draft model, of whatever tokenizer, or of a head for the target (EAGLE-3, "
-        "P-EAGLE, DFlash, DSpark, MTP, Medusa); of the target itself quantized:int8 or :int4 (in fewer bits), "
-        "first-layers:N (those alone) or mtp (the layer for it in the target's own files); or 'none' "
+        help="directory, GGUF file or hub id of the draft model, of whatever tokenizer, or of a head for the target "
+        "(EAGLE-3, P-EAGLE, DFlash, DSpark, MTP, Medusa); of the target itself quantized:int8 or :int4 (in fewer "
+        "bits), first-layers:N (those alone) or mtp (the layer for it in the target's own files); or 'none' "
         "(default: the bundled one for the bundled target, none for any other)",
     )
     add("--allow-pickle", action="store_true", help="read plain tensors out of a head's .bin or .pt files")
@@ -101,6 +107,14 @@ def add_models(parser: argparse.ArgumentParser) -> None:
         help="tokens per request (default: the model's own limit)",
     )
     add_threads(group)
+    add(
+        "--gpu-layers",
+        type=natural,
+        default=0,
+        metavar="N",
+        help="layers of a GGUF file that a GPU computes, where llama.cpp's library was built for one (default: "
+        "%(default)s)",
+    )
     _add_templates(group)
     add(
         "--no-task-detection", action="store_true", help="take a request's task from its hint only, not from its prompt"
@@ -233,6 +247,14 @@ def positive(text: str) -> int:
     value = int(text)
     if value < 1:
         raise argparse.ArgumentTypeError("must be at least 1")
+    return value
+
+
+def natural(text: str) -> int:
+    """A whole number of at least 0."""
+    value = int(text)
+    if value < 0:
+        raise argparse.ArgumentTypeError("must be at least 0")
     return value
 
 

@@ -61,7 +61,7 @@ _COUNT, _SECONDS = Annotated[int, Field(ge=1)], Annotated[float, Field(ge=0.0, a
 _BOUNDS: Mapping[str, Any] = {
     **dict.fromkeys(("max_waiting", "journal_bytes", "journal_files", "max_rows", "tensor_parallel_size"), _COUNT),
     **dict.fromkeys(("context", "cache_tokens", "threads"), _COUNT | None),
-    "prefill_tokens": Annotated[int, Field(ge=0)],
+    **dict.fromkeys(("prefill_tokens", "gpu_layers"), Annotated[int, Field(ge=0)]),
     "drain_seconds": _SECONDS,
     "served_model_name": Annotated[tuple[str, ...], BeforeValidator(_one_or_several)],
 }

@@ -40,9 +40,12 @@ from adaptspec.gpu.device_decoder import DeviceDecoder
 from adaptspec.models.chat.chat_template import ChatTemplate, use_template
 from adaptspec.models.compute_threads import ComputeThreads, all_threads, one_token_pass
 from adaptspec.models.decoder import Decoder
+from adaptspec.models.gguf import is_gguf, read_header
+from adaptspec.models.llama_cpp import LlamaCppRunner
 from adaptspec.models.loading import MakeDecoder
-from adaptspec.models.model_files import CONFIG, read_json, resolve_model, weight_files
+from adaptspec.models.model_files import CONFIG, read_json, weight_files
 from adaptspec.models.runner import Listener, ModelInfo, Runner
+from adaptspec.models.source import find_model
 from adaptspec.models.tokenization import check_tokenizer, fingerprint, load_tokenizer
 from adaptspec.types import Sink
 
@@ -131,7 +134,11 @@ def _build(  # noqa: PLR0917 - those of `build`
         places.append(places[0] if config.own_draft else model_place(config.draft_model, "draft"))
     progress(f"reading weights of {config.model}")
     for place in places[1:]:  # a draft without weights is refused before the target is read, which may take minutes
-        weight_files(resolve_model(place, pickles=config.allow_pickle), pickles=config.allow_pickle)
+        found = find_model(place, gguf=True, pickles=config.allow_pickle)
+        if is_gguf(found):
+            read_header(found)
+        else:
+            weight_files(found, pickles=config.allow_pickle)
     template = _template(config, places[0])  # which is refused before the target is read, too
     tokenizer, described = template.tokenizer, partial(_with_tokens, template)
     target, *drafts = load_models(config, places, partial(_deepest, config, specs, labels), described, make)
@@ -141,12 +148,13 @@ def _build(  # noqa: PLR0917 - those of `build`
         if not isinstance(draft, Listener):  # a head has no tokenizer of its own
             tokenizers = tokenizer, load_tokenizer(place)
             check_tokenizer(tokenizers[1], draft.info)
-    counts = _counts(config.counts, resolve_model(places[0]), tokenizer, target.info.vocab_size)
+    counts = _counts(config.counts, find_model(places[0], gguf=True), tokenizer, target.info.vocab_size)
     loaded = Loaded(target, drafts[0] if drafts else None, target.info.eos_token_ids, counts, tokenizers)
     drafters = make_drafters(loaded)
     one_process = target.device.type == "cpu" and config.tensor_parallel_size == 1
     choices = (most, 1) if config.threads is None and one_process else (config.threads or most,)
-    threads = ComputeThreads(choices, one_token_pass(target))
+    runners = [target, *drafts]
+    threads = ComputeThreads(choices, one_token_pass(target), set_threads=partial(_set_threads, runners))
     if len(threads.choices) > 1:
         progress("comparing numbers of threads")
         threads.compare()
@@ -171,13 +179,22 @@ def _build(  # noqa: PLR0917 - those of `build`
 
 def _template(config: EngineConfig, place: str) -> ChatTemplate:
     """The chat template to use, with the tokenizer in `place`. Raises ModelError or ConfigError: it cannot be used."""
-    folder = resolve_model(place)
-    read_json(folder / CONFIG)  # what is no model at all is refused as such
-    tokenizer = load_tokenizer(str(folder))
+    found = find_model(place, gguf=True)
+    if not is_gguf(found):
+        read_json(found / CONFIG)  # what is no model at all is refused as such
+    tokenizer = load_tokenizer(str(found))
     use_template(tokenizer, config.chat_template)
     template = ChatTemplate(tokenizer, config.chat_template_kwargs, sanitize=config.sanitize_control_tokens)
     template.check(config.chat_template)
     return template
+
+
+def _set_threads(runners: Sequence[Runner], count: int) -> None:
+    """Have torch, and libraries with threads of their own, compute with so many."""
+    torch.set_num_threads(count)
+    for runner in runners:
+        if isinstance(runner, LlamaCppRunner):
+            runner.set_threads(count)
 
 
 def _with_tokens(template: ChatTemplate, info: ModelInfo) -> ModelInfo:
@@ -202,7 +219,7 @@ def _learner(config: EngineConfig, core: EngineCore, drafters: Sequence[Drafter]
         why = "the draft model is not Llama-like, or not on a CPU"
     else:
         assert isinstance(core.executor, ModelExecutor)
-        learner = DraftLearner(drafter.runner, Student(resolve_model(place), drafter.runner.info.dtype))
+        learner = DraftLearner(drafter.runner, Student(find_model(place), drafter.runner.info.dtype))
         core.executor.witness = learner
         return learner
     raise ConfigError(
@@ -273,6 +290,7 @@ def _counts(
     wanted: str | None, folder: Path, tokenizer: PreTrainedTokenizerFast, vocab_size: int
 ) -> CorpusCounts | None:
     """Those asked for, or that lie in the target's folder."""
+    folder = folder.parent if is_gguf(folder) else folder
     if wanted is None or (wanted == AUTO and not (folder / COUNTS).is_file()):
         return None
     path = folder / COUNTS if wanted == AUTO else Path(wanted)

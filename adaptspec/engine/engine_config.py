@@ -15,7 +15,8 @@ AUTO = "auto"
 
 @dataclass(frozen=True)
 class EngineConfig:
-    """What to serve and how. `model` and `draft` are directories, hub ids, or "bundled".
+    """What to serve and how. `model` and `draft` are directories, GGUF files, hub ids, "smollm2" or
+    "bundled".
 
     `draft` "quantized:int8" or "quantized:int4" is the model itself in fewer bits, "first-layers:N" its first layers,
     "mtp" the head in its own files; "auto" is the bundled draft for the bundled model and none for any other.
@@ -28,6 +29,7 @@ class EngineConfig:
     the same whatever is drafted beside up to 64 rows, "strict" beside more. `allow_pickle`: heads that draft may have
     their tensors in pickles. `learn_draft`: a server trains the draft model on what it serves. `threads`: CPU threads
     of a forward pass, for all of this process; None: the faster of one and all of them, see `ComputeThreads`.
+    `gpu_layers`: how many layers of a GGUF file llama.cpp computes on a GPU, if its library was built for one.
     `chat_template` is a file with the template in place of the model's own, "none" is no template;
     `chat_template_kwargs` are its variables where a request does not set them. `sanitize_control_tokens`: text of
     messages that reads like a control token stays text.
@@ -50,6 +52,7 @@ class EngineConfig:
     allow_pickle: bool = False
     learn_draft: bool = False
     threads: int | None = None
+    gpu_layers: int = 0
     chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] = field(default_factory=dict)
     sanitize_control_tokens: bool = False

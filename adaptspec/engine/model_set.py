@@ -105,7 +105,7 @@ def _load(
     parts, where = (group.part, WHOLE), (config.device, config.draft_device or config.device)
     own = places[:1] if config.own_draft or head else places
     models = [
-        load_model(place, device=device, dtype=config.dtype, make=make, part=part)
+        load_model(place, device=device, dtype=config.dtype, make=make, part=part, gpu_layers=config.gpu_layers)
         for place, device, make, part in zip(own, where, makes, parts, strict=False)
     ]
     if head:

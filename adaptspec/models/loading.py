@@ -12,10 +12,14 @@ import torch
 from adaptspec.errors import ConfigError, ModelError
 from adaptspec.models.config import FAMILIES, WHOLE, DecoderConfig, Part, check_sizes, is_lean, read_decoder_config
 from adaptspec.models.decoder import Decoder
+from adaptspec.models.gguf import is_gguf, read_header
 from adaptspec.models.kv_cache import CacheLimits, CachePlan, KVCache, plan_cache
-from adaptspec.models.model_files import CONFIG, eos_token_ids, fingerprint, read_json, resolve_model, weight_files
+from adaptspec.models.llama_cpp import LlamaCppRunner, LlamaModel, file_type
+from adaptspec.models.llama_library import load_library
+from adaptspec.models.model_files import CONFIG, eos_token_ids, fingerprint, read_json, weight_files
 from adaptspec.models.own_drafts import own_weights
 from adaptspec.models.runner import ModelInfo, Runner
+from adaptspec.models.source import find_model
 from adaptspec.models.transformers_runner import (
     BLOCK,
     TransformersRunner,
@@ -76,13 +80,19 @@ def load_model(
     dtype: str = "auto",
     make: MakeDecoder = plain_decoder,
     part: Part = WHOLE,
+    gpu_layers: int = 0,
 ) -> LoadedModel:
     """Load a model's weights, or of a Llama-like one this part; `make` makes a runner of those of such a one.
 
     `device` is cpu, cuda, cuda:N or auto; `dtype` float32, bfloat16, float16 or auto (float32 on CPU, as stored
-    on CUDA). Raises ModelError for a directory that cannot be loaded, ConfigError for an unknown device or dtype.
+    on CUDA). GGUF files are run by llama.cpp, `gpu_layers` of them by what its library was built for. Raises ModelError
+    for a model that cannot be loaded, ConfigError for a device or dtype that is unknown or does not go with it.
     """
-    folder = resolve_model(path_or_hub_id)
+    folder = find_model(path_or_hub_id, gguf=True)
+    if is_gguf(folder):
+        return load_gguf(folder, device=device, dtype=dtype, gpu_layers=gpu_layers)
+    if gpu_layers:
+        raise ConfigError("--gpu-layers is for GGUF files; a model with safetensors runs on --device whole")
     raw = read_json(folder / CONFIG)
     check_sizes(raw)
     _refuse_unsafe(folder, raw)
@@ -95,7 +105,7 @@ def load_model(
 
 def check_parts(path_or_hub_id: str, size: int) -> None:
     """Raise ModelError for a model that cannot be split in so many parts."""
-    folder = resolve_model(path_or_hub_id)
+    folder = find_model(path_or_hub_id)
     raw = read_json(folder / CONFIG)
     if not is_lean(raw):
         raise ModelError(f"{folder}: only {', '.join(FAMILIES)} can be split; leave --tensor-parallel-size out")
@@ -120,6 +130,35 @@ def _load_lean(
         return loaded(info, *own_weights(config, weights, name))
 
     return replace(found, own_draft=own_draft)
+
+
+def load_gguf(path: Path, *, device: str = "auto", dtype: str = "auto", gpu_layers: int = 0) -> LoadedModel:
+    """A GGUF file that llama.cpp runs, whatever its family."""
+    if device not in ("auto", "cpu"):
+        raise ConfigError(
+            f"{path.name} is run by llama.cpp: leave --device out; --gpu-layers N has GPUs compute N layers"
+        )
+    if dtype != "auto":
+        raise ConfigError(f"{path.name} is run in the numbers that it is written in: leave --dtype out")
+    header = read_header(path)
+    model = LlamaModel(load_library(), header, gpu_layers)
+    info = ModelInfo(
+        name=path.stem,
+        architecture=header.architecture,
+        parameters=header.parameters,
+        vocab_size=model.vocab_size,
+        context=header.number("context_length"),
+        fingerprint=header.fingerprint(),
+        eos_token_ids=header.end_tokens,
+        dtype=file_type(header),
+        takes_trees=False,
+    )
+    each = header.bytes_per_token
+
+    def start(info: ModelInfo, plan: CachePlan) -> Runner:
+        return LlamaCppRunner(info, model, plan, bytes_per_token=each, threads=torch.get_num_threads())
+
+    return LoadedModel(path, info, torch.device("cpu"), each, start)
 
 
 def load_other(folder: Path, raw: Mapping[str, Any], dtype: torch.dtype, device: torch.device) -> LoadedModel:

@@ -4,20 +4,29 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
+import tempfile
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import cached_property
+from importlib.metadata import version
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 from jinja2 import TemplateError
+from tokenizers import Tokenizer
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 from transformers.tokenization_utils_base import VERY_LARGE_INTEGER
 
 from adaptspec.errors import ModelError, PairError, RequestError
-from adaptspec.models.model_files import read_json, resolve_model
+from adaptspec.files import cache_folder
+from adaptspec.models.gguf import is_gguf, read_header
+from adaptspec.models.model_files import read_json
 from adaptspec.models.runner import ModelInfo
+from adaptspec.models.source import find_model
 
 GENERIC_CLASSES = (None, "PreTrainedTokenizerFast", "TokenizersBackend")
 # A template is a program of the model's makers: what it does with odd messages is not only what jinja raises itself.
@@ -40,11 +49,64 @@ _SAMPLE = (
 
 
 def load_tokenizer(path_or_hub_id: str) -> PreTrainedTokenizerFast:
-    """The tokenizer of a model directory or hub id, with its chat template; ModelError if there is none.
+    """The tokenizer of a model directory, GGUF file or hub id, with its chat template; ModelError if there is none.
 
     Only fast tokenizers: text is decoded while it streams, which the others cannot do.
     """
-    folder = resolve_model(path_or_hub_id)
+    folder = find_model(path_or_hub_id, gguf=True)
+    return _checked(folder, _of_gguf(folder) if is_gguf(folder) else _of_directory(folder))
+
+
+def _of_gguf(path: Path) -> PreTrainedTokenizerBase:
+    """Of the vocabulary in a file. Making it takes seconds, so that it is kept in the user's cache."""
+    root = cache_folder()
+    name = f"{read_header(path).fingerprint()}-transformers-{version('transformers')}"
+    kept = None if root is None else root / "adaptspec" / "tokenizers" / name
+    if kept is not None and kept.is_dir():
+        return _of_directory(kept)
+    tokenizer = _converted(path)
+    if kept is not None:
+        _keep(tokenizer, kept)
+    return tokenizer
+
+
+def _keep(tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
+    """Save it in a folder, all of it or nothing; a cache that cannot be written is no fault."""
+    with suppress(OSError):
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".saving-") as draft:
+            tokenizer.save_pretrained(draft)
+            os.rename(draft, folder)
+            os.mkdir(draft)  # for the end of `with`, which removes it
+
+
+def _converted(path: Path) -> PreTrainedTokenizerBase:
+    try:
+        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
+        return _without_new_tokens(tokenizer, read_header(path).vocab_size)
+    except Exception as error:  # the converter raises whatever a broken or unknown vocabulary leads to
+        raise ModelError(
+            f"cannot make a tokenizer of the vocabulary in {path}: {error}; give the model as a Hugging Face directory "
+            "or id instead"
+        ) from error
+
+
+def _without_new_tokens(tokenizer: PreTrainedTokenizerBase, vocab_size: int) -> PreTrainedTokenizerBase:
+    """Less the tokens that transformers adds by itself behind a file's vocabulary, such as one for unknown words."""
+    if len(tokenizer) <= vocab_size or not isinstance(tokenizer, PreTrainedTokenizerFast):
+        return tokenizer
+    described = json.loads(tokenizer.backend_tokenizer.to_str())
+    described["added_tokens"] = [one for one in described["added_tokens"] if one["id"] < vocab_size]
+    known = {one["content"] for one in described["added_tokens"]} | set(described["model"]["vocab"])
+    named = {name: token for name, token in tokenizer.special_tokens_map.items() if token in known}
+    backend = Tokenizer.from_str(json.dumps(described))
+    made: PreTrainedTokenizerFast = PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
+        tokenizer_object=backend, chat_template=tokenizer.chat_template, **named
+    )
+    return made
+
+
+def _of_directory(folder: Path) -> PreTrainedTokenizerBase:
     settings = folder / "tokenizer_config.json"
     described = read_json(settings) if settings.is_file() else {}
     if "auto_map" in described:
@@ -56,9 +118,14 @@ def load_tokenizer(path_or_hub_id: str) -> PreTrainedTokenizerFast:
     generic = described.get("tokenizer_class") in GENERIC_CLASSES and (folder / "tokenizer.json").is_file()
     loader = PreTrainedTokenizerFast if generic else AutoTokenizer
     try:
-        tokenizer = loader.from_pretrained(folder, trust_remote_code=False)
+        tokenizer: PreTrainedTokenizerBase = loader.from_pretrained(folder, trust_remote_code=False)
     except Exception as error:  # the tokenizers library raises bare Exception for broken files
         raise ModelError(f"cannot load the tokenizer in {folder}: {error}") from error
+    return tokenizer
+
+
+def _checked(folder: Path, tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerFast:
+    """As all the rest expects it."""
     if not isinstance(tokenizer, PreTrainedTokenizerFast):
         raise ModelError(f"{folder} has a slow tokenizer ({type(tokenizer).__name__}); convert it to a tokenizer.json")
     # The context that is served is the model's; above this number transformers would print a warning.

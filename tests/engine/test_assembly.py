@@ -98,7 +98,7 @@ def test_a_draft_that_is_no_model_is_refused_before_the_target_is_read(target_pa
     with pytest.raises(ModelError, match=r"model\.safetensors"):
         build(EngineConfig(str(damaged), limits=SMALL))
     draft.touch()
-    with pytest.raises(ModelError, match="GGUF files are not read yet"):
+    with pytest.raises(ModelError, match=r"draft\.gguf is no whole GGUF file"):
         build(EngineConfig(str(damaged), str(draft), limits=SMALL))
     empty = copytree(target_path, tmp_path / "empty")
     (empty / "model.safetensors").unlink()
