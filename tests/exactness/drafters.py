@@ -17,6 +17,7 @@ from adaptspec.engine.engine_config import model_place
 from tests.conftest import TINY_VOCAB, write_tiny_model
 from tests.drafting.spellings import respelled_draft, translated_draft
 from tests.models.heads.golden import HEADS, medusa, write_mtp
+from tests.models.tiny_gguf import write_gguf
 
 # Sizes that the golden heads were made for. Their tokens: 4 special ones and 256 bytes.
 TARGET = {"hidden_size": 16, "num_hidden_layers": 4}
@@ -68,7 +69,7 @@ DRAFTERS: Mapping[str, Drafter] = {
     "narrower-vocabulary": Drafter(target="target-padded", draft="noisy-unpadded", grows=True),
     "bundled": Drafter(target="bundled", draft="bundled-draft", grows=True),
     "shared-tokens": Drafter(target="bundled", draft="respelled", grows=True),
-    "through-text": Drafter(target="bundled", draft="translated", grows=True),
+    "through-text": Drafter(target="bundled", draft="translated"),
     "first-layers": Drafter(draft="first-layers:3", grows=True),
     "quantized": Drafter(draft="quantized:int4", grows=True),
     "ngram": Drafter("ngram", agrees=False, united="counts"),
@@ -85,8 +86,12 @@ DRAFTERS: Mapping[str, Drafter] = {
     "medusa": _head("medusa"),
 }
 
-# Models that transformers runs in place of others.
-TRANSFORMERS = {"target": "transformers", "noisy": "noisy-transformers"}
+# Models that a runtime runs in place of others.
+INSTEAD: Mapping[str, Mapping[str, str]] = {
+    "transformers": {"target": "transformers", "noisy": "noisy-transformers"},
+    "llama.cpp": {"target": "gguf", "noisy": "noisy-gguf"},
+}
+WHOLE_BLOCKS = {"hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 3}  # Q8_0 has blocks of 32 weights
 
 
 class Models:
@@ -127,6 +132,10 @@ class Models:
                 folder, "gpt2", 0, {**TARGET, "max_position_embeddings": 128}
             ),
             "noisy-transformers": lambda folder: self._noisy(folder, "transformers"),
+            "wide": lambda folder: write_tiny_model(folder, "llama", 0, WHOLE_BLOCKS),
+            "noisy-wide": lambda folder: self._noisy(folder, "wide"),
+            "gguf": lambda folder: self._as_gguf(folder, "wide"),
+            "noisy-gguf": lambda folder: self._as_gguf(folder, "noisy-wide"),
             "respelled": respelled_draft,
             "translated": translated_draft,
         }
@@ -147,6 +156,11 @@ class Models:
         _save(tensors | {name: torch.cat([tensors[name], more])}, folder)
         config = json.loads((folder / "config.json").read_text())
         (folder / "config.json").write_text(json.dumps(config | {"vocab_size": vocabulary}))
+
+    def _as_gguf(self, folder: Path, original: str) -> None:
+        """A folder with a GGUF file alone, in 8 bits."""
+        folder.mkdir()
+        write_gguf(Path(self.place(original)), folder / "model.gguf", "Q8_0")
 
     def _head(self, name: str) -> Path:
         if name != "medusa":

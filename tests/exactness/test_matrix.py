@@ -47,7 +47,7 @@ WHOLE = pytest.mark.whole
 
 AXES: dict[str, tuple[Any, ...]] = {
     "drafter": tuple(DRAFTERS),
-    "runtime": ("lean", "paged", "transformers", "device"),
+    "runtime": ("lean", "paged", "transformers", "llama.cpp", "device"),
     "shape": SHAPES,
     "method": ("coupled", "rejection", "block"),
     "request": tuple(KINDS),
@@ -61,6 +61,7 @@ AXES: dict[str, tuple[Any, ...]] = {
 OWN = [name for name, kind in DRAFTERS.items() if kind.is_own]
 BUNDLED = [name for name, kind in DRAFTERS.items() if kind.target == "bundled"]
 OF_LLAMAS = [*OWN, *(name for name, kind in DRAFTERS.items() if kind.target != "target"), "wider-vocabulary"]
+OF_LLAMA_CPP = ("draft-model", "copy", "ngram", "counts", "prediction")
 GROWING = [name for name, kind in DRAFTERS.items() if kind.grows]
 WEIGHING = ("rejection", "block")
 # What does not go together, and why. Values of a case may be missing: None.
@@ -71,6 +72,9 @@ RULES: dict[str, Callable[[Values], bool]] = {
     "only coupled judges trees": (
         lambda case: case.get("method") in WEIGHING and case.get("shape", "chain") != "chain"
     ),
+    "drafts through text are chains": (
+        lambda case: case.get("drafter") == "through-text" and case.get("shape") in ("comb", "beam", "union")
+    ),
     "only models draft on from nodes off the main chain, and no head does": (
         lambda case: case.get("shape") == "beam" and case.get("drafter", "draft-model") not in GROWING
     ),
@@ -78,8 +82,14 @@ RULES: dict[str, Callable[[Values], bool]] = {
     "parts of a target, and models of several vocabularies, are Llama-like here": (
         lambda case: case.get("runtime") == "transformers" and case.get("drafter") in OF_LLAMAS
     ),
+    "llama.cpp runs chains, no parts of a target and no heads": (
+        lambda case: (
+            case.get("runtime") == "llama.cpp"
+            and (case.get("shape", "chain") != "chain" or case.get("drafter") not in (*OF_LLAMA_CPP, None))
+        )
+    ),
     "a row of this cache is one block: rows wait, and none gives way": (
-        lambda case: case.get("script") == "preempted" and case.get("runtime") in ("lean", "cuda")
+        lambda case: case.get("script") == "preempted" and case.get("runtime") in ("lean", "llama.cpp", "cuda")
     ),
     "a round of a device is launched whole: its faults are tested on their own": (
         lambda case: case.get("script") == "failing" and case.get("runtime") in OVERLAPPING

@@ -32,7 +32,7 @@ from adaptspec.models.weights import DecoderWeights
 from adaptspec.types import Completion, Sink
 from tests.engine.conftest import byte_level
 from tests.engine.policies import COSTS
-from tests.exactness.drafters import DRAFTERS, FEW, TRANSFORMERS, Models
+from tests.exactness.drafters import DRAFTERS, FEW, INSTEAD, Models
 from tests.fakes import TableRunner
 
 ROWS, CONTEXT = 4, 96
@@ -126,9 +126,7 @@ class Worlds:
         kind, settings = DRAFTERS[drafter], dict(RUNTIMES[runtime].settings) | ({PREFIX_CACHE: True} if prefix else {})
         if short:
             settings["cache_tokens"] = SHORT
-        target, draft = kind.target, kind.draft
-        if runtime == "transformers":
-            target, draft = "transformers", TRANSFORMERS.get(draft, draft)
+        target, draft = (INSTEAD.get(runtime, {}).get(name, name) for name in (kind.target, kind.draft))
         config = EngineConfig(
             self._models.place(target),
             self._models.place(draft),
@@ -190,6 +188,7 @@ RUNTIMES: Mapping[str, Runtime] = {
     "lean": Runtime(_CPU),
     "paged": Runtime(_CPU, _in_blocks(decoder)),
     "transformers": Runtime(_CPU),
+    "llama.cpp": Runtime({"device": "cpu"}),
     # The code for GPUs, whose products and sums have a fixed order: in bfloat16, where the last bit decides many ties.
     "device": Runtime({"device": "cpu", "dtype": "bfloat16"}, _in_blocks(device_decoder)),
     "strict": Runtime({"device": "cpu", "dtype": "bfloat16", "exact": "strict"}, _in_blocks(device_decoder)),
