@@ -52,13 +52,13 @@ _SMALLER, _RIGHT = 10, 0.7
 
 def doctor_drafts(config: EngineConfig, given: Sequence[str]) -> list[str | None]:
     """The drafts to try: those given ("none" is lookup alone, "all" whatever needs no folder), or else the bundled one
-    and the model in 8 bits.
+    and the model in 8 bits. Of a GGUF file, which drafts nothing of itself, lookup alone.
     """
     own = [config.draft_model] if config.draft_model is not None else []
     names: list[str] = []
     for name in given or [*own, *own_drafts(config.model)[:1]]:
         names += [*own, *own_drafts(config.model)] if name == _ALL else [name]
-    return [None if name == "none" else name for name in dict.fromkeys(names)]
+    return [None if name == "none" else name for name in dict.fromkeys(names or ["none"])]
 
 
 def own_drafts(model: str) -> list[str]:

@@ -14,6 +14,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from adaptspec.bench.doctor import doctor_drafts
 from adaptspec.engine.assembly import build
 from adaptspec.engine.engine_config import EngineConfig
 from adaptspec.errors import ConfigError, EngineError, ModelError
@@ -187,6 +188,12 @@ def test_a_tokenizer_is_made_of_a_file_once(folder: Path, make_model: MakeModel,
 def test_settings_that_llama_cpp_does_not_have_are_refused(folder: Path, changes: dict[str, str], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         build(EngineConfig(str(folder / "Q8_0.gguf"), context=CONTEXT, **changes))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("given", [(), ("all",)])
+def test_a_file_drafts_nothing_of_itself(folder: Path, given: tuple[str, ...]) -> None:
+    """A doctor tries lookup alone then, and knows how long that takes."""
+    assert doctor_drafts(EngineConfig(str(folder / "Q8_0.gguf")), given) == [None]
 
 
 def test_layers_on_a_gpu_are_for_gguf_files(make_model: MakeModel) -> None:
