@@ -15,6 +15,7 @@ from adaptspec.gpu.device_decoder import SCORES, TILES, DeviceDecoder, beside_ca
 from adaptspec.gpu.follower import lead
 from adaptspec.gpu.ranks import ALONE, Group
 from adaptspec.models.config import WHOLE, DecoderConfig
+from adaptspec.models.gguf import is_gguf
 from adaptspec.models.heads.formats import is_head, load_head
 from adaptspec.models.heads.hearing import MOST_UNREAD, SHARED
 from adaptspec.models.kv_cache import CacheLimits, CachePlan, bytes_for_cache
@@ -29,6 +30,7 @@ from adaptspec.models.loading import (
 )
 from adaptspec.models.own_drafts import MTP
 from adaptspec.models.runner import Heard, Listener, ModelInfo, Runner
+from adaptspec.models.source import find_model
 from adaptspec.models.weights import DecoderWeights
 
 Room = Callable[[torch.device], int]  # bytes that all caches on a device may take
@@ -104,6 +106,8 @@ def _load(
     makes: list[MakeDecoder] = [make] * 2 if group is ALONE else [partial(device_decoder, group=group), device_decoder]
     parts, where = (group.part, WHOLE), (config.device, config.draft_device or config.device)
     own = places[:1] if config.own_draft or head else places
+    if config.gpu_layers and not any(is_gguf(find_model(place, gguf=True)) for place in own):
+        raise ConfigError("--gpu-layers is for GGUF files; a model with safetensors runs on --device whole")
     models = [
         load_model(place, device=device, dtype=config.dtype, make=make, part=part, gpu_layers=config.gpu_layers)
         for place, device, make, part in zip(own, where, makes, parts, strict=False)

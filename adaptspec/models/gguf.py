@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from adaptspec.errors import FileError, ModelError
-from adaptspec.files import open_file
+from adaptspec.files import add_sample, open_file
 
 SUFFIX = ".gguf"
 _MAGIC, _VERSIONS = b"GGUF", (2, 3)
@@ -37,9 +37,8 @@ _NUMBERS: Mapping[int, str] = {
     12: "d",
 }
 _SPLIT = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf", re.IGNORECASE)
-_WITH_EMBEDDINGS = ("bert", "nomic-bert", "jina-bert", "gemma-embedding", "t5encoder", "modern-bert")
-_TEXT_ONLY = ("clip", "mmproj", "whisper", "wavtokenizer")
-_SAMPLES, _SAMPLE_BYTES = 64, 4096
+_EMBEDDING_MODELS = ("bert", "nomic-bert", "jina-bert", "gemma-embedding", "t5encoder", "modern-bert")
+_MULTIMODAL = ("clip", "mmproj", "whisper", "wavtokenizer")
 
 
 @dataclass(frozen=True)
@@ -102,17 +101,14 @@ class GgufHeader:
         found = dict.fromkeys(one for one in ids if isinstance(one, int) and 0 <= one < self.vocab_size)
         return tuple(found)
 
-    def fingerprint(self) -> str:
-        """A short hash that tells files apart: by their sizes and a sample of their bytes."""
-        digest = hashlib.sha256()
-        for path in parts(self.path):
-            size = path.stat().st_size
-            digest.update(f"{size}".encode())
-            with open(open_file(path), "rb") as file:
-                for sample in range(_SAMPLES):
-                    file.seek(size * sample // _SAMPLES)
-                    digest.update(file.read(_SAMPLE_BYTES))
-        return digest.hexdigest()[:16]
+
+def fingerprint(path: Path) -> str:
+    """A short hash that identifies a model's files: of their sizes and a sample of their bytes."""
+    digest = hashlib.sha256()
+    for part in parts(path):
+        digest.update(f"{part.stat().st_size}".encode())
+        add_sample(digest, part)
+    return digest.hexdigest()[:16]
 
 
 def is_gguf(path: Path) -> bool:
@@ -129,9 +125,9 @@ def read_header(path: Path) -> GgufHeader:
     architecture = metadata.get("general.architecture")
     if not isinstance(architecture, str):
         raise ModelError(f"{path} names no architecture; convert or download the file again")
-    if architecture in _WITH_EMBEDDINGS:
+    if architecture in _EMBEDDING_MODELS:
         raise ModelError(f"{path} is an embedding model ({architecture}), which writes no text; use one that does")
-    if architecture in _TEXT_ONLY or metadata.get("general.type") == "mmproj":
+    if architecture in _MULTIMODAL or metadata.get("general.type") == "mmproj":
         raise ModelError(f"{path} is a part for pictures or sound ({architecture}); use the file of the language model")
     return GgufHeader(path, metadata, parameters)
 

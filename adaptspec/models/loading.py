@@ -12,6 +12,7 @@ import torch
 from adaptspec.errors import ConfigError, ModelError
 from adaptspec.models.config import FAMILIES, WHOLE, DecoderConfig, Part, check_sizes, is_lean, read_decoder_config
 from adaptspec.models.decoder import Decoder
+from adaptspec.models.gguf import fingerprint as gguf_fingerprint
 from adaptspec.models.gguf import is_gguf, read_header
 from adaptspec.models.kv_cache import CacheLimits, CachePlan, KVCache, plan_cache
 from adaptspec.models.llama_cpp import LlamaCppRunner, LlamaModel, file_type
@@ -91,8 +92,6 @@ def load_model(
     folder = find_model(path_or_hub_id, gguf=True)
     if is_gguf(folder):
         return load_gguf(folder, device=device, dtype=dtype, gpu_layers=gpu_layers)
-    if gpu_layers:
-        raise ConfigError("--gpu-layers is for GGUF files; a model with safetensors runs on --device whole")
     raw = read_json(folder / CONFIG)
     check_sizes(raw)
     _refuse_unsafe(folder, raw)
@@ -148,7 +147,7 @@ def load_gguf(path: Path, *, device: str = "auto", dtype: str = "auto", gpu_laye
         parameters=header.parameters,
         vocab_size=model.vocab_size,
         context=header.number("context_length"),
-        fingerprint=header.fingerprint(),
+        fingerprint=gguf_fingerprint(path),
         eos_token_ids=header.end_tokens,
         dtype=file_type(header),
         takes_trees=False,

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from adaptspec.errors import FileError, ModelError
-from adaptspec.files import check_regular, open_file, read_text
+from adaptspec.files import add_sample, check_regular, read_text
 from adaptspec.models.config import shown
 
 _log = logging.getLogger(__name__)
@@ -36,10 +36,8 @@ MASK_EMBEDDING = "mask_embedding.pt"  # no weights: what stands for tokens to co
 CONFIG = "config.json"
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
-SAMPLES = 64
 MOST_JSON = 256 * 2**20  # bytes; the vocabulary of a large model takes a tenth of it
 MOST_DEPTH = 32
-SAMPLE_BYTES = 4096
 
 
 def check_files(folder: Path) -> None:
@@ -201,12 +199,8 @@ def fingerprint(folder: Path, *, pickles: bool = False) -> str:
     """A short hash that tells weights apart: config, file headers and a sample of the bytes (a few milliseconds)."""
     digest = hashlib.sha256(json.dumps(read_json(folder / CONFIG), sort_keys=True).encode())
     for path in weight_files(folder, pickles=pickles):
-        size = path.stat().st_size
-        digest.update(f"{path.name}:{size}".encode())
-        with open(open_file(path), "rb") as file:
-            for sample in range(SAMPLES):
-                file.seek(size * sample // SAMPLES)
-                digest.update(file.read(SAMPLE_BYTES))
+        digest.update(f"{path.name}:{path.stat().st_size}".encode())
+        add_sample(digest, path)
     return digest.hexdigest()[:16]
 
 

@@ -23,6 +23,7 @@ from transformers.tokenization_utils_base import VERY_LARGE_INTEGER
 
 from adaptspec.errors import ModelError, PairError, RequestError
 from adaptspec.files import cache_folder
+from adaptspec.models.gguf import fingerprint as gguf_fingerprint
 from adaptspec.models.gguf import is_gguf, read_header
 from adaptspec.models.model_files import read_json
 from adaptspec.models.runner import ModelInfo
@@ -60,7 +61,7 @@ def load_tokenizer(path_or_hub_id: str) -> PreTrainedTokenizerFast:
 def _of_gguf(path: Path) -> PreTrainedTokenizerBase:
     """Of the vocabulary in a file. Making it takes seconds, so that it is kept in the user's cache."""
     root = cache_folder()
-    name = f"{read_header(path).fingerprint()}-transformers-{version('transformers')}"
+    name = f"{gguf_fingerprint(path)}-transformers-{version('transformers')}"
     kept = None if root is None else root / "adaptspec" / "tokenizers" / name
     if kept is not None and kept.is_dir():
         return _of_directory(kept)
@@ -81,9 +82,10 @@ def _keep(tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
 
 
 def _converted(path: Path) -> PreTrainedTokenizerBase:
+    header = read_header(path)  # what is no model at all is refused as such
     try:
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
-        return _without_new_tokens(tokenizer, read_header(path).vocab_size)
+        return _without_new_tokens(tokenizer, header.vocab_size)
     except Exception as error:  # the converter raises whatever a broken or unknown vocabulary leads to
         raise ModelError(
             f"cannot make a tokenizer of the vocabulary in {path}: {error}; give the model as a Hugging Face directory "

@@ -15,16 +15,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from adaptspec.bench.doctor import doctor_drafts
+from adaptspec.control.cost import CostTable
 from adaptspec.engine.assembly import build
 from adaptspec.engine.engine_config import EngineConfig
 from adaptspec.errors import ConfigError, EngineError, ModelError
 from adaptspec.models.gguf import GgufHeader, read_header
 from adaptspec.models.kv_cache import CacheLimits
+from adaptspec.models.llama_cpp import LlamaModel
 from adaptspec.models.llama_library import VARIABLE, LlamaLibrary, load_library
 from adaptspec.models.loading import load_model
 from adaptspec.models.runner import Packed, Runner
 from adaptspec.models.tokenization import load_tokenizer
 from tests.conftest import TINY_VOCAB, MakeModel
+from tests.engine.policies import COSTS
 from tests.models.tiny_gguf import write_gguf
 
 WIDE = {"hidden_size": 64, "intermediate_size": 64}  # quantized weights lie in blocks of 32
@@ -196,9 +199,12 @@ def test_a_file_drafts_nothing_of_itself(folder: Path, given: tuple[str, ...]) -
     assert doctor_drafts(EngineConfig(str(folder / "Q8_0.gguf")), given) == [None]
 
 
-def test_layers_on_a_gpu_are_for_gguf_files(make_model: MakeModel) -> None:
+def test_layers_on_a_gpu_are_for_gguf_files(folder: Path, make_model: MakeModel) -> None:
+    """A draft of another kind may be beside one."""
     with pytest.raises(ConfigError, match="--gpu-layers is for GGUF files"):
         build(EngineConfig(str(make_model("llama")), gpu_layers=4))
+    pair = EngineConfig(str(folder / "Q8_0.gguf"), str(make_model("llama", **WIDE)), context=CONTEXT, gpu_layers=4)
+    assert build(pair, costs=lambda *_: CostTable(COSTS)).target.info.dtype == "q8_0"
 
 
 def test_what_llama_cpp_does_not_load_is_refused_in_its_words(folder: Path, tmp_path: Path) -> None:
@@ -212,8 +218,6 @@ def test_what_llama_cpp_does_not_load_is_refused_in_its_words(folder: Path, tmp_
 
 
 def load_library_model(path: Path) -> None:
-    from adaptspec.models.llama_cpp import LlamaModel
-
     LlamaModel(load_library(), GgufHeader(path, {"general.architecture": "lambs"}, 0))
 
 
