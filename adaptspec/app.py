@@ -200,7 +200,9 @@ async def serve(config: ServeConfig, console: Console, status: StartStatus | Non
             config.host,
             config.port,
             drain_seconds=config.drain_seconds,
-            on_listening=lambda url: _announce(console, url, app, built, status, toy=config.engine.model == BUNDLED),
+            on_listening=lambda url: _announce(
+                console, url, app, built, status, bundled=config.engine.model == BUNDLED
+            ),
             on_hurry=_exit_soon,
         )
 
@@ -352,13 +354,13 @@ def _template(codec: Codec) -> str:
 
 
 def _announce(
-    console: Console, url: str, app: web.Application, built: Built, status: StartStatus, *, toy: bool
+    console: Console, url: str, app: web.Application, built: Built, status: StartStatus, *, bundled: bool
 ) -> None:
     status.close()
     console.print(f"[bold]AdaptSpec listens on {url}[/bold]")
     for label, text in _start_facts(app[SERVICE], built, status):
         console.print(f"  {label:<10} {text}", soft_wrap=True, markup=False, highlight=False)
-    if toy:
+    if bundled:
         console.print(
             "These small models are for a first look; `adaptspec serve --model smollm2` serves one that answers."
         )

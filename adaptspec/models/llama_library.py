@@ -13,7 +13,7 @@ import logging
 import os
 import threading
 from collections.abc import Iterator, Mapping
-from ctypes import c_bool, c_char_p, c_float, c_int32, c_size_t, c_uint8, c_uint32, c_uint64, c_void_p
+from ctypes import c_bool, c_char_p, c_float, c_int32, c_size_t, c_uint8, c_uint32, c_void_p
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -160,15 +160,12 @@ _FUNCTIONS: Mapping[str, tuple[Any, tuple[Any, ...]]] = {
     "llama_free": (None, (c_void_p,)),
     "llama_model_get_vocab": (c_void_p, (c_void_p,)),
     "llama_vocab_n_tokens": (c_int32, (c_void_p,)),
-    "llama_model_n_ctx_train": (c_int32, (c_void_p,)),
-    "llama_model_n_params": (c_uint64, (c_void_p,)),
     "llama_model_has_encoder": (c_bool, (c_void_p,)),
     "llama_model_is_recurrent": (c_bool, (c_void_p,)),
     "llama_model_is_hybrid": (c_bool, (c_void_p,)),
     "llama_model_is_diffusion": (c_bool, (c_void_p,)),
     "llama_get_memory": (c_void_p, (c_void_p,)),
     "llama_memory_seq_rm": (c_bool, (c_void_p, c_int32, c_int32, c_int32)),
-    "llama_memory_seq_cp": (None, (c_void_p, c_int32, c_int32, c_int32, c_int32)),
     "llama_decode": (c_int32, (c_void_p, TokenBatch)),
     "llama_get_logits": (ctypes.POINTER(c_float), (c_void_p,)),
     "llama_set_n_threads": (None, (c_void_p, c_int32, c_int32)),
