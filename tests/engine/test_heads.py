@@ -6,7 +6,7 @@ from adaptspec.control.cost import CostTable
 from adaptspec.engine.assembly import build
 from adaptspec.engine.core import EngineLimits
 from adaptspec.engine.engine_config import EngineConfig
-from adaptspec.models.heads.eagle import EagleRunner
+from adaptspec.models.heads.head_runner import HeadRunner
 from adaptspec.request import Request, SamplingParams, SpeculationParams
 from tests.conftest import MakeModel
 from tests.engine.policies import COSTS
@@ -23,7 +23,7 @@ def test_a_head_that_no_policy_asks_for_keeps_no_states(make_model: MakeModel) -
     config = EngineConfig(str(model), str(HEADS / "eagle3"), ("off", "static-3"), limits=EngineLimits(max_rows=4))
     built = build(config, costs=lambda *_: CostTable(COSTS))
     head, core, world = built.loaded.draft, built.core, World(built.target, built.drafters, built.tokenizer)
-    assert isinstance(head, EagleRunner)
+    assert isinstance(head, HeadRunner)
     asked = {
         name: Request(name, tuple(range(first, first + 12)), GREEDY, SpeculationParams(policy=name))
         for name, first in (("off", 40), ("static-3", 60))
@@ -31,14 +31,14 @@ def test_a_head_that_no_policy_asks_for_keeps_no_states(make_model: MakeModel) -
     core.add(asked["off"])
     for _ in range(4):
         core.step()
-    assert (head.unread, head.listens, head.free_memory) == (0, False, 1.0)
+    assert (head.buffered_tokens, head.free_memory) == (0, 1.0)
     core.add(asked["static-3"])
     kept, done = 0, {}
     while not core.idle:
         done |= {delta.request_id: delta.completion for delta in core.step() if delta.completion is not None}
-        kept = max(kept, head.unread)
+        kept = max(kept, head.buffered_tokens)
     for name, request in asked.items():
         assert_same(done[name], plain(world, request))
         assert bool(done[name].stats.drafted) == (name != "off")
     assert kept > 0
-    assert head.unread == 0
+    assert head.buffered_tokens == 0

@@ -10,14 +10,14 @@ import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from adaptspec.errors import ConfigError
-from adaptspec.models.heads.formats import load_head
-from adaptspec.models.kv_cache import CacheLimits
 from adaptspec.models.loading import load_model
 from adaptspec.training.head_files import make_head, save_head
 from adaptspec.training.head_modules import TrainedHead, heard
 from adaptspec.training.measure import load_transformers
 from tests.conftest import MakeModel
-from tests.models.packing import pack
+from tests.models.heads.golden import drafted as drafted_by
+from tests.models.heads.golden import head_runner
+from tests.models.test_runner import states_of
 
 LENGTH, DEPTH = 24, 3
 FEW = torch.arange(0, 260, 3)
@@ -69,13 +69,11 @@ def test_a_saved_head_drafts_what_it_has_learned(make_model: MakeModel, tmp_path
     ids = text()
     expected, tokens = drafted(head, teacher, ids), ids[0].tolist()
     for place in (1, 7, LENGTH - 1):
-        runner, reader = (model.runner(CacheLimits(1)) for model in (load_head(str(tmp_path / "head"), target), target))
-        reader.listen(runner)  # type: ignore[attr-defined]
-        reader.reserve(0, place + 1)
-        reader.forward(pack((0, tokens[: place + 1], 1)))
+        runner = head_runner(tmp_path / "head", target)
+        states = states_of(folder, tokens[: place + 1], layers=runner.spec.capture)
+        runner.on_hidden_states([0], [0], [place + 1], states)
         for depth in range(DEPTH):
-            assert runner.reserve(0, place + 2 + depth)
-            got = runner.forward(pack((0, tokens[runner.length(0) : place + 2 + depth], 1)))[0]
+            got = drafted_by(runner, tokens[: place + 2 + depth])
             own = got if vocabulary is None else got[vocabulary]
             torch.testing.assert_close(own, expected[depth][0, place], atol=1e-4, rtol=1e-4)
             assert vocabulary is None or int(got.argmax()) in vocabulary

@@ -19,16 +19,10 @@ from safetensors.torch import save_file
 from speculators.config import SpeculatorsConfig, VerifierConfig
 from speculators.models.dflash.config import DFlashSpeculatorConfig
 from speculators.models.dflash.core import DFlashDraftModel
-from speculators.models.dspark import core as dspark
-from speculators.models.dspark.config import DSparkSpeculatorConfig
-from speculators.models.dspark.core import DSparkDraftModel
 from speculators.models.eagle3 import Eagle3SpeculatorConfig
 from speculators.models.eagle3.core import Eagle3DraftModel
 from speculators.models.mtp.config import MTPSpeculatorConfig
 from speculators.models.mtp.core import MTPDraftModel
-from speculators.models.peagle import core as peagle
-from speculators.models.peagle.config import PEagleSpeculatorConfig
-from speculators.models.peagle.core import PEagleDraftModel
 from speculators.proposals.greedy import GreedyTokenProposalConfig
 from transformers import LlamaConfig, Qwen3Config
 
@@ -55,10 +49,6 @@ CASES: dict[str, dict[str, Any]] = {
     "eagle3.1": {"ids": [1, 2, 4], "fc_norm": True, "norm_output": True, "vocabulary": FEW},
     "eagle3-qwen3-two-layers": {"ids": [1, 2, 3], "layers": 2, "family": Qwen3Config, "vocabulary": FEW},
     "eagle3-window": {"ids": [1, 2, 3], "family": Qwen3Config, "more": WINDOW, "vocabulary": FEW},
-    "peagle": {"ids": [1, 2, 4], "vocabulary": FEW, "mask_token_id": MASK},
-    "peagle-window": {
-        **{"ids": [1, 2, 4], "family": Qwen3Config, "more": WINDOW, "vocabulary": FEW, "mask_token_id": MASK},
-    },
     "mtp": {"family": Qwen3Config},
     "mtp-window": {"family": Qwen3Config, "more": WINDOW},
     "dflash": {"ids": [1, 3], "family": Qwen3Config, "vocabulary": FEW, "layers": 2, "mask_token_id": MASK},
@@ -69,20 +59,11 @@ CASES: dict[str, dict[str, Any]] = {
         }
         for name in ("", "-both-sides")
     },
-    **{
-        f"dspark-{kind}": {
-            **{"ids": [1, 3], "family": Qwen3Config, "mask_token_id": MASK, "vocabulary": FEW},
-            **{"markov_rank": 6, "markov_head_type": kind, "sample_from_anchor": kind != "rnn"},
-        }
-        for kind in ("vanilla", "gated", "rnn")
-    },
 }
 KINDS = {
     "eagle3": (Eagle3SpeculatorConfig, Eagle3DraftModel),
-    "peagle": (PEagleSpeculatorConfig, PEagleDraftModel),
     "mtp": (MTPSpeculatorConfig, MTPDraftModel),
     "dflash": (DFlashSpeculatorConfig, DFlashDraftModel),
-    "dspark": (DSparkSpeculatorConfig, DSparkDraftModel),
 }
 
 
@@ -123,7 +104,7 @@ def made(
     if kind != "mtp":
         own["draft_vocab_size"] = vocabulary
         own["eagle_aux_hidden_state_layer_ids" if "eagle" in kind else "aux_hidden_state_layer_ids"] = ids
-    if kind in ("dflash", "dspark"):
+    if kind == "dflash":
         own["block_size"] = STEPS + 1
     config, model = KINDS[kind]
     return model(config(transformer_layer_config=layer, speculators_config=about, **own))
@@ -190,26 +171,6 @@ def drafted(forward: Any, states: torch.Tensor, text: torch.Tensor) -> torch.Ten
 
 
 @torch.no_grad()
-def peagle_logits(head: Any, states: torch.Tensor, text: torch.Tensor) -> torch.Tensor:
-    """All places and depths, where the library draws some of them."""
-    pairs = [(place, depth) for depth in range(STEPS) for place in range(LENGTH - depth)]
-    place, depth = torch.tensor(pairs).T
-    peagle.generate_cod_sample_indices = lambda **_: (place, depth)
-    logits: list[torch.Tensor] = []
-    hook = head.lm_head.register_forward_hook(lambda *call: logits.append(call[2][0].clone()))
-    last = torch.randn(1, LENGTH, HIDDEN)
-    try:
-        head(states, text[:, 1:], torch.zeros(1, LENGTH, dtype=torch.long), verifier_last_hidden_states=last)
-    except Exception:
-        if not logits:  # the loss is none of ours
-            raise
-    hook.remove()
-    found = torch.full((STEPS, LENGTH, logits[0].shape[1]), torch.nan)
-    found[depth, place] = logits[0]
-    return found
-
-
-@torch.no_grad()
 def mtp_logits(head: Any, states: torch.Tensor, text: torch.Tensor) -> torch.Tensor:
     """Of a forward of one step: one of more, for training, reads no state of the target's again behind the first."""
     head.embed_tokens.weight.copy_(torch.linspace(-1, 1, VOCAB * HIDDEN).view(VOCAB, HIDDEN))
@@ -235,36 +196,19 @@ def dflash_logits(head: Any, states: torch.Tensor, text: torch.Tensor) -> torch.
     whole = torch.cat((states, torch.zeros(1, 1, states.shape[2])), 1)
     whole, text = (torch.nn.functional.pad(part, pad) for part, pad in ((whole, (0, 0, 0, size)), (text, (0, size))))
     mask = torch.ones(1, count + size)
-    told: list[torch.Tensor] = []
-    own = dspark.compute_metrics
-
-    def note(logits: torch.Tensor, *rest: Any, **named: Any) -> Any:
-        told.append(logits)
-        raise StopIteration
-
     documents = torch.zeros(1, count + size, dtype=torch.long)
     last = torch.zeros(1, count + size, HIDDEN)
     _, logits, _, _, at = head._backbone_forward(whole, text, mask, last, documents, max_anchors=count)
-    if isinstance(head, DSparkDraftModel):
-        dspark.compute_metrics = note
-        try:
-            head(whole, text, mask, last, documents, max_anchors=count)
-        except StopIteration:
-            logits = told[0]
-        dspark.compute_metrics = own
     blocks, anchors = logits.view(count, size, -1), at.view(count, size)[:, 0]
     ordered = torch.full((count, size, blocks.shape[2]), torch.nan)
     ordered[anchors] = blocks
-    first = 0 if head.config.sample_from_anchor else 1
-    return ordered[1:, first : first + STEPS].transpose(0, 1)
+    return ordered[1:, 1 : 1 + STEPS].transpose(0, 1)  # the first slot drafts nothing
 
 
 LOGITS = {
     "eagle3": eagle_logits,
-    "peagle": peagle_logits,
     "mtp": mtp_logits,
     "dflash": dflash_logits,
-    "dspark": dflash_logits,
 }
 
 if __name__ == "__main__":

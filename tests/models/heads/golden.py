@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 
-from adaptspec.models.heads.formats import load_head
-from adaptspec.models.heads.hearing import ABSENT, HeadRunner
+from adaptspec.models.heads.head_checkpoint import load_head
+from adaptspec.models.heads.head_runner import ABSENT, HeadRunner
 from adaptspec.models.kv_cache import CacheLimits
 from adaptspec.models.loading import LoadedModel, load_model
 from tests.conftest import MakeModel
@@ -22,16 +22,26 @@ HIDDEN, VOCAB = 16, 260
 FIRST = 7  # the token that a text begins with, which no state comes before
 
 
-def golden_target(make_model: MakeModel) -> LoadedModel:
+def golden_target(make_model: MakeModel, dtype: str = "float32") -> LoadedModel:
     """One that the heads of tests/goldens fit."""
-    return load_model(str(make_model("llama", hidden_size=16, num_hidden_layers=4)))
+    return load_model(str(make_model("llama", hidden_size=16, num_hidden_layers=4)), dtype=dtype)
 
 
 def names_of(*kinds: str) -> list[str]:
     return sorted(folder.name for folder in HEADS.iterdir() if folder.is_dir() and folder.name.startswith(kinds))
 
 
-def head_of(make_model: MakeModel, name: str, folder: Path) -> HeadRunner:
+def head_runner(folder: Path, target: LoadedModel, *, pickles: bool = False, **limits: int) -> HeadRunner:
+    """A head with a cache of a few short rows."""
+    limits = {"context": 64, **limits}
+    runner = load_head(str(folder), target, pickles=pickles).runner(CacheLimits(4, **limits))
+    assert isinstance(runner, HeadRunner)
+    return runner
+
+
+def head_of(
+    make_model: MakeModel, name: str, folder: Path, target: LoadedModel | None = None, **limits: int
+) -> HeadRunner:
     """With what it was computed with where it does not bring its own (see make.py)."""
     place = folder / name
     if not place.exists():
@@ -41,9 +51,7 @@ def head_of(make_model: MakeModel, name: str, folder: Path) -> HeadRunner:
         tensors.setdefault("embed_tokens.weight", line.view(260, 16).clone())
         tensors.setdefault("lm_head.weight", line.sin().view(260, 16).clone())
         save_file(tensors, place / "model.safetensors")
-    runner = load_head(str(place), golden_target(make_model)).runner(CacheLimits(4, context=64))
-    assert isinstance(runner, HeadRunner)
-    return runner
+    return head_runner(place, target or golden_target(make_model), **limits)
 
 
 class Text:
@@ -51,28 +59,33 @@ class Text:
 
     def __init__(self, runner: HeadRunner, name: str, row: int = 0) -> None:
         saved = load_file(HEADS / name / "expected.safetensors")
-        self.runner, self.row, self.heard = runner, row, 0
+        self.runner, self.row, self.passed = runner, row, 0
         self.states, self.expected = saved["states"], saved["logits"]
         self.tokens = [FIRST, *saved["tokens"].tolist()]
 
-    def hear(self, upto: int) -> None:
-        """The target reads on."""
-        new = self.tokens[self.heard : upto]
-        self.runner.heard(pack((self.row, new, 0)), [self.heard], self.states[self.heard : upto].clone())
-        self.heard = upto
+    def pass_states(self, upto: int) -> None:
+        """The target has read on, and what it read is committed."""
+        new = self.states[self.passed : upto]
+        self.runner.on_hidden_states([self.row], [self.passed], [len(new)], new)
+        self.passed = upto
 
-    def read(self, upto: int) -> torch.Tensor:
-        """The drafter reads on, and asks what comes next [vocab]."""
-        assert self.runner.reserve(self.row, upto)
-        return self.runner.forward(pack((self.row, self.tokens[self.runner.length(self.row) : upto], 1)))[0]
+    def draft(self, upto: int) -> torch.Tensor:
+        """The drafter reads on, and asks for the logits after the last token [vocab]."""
+        return drafted(self.runner, self.tokens[:upto], self.row)
 
     def own(self, logits: torch.Tensor) -> torch.Tensor:
         """Of the head's own vocabulary; others are never drafted."""
-        tokens = self.runner._vocabulary
+        tokens = self.runner.spec.vocabulary
         if tokens is None:
             return logits
         assert (logits > ABSENT).sum() == len(tokens)
         return logits[tokens]
+
+
+def drafted(runner: HeadRunner, text: list[int], row: int = 0) -> torch.Tensor:
+    """Logits after a text of which the head has read a part."""
+    assert runner.reserve(row, len(text))
+    return runner.forward(pack((row, text[runner.length(row) :], 1))).logits[0]
 
 
 def medusa(folder: Path, own: bool, heads: int = 3) -> dict[str, torch.Tensor]:

@@ -13,24 +13,24 @@ from adaptspec.control.cost import CostTable
 from adaptspec.engine.assembly import build
 from adaptspec.engine.core import EngineLimits
 from adaptspec.engine.engine_config import EngineConfig
+from adaptspec.errors import ModelError
 from adaptspec.models import loading
-from adaptspec.models.heads.formats import load_head
-from adaptspec.models.heads.hearing import HeadRunner
-from adaptspec.models.kv_cache import CacheLimits
-from adaptspec.models.loading import LoadedModel, load_model
+from adaptspec.models.loading import load_model
 from adaptspec.models.model_files import CONFIG, read_json
-from adaptspec.models.runner import Heard
 from adaptspec.models.transformers_runner import TransformersRunner
 from tests.conftest import MakeModel, tiny_tokenizer
 from tests.engine.policies import COSTS
 from tests.exactness.harness import SCRIPTS, Case, hold, run
 from tests.exactness.worlds import World
-from tests.models.heads.golden import HEADS, medusa
-from tests.models.packing import TOLERANCE, pack, random_tokens
+from tests.models.heads.golden import HEADS, drafted, head_runner, medusa
+from tests.models.packing import TOLERANCE, random_tokens
+from tests.models.test_runner import states_of
 from tests.models.test_transformers_runner import saved
+from tests.models.tiny_gguf import write_gguf
 
 COMMON: dict[str, Any] = {"vocab_size": 260, "bos_token_id": None, "eos_token_id": 1, "pad_token_id": 0}
 SIZES = COMMON | {"hidden_size": 16, "num_hidden_layers": 4, "num_attention_heads": 2, "max_position_embeddings": 128}
+HALF = {"atol": 2e-2, "rtol": 2e-2}
 TARGETS: dict[str, PretrainedConfig] = {
     "gpt2": GPT2Config(n_embd=16, n_layer=4, n_head=2, n_positions=128, **COMMON),
     "gpt-neox": GPTNeoXConfig(intermediate_size=24, **SIZES),
@@ -39,33 +39,26 @@ TARGETS: dict[str, PretrainedConfig] = {
 }
 
 
-def head_for(target: LoadedModel, head: Path) -> HeadRunner:
-    """After the target has read a text."""
-    found, runner = load_head(str(head), target).runner(CacheLimits(2, context=64)), target.runner(CacheLimits(2))
-    assert isinstance(found, HeadRunner)
-    assert isinstance(runner, Heard)
-    runner.listen(found)
-    assert runner.reserve(0, 20)
-    runner.forward(pack((0, random_tokens(20), 1)))
-    return found
-
-
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize("name", ["eagle3", "eagle3-vocabulary", "dflash", "medusa"])
-def test_drafts_are_those_beside_the_lean_decoder(
-    make_model: MakeModel, tmp_path: Path, name: str, *, tied: bool
+def test_embedding_norm_and_lm_head_are_the_targets(
+    make_model: MakeModel, tmp_path: Path, name: str, *, tied: bool, dtype: str
 ) -> None:
-    """The same weights, run by transformers: embedding, head and norm are the same ones."""
+    """Whether our decoder runs the same weights or transformers does: heads bring none of their own, and read them."""
     place = make_model("llama", hidden_size=16, num_hidden_layers=4, tie_word_embeddings=tied)
     if name == "medusa":
         medusa(tmp_path / name, own=False)
     head = tmp_path / name if name == "medusa" else HEADS / name
-    other = loading.load_other(place, read_json(place / CONFIG), torch.float32, torch.device("cpu"))
-    heads = [head_for(target, head) for target in (load_model(str(place)), other)]
-    for tokens in ([*random_tokens(20), 7], [8], [9]):
-        assert all(one.reserve(0, 24) for one in heads)
-        lean, through = (one.forward(pack((0, tokens, 1))) for one in heads)
-        torch.testing.assert_close(through, lean, **TOLERANCE)
+    lean = load_model(str(place), dtype=dtype)
+    other = loading.load_other(place, read_json(place / CONFIG), loading.DTYPES[dtype], torch.device("cpu"))
+    heads, text = [head_runner(head, target) for target in (lean, other)], [*random_tokens(20), 7, 8, 9]
+    states = states_of(place, text[:20], layers=heads[0].spec.capture)
+    for one in heads:
+        one.on_hidden_states([0], [0], [20], states)
+    for upto in (21, 22, 23):
+        found, expected = (drafted(one, text[:upto]) for one in heads)
+        torch.testing.assert_close(found, expected, **(TOLERANCE if dtype == "float32" else HALF))
 
 
 @pytest.mark.parametrize("name", TARGETS)
@@ -82,3 +75,19 @@ def test_text_is_that_of_plain_decoding(tmp_path: Path, name: str, head: str) ->
         result = run(Case(temperature=temperature, depths="3"), world, script)
         hold(result, world, script)
         assert all(one.stats.drafted for one in result.done.values())
+
+
+def test_gguf_files_have_heads_on_torch(make_model: MakeModel, tmp_path: Path) -> None:
+    """Drafts are those for the checkpoint; LM head and embedding are read from the file. llama.cpp has no states."""
+    place = make_model("llama", hidden_size=16, num_hidden_layers=4, tie_word_embeddings=False)
+    path, text = write_gguf(place, tmp_path / "model.gguf", "F32"), [*random_tokens(20), 7, 8]
+    models = load_model(str(place), dtype="float32"), load_model(str(path), dtype="float32", runner="torch")
+    heads = [head_runner(HEADS / "dflash", target) for target in models]
+    states = states_of(place, text[:20], layers=heads[0].spec.capture)
+    for one in heads:
+        one.on_hidden_states([0], [0], [20], states)
+    for upto in (21, 22):
+        expected, found = (drafted(one, text[:upto]) for one in heads)
+        torch.testing.assert_close(found, expected, rtol=0, atol=0)
+    with pytest.raises(ModelError, match=r"is run by llama.cpp, .* use --runner torch, or a draft model"):
+        head_runner(HEADS / "dflash", load_model(str(path)))

@@ -1,4 +1,4 @@
-"""Heads of one pass a draft: layouts of the projects that they come from, Medusa as it is written down."""
+"""Heads of one pass a draft: DFlash in the layout of its project, Medusa as its paper defines it."""
 
 from __future__ import annotations
 
@@ -15,14 +15,11 @@ from transformers import AutoModelForCausalLM
 from transformers.generation import candidate_generator
 
 from adaptspec.errors import ModelError
-from adaptspec.models.heads.block import BlockRunner, MedusaRunner
-from adaptspec.models.heads.formats import load_head
-from adaptspec.models.kv_cache import CacheLimits
+from adaptspec.models.heads.head_checkpoint import load_head
 from adaptspec.models.loading import load_model
-from adaptspec.models.runner import Heard
 from tests.conftest import MakeModel
-from tests.models.heads.golden import HEADS, HIDDEN, VOCAB, Text, golden_target, medusa
-from tests.models.packing import TOLERANCE, pack
+from tests.models.heads.golden import HEADS, HIDDEN, VOCAB, Text, drafted, golden_target, head_runner, medusa
+from tests.models.packing import TOLERANCE
 from tests.models.test_runner import states_of
 
 WINDOW = 4
@@ -45,30 +42,26 @@ def test_the_layout_of_dflashs_own_project(make_model: MakeModel, tmp_path: Path
     }
     (folder / "config.json").write_text(json.dumps(described))
     target = golden_target(make_model)
-    own, saved = load_head(str(folder), target), load_head(str(HEADS / "dflash"), target)
-    texts = [Text(head.runner(CacheLimits(2, context=64)), "dflash") for head in (own, saved)]  # type: ignore[arg-type]
+    texts = [Text(head_runner(place, target), "dflash") for place in (folder, HEADS / "dflash")]
     for text in texts:
-        text.hear(9)
-        assert list(text.runner.layers) == [1, 3]
+        text.pass_states(9)
+        assert text.runner.spec.capture == (1, 3)
     for upto in (10, 11, 12):
-        torch.testing.assert_close(texts[0].read(upto), texts[1].read(upto), rtol=0, atol=0)
+        torch.testing.assert_close(texts[0].draft(upto), texts[1].draft(upto), rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("own", [False, True], ids=["its project's", "vllm's"])
 def test_medusa_guesses_from_the_last_state(make_model: MakeModel, tmp_path: Path, own: bool) -> None:
-    """Head i: h + silu(W h + b), and a vocabulary of its own; h is the target's state behind its last norm."""
+    """Head i: h + silu(W h + b), and an LM head of its own; h is the target's state behind its final norm."""
     tensors = medusa(tmp_path / "medusa", own)
     place = make_model("llama", hidden_size=HIDDEN, num_hidden_layers=4)
-    runner = load_head(str(tmp_path / "medusa"), golden_target(make_model)).runner(CacheLimits(2, context=64))
-    assert isinstance(runner, MedusaRunner)
+    runner = head_runner(tmp_path / "medusa", golden_target(make_model))
     text = [5, 9, 30, 31, 77, 12]
     states = states_of(place, text[:-1], layers=(4,))
-    runner.heard(pack((0, text[:-1], 0)), [0], states)
+    runner.on_hidden_states([0], [0], [len(states)], states)
     norm = load_file(place / "model.safetensors")["model.norm.weight"]
     last = F.rms_norm(states[-1], (HIDDEN,), norm, 1e-6)
-    assert runner.reserve(0, 20)
-    found = [runner.forward(pack((0, text, 1)))[0]]
-    found += [runner.forward(pack((0, [token], 1)))[0] for token in (40, 41)]
+    found = [drafted(runner, tokens) for tokens in (text, [*text, 40], [*text, 40, 41])]
     names = ("blocks.{}.layers.0", "lm_heads.{}") if own else ("{}.0.linear", "{}.1")
     for i, logits in enumerate(found):
         inner, outer = names[0].format(i), names[1].format(i)
@@ -76,20 +69,43 @@ def test_medusa_guesses_from_the_last_state(make_model: MakeModel, tmp_path: Pat
         torch.testing.assert_close(logits, hidden @ tensors[f"{outer}.weight"].T, **TOLERANCE)
 
 
-def test_one_head_for_all_of_medusa_is_there_once(make_model: MakeModel, tmp_path: Path) -> None:
-    """Its own, or the target's: of a large vocabulary each copy is a gigabyte."""
+@pytest.mark.parametrize("name", ["medusa", "dflash"])
+def test_each_round_drafts_a_block_of_its_own(make_model: MakeModel, tmp_path: Path, name: str) -> None:
+    """Also after rounds in which no drafted token was accepted: what was drafted then is of no use any more."""
+    if name == "medusa":
+        medusa(tmp_path / "medusa", own=True)
+    folder = tmp_path / "medusa" if name == "medusa" else HEADS / name
+    target, place = golden_target(make_model), make_model("llama", hidden_size=HIDDEN, num_hidden_layers=4)
+    runner, text = head_runner(folder, target), [5, 9, 30, 31]
+    for seen in range(4):
+        states = states_of(place, text[:-1], layers=runner.spec.capture)
+        first = 0 if not seen else len(states) - 1
+        runner.on_hidden_states([0], [first], [len(states) - first], states[first:])
+        fresh = head_runner(folder, target)
+        fresh.on_hidden_states([0], [0], [len(states)], states)
+        for tokens in (text, [*text, 40], [*text, 40, 41]):
+            torch.testing.assert_close(drafted(runner, tokens), drafted(fresh, tokens), **TOLERANCE)
+        text.append(50 + seen)  # not what was drafted
+
+
+def test_an_lm_head_that_all_of_medusa_share_is_read_once(make_model: MakeModel, tmp_path: Path) -> None:
+    """Its own, or the target's, of which nothing is read: of a large vocabulary each copy is a gigabyte."""
     tensors = medusa(tmp_path / "medusa", own=True)
     shared = torch.randn(VOCAB, HIDDEN)
     layers = {name: tensor for name, tensor in tensors.items() if "lm_heads" not in name}
     size = sum(tensor.numel() for tensor in layers.values())
-    for more, whose in (({"lm_head.weight": shared}, VOCAB * HIDDEN), ({}, 0)):
+    place, text = make_model("llama", hidden_size=HIDDEN, num_hidden_layers=4), [5, 9, 30]
+    states = states_of(place, text[:-1], layers=(4,))
+    weights = load_file(place / "model.safetensors")
+    last = F.rms_norm(states[-1], (HIDDEN,), weights["model.norm.weight"], 1e-6)
+    hidden = last + F.silu(last @ layers["blocks.0.layers.0.weight"].T + layers["blocks.0.layers.0.bias"])
+    own_head = weights.get("lm_head.weight", weights["model.embed_tokens.weight"])
+    for more, lm_head in (({"lm_head.weight": shared}, shared), ({}, own_head)):
         save_file(layers | more, tmp_path / "medusa" / "model.safetensors")
-        loaded = load_head(str(tmp_path / "medusa"), golden_target(make_model))
-        runner: Any = loaded.runner(CacheLimits(2, context=64))
-        assert loaded.info.parameters == size + whose
-        assert len({id(head) for head in runner._weights.heads}) == 1
-        if more:
-            torch.testing.assert_close(runner._weights.heads[2].logits(torch.eye(HIDDEN)), shared.t())
+        runner = head_runner(tmp_path / "medusa", golden_target(make_model))
+        assert runner.info.parameters == size + (shared.numel() if more else 0)
+        runner.on_hidden_states([0], [0], [len(states)], states)
+        torch.testing.assert_close(drafted(runner, text), hidden @ lm_head.T, **TOLERANCE)
 
 
 @pytest.mark.parametrize("own", [True, False])
@@ -161,25 +177,18 @@ def test_drafts_are_those_of_transformers_dflash(
     target.generate(
         text, assistant_model=its, speculation_type="dflash", do_sample=False, max_new_tokens=24, eos_token_id=None
     )
-    loaded = load_model(str(place))
-    head, reader = (one.runner(CacheLimits(1, context=96)) for one in (load_head(str(folder), loaded), loaded))
-    assert isinstance(reader, Heard)
-    assert isinstance(head, BlockRunner)
-    reader.listen(head)
-    drafted = 0
+    head = head_runner(folder, load_model(str(place)), context=96)
+    states, passed, count = states_of(place, rounds[-1][0], layers=head.spec.capture), 0, 0
     for tokens, expected in rounds:
-        reader.reserve(0, len(tokens))
-        head.reserve(0, len(tokens) + 4)
         if expected:
-            reader.forward(pack((0, tokens[reader.length(0) : -1], 1)))
-            found, fed = [], tokens[head.length(0) :]
+            read = len(tokens) - 1
+            head.on_hidden_states([0], [passed], [read - passed], states[passed:read])
+            passed, found = read, list[int]()
             for _ in expected:
-                found.append(int(head.forward(pack((0, fed, 1)))[0].argmax()))
-                fed = found[-1:]
+                found.append(int(drafted(head, [*tokens, *found]).argmax()))
             assert found == expected
-            reader.truncate(0, len(tokens) - 1)
-            drafted += len(found)
-    assert drafted >= 24
+            count += len(found)
+    assert count >= 24
 
 
 @pytest.mark.parametrize(
@@ -218,7 +227,7 @@ def test_slots_see_what_dflashs_own_project_says(
         seen = seen if window is None else seen & (back < window) & (back > -window)
         masks.append(seen[None, None])
     assert target.weights is not None
-    embedding = target.weights.embedding
+    embedding = target.weights.embedding.table
     with torch.no_grad():
         out = its(
             noise_embeds=embedding[[text[-1], *[its.config.mask_token_id] * (size - 1)]][None],
@@ -226,11 +235,9 @@ def test_slots_see_what_dflashs_own_project_says(
             position_ids=torch.arange(9 + size)[None],
             attention_mask=dict(zip((FULL, SLIDING), masks, strict=True)),
         ).last_hidden_state[0, 1:]
-    runner: Any = load_head(str(folder), target).runner(CacheLimits(1, context=64))
-    runner.heard(pack((0, text[:-1], 0)), [0], states)
-    runner.reserve(0, 20)
-    found = [runner.forward(pack((0, text, 1)))[0]]
-    found += [runner.forward(pack((0, [token], 1)))[0] for token in (40, 41, 42)]
+    runner = head_runner(folder, target)
+    runner.on_hidden_states([0], [0], [len(states)], states)
+    found = [drafted(runner, [*text, *range(40, 40 + slot)]) for slot in range(4)]
     torch.testing.assert_close(torch.stack(found), out @ embedding.T, **TOLERANCE)
 
 
