@@ -66,12 +66,6 @@ def _add_server(group: argparse._ArgumentGroup) -> None:
         help="keep what was served there, too, for the counts drafter (a policy's history): as counts of tokens, from "
         "which texts can be pieced together",
     )
-    add(
-        "--learn-draft",
-        action="store_true",
-        help="while nobody asks, train the draft model on what was served to anybody: texts stay as they are, drafts "
-        "are accepted more often. What it learns ends with the server; it is saved nowhere",
-    )
     add("--journal", type=Path, metavar="FILE", help="write every round down, as JSON lines")
     add(
         "--journal-megabytes",
