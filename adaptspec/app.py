@@ -33,7 +33,8 @@ from adaptspec.engine.policy_watch import PolicyWatch
 from adaptspec.engine.watchdog import Watchdog
 from adaptspec.errors import ConfigError
 from adaptspec.journal import JournalHeader
-from adaptspec.models.heads.hearing import HeadRunner
+from adaptspec.models.heads.head_runner import HeadRunner
+from adaptspec.models.pass_range import exactness
 from adaptspec.models.tokenization import fingerprint
 from adaptspec.server.api.codec import Codec
 from adaptspec.server.api.reasoning_formats import AUTO, FormatName
@@ -53,8 +54,8 @@ from adaptspec.telemetry.journal_writer import Journal
 from adaptspec.telemetry.live_feed import LiveFeed
 from adaptspec.telemetry.metric_families import (
     earning_families,
+    exactness_families,
     head_families,
-    learning_families,
     reload_families,
     shadow_families,
     thread_families,
@@ -213,14 +214,13 @@ def _watch_figures(
     """Have `/metrics` show what its parts can be asked for."""
     metrics.watch_load(engine.stats)
     metrics.watch(lambda: thread_families(built.threads.count))
+    metrics.watch(lambda: exactness_families(engine.target.equal_passes or 0))
     metrics.watch(lambda: earning_families(earnings.snapshot()))
     metrics.watch(lambda: shadow_families(manager.estimates()))
     metrics.watch(lambda: reload_families(manager.reloads))
-    head, learner = built.loaded.draft, built.learner
+    head = built.loaded.draft
     if isinstance(head, HeadRunner):
-        metrics.watch(lambda: head_families(head.unread, head.unread_bytes))
-    if learner is not None:
-        metrics.watch(lambda: learning_families(learner.stats))
+        metrics.watch(lambda: head_families(head.buffered_tokens, head.buffered_bytes))
 
 
 async def _keep_state(
@@ -372,6 +372,8 @@ def _start_facts(service: Service, built: Built, status: StartStatus) -> Iterato
     """What was loaded and how it will run: labels and texts."""
     engine, info, marks = service.engine, service.engine.target, service.marks
     yield "target", f"{info.name} ({info.parameters / 1e6:.1f} M parameters, context {info.context})"
+    yield "weights", info.dtype
+    yield "exactness", exactness(info)
     yield "end tokens", _ends(built)
     yield "template", _template(service.codec)
     if marks is not None:

@@ -109,6 +109,7 @@ def run_doctor(
     return {
         "machine": {"processor": processor(), "threads": torch.get_num_threads()},
         "model": config.model,
+        "exactness": chosen.exactness,
         "worth": worth,
         "best": best,
         "plain_tokens_per_second": _speeds((), chosen),
@@ -254,6 +255,7 @@ def doctor_report(result: Mapping[str, Any], serve: str) -> list[Table | str]:
         table,
         *(f"left out: {name}: {reason}" for name, reason in result["unusable"].items()),
         _cost_of_checking(result["four_tokens_over_one"]),
+        f"Exactness: {result['exactness']}.",
         *(_lookup(row) for row in rows if row["drafters"] == [_LOOKUP]),
         f"What would help most, replayed (now {best['mean']:.2f} x): {helps}.",
         f"To serve it: {serve}",

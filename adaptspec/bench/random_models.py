@@ -19,7 +19,7 @@ from transformers import PreTrainedTokenizerFast
 from adaptspec.gpu.device_decoder import DeviceDecoder, device_decoder
 from adaptspec.models.config import DecoderConfig, read_decoder_config
 from adaptspec.models.kv_cache import CUDA_BLOCK, CachePlan
-from adaptspec.models.layers import Linear, rms_norm
+from adaptspec.models.layers import DenseLinear, Embedding, RmsNorm
 from adaptspec.models.noise import Stream, gumbel, position_keys, seed_keys
 from adaptspec.models.runner import ModelInfo, Packed
 from adaptspec.models.weights import DecoderWeights, LayerWeights
@@ -116,11 +116,11 @@ def _weights(config: DecoderConfig, device: torch.device) -> DecoderWeights:
         numbers += math.prod(shape)
         return torch.randn(*shape, dtype=torch.bfloat16, device=device).mul_(scale)
 
-    def linear(wide: int, out: int, *, biased: bool = False) -> Linear:
-        return Linear.of(made(wide, out, scale=wide**-0.5), made(out, scale=0.1) if biased else None)
+    def linear(wide: int, out: int, *, biased: bool = False) -> DenseLinear:
+        return DenseLinear(made(wide, out, scale=wide**-0.5), made(out, scale=0.1) if biased else None)
 
-    def norm() -> Any:
-        return rms_norm(torch.ones(config.hidden, dtype=torch.bfloat16, device=device), config.norm_eps)
+    def norm() -> RmsNorm:
+        return RmsNorm(torch.ones(config.hidden, dtype=torch.bfloat16, device=device), config.norm_eps)
 
     layers = tuple(
         LayerWeights(
@@ -135,8 +135,8 @@ def _weights(config: DecoderConfig, device: torch.device) -> DecoderWeights:
         for _ in range(config.layers)
     )
     embedding = made(config.vocab_size, config.hidden, scale=config.hidden**-0.5)
-    head = Linear.of(embedding.t(), copied=False) if config.tied else linear(config.hidden, config.vocab_size)
-    return DecoderWeights(embedding, layers, norm(), head, numbers)
+    head = DenseLinear(embedding.t(), None) if config.tied else linear(config.hidden, config.vocab_size)
+    return DecoderWeights(Embedding(embedding, embedding.dtype), layers, norm(), head, numbers)
 
 
 def any_tokenizer(vocab_size: int) -> PreTrainedTokenizerFast:
@@ -164,7 +164,7 @@ def temperature_for(rate: float, target: DeviceDecoder, draft: DeviceDecoder, po
     both = []
     for model in (target, draft):
         model.reserve(0, positions)
-        both.append(model.forward(Packed(one - 1, one * positions, fed, one * positions)))
+        both.append(model.forward(Packed(one - 1, one * positions, fed, one * positions)).logits)
         model.free(0)
     keys = position_keys(seed_keys(np.full(positions, 3, dtype=np.int64)), np.arange(positions), Stream.CHOICE)
     noise = gumbel(keys, target.info.vocab_size, target.device)

@@ -27,6 +27,7 @@ from adaptspec.engine.profiler import Progress, no_progress
 from adaptspec.errors import ConfigError
 from adaptspec.journal import RequestStarted
 from adaptspec.models.own_drafts import FIRST_LAYERS, QUANTIZED
+from adaptspec.models.pass_range import exactness
 from adaptspec.models.runner import Runner
 from adaptspec.request import SamplingParams
 from adaptspec.simulation.cost_profiles import Curve, DraftCosts, MachineCosts, packed
@@ -47,7 +48,8 @@ class Tried:
     """A draft that was tried (None: none), what it met, and what rounds take with it; `deciding` is what those of
     adaptive policies take beyond that, by their drafters. `parameters` are those of the target. `branching` says how
     many times as fast drafts that branch were as chains, in the one turn that both had (None: none can). `memory` is
-    an estimate of the bytes that the draft's weights take in addition to the target's.
+    an estimate of the bytes that the draft's weights take in addition to the target's. `exactness` is what
+    `pass_range` says of the target.
     """
 
     draft: str | None
@@ -57,6 +59,7 @@ class Tried:
     parameters: int
     branching: float | None = None
     memory: int = 0
+    exactness: str = ""
 
 
 @dataclass
@@ -146,7 +149,8 @@ def try_draft(
         tape = replace(tape, views={**tape_of_rounds(requests, {}).views, **tape.views})
     branching = by_name[_CHAINS].seconds / by_name[_TREES].seconds if _TREES in by_name else None
     memory = sum(_memory(draft, one.runner) for one in built.drafters if isinstance(one, ModelDrafter))
-    return Tried(draft, tape, costs, deciding, built.target.info.parameters, branching, memory)
+    target = built.target.info
+    return Tried(draft, tape, costs, deciding, target.parameters, branching, memory, exactness(target))
 
 
 def _memory(draft: str | None, runner: Runner) -> int:

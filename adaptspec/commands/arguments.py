@@ -34,9 +34,9 @@ _AS_GIVEN = (
     "exact",
     "eager",
     "allow_pickle",
-    "learn_draft",
     "threads",
     "gpu_layers",
+    "runner",
     "chat_template",
     "chat_template_kwargs",
     "sanitize_control_tokens",
@@ -57,7 +57,7 @@ def add_models(parser: argparse.ArgumentParser) -> None:
         "--draft",
         default="auto",
         help="directory, GGUF file or hub id of the draft model, of whatever tokenizer, or of a head for the target "
-        "(EAGLE-3, P-EAGLE, DFlash, DSpark, MTP, Medusa); of the target itself quantized:int8 or :int4 (in fewer "
+        "(EAGLE-3, DFlash, MTP, Medusa); of the target itself quantized:int8 or :int4 (in fewer "
         "bits), first-layers:N (those alone) or mtp (the layer for it in the target's own files); or 'none' "
         "(default: the bundled one for the bundled target, none for any other)",
     )
@@ -114,6 +114,12 @@ def add_models(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="layers of a GGUF file that a GPU computes, where llama.cpp's library was built for one (default: "
         "%(default)s)",
+    )
+    add(
+        "--runner",
+        default="auto",
+        choices=["auto", "llama.cpp", "torch"],
+        help="what runs a GGUF file: llama.cpp, or torch, which has heads and trees (default: llama.cpp)",
     )
     _add_templates(group)
     add(

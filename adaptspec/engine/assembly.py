@@ -23,12 +23,9 @@ from adaptspec.control.tasks import Labels, TaskDetector
 from adaptspec.drafters import available_drafters
 from adaptspec.drafting.corpus_counts import FILE as COUNTS
 from adaptspec.drafting.corpus_counts import CorpusCounts, read_corpus_counts
-from adaptspec.drafting.draft_model import DraftModelDrafter
-from adaptspec.drafting.draft_student import Student
 from adaptspec.drafting.drafter import Drafter, Loaded, ModelDrafter, make_drafters
 from adaptspec.engine.core import EngineCore, EngineLimits
 from adaptspec.engine.device_executor import DeviceExecutor
-from adaptspec.engine.draft_learner import DraftLearner
 from adaptspec.engine.engine_config import AUTO, EngineConfig, model_place
 from adaptspec.engine.inputs import InputProcessor
 from adaptspec.engine.model_executor import ModelExecutor
@@ -39,12 +36,13 @@ from adaptspec.errors import ConfigError
 from adaptspec.gpu.device_decoder import DeviceDecoder
 from adaptspec.models.chat.chat_template import ChatTemplate, use_template
 from adaptspec.models.compute_threads import ComputeThreads, all_threads, one_token_pass
-from adaptspec.models.decoder import Decoder
 from adaptspec.models.gguf import is_gguf, read_header
+from adaptspec.models.heads.head_runner import HeadRunner
 from adaptspec.models.llama_cpp import LlamaCppRunner
 from adaptspec.models.loading import MakeDecoder
 from adaptspec.models.model_files import CONFIG, read_json, weight_files
-from adaptspec.models.runner import Listener, ModelInfo, Runner
+from adaptspec.models.pass_range import SECONDS, equal_passes
+from adaptspec.models.runner import ModelInfo, Runner
 from adaptspec.models.source import find_model
 from adaptspec.models.tokenization import check_tokenizer, fingerprint, load_tokenizer
 from adaptspec.types import Sink
@@ -65,7 +63,6 @@ class Built:
     files: Mapping[str, Path]  # where each policy was read from, by its name
     loaded: Loaded  # what further drafters may be made from
     threads: ComputeThreads
-    learner: DraftLearner | None = None
 
     @property
     def tokenizer(self) -> PreTrainedTokenizerFast:
@@ -74,15 +71,13 @@ class Built:
     @property
     def spare(self) -> Callable[[], bool]:
         """What can be done while there are no requests (see `AsyncEngine`)."""
-        threads, learner = self.threads, self.learner
-        return threads.work if learner is None else lambda: threads.work() or learner.work()
+        return self.threads.work
 
     @property
     def pair(self) -> str:
         """Tells the loaded models apart from others: what is learned holds for them only."""
         drafts = [drafter.runner for drafter in self.drafters if isinstance(drafter, ModelDrafter)]
-        names = [model.info.fingerprint for model in (self.target, *drafts)]
-        return "+".join(names if self.learner is None else [*names, "learning"])
+        return "+".join(model.info.fingerprint for model in (self.target, *drafts))
 
 
 MakeExecutor = Callable[[Runner, Sequence[Drafter]], ModelExecutor]
@@ -145,7 +140,7 @@ def _build(  # noqa: PLR0917 - those of `build`
     check_tokenizer(tokenizer, target.info)
     tokenizers = None
     for place, draft in zip(places[1:], drafts, strict=True):
-        if not isinstance(draft, Listener):  # a head has no tokenizer of its own
+        if not isinstance(draft, HeadRunner):  # a head has no tokenizer of its own
             tokenizers = tokenizer, load_tokenizer(place)
             check_tokenizer(tokenizers[1], draft.info)
     counts = _counts(config.counts, find_model(places[0], gguf=True), tokenizer, target.info.vocab_size)
@@ -158,6 +153,13 @@ def _build(  # noqa: PLR0917 - those of `build`
     if len(threads.choices) > 1:
         progress("comparing numbers of threads")
         threads.compare()
+    progress("comparing passes of several sizes")
+    sizes: list[int] = []
+    for count in threads.choices:  # which may change later
+        _set_threads(runners, count)
+        sizes.append(equal_passes(target, seconds=SECONDS / len(threads.choices)))
+    threads.apply()
+    target.info = replace(target.info, equal_passes=min(sizes))
     table = costs(target, drafters, config.limits.max_rows, progress)
     threads.follow(lambda: table.doubts, table.doubt)
     progress("warming up")
@@ -173,8 +175,7 @@ def _build(  # noqa: PLR0917 - those of `build`
         detector=detector,
         labels=labels,
     )
-    learner = _learner(config, core, drafters, places[-1]) if config.learn_draft else None
-    return Built(core, template, target, tuple(drafters), tuple(specs), table, files, loaded, threads, learner)
+    return Built(core, template, target, tuple(drafters), tuple(specs), table, files, loaded, threads)
 
 
 def _template(config: EngineConfig, place: str) -> ChatTemplate:
@@ -204,28 +205,6 @@ def _with_tokens(template: ChatTemplate, info: ModelInfo) -> ModelInfo:
     ends = dict.fromkeys([*info.eos_token_ids, *(one for one in more if one is not None and one < info.vocab_size)])
     known = min(max(ids.values(), default=-1) + 1, info.vocab_size)
     return replace(info, eos_token_ids=tuple(ends), known_tokens=known)
-
-
-def _learner(config: EngineConfig, core: EngineCore, drafters: Sequence[Drafter], place: str) -> DraftLearner:
-    """Whoever trains the draft model, which is at `place`. Raises ConfigError: it cannot be trained."""
-    drafter = next((one for one in drafters if isinstance(one, DraftModelDrafter)), None)
-    if drafter is None:
-        why = "there is no draft model that reads the target's own tokens"
-    elif config.own_draft:
-        why = "the target drafts for itself, by weights that it shares"
-    elif isinstance(drafter.runner, Listener):
-        why = "a head drafts from the target's states"
-    elif not isinstance(drafter.runner, Decoder):
-        why = "the draft model is not Llama-like, or not on a CPU"
-    else:
-        assert isinstance(core.executor, ModelExecutor)
-        learner = DraftLearner(drafter.runner, Student(find_model(place), drafter.runner.info.dtype))
-        core.executor.witness = learner
-        return learner
-    raise ConfigError(
-        f"--learn-draft trains Llama-like draft models with the target's tokenizer, on a CPU, and here {why}; leave it "
-        "out, or give such a model (--draft DIR)"
-    )
 
 
 def assemble(

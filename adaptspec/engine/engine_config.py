@@ -27,9 +27,9 @@ class EngineConfig:
     prompt. `eager`: no CUDA graphs are captured. `draft_device`: where the draft model is, if not with the target.
     `tensor_parallel_size`: devices that share the target, from this one on. `exact`: on CUDA, "depths" keeps texts
     the same whatever is drafted beside up to 64 rows, "strict" beside more. `allow_pickle`: heads that draft may have
-    their tensors in pickles. `learn_draft`: a server trains the draft model on what it serves. `threads`: CPU threads
-    of a forward pass, for all of this process; None: the faster of one and all of them, see `ComputeThreads`.
-    `gpu_layers`: how many layers of a GGUF file llama.cpp computes on a GPU, if its library was built for one.
+    their tensors in pickles. `threads`: CPU threads of a forward pass, for all of this process; None: the faster of one
+    and all of them, see `ComputeThreads`. `gpu_layers`: how many layers of a GGUF file llama.cpp computes on a GPU, if
+    its library was built for one. `runner`: what runs GGUF files: "auto" is llama.cpp, and torch has heads and trees.
     `chat_template` is a file with the template in place of the model's own, "none" is no template;
     `chat_template_kwargs` are its variables where a request does not set them. `sanitize_control_tokens`: text of
     messages that reads like a control token stays text.
@@ -50,9 +50,9 @@ class EngineConfig:
     tensor_parallel_size: int = 1
     exact: Literal["depths", "strict"] = "depths"
     allow_pickle: bool = False
-    learn_draft: bool = False
     threads: int | None = None
     gpu_layers: int = 0
+    runner: Literal["auto", "llama.cpp", "torch"] = "auto"
     chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] = field(default_factory=dict)
     sanitize_control_tokens: bool = False

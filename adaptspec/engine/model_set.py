@@ -9,15 +9,15 @@ from functools import partial
 import torch
 
 from adaptspec.engine.core import EngineLimits
-from adaptspec.engine.engine_config import EngineConfig
+from adaptspec.engine.engine_config import AUTO, EngineConfig
 from adaptspec.errors import ConfigError
 from adaptspec.gpu.device_decoder import SCORES, TILES, DeviceDecoder, beside_cache, device_decoder, padded, tile_of
 from adaptspec.gpu.follower import lead
 from adaptspec.gpu.ranks import ALONE, Group
 from adaptspec.models.config import WHOLE, DecoderConfig
 from adaptspec.models.gguf import is_gguf
-from adaptspec.models.heads.formats import is_head, load_head
-from adaptspec.models.heads.hearing import MOST_UNREAD, SHARED
+from adaptspec.models.heads.head_checkpoint import is_head, load_head
+from adaptspec.models.heads.head_runner import MAX_BUFFERED, HeadRunner
 from adaptspec.models.kv_cache import CacheLimits, CachePlan, bytes_for_cache
 from adaptspec.models.loading import (
     DTYPES,
@@ -29,7 +29,7 @@ from adaptspec.models.loading import (
     plain_decoder,
 )
 from adaptspec.models.own_drafts import MTP
-from adaptspec.models.runner import Heard, Listener, ModelInfo, Runner
+from adaptspec.models.runner import CapturingRunner, ModelInfo, Runner
 from adaptspec.models.source import find_model
 from adaptspec.models.weights import DecoderWeights
 
@@ -106,10 +106,21 @@ def _load(
     makes: list[MakeDecoder] = [make] * 2 if group is ALONE else [partial(device_decoder, group=group), device_decoder]
     parts, where = (group.part, WHOLE), (config.device, config.draft_device or config.device)
     own = places[:1] if config.own_draft or head else places
-    if config.gpu_layers and not any(is_gguf(find_model(place, gguf=True)) for place in own):
-        raise ConfigError("--gpu-layers is for GGUF files; a model with safetensors runs on --device whole")
+    if not any(is_gguf(find_model(place, gguf=True)) for place in own):
+        if config.gpu_layers:
+            raise ConfigError("--gpu-layers is for GGUF files; a model with safetensors runs on --device whole")
+        if config.runner != AUTO:
+            raise ConfigError(f"--runner {config.runner} is for GGUF files; leave it out for a model with safetensors")
     models = [
-        load_model(place, device=device, dtype=config.dtype, make=make, part=part, gpu_layers=config.gpu_layers)
+        load_model(
+            place,
+            device=device,
+            dtype=config.dtype,
+            make=make,
+            part=part,
+            gpu_layers=config.gpu_layers,
+            runner=config.runner,
+        )
         for place, device, make, part in zip(own, where, makes, parts, strict=False)
     ]
     if head:
@@ -123,8 +134,8 @@ def _load(
         # What memory is left on it, its models share so that each holds as many tokens, on all ranks the same.
         mine = [model for model in models if model.device == device]
         left = min([room(device), *(answers if device == models[0].device else ())])
-        # A round has a draft model read a token of each row at a time, or two; a head hears of all that are verified.
-        left -= sum(_beside_cache(m, config, deepest if m is models[0] or m.hears else lambda: 1) for m in mine)
+        # In a round a draft model reads one or two tokens a row at a time, a head the states of all verified tokens.
+        left -= sum(_beside_cache(m, config, deepest if m is models[0] or m.state_width else lambda: 1) for m in mine)
         tokens[device] = max(0, left) // sum(model.bytes_per_token for model in mine)
     limits = CacheLimits(config.limits.max_rows, config.cache_tokens, config.context)
     runners: list[Runner] = []
@@ -134,9 +145,9 @@ def _load(
         limits = replace(limits, context=runners[0].info.context, context_is_ceiling=True)
     if head:
         target, own_head = runners
-        assert isinstance(target, Heard)
-        assert isinstance(own_head, Listener)
-        target.listen(own_head)
+        assert isinstance(target, CapturingRunner)
+        assert isinstance(own_head, HeadRunner)
+        target.capture_states(own_head.spec.capture)
     return runners
 
 
@@ -152,7 +163,7 @@ def _beside_cache(model: LoadedModel, config: EngineConfig, deepest: Callable[[]
         return 0
     limits, places = config.limits.settled(cpu=False), min(config.context or model.info.context, model.info.context)
     tokens = limits.max_rows * (deepest() + 1)
-    if model.hears:
+    if model.state_width:
         return _beside_head(model, model.config, limits, (places, tokens))
     verified = padded(tokens, tile_of(limits.max_rows, model.info))
     asked = padded(limits.max_rows, tile_of(1, model.info))
@@ -166,8 +177,8 @@ def _beside_head(model: LoadedModel, config: DecoderConfig, limits: EngineLimits
     The target's states are held where graphs leave them, by a pass that is under way, put together, and by their rows.
     """
     (places, verified), rows = most, limits.max_rows
-    kept = model.hears * (SHARED * rows * MOST_UNREAD + 4 * (verified + limits.prefill_tokens))
-    steps = model.hears + 4 * config.hidden + 2 * config.heads * config.head_dim + 3 * config.mlp
+    kept = model.state_width * (rows * MAX_BUFFERED + 4 * (verified + limits.prefill_tokens))
+    steps = model.state_width + 4 * config.hidden + 2 * config.heads * config.head_dim + 3 * config.mlp
     attended = places * (2 * config.cache_shape.width + READ * config.heads // config.kv_heads)
     scores = SCORES * rows * (model.info.deepest or 1) * config.vocab_size
     return (kept + READ * steps + attended) * DTYPES[model.info.dtype].itemsize + 4 * scores

@@ -24,8 +24,8 @@ from adaptspec.gpu.staging import at_work
 from adaptspec.models.attention import Heads, Span, last_places, new_spans, positions
 from adaptspec.models.config import DecoderConfig
 from adaptspec.models.kv_cache import CachedRows, CachePlan
-from adaptspec.models.layers import LengthNorm, Linear, Norm, RmsNorm, rotations
-from adaptspec.models.runner import ModelInfo, Packed, without_padding
+from adaptspec.models.layers import Linear, RmsNorm, rotations
+from adaptspec.models.runner import Forward, ModelInfo, Packed, without_padding
 from adaptspec.models.weights import DecoderWeights
 from adaptspec.progress import report_progress
 from adaptspec.types import IntArray
@@ -127,39 +127,36 @@ class DeviceDecoder(CachedRows):
         self.show = cache.show
 
     def room_for_states(self, tokens: int) -> torch.Tensor | None:
-        """Where passes of so many tokens may leave what a listener asks for, if there is one."""
-        width = len(self.asked) * self._config.hidden
-        return self._weights.embedding.new_empty((tokens, width)) if width else None
+        """Where passes of so many tokens leave what is captured, if anything is."""
+        width = len(self._captured) * self._config.hidden
+        embedding = self._weights.embedding
+        return torch.empty((tokens, width), dtype=embedding.dtype, device=self.device) if width else None
 
-    def tell(self, packed: Packed, starts: Sequence[int], states: torch.Tensor) -> None:
-        """See `Listener.heard`."""
-        if self._listener is not None:
-            self._listener.heard(packed, starts, states)
-
-    def run(self, inputs: Inputs, heard: torch.Tensor | None = None) -> torch.Tensor:
+    def run(self, inputs: Inputs, captured: torch.Tensor | None = None) -> torch.Tensor:
         """States [T, hidden] behind the last norm; nothing of it asks the host, so a graph can hold it.
 
-        Those that are listened to are left in `heard` [T, layers x hidden]. They are whole on all ranks.
+        Inputs of the captured layers are left in `captured` [T, layers * hidden]. They are whole on all ranks.
         """
-        weights, residual, added = self._weights, self._weights.embedding.index_select(0, inputs.tokens), None
-        told = {} if heard is None else dict(zip(self.asked, heard.chunk(len(self.asked), 1), strict=True))
+        weights, residual, added = self._weights, self._weights.embedding(inputs.tokens), None
+        parts = () if captured is None else captured.chunk(len(self._captured), 1)
+        states = dict(zip(self._captured, parts, strict=False))
         product = partial(in_tiles, inputs.tile or len(inputs.tokens))
         plans = {window: self._plan(inputs, window) for window in set(self._config.windows)}
         layers = zip(weights.layers, self.cache.pool, self._config.windows, strict=True)
         for i, (layer, pool, window) in enumerate(layers):
             report_progress()
             normed = self._normed(added, residual, layer.attention_norm)
-            if i in told:
-                told[i].copy_(residual)
+            if i in states:
+                states[i].copy_(residual)
             qkv = product(layer.qkv, normed)
-            norm = None if layer.qk_norm is None else HeadNorm(*_plain(layer.qk_norm, self.heads.dim))
+            norm = None if layer.qk_norm is None else HeadNorm(layer.qk_norm.weight, layer.qk_norm.eps)
             queries = self.ops.rope_store(qkv, self._cos, self._sin, inputs.positions, inputs.slots, pool, norm)
             added = self.group.total(product(layer.output, self.ops.attend(queries, pool, plans[window])))
             gate_up = product(layer.gate_up, self._normed(added, residual, layer.mlp_norm))
             added = self.group.total(product(layer.down, self.ops.silu_mul(gate_up)))
         normed = self._normed(added, residual, weights.norm)
-        if len(weights.layers) in told:
-            told[len(weights.layers)].copy_(residual)
+        if len(weights.layers) in states:
+            states[len(weights.layers)].copy_(residual)
         return normed
 
     def logits(self, states: torch.Tensor) -> torch.Tensor:
@@ -194,12 +191,12 @@ class DeviceDecoder(CachedRows):
         return blocks.long() * size + places % size
 
     @torch.inference_mode()
-    def forward(self, packed: Packed) -> torch.Tensor:
+    def forward(self, packed: Packed) -> Forward:
         """See `Runner.forward`. Rows that decode pass as in rounds, prompts by themselves: neither sees the other."""
         spans, decoding = new_spans(self.cache, packed), len(packed.rows) - packed.prompts
         self.cache.send()
         tile, one, first = tile_of(decoding, self.info), tile_of(1, self.info), 0
-        parts, heard = list[torch.Tensor](), list[torch.Tensor]()
+        parts, captured = list[torch.Tensor](), list[torch.Tensor]()
         # The head is for few of a prompt's tokens, as for those of one row that decodes.
         for own, size, head in ((slice(decoding), tile, tile), (slice(decoding, None), TILES[-1], one)):
             if spans[own]:
@@ -211,21 +208,20 @@ class DeviceDecoder(CachedRows):
                 with self.group.together("call", "read", laid, places, size, head):
                     parts.append(self.read(laid, places, size, head, states)[: len(last)])
                 if states is not None:
-                    heard.append(states[:count])
+                    captured.append(states[:count])
                 first += count
         for span in spans:
             self.cache.set_length(span.row, span.end)
-        if heard:
-            self.tell(packed, [span.start for span in spans], torch.cat(heard))
-        return parts[0] if len(parts) == 1 else torch.cat(parts)
+        logits = parts[0] if len(parts) == 1 else torch.cat(parts)
+        return Forward(logits, torch.cat(captured) if captured else None)
 
     def read(
-        self, laid: Sequence[IntArray], places: IntArray, tile: int, head: int, heard: torch.Tensor | None = None
+        self, laid: Sequence[IntArray], places: IntArray, tile: int, head: int, captured: torch.Tensor | None = None
     ) -> torch.Tensor:
         """Logits [N, vocab] after the tokens at `places` [N] of a pass that `_laid` laid out; `head`: its head's."""
         with at_work(self.device):
             tokens, at, base, seen, parts, *slots = map(self._sent, laid)
-            states = self.run(Inputs(tokens, at, self.slots(*slots), base, seen, parts, tile), heard)
+            states = self.run(Inputs(tokens, at, self.slots(*slots), base, seen, parts, tile), captured)
             wanted = torch.split(states.index_select(0, self._sent(places)), head)
             return self.joined(torch.cat([self.logits(part) for part in wanted]))
 
@@ -261,8 +257,8 @@ class DeviceDecoder(CachedRows):
         work = (self._workspace, several) if shared else (None, 1)
         return AttentionPlan(self.heads, self.cache.block_size, *who, self.cache.table, window, *work)
 
-    def _normed(self, added: torch.Tensor | None, residual: torch.Tensor, norm: Norm) -> torch.Tensor:
-        normed: torch.Tensor = self.ops.add_norm(added, residual, *_plain(norm, residual.shape[1]))
+    def _normed(self, added: torch.Tensor | None, residual: torch.Tensor, norm: RmsNorm) -> torch.Tensor:
+        normed: torch.Tensor = self.ops.add_norm(added, residual, norm.weight, norm.eps)
         return normed
 
     def _sent(self, numbers: IntArray) -> torch.Tensor:
@@ -294,13 +290,6 @@ def branches(span: Span) -> tuple[IntArray, IntArray]:
     told = others[:, common:]
     packed = np.packbits(np.pad(told, ((0, 0), (0, 64 - told.shape[1]))), axis=1, bitorder="little")
     return np.minimum(span.end - told.shape[1], np.arange(span.start, span.end)), packed.view(np.int64)[:, 0]
-
-
-def _plain(norm: Norm, dim: int) -> tuple[torch.Tensor, float]:
-    if isinstance(norm, LengthNorm):  # of a CPU
-        norm = norm.plain(dim)
-    assert isinstance(norm, RmsNorm)
-    return norm.weight, norm.eps
 
 
 def kernels_for(device: torch.device) -> tuple[ModuleType, int]:

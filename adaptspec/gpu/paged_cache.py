@@ -27,7 +27,7 @@ class PagedCache(KVCache):
     ) -> None:
         """`group`: the ranks that hold a part of each key and value, in the same slots."""
         size = plan.block_size
-        super().__init__(shape, replace(plan, tokens=plan.tokens + size), dtype, device)
+        super().__init__(shape, replace(plan, tokens=plan.tokens + size), dtype, device, paged=True)
         self.nobody = plan.rows
         self.table = torch.zeros((plan.rows + 1, -(-plan.context // size)), dtype=torch.int32, device=device)
         self._changed: dict[int, int] = {}  # blocks of entries of the table, counted row by row

@@ -81,7 +81,7 @@ class DeviceRounds:
         self._book = rules.RuleBook(rows, steps, target.info.vocab_size, device)
         # Of the latest pass: what comes after it is captured by itself, as rows with rules have theirs in between.
         self._scores = torch.empty((self._widest, target.tokens), device=device)
-        self._heard = target.room_for_states(self._widest)
+        self.hidden_states = target.room_for_states(self._widest)  # of the latest round, until the next is launched
         self._told: list[torch.Tensor] = []
         self._parts = Captured(device)
         target.group.graphs.add(self._parts)
@@ -122,9 +122,6 @@ class DeviceRounds:
                 logits = self.verify(shape)
             if logits is not None:
                 self._judge(plan, shape, logits)
-            if self._heard is not None:
-                packed, starts = plan.verified, plan.lengths[: plan.decoding] - 1
-                self.target.tell(packed, starts.tolist(), self._heard[: len(packed.tokens)].clone())
 
     def start(self, shape: RoundShape) -> None:
         """Take over rank 0's plan. All ranks do."""
@@ -366,8 +363,8 @@ class DeviceRounds:
         laid = inputs(target, (plan, result), (owners, within, live), tiles)
         if branches:
             laid = aside(laid, torch.where(live, within - ways, 0))
-        heard = None if self._heard is None else self._heard[:width]
-        states = torch.split(target.run(replace(laid, tile=tile), heard), tile)
+        captured = None if self.hidden_states is None else self.hidden_states[:width]
+        states = torch.split(target.run(replace(laid, tile=tile), captured), tile)
         for kept, part in zip(torch.split(self._scores[:width], tile), states, strict=True):
             kept.copy_(target.logits(part))
 

@@ -1,21 +1,28 @@
-"""Who attends to what in one forward pass: rows and their new tokens, masks, and how heads are laid out.
+"""Who attends to what in one forward pass, and the one form of attention of the torch runners.
 
-`GatheredAttention` collects scattered blocks, for paged caches and for CUDA; `in_place_attention` copies nothing.
+A token's sums must not depend on what else is in its pass. So the keys that a token is given, padded to whole blocks,
+depend on its own position alone; tokens of one row whose keys are the same are computed together, in a number of
+queries for which the libraries below have one order of sums. Tokens of a branch find the keys of their own path at the
+places at which they would lie if there was no other branch.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import NamedTuple
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 
-from adaptspec.models.kv_cache import KVCache
+from adaptspec.models.kv_cache import BLOCK, KVCache
 from adaptspec.models.runner import Packed
 from adaptspec.types import BoolArray, IntArray
+
+# Queries of one product are a multiple of these: with 1 to 3 of them, libraries add in another order.
+QUERIES = 4
 
 
 @dataclass(frozen=True)
@@ -94,42 +101,6 @@ def last_places(spans: Sequence[Span], wanted: Sequence[int]) -> IntArray:
     return np.concatenate([np.arange(end - n, end) for end, n in zip(ends, wanted, strict=True)])
 
 
-@dataclass(frozen=True)
-class AttentionMetadata:
-    """Who attends in one forward pass, and how far back: `window` tokens including itself, None for all.
-
-    `groups` says which of the spans may attend together where rows lie in place (see `group_rows`).
-    """
-
-    heads: Heads
-    spans: Sequence[Span]
-    window: int | None
-    groups: Sequence[Sequence[int]] | None = None
-
-    def first(self, span: Span) -> int:
-        """The oldest position that any new token may see: nothing before it is read.
-
-        Nor is anything before that place: none lies at a place before its position.
-        """
-        return 0 if self.window is None else max(0, int(span.positions.min()) - self.window + 1)
-
-
-Attention = Callable[[int, torch.Tensor], torch.Tensor]
-"""Of one forward pass: attends with queries [N, heads * dim] over the cache of a layer; same shape comes back."""
-
-
-def causal_mask(width: int, length: int, group: int, window: int | None = None) -> torch.Tensor:
-    """[group * width, length] of 0 and -inf: each of the last `width` of `length` positions sees none after it.
-
-    With a `window` it sees only that many, itself included.
-    """
-    hidden = torch.full((width, length), -torch.inf)
-    mask = hidden.triu(length - width + 1)
-    if window is not None:
-        mask += hidden.tril(length - width - window)
-    return mask.repeat(group, 1)
-
-
 def additive(visible: BoolArray, group: int) -> torch.Tensor:
     """[group * width, length] of 0 and -inf: `visible` [width, length] as attention adds it."""
     hidden = np.where(visible, np.float32(0), np.float32(-np.inf))
@@ -150,76 +121,146 @@ def unfold(out: torch.Tensor, heads: Heads) -> torch.Tensor:
     return grouped.reshape(batch, count, heads.query * heads.dim)
 
 
-class GatheredAttention:
-    """Rows in groups of like size: each group's keys and values are gathered, padded, and attended at once."""
+class Attention:
+    """Of one forward pass over rows of a cache, for layers with the same `window` (tokens including the token itself).
 
-    def __init__(self, cache: KVCache, meta: AttentionMetadata, like: torch.Tensor) -> None:
-        self._cache = cache
-        self._heads = meta.heads
-        offsets = np.cumsum([0, *(span.size for span in meta.spans)])
-        alike: dict[int, list[int]] = {}
-        for i, span in enumerate(meta.spans):
-            alike.setdefault(span.size.bit_length(), []).append(i)
-        self._groups = [_Group.of(cache, meta, members, offsets[members], like) for members in alike.values()]
+    A call attends with queries [N, heads * dim] over a layer whose new keys and values are cached; the same shape comes
+    back.
+    """
+
+    def __init__(
+        self, cache: KVCache, heads: Heads, spans: Sequence[Span], window: int | None, like: torch.Tensor
+    ) -> None:
+        self._cache, self._heads, self._window, self._like = cache, heads, window, like
+        self._parts: list[_Chain | _Tree] = []
+        first = 0
+        for span in spans:
+            cache.clear_beyond(span.row, _whole_blocks(span.end))
+            tokens = np.arange(first, first + span.size)
+            if span.seen is None:
+                self._parts.append(self._chain(span.row, (tokens, span.positions)))
+            else:
+                self._parts.append(self._tree(span, tokens))
+            first += span.size
 
     def __call__(self, layer: int, queries: torch.Tensor) -> torch.Tensor:
-        result = torch.empty_like(queries, memory_format=torch.contiguous_format)
-        for group in self._groups:
-            batch, width, length = group.shape
-            cached = self._cache.pool[layer].index_select(0, group.slots)
-            keys, values = cached.view(batch, length, 2, self._heads.kv, self._heads.dim).permute(2, 0, 3, 1, 4)
-            folded = fold(queries.index_select(0, group.queries).view(batch, width, -1), self._heads)
-            out = F.scaled_dot_product_attention(folded, keys, values, attn_mask=group.mask)
-            flat = unfold(out, self._heads).reshape(batch * width, -1)
-            result.index_copy_(0, group.tokens, flat.index_select(0, group.picked))
+        parts = [part(layer, queries) for part in self._parts]
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+    def _chain(self, row: int, tokens: tuple[IntArray, IntArray]) -> _Chain:
+        """`tokens`: where they are in the pass, and their positions; both [n], and ascending."""
+        cache, heads, window, like = self._cache, self._heads, self._window, self._like
+
+        def keys(position: int) -> tuple[int, int]:
+            first = 0 if window is None else max(0, position - window + 1)
+            return first // BLOCK * BLOCK, _whole_blocks(position + 1)
+
+        runs, at, written = [], 0, int(tokens[1][-1]) + 1
+        for (first, end), group in groupby(tokens[1].tolist(), keys):
+            own = np.array(list(group))
+            places = tokens[0][at : at + len(own)]
+            at += len(own)
+            consecutive = int(places[-1]) - int(places[0]) == len(places) - 1
+            chosen: slice | torch.Tensor = slice(int(places[0]), int(places[-1]) + 1)
+            if not consecutive:
+                chosen = torch.from_numpy(places).to(like.device)
+            queries = np.tile(own, heads.group)[:, None]
+            padding = -len(queries) % QUERIES
+            queries = np.pad(queries, ((0, padding), (0, 0)), mode="edge")
+            cached = np.arange(first, end)
+            visible = cached <= queries
+            if window is not None:
+                visible &= cached > queries - window
+            mask = torch.from_numpy(np.where(visible, np.float32(0), np.float32(-np.inf)))[None, None]
+            read = cache.reader(row, first, end, written=min(end, written))
+            runs.append(_Run(heads, chosen, read, mask.to(like.device, like.dtype), padding))
+        return _Chain(runs)
+
+    def _tree(self, span: Span, tokens: IntArray) -> _Tree:
+        assert span.seen is not None
+        cache, like = self._cache, self._like
+        count = span.seen.shape[1]
+        trunk, before = span.end - count, count - span.size  # where the last `count` tokens begin; those not new
+        paths = []
+        for path, new in paths_of(span.seen):
+            at = trunk + len(path) - len(new) + np.arange(len(new))  # positions, at the end of the path
+            chain = self._chain(span.row, (tokens[new - before], at))
+            paths.append((_sent(path, like), _sent(new - before, like), chain))
+        slots = _sent(cache.slots(span.row, trunk, span.end), like)
+        return _Tree(cache, slots, paths, span.size)
+
+
+class _Run(NamedTuple):
+    """Tokens of a row that are given the same keys."""
+
+    heads: Heads
+    tokens: slice | torch.Tensor  # of the packed ones
+    read: Callable[[int], tuple[torch.Tensor, torch.Tensor]]  # keys and values of a layer [1, kv, keys, dim]
+    mask: torch.Tensor  # [1, 1, queries, keys]: 0 or -inf
+    padding: int  # queries at the end that belong to no token
+
+    def __call__(self, layer: int, queries: torch.Tensor) -> torch.Tensor:
+        keys, values = self.read(layer)
+        folded = fold(queries[self.tokens].unsqueeze(0), self.heads)
+        if not self.padding:
+            out = F.scaled_dot_product_attention(folded, keys, values, attn_mask=self.mask)
+        else:
+            folded = F.pad(folded, (0, 0, 0, self.padding))
+            out = F.scaled_dot_product_attention(folded, keys, values, attn_mask=self.mask)[:, :, : -self.padding]
+        return unfold(out, self.heads)[0]
+
+
+class _Chain(NamedTuple):
+    """Tokens of a row, one after another."""
+
+    runs: Sequence[_Run]
+
+    def __call__(self, layer: int, queries: torch.Tensor) -> torch.Tensor:
+        parts = [run(layer, queries) for run in self.runs]
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
+class _Tree(NamedTuple):
+    """Tokens of a row that branch: each path in turn has its keys and values at their places."""
+
+    cache: KVCache
+    slots: torch.Tensor  # of the row's last tokens [n]
+    paths: Sequence[
+        tuple[torch.Tensor, torch.Tensor, _Chain]
+    ]  # of these tokens; whose results among the new ones; runs
+    size: int
+
+    def __call__(self, layer: int, queries: torch.Tensor) -> torch.Tensor:
+        pool = self.cache.pool[layer]
+        own = pool.index_select(0, self.slots)
+        result = queries.new_empty(self.size, queries.shape[1])
+        for path, tokens, chain in self.paths:
+            pool.index_copy_(0, self.slots[: len(path)], own.index_select(0, path))
+            result.index_copy_(0, tokens, chain(layer, queries))
+        pool.index_copy_(0, self.slots, own)
         return result
 
 
-@dataclass(frozen=True)
-class _Group:
-    """Rows attended together, padded to `shape` = (rows, new tokens, cached tokens)."""
-
-    shape: tuple[int, int, int]
-    slots: torch.Tensor  # [rows * cached]
-    queries: torch.Tensor  # [rows * new] packed token of each padded position
-    tokens: torch.Tensor  # packed tokens of this group
-    picked: torch.Tensor  # padded position of each of `tokens`
-    mask: torch.Tensor  # [rows, 1, group * new, cached], 0 or -inf
-
-    @staticmethod
-    def of(
-        cache: KVCache, meta: AttentionMetadata, members: Sequence[int], offsets: IntArray, like: torch.Tensor
-    ) -> _Group:
-        """Lay out the padded batch. Padding repeats a real query and a real slot, so it is finite and harmless."""
-        spans = [meta.spans[i] for i in members]
-        starts = np.array([span.start for span in spans])[:, None]
-        firsts = np.array([meta.first(span) for span in spans])[:, None]
-        ends = np.array([span.end for span in spans])[:, None]
-        width, length = int((ends - starts).max()), int((ends - firsts).max())
-        owned = [cache.slots(span.row, meta.first(span), span.end) for span in spans]
-        slots = [np.pad(own, (0, length - len(own)), mode="edge") for own in owned]
-        asking = np.minimum(starts + np.arange(width), ends - 1)  # place of each padded query
-        queries = asking - starts + offsets[:, None]
-        real = starts + np.arange(width) < ends
-        seen = firsts[:, None] + np.arange(length) <= asking[:, :, None]
-        if meta.window is not None:
-            seen &= firsts[:, None] + np.arange(length) > asking[:, :, None] - meta.window
-        for mine, span in zip(seen, spans, strict=True):
-            if span.seen is not None:
-                visible = span.visible(meta.first(span), meta.window)
-                mine[:] = False
-                mine[: span.size, : visible.shape[1]] = visible
-                mine[span.size :] = mine[span.size - 1]
-        mask = np.where(np.tile(seen, (1, meta.heads.group, 1)), np.float32(0), np.float32(-np.inf))[:, None]
-        return _Group(
-            (len(spans), width, length),
-            _tensor(np.concatenate(slots), like.device),
-            _tensor(queries.ravel(), like.device),
-            _tensor(queries[real], like.device),
-            _tensor(np.flatnonzero(real), like.device),
-            torch.from_numpy(mask).to(like.device, like.dtype),
-        )
+def _whole_blocks(places: int) -> int:
+    return -(-places // BLOCK) * BLOCK
 
 
-def _tensor(values: IntArray, device: torch.device) -> torch.Tensor:
-    return torch.from_numpy(np.ascontiguousarray(values)).to(device)
+def paths_of(seen: BoolArray) -> list[tuple[IntArray, IntArray]]:
+    """The paths of a tree of n tokens, of which the last `size` are new, and which new tokens end on each.
+
+    `seen` [size, n] as in `Packed`. Every new token is on one of the paths, and counted on the first such.
+    """
+    size, count = seen.shape
+    lines = [np.flatnonzero(line) for line in seen]
+    parents = {int(line[-2]) for line in lines if len(line) > 1}
+    paths, done = [], set[int]()
+    for i, line in enumerate(lines):
+        if count - size + i not in parents:  # a leaf
+            new = np.array([token for token in line.tolist() if token >= count - size and token not in done])
+            done.update(new.tolist())
+            paths.append((line, new))
+    return paths
+
+
+def _sent(numbers: IntArray, like: torch.Tensor) -> torch.Tensor:
+    return torch.from_numpy(np.ascontiguousarray(numbers)).to(like.device)

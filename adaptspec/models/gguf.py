@@ -1,4 +1,4 @@
-"""GGUF files: what their headers say of a model. Weights are read by llama.cpp alone.
+"""GGUF files: what their headers say of a model, and where its tensors lie.
 
 Format: github.com/ggml-org/ggml, docs/gguf.md. Files come from anybody, so every length is held to what the file has.
 """
@@ -21,6 +21,7 @@ SUFFIX = ".gguf"
 _MAGIC, _VERSIONS = b"GGUF", (2, 3)
 _MOST_ENTRIES, _MOST_TENSORS, _MOST_DIMENSIONS = 4096, 2**17, 8
 _MOST_TEXT, _MOST_ARRAY = 2**24, 2**24  # bytes of one text, items of one array: vocabularies have some 10^5 tokens
+_ALIGNMENT = 32  # bytes, where the file says nothing else
 _KEPT = 64  # items of an array that is kept; of longer ones only the length
 _TEXT, _ARRAY = 8, 9
 _NUMBERS: Mapping[int, str] = {
@@ -49,12 +50,27 @@ class Length:
 
 
 @dataclass(frozen=True)
+class TensorPlace:
+    """Where a tensor lies: its file, its first byte there, its shape (rows first), and its type in ggml's numbers."""
+
+    path: Path
+    start: int
+    shape: tuple[int, ...]
+    kind: int
+
+
+@dataclass(frozen=True)
 class GgufHeader:
-    """The header of a model's first file: its metadata by key, and the numbers of its tensors in all."""
+    """The header of a model's first file: its metadata by key, and the tensors of all its files by name."""
 
     path: Path
     metadata: Mapping[str, Any]
-    parameters: int
+    tensors: Mapping[str, TensorPlace]
+
+    @property
+    def parameters(self) -> int:
+        """Numbers of all tensors."""
+        return sum(math.prod(one.shape) for one in self.tensors.values())
 
     @property
     def architecture(self) -> str:
@@ -119,9 +135,9 @@ def is_gguf(path: Path) -> bool:
 def read_header(path: Path) -> GgufHeader:
     """The header of a model's file, the first where it is split; ModelError if it is none, damaged or no text model."""
     files = parts(path)
-    metadata, parameters = _read(path)
+    metadata, tensors = _read(path)
     for other in files[1:]:
-        parameters += _read(other)[1]
+        tensors |= _read(other)[1]
     architecture = metadata.get("general.architecture")
     if not isinstance(architecture, str):
         raise ModelError(f"{path} names no architecture; convert or download the file again")
@@ -129,7 +145,7 @@ def read_header(path: Path) -> GgufHeader:
         raise ModelError(f"{path} is an embedding model ({architecture}), which writes no text; use one that does")
     if architecture in _MULTIMODAL or metadata.get("general.type") == "mmproj":
         raise ModelError(f"{path} is a part for pictures or sound ({architecture}); use the file of the language model")
-    return GgufHeader(path, metadata, parameters)
+    return GgufHeader(path, metadata, tensors)
 
 
 def parts(path: Path) -> list[Path]:
@@ -149,11 +165,11 @@ def parts(path: Path) -> list[Path]:
     return paths
 
 
-def _read(path: Path) -> tuple[dict[str, Any], int]:
-    """Metadata and numbers of tensors of one file."""
+def _read(path: Path) -> tuple[dict[str, Any], dict[str, TensorPlace]]:
+    """Metadata and tensors of one file."""
     try:
         with open(open_file(path), "rb") as file:
-            return _Reader(file, path.stat().st_size).header()
+            return _Reader(file, path).header()
     except _DamagedError as error:
         raise ModelError(f"{path} is no whole GGUF file ({error}); download it again") from None
     except FileError as error:
@@ -167,10 +183,10 @@ class _DamagedError(Exception):
 
 
 class _Reader:
-    def __init__(self, file: BinaryIO, size: int) -> None:
-        self._file, self._size = file, size
+    def __init__(self, file: BinaryIO, path: Path) -> None:
+        self._file, self._path, self._size = file, path, path.stat().st_size
 
-    def header(self) -> tuple[dict[str, Any], int]:
+    def header(self) -> tuple[dict[str, Any], dict[str, TensorPlace]]:
         if self._bytes(4) != _MAGIC:
             raise _DamagedError("it does not begin with GGUF")
         version = self._number("I")
@@ -181,18 +197,21 @@ class _Reader:
         for _ in range(entries):
             key = self._text()
             metadata[key] = self._value(self._number("I"))
-        parameters, end = 0, 0
+        found, end = [], 0
         for _ in range(tensors):
-            self._text()
-            dimensions = self._number("I")
+            name, dimensions = self._text(), self._number("I")
             if dimensions > _MOST_DIMENSIONS:
                 raise _DamagedError(f"a tensor has {dimensions} dimensions")
-            parameters += math.prod(self._number("Q") for _ in range(dimensions))
-            self._number("I")
-            end = max(end, self._number("Q"))
+            shape = tuple(self._number("Q") for _ in range(dimensions))[::-1]  # the innermost is written first
+            found.append((name, shape, self._number("I"), self._number("Q")))
+            end = max(end, found[-1][3])
         if self._file.tell() + end > self._size:
             raise _DamagedError(f"its tensors end behind its {self._size} bytes")
-        return metadata, parameters
+        unit = metadata.get("general.alignment", _ALIGNMENT)
+        if not isinstance(unit, int) or isinstance(unit, bool) or unit < 1:
+            raise _DamagedError(f"general.alignment is {unit!r}")
+        data = -(-self._file.tell() // unit) * unit
+        return metadata, {name: TensorPlace(self._path, data + at, shape, kind) for name, shape, kind, at in found}
 
     def _value(self, kind: int, depth: int = 0) -> Any:
         if kind in _NUMBERS:

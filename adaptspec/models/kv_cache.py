@@ -8,18 +8,18 @@ import mmap
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 
 from adaptspec.errors import EngineError, ModelError
-from adaptspec.models.runner import Listener
 from adaptspec.types import IntArray
 
 CPU_SHARE = 0.5  # of all memory: pages are only used once written, and the same machine gives the same sizes
 CUDA_SHARE = 0.85  # of what is free when the model has been loaded
 CUDA_BLOCK = 32  # tokens
+BLOCK = 64  # tokens that attention on a CPU reads at a time: see `attention`
 SHORTEST_CONTEXT = 16
 
 
@@ -109,23 +109,25 @@ class KVCache(BlockAllocator):
     place.
     """
 
-    def __init__(self, shape: CacheShape, plan: CachePlan, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self, shape: CacheShape, plan: CachePlan, dtype: torch.dtype, device: torch.device, *, paged: bool = False
+    ) -> None:
+        """`paged`: its blocks are found one by one, even if one of them holds a whole row."""
         super().__init__(plan.tokens // plan.block_size, plan.block_size)
         self.shape = shape
         self.context = plan.context
         self._lengths: dict[int, int] = {}
-        size = shape.layers, self.blocks * self.block_size, shape.width
+        self._cleared: dict[int, int] = {}  # places of a row that hold nothing of former ones
+        # A row in consecutive slots is read to the end of its last block.
+        self.in_place = plan.block_size >= plan.context and not paged  # every row has consecutive slots
+        self._stride = -(-plan.block_size // BLOCK) * BLOCK if self.in_place else plan.block_size
+        size = shape.layers, self.blocks * self._stride, shape.width
         if device.type == "cpu":
-            # Rows that attend together read beyond their ends, where a NaN would spread though it is masked.
+            # Attention reads beyond a row's end, where a NaN would spread though it is masked.
             self._pool = untouched_zeros(math.prod(size) * dtype.itemsize).view(dtype).view(size)
         else:
             self._pool = torch.empty(size, dtype=dtype, device=device)  # nothing is read before it is written
         self.pool = self._pool.unbind(0)
-
-    @property
-    def in_place(self) -> bool:
-        """Whether every row's tokens are consecutive slots."""
-        return self.block_size >= self.context
 
     def reserve(self, row: int, length: int) -> bool:
         assert length <= self.context, f"row {row} asks for {length} tokens, the context is {self.context}"
@@ -144,12 +146,23 @@ class KVCache(BlockAllocator):
         self._lengths[row] = length = min(length, self._lengths.get(row, 0))
         if length <= self.capacity(row) - self.block_size:
             super().truncate(row, length)
+        if not self.held(row):
+            self._cleared.pop(row, None)
 
     def keep(self, row: int, base: int, places: Sequence[int]) -> None:
         """See `Runner.keep`. Keys are rotated by their depth, so they stay right wherever they lie."""
         slots = self.slots(row, base, base + places[-1] + 1).tolist() if places else []
         self.move([(slots[place], slots[i]) for i, place in enumerate(places) if place > i])
         self.truncate(row, base + len(places))
+
+    def repeat(self, row: int, length: int) -> None:
+        """Have `row` hold so many tokens: those that it holds, again and again. Room must be reserved."""
+        held = self.length(row)
+        slots = torch.from_numpy(self.slots(row, 0, length)).to(self._pool.device)
+        for layer in self.pool:
+            own = layer.index_select(0, slots[:held])
+            layer.index_copy_(0, slots, own.repeat(-(-length // held), 1)[:length])
+        self.set_length(row, length)
 
     def move(self, pairs: Sequence[tuple[int, int]]) -> None:
         """Copy what slots hold, each (from, to)."""
@@ -161,32 +174,50 @@ class KVCache(BlockAllocator):
         size = self.block_size
         positions = np.arange(first, end, dtype=np.int64)
         table = np.asarray(self.held(row), dtype=np.int64)
-        slots: IntArray = table[positions // size] * size + positions % size
+        slots: IntArray = table[positions // size] * self._stride + positions % size
         return slots
 
     def first_slot(self, row: int) -> int:
         """Where the tokens of `row` begin, if they are consecutive."""
-        return self._held[row][0] * self.block_size
+        return self._held[row][0] * self._stride
 
-    def clear(self, row: int, first: int, end: int) -> None:
-        """Make zeros of what `row` may hold of others from place `first` to `end`, or to the end of its block."""
-        start = self.first_slot(row)
-        self._pool[:, start + first : start + min(end, self.block_size)] = 0.0
+    def clear_beyond(self, row: int, end: int) -> None:
+        """Make zeros of what the places of `row` up to `end` hold of former rows: masked, a NaN would still spread.
 
-    def views(self, row: int, first: int, end: int) -> tuple[tuple[torch.Tensor, ...], tuple[torch.Tensor, ...]]:
-        """Keys and values [1, kv_heads, n, head_dim] of n consecutive tokens of `row`, per layer."""
-        return self.view(self.first_slot(row) + first, 1, end - first)
+        A NaN of its own ends the request, and the row with it.
+        """
+        cleared = self._cleared.get(row, 0)
+        if end <= cleared:
+            return
+        self._cleared[row] = end
+        if self.in_place:
+            start, length = self.first_slot(row), self._lengths.get(row, 0)
+            self._pool[:, start + max(cleared, length) : start + end].zero_()
 
-    def view(self, slot: int, blocks: int, length: int) -> tuple[tuple[torch.Tensor, ...], tuple[torch.Tensor, ...]]:
-        """Keys and values [blocks, kv_heads, length, head_dim] from `slot` on, and likewise in the next blocks."""
+    def reader(
+        self, row: int, first: int, end: int, *, written: int
+    ) -> Callable[[int], tuple[torch.Tensor, torch.Tensor]]:
+        """Of a layer, keys and values [1, kv_heads, n, head_dim] of n places of `row`, of which `written` are its own.
+
+        They are those at the time of a call, and of consecutive slots nothing is copied.
+        """
         shape, stride = self.shape, self._pool.stride()
-        size = (shape.layers, blocks, shape.kv_heads, length, shape.head_dim)
-        strides = (stride[0], self.block_size * stride[1], shape.head_dim, stride[1], 1)
-        offset = slot * stride[1]
-        # One strided view instead of a chain of slices: this runs for every row of every forward pass.
-        keys = self._pool.as_strided(size, strides, offset).unbind(0)
-        values = self._pool.as_strided(size, strides, offset + shape.width // 2).unbind(0)
-        return keys, values
+        if self.in_place:
+            size = (shape.layers, 1, shape.kv_heads, end - first, shape.head_dim)
+            strides = (stride[0], stride[0], shape.head_dim, stride[1], 1)
+            offset = (self.first_slot(row) + first) * stride[1]
+            # One strided view of all layers instead of a chain of slices for each: it is made for every pass.
+            keys = self._pool.as_strided(size, strides, offset).unbind(0)
+            values = self._pool.as_strided(size, strides, offset + shape.width // 2).unbind(0)
+            return lambda layer: (keys[layer], values[layer])
+        held = torch.from_numpy(self.slots(row, first, written)).to(self._pool.device)
+
+        def gathered(layer: int) -> tuple[torch.Tensor, torch.Tensor]:
+            found = F.pad(self.pool[layer].index_select(0, held), (0, 0, 0, end - first - len(held)))
+            parts = found.view(1, end - first, 2, shape.kv_heads, shape.head_dim).permute(2, 0, 3, 1, 4)
+            return parts[0], parts[1]
+
+        return gathered
 
 
 def untouched_zeros(size: int) -> torch.Tensor:
@@ -209,36 +240,34 @@ def untouched_zeros(size: int) -> torch.Tensor:
 
 
 class CachedRows:
-    """What `Runner` asks of rows is all a cache's; and someone may listen, as `Heard` has it."""
+    """What `Runner` asks of rows, answered by a cache, and which layers are captured."""
 
     def __init__(self, cache: KVCache) -> None:
-        self.reserve, self.length = cache.reserve, cache.length
-        self.truncate, self.keep, self.free = cache.truncate, cache.keep, cache.free
         self._rows = cache
-        self._listener: Listener | None = None
+        self._captured: tuple[int, ...] = ()
+
+    def capture_states(self, layers: Sequence[int]) -> None:
+        """See `CapturingRunner`."""
+        self._captured = tuple(layers)
 
     @property
     def free_memory(self) -> float:
         return self._rows.free_share
 
-    @property
-    def asked(self) -> Sequence[int]:
-        """See `Listener.layers`."""
-        return () if self._listener is None else self._listener.layers
+    def reserve(self, row: int, length: int) -> bool:
+        return self._rows.reserve(row, length)
 
-    def listen(self, listener: Listener) -> None:
-        """See `Heard.listen`."""
-        self._listener, cache = listener, self._rows
-        self.truncate = _both(cache.truncate, listener.truncated)
-        self.keep, self.free = _both(cache.keep, listener.kept), _both(cache.free, listener.freed)
+    def length(self, row: int) -> int:
+        return self._rows.length(row)
 
+    def truncate(self, row: int, length: int) -> None:
+        self._rows.truncate(row, length)
 
-def _both(*calls: Callable[..., None]) -> Callable[..., None]:
-    def call(*args: Any) -> None:
-        for one in calls:
-            one(*args)
+    def keep(self, row: int, base: int, places: Sequence[int]) -> None:
+        self._rows.keep(row, base, places)
 
-    return call
+    def free(self, row: int) -> None:
+        self._rows.free(row)
 
 
 @dataclass(frozen=True)

@@ -1,11 +1,15 @@
-"""RMS norm in the form that is fastest for its device and dtype, the head with logits in float32, and RoPE."""
+"""Products with weights in the forms that their devices take, RMS norm, and rotary position embeddings.
+
+On a CPU the forms are chosen for speed and for equal bits: a token's product must not depend on how many tokens share
+it, or drafts would change texts.
+"""
 
 from __future__ import annotations
 
-import math
 import pkgutil
-from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -15,149 +19,190 @@ from adaptspec.errors import ModelError
 from adaptspec.models.config import RopeConfig
 
 WIDENED = 2**20  # weights at a time: 4 MiB in float32, which a CPU's cache holds
-# Multiplications from which on a product of several tokens gains by oneDNN, and weights from which on that of one does.
-SMALL, LARGE = 2**19, 2**21
+# By shape [out, in], dtype and threads: see `PackedLinear.most`.
+_MOST_EQUAL: dict[tuple[int, int, torch.dtype, int], int] = {}
+# Numbers from which on torch's elementwise operations use several threads. Where it cuts between two threads, the last
+# numbers are not computed by vector instructions, with other last bits; and threads wait for each other.
+ELEMENTWISE = 2**15
+# Tokens that a product of packed weights is padded to. On CPUs without matrix units, which bfloat16 is meant for, one
+# token takes 1.3 times as long as four.
+LEAST = {torch.float32: 4, torch.bfloat16: 2}
+MOST_HALF = 65504.0  # the largest number of float16
+_SIZES = (4, 5, 6, 7, 8, 12, 15, 16, 17, 24, 31, 32, 33, 48, 64)  # tokens of products whose bits are compared
 ONEDNN: bool = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
-# 16-bit numbers that this CPU multiplies; where it does not, torch takes up to 300 times as long as in float32.
-MULTIPLIED = {
-    torch.bfloat16: ONEDNN and torch.ops.mkldnn._is_mkldnn_bf16_supported(),
-    torch.float16: ONEDNN and torch.ops.mkldnn._is_mkldnn_fp16_supported(),
-}
-
-Norm = Callable[[torch.Tensor], torch.Tensor]
+FBGEMM = "fbgemm" in torch.backends.quantized.supported_engines
 
 
-def rms_norm(weight: torch.Tensor, eps: float) -> Norm:
-    """A norm over the last dimension; `weight` is [dim], or [heads, dim] for tensors [..., heads, dim]."""
-    if weight.device.type == "cpu" and weight.dtype == torch.float32:
-        return LengthNorm.of(weight.shape[-1], eps, weight)
-    return RmsNorm(weight, eps)
+def has_products(dtype: torch.dtype) -> bool:
+    """Whether this CPU has fast products of matrices held in `dtype`."""
+    if dtype == torch.float16:
+        return FBGEMM
+    return dtype == torch.float32 or (ONEDNN and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported()))
 
 
-def rms_norm_into(weight: torch.Tensor, eps: float, matrix: torch.Tensor) -> Norm:
-    """A norm [N, dim] whose product with `matrix` [dim, out] is wanted; where it pays, the weight moves into `matrix`.
-
-    `matrix` is then changed in place: it must belong to this norm alone.
-    """
-    if weight.device.type != "cpu" or weight.dtype != torch.float32:
-        return rms_norm(weight, eps)
-    matrix.mul_((weight * math.sqrt(len(weight))).unsqueeze(1))
-    return LengthNorm.of(len(weight), eps, None)
+def computed_in(dtype: torch.dtype, device: torch.device) -> torch.dtype:
+    """What states are computed in where matrices are held in `dtype`: on a CPU float16 is a form of storage alone."""
+    return torch.float32 if device.type == "cpu" and dtype == torch.float16 else dtype
 
 
-@dataclass(frozen=True, slots=True)
-class RmsNorm:
-    """As it is usually written; `weight` [dim], or [heads, dim] for tensors [..., heads, dim]."""
-
-    weight: torch.Tensor
-    eps: float
-
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """`x` [..., dim], normalised."""
-        shape = self.weight.shape[-1:]
-        if self.weight.ndim == 1:
-            return F.rms_norm(x, shape, self.weight, self.eps)
-        return F.rms_norm(x, shape, None, self.eps) * self.weight
-
-
-@dataclass(frozen=True, slots=True)
-class LengthNorm:
-    """x / hypot(|x|, sqrt(dim eps)) * (sqrt(dim) weight): the same value in half the operations of the usual form.
-
-    Float32 only: the length of a 16-bit vector may not fit 16 bits. `square` is dim eps; `scale` is sqrt(dim) weight,
-    None where the matrix behind the norm has taken it over.
-    """
-
-    square: float
-    floor: torch.Tensor
-    scale: torch.Tensor | None
-
-    @staticmethod
-    def of(dim: int, eps: float, weight: torch.Tensor | None) -> LengthNorm:
-        scale = None if weight is None else weight * math.sqrt(dim)
-        return LengthNorm(dim * eps, torch.tensor(math.sqrt(dim * eps)), scale)
-
-    def plain(self, dim: int) -> RmsNorm:
-        """The same as it is usually written."""
-        scale = torch.ones(dim) if self.scale is None else self.scale
-        return RmsNorm(scale / math.sqrt(dim), self.square / dim)
-
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """`x` [..., dim], normalised."""
-        length: torch.Tensor = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
-        normed = x / length.hypot_(self.floor)
-        return normed if self.scale is None else normed.mul_(self.scale)
-
-
-@dataclass(frozen=True, slots=True)
-class Linear:
-    """x weight + bias, by whichever library is faster for the size of the product.
-
-    oneDNN takes half the time of torch's own BLAS on an AMD processor, and with a matrix laid out in its blocks two to
-    eight tokens cost little more than one. But a call takes some 12 us more, which a small product does not earn back.
-    """
-
-    weight: torch.Tensor | None  # [in, out]; None where every product is oneDNN's
-    blocks: torch.Tensor | None  # [out, in] as oneDNN reads it; None where it has no part
-    bias: torch.Tensor | None  # [out]
-
-    @staticmethod
-    def of(weight: torch.Tensor, bias: torch.Tensor | None = None, *, copied: bool = True) -> Linear:
-        """`weight` [in, out], of which only a small one is kept in both forms.
-
-        Where it may not be `copied`, it is the transpose of a contiguous matrix, which oneDNN reads as it is.
-        """
-        if not (ONEDNN and weight.is_cpu and weight.dtype == torch.float32):
-            return Linear(weight, None, bias)
-        stored = weight.t()
-        blocks = torch.ops.mkldnn._reorder_linear_weight(stored.contiguous()) if copied else stored
-        return Linear(weight if weight.numel() < LARGE else None, blocks, bias)
+class Linear(Protocol):
+    """x weight + bias, in one of the forms below."""
 
     @property
     def width(self) -> int:
         """Numbers that it makes of a token."""
-        stored = self.blocks if self.weight is None else self.weight.t()
-        assert stored is not None
-        return stored.shape[0]
 
     def __call__(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
         """[N, out] of `x` [N, in], into `out` if given."""
-        weight = self.weight
-        if weight is None or self._onednn_pays(x):
-            result = self._onednn(x)
-            return result if out is None else out.copy_(result)
-        if weight.is_cpu and not MULTIPLIED.get(x.dtype, True):
-            result = self._widened(x, weight)
-            return result if out is None else out.copy_(result)
-        return torch.mm(x, weight, out=out) if self.bias is None else torch.addmm(self.bias, x, weight, out=out)
-
-    def add_to(self, total: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-        """The same, added to `total` [N, out] in place."""
-        weight = self.weight
-        if weight is None or self._onednn_pays(x):
-            return total.add_(self._onednn(x))
-        if weight.is_cpu and not MULTIPLIED.get(x.dtype, True):
-            return total.add_(self._widened(x, weight))
-        total = total.addmm_(x, weight)
-        return total if self.bias is None else total.add_(self.bias)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """[N, out] in float32, whatever `hidden` [N, in] is in."""
-        if hidden.dtype == torch.float32:
-            return self(hidden)
-        assert self.weight is not None
-        return float32_logits(hidden, self.weight)
+        """The same in float32, whatever `hidden` is in."""
 
-    def _onednn_pays(self, x: torch.Tensor) -> bool:
-        return x.shape[0] > 1 and self.blocks is not None and x.numel() * self.blocks.shape[0] >= SMALL
 
-    def _widened(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        result = float32_logits(x, weight)
-        return (result if self.bias is None else result.add_(self.bias)).to(x.dtype)
+def linear(weight: torch.Tensor, bias: torch.Tensor | None = None, *, shared: bool = False) -> Linear:
+    """The product with `weight` [out, in] in the form for its device and dtype. `shared`: it may not be laid out anew.
 
-    def _onednn(self, x: torch.Tensor) -> torch.Tensor:
-        result: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x, self.blocks, self.bias, "none", [], "")
+    Raises ModelError: numbers do not fit float16.
+    """
+    if weight.device.type == "cpu" and not shared:
+        if weight.dtype == torch.float16:
+            return HalfLinear.of(weight, bias) if FBGEMM else linear(weight.float(), bias)
+        if ONEDNN and has_products(weight.dtype):
+            return PackedLinear.of(weight, bias)
+    return DenseLinear(weight.t() if shared else weight.t().contiguous(), bias)
+
+
+@dataclass(frozen=True, slots=True)
+class DenseLinear:
+    """A plain matrix: for GPUs, and for CPUs without the libraries of the other forms."""
+
+    weight: torch.Tensor  # [in, out]
+    bias: torch.Tensor | None
+
+    @property
+    def width(self) -> int:
+        return self.weight.shape[1]
+
+    def __call__(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+        weight = self.weight
+        return torch.mm(x, weight, out=out) if self.bias is None else torch.addmm(self.bias, x, weight, out=out)
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        return self(hidden) if hidden.dtype == torch.float32 else float32_logits(hidden, self.weight)
+
+    def dense(self) -> torch.Tensor:
+        """The weight [out, in]; it may share memory."""
+        return self.weight.t()
+
+
+@dataclass(frozen=True, slots=True)
+class PackedLinear:
+    """A matrix in oneDNN's blocks, float32 or bfloat16: 8 tokens cost little more than one.
+
+    oneDNN has other kernels for a single token, and from some number of tokens on: fewer than `LEAST` are padded, and
+    more than `most` are cut. In between a token's bits are the same, which is tried for every size of matrix.
+    """
+
+    packed: torch.Tensor
+    bias: torch.Tensor | None
+    most: int
+
+    @staticmethod
+    def of(weight: torch.Tensor, bias: torch.Tensor | None = None) -> PackedLinear:
+        packed = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous())
+        kind = (weight.shape[0], weight.shape[1], weight.dtype, torch.get_num_threads())
+        most = _MOST_EQUAL.get(kind)
+        if most is None:
+            most = _MOST_EQUAL[kind] = _most_equal(PackedLinear(packed, None, max(_SIZES)), weight.shape[1])
+        return PackedLinear(packed, bias, most)
+
+    @property
+    def width(self) -> int:
+        return self.packed.shape[0]
+
+    def __call__(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+        count = len(x)
+        least = LEAST[x.dtype]
+        if count == 0:
+            result = x.new_empty(0, self.width)
+        elif count < least:
+            result = self._product(F.pad(x, (0, 0, 0, least - count)))[:count]
+        elif count <= self.most:
+            result = self._product(x)
+        else:
+            result = torch.cat([self(part) for part in torch.split(x, self.most)])
+        return result if out is None else out.copy_(result)
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        return self(hidden).float()
+
+    def dense(self) -> torch.Tensor:
+        """The weight [out, in]."""
+        return self.packed.to_dense()
+
+    def _product(self, x: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x, self.packed, self.bias, "none", [], "")
         return result
+
+
+def _most_equal(product: PackedLinear, inputs: int) -> int:
+    """The most tokens whose products have the bits of products of four."""
+    x = torch.randn(max(_SIZES), inputs, generator=torch.Generator().manual_seed(0)).to(product.packed.dtype)
+    fours = torch.cat([product(part) for part in torch.split(x, 4)])
+    for before, size in pairwise(_SIZES):
+        if not torch.equal(product(x[:size]), fours[:size]):
+            return before
+    return max(_SIZES)
+
+
+@dataclass(frozen=True, slots=True)
+class HalfLinear:
+    """A matrix held in float16 by FBGEMM; tokens and results are float32.
+
+    A product reads half the bytes of float32. Its kernels add the terms of each number one after another, so that its
+    bits are the same for any number of tokens. What bfloat16 holds float16 holds, too, but for numbers below 6e-5:
+    these are rounded to multiples of 6e-8.
+    """
+
+    packed: Any  # a torch.ScriptObject
+    bias: torch.Tensor | None
+    shape: tuple[int, int]
+
+    @staticmethod
+    def of(weight: torch.Tensor, bias: torch.Tensor | None = None) -> HalfLinear:
+        if not torch.isfinite(weight).all():
+            raise ModelError(
+                f"a weight is larger than {MOST_HALF:g}, the largest number of float16; use --dtype float32"
+            )
+        packed = torch.ops.quantized.linear_prepack_fp16(weight.float(), bias)
+        return HalfLinear(packed, bias, (weight.shape[0], weight.shape[1]))
+
+    @property
+    def width(self) -> int:
+        return self.shape[0]
+
+    def __call__(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+        product = torch.ops.quantized.linear_dynamic_fp16
+        result = product(x, self.packed) if len(x) else x.new_empty(0, self.width)
+        return result if out is None else out.copy_(result)
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        return self(hidden.float())
+
+    def dense(self) -> torch.Tensor:
+        """The weight [out, in]."""
+        weight: torch.Tensor = torch.ops.quantized.linear_unpack_fp16(self.packed)[0]
+        return weight
+
+
+def head_linear(weight: torch.Tensor, *, shared: bool = False) -> Linear:
+    """The product with `weight` [vocab, in] that logits are made by, with results in float32.
+
+    oneDNN rounds products of bfloat16 to bfloat16, where many logits are equal: there the weight is held in float16.
+    """
+    if weight.device.type == "cpu" and weight.dtype == torch.bfloat16 and not shared:
+        return linear(weight.to(torch.float16) if FBGEMM else weight.float())
+    return linear(weight, shared=shared)
 
 
 def float32_logits(hidden: torch.Tensor, head: torch.Tensor) -> torch.Tensor:
@@ -186,6 +231,51 @@ class Float32Head(torch.nn.Module):
         if self.bias is not None:
             logits += self.bias
         return logits.view(*hidden.shape[:-1], -1)
+
+
+@dataclass(frozen=True, slots=True)
+class RmsNorm:
+    """A norm over the last dimension; `weight` is [dim], or [heads, dim] for tensors [..., heads, dim]."""
+
+    weight: torch.Tensor
+    eps: float
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """`x` [..., dim], normalised."""
+        shape = self.weight.shape[-1:]
+        if self.weight.ndim == 1:
+            return F.rms_norm(x, shape, self.weight, self.eps)
+        return F.rms_norm(x, shape, None, self.eps) * self.weight
+
+
+@dataclass(frozen=True, slots=True)
+class Embedding:
+    """States of tokens: `table` [vocab, hidden] as it is stored, perhaps in a mapped file, and what it is given in."""
+
+    table: torch.Tensor
+    dtype: torch.dtype
+
+    def __call__(self, tokens: torch.Tensor) -> torch.Tensor:
+        """[N, hidden] of `tokens` [N]."""
+        return self.table.index_select(0, tokens).to(self.dtype)
+
+    @property
+    def device(self) -> torch.device:
+        return self.table.device
+
+
+def silu_product(gate_up: torch.Tensor) -> torch.Tensor:
+    """silu(gate) * up [N, n] of both side by side [N, 2 n]."""
+    parts = (part.chunk(2, 1) for part in few_rows(gate_up))
+    products = [F.silu(gate).mul_(up) for gate, up in parts]
+    return products[0] if len(products) == 1 else torch.cat(products)
+
+
+def few_rows(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Parts of `x` [N, ...] for elementwise operations: on a CPU so small that one thread computes each."""
+    if not x.is_cpu or x.numel() <= ELEMENTWISE:
+        return (x,)
+    return torch.split(x, max(1, ELEMENTWISE // x[0].numel()))
 
 
 def rotations(rope: RopeConfig, head_dim: int, length: int) -> torch.Tensor:

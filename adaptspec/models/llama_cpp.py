@@ -18,7 +18,7 @@ from adaptspec.errors import EngineError, ModelError
 from adaptspec.models.gguf import GgufHeader
 from adaptspec.models.kv_cache import BlockAllocator, CachePlan
 from adaptspec.models.llama_library import BFLOAT16, LlamaLibrary, TokenBatch
-from adaptspec.models.runner import ModelInfo, Packed, without_padding
+from adaptspec.models.runner import Forward, ModelInfo, Packed, without_padding
 from adaptspec.progress import report_progress
 from adaptspec.types import IntArray
 
@@ -125,8 +125,8 @@ class LlamaCppRunner:
         self.truncate(row, 0)
         self._streams.free(row)
 
-    def forward(self, packed: Packed) -> torch.Tensor:
-        """Logits [sum(wanted), vocab] in float32."""
+    def forward(self, packed: Packed) -> Forward:
+        """See `Runner.forward`; llama.cpp returns no hidden states of layers."""
         rows, counts = packed.rows.tolist(), packed.counts
         for row, count in zip(rows, counts.tolist(), strict=True):
             self._streams.require(row, self.length(row) + count)
@@ -138,7 +138,7 @@ class LlamaCppRunner:
         found = np.empty((int(wanted.sum()), self.info.vocab_size), dtype=np.float32)
         try:
             at = 0
-            for part in _slices(len(places), WIDEST):
+            for part in _slices(len(places), min(WIDEST, self.info.equal_passes or WIDEST)):
                 report_progress()
                 size = self._decode(packed.tokens[part], places[part], streams[part], wanted[part], found[at:])
                 at += size
@@ -148,7 +148,7 @@ class LlamaCppRunner:
             raise
         for row, count in zip(rows, counts.tolist(), strict=True):
             self._lengths[row] = self.length(row) + count
-        return without_padding(torch.from_numpy(found), self.info.drawn_tokens)
+        return Forward(without_padding(torch.from_numpy(found), self.info.drawn_tokens))
 
     def _decode(
         self, tokens: IntArray, places: IntArray, streams: IntArray, wanted: np.ndarray, out: np.ndarray

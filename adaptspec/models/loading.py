@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,7 +15,9 @@ from adaptspec.models.config import FAMILIES, WHOLE, DecoderConfig, Part, check_
 from adaptspec.models.decoder import Decoder
 from adaptspec.models.gguf import fingerprint as gguf_fingerprint
 from adaptspec.models.gguf import is_gguf, read_header
+from adaptspec.models.gguf_tensors import GgufTensors, torch_config
 from adaptspec.models.kv_cache import CacheLimits, CachePlan, KVCache, plan_cache
+from adaptspec.models.layers import has_products
 from adaptspec.models.llama_cpp import LlamaCppRunner, LlamaModel, file_type
 from adaptspec.models.llama_library import load_library
 from adaptspec.models.model_files import CONFIG, eos_token_ids, fingerprint, read_json, weight_files
@@ -54,9 +57,10 @@ class LoadedModel:
     block_size: int | None = None
     config: DecoderConfig | None = None
     weights: DecoderWeights | None = None  # of a Llama-like one
+    tensors: GgufTensors | None = None  # where these were read from, if not from a directory
     module: PreTrainedModel | None = None  # of any other
     own_draft: Callable[[str], LoadedModel] | None = None  # one of itself (see `own_weights`); None: it has none
-    hears: int = 0  # numbers of the target's states that it reads per token: a head
+    state_width: int = 0  # of a head: values per token of the target's states that it reads
 
     def runner(self, limits: CacheLimits) -> Runner:
         """With a cache; ModelError if none of these limits fits."""
@@ -70,8 +74,8 @@ MakeDecoder = Callable[[ModelInfo, DecoderConfig, DecoderWeights, CachePlan], Ru
 
 def plain_decoder(info: ModelInfo, config: DecoderConfig, weights: DecoderWeights, plan: CachePlan) -> Runner:
     """A decoder with a cache of this plan."""
-    like = weights.embedding
-    return Decoder(info, config, weights, KVCache(config.cache_shape, plan, like.dtype, like.device))
+    states = weights.embedding
+    return Decoder(info, config, weights, KVCache(config.cache_shape, plan, states.dtype, states.device))
 
 
 def load_model(
@@ -82,16 +86,24 @@ def load_model(
     make: MakeDecoder = plain_decoder,
     part: Part = WHOLE,
     gpu_layers: int = 0,
+    runner: str = "auto",
 ) -> LoadedModel:
     """Load a model's weights, or of a Llama-like one this part; `make` makes a runner of those of such a one.
 
-    `device` is cpu, cuda, cuda:N or auto; `dtype` float32, bfloat16, float16 or auto (float32 on CPU, as stored
-    on CUDA). GGUF files are run by llama.cpp, `gpu_layers` of them by what its library was built for. Raises ModelError
-    for a model that cannot be loaded, ConfigError for a device or dtype that is unknown or does not go with it.
+    `device` is cpu, cuda, cuda:N or auto; `dtype` float32, bfloat16, float16 or auto (see `_dtype`). GGUF files are
+    run by llama.cpp, `gpu_layers` of them by what its library was built for, or with the `runner` "torch" as any other
+    Llama-like model. Raises ModelError for a model that cannot be loaded, ConfigError for a device, dtype or runner
+    that is unknown or does not go with it.
     """
     folder = find_model(path_or_hub_id, gguf=True)
-    if is_gguf(folder):
+    if runner not in ("auto", "llama.cpp", "torch"):
+        raise ConfigError(f"runner is {runner!r}; it must be auto, llama.cpp or torch")
+    if is_gguf(folder) and runner == "torch" and gpu_layers:
+        raise ConfigError("--gpu-layers is for llama.cpp; leave it out with --runner torch, which takes --device")
+    if is_gguf(folder) and runner != "torch":
         return load_gguf(folder, device=device, dtype=dtype, gpu_layers=gpu_layers)
+    if is_gguf(folder):
+        return _load_gguf_on_torch(folder, dtype, device_of(device), (make, part))
     raw = read_json(folder / CONFIG)
     check_sizes(raw)
     _refuse_unsafe(folder, raw)
@@ -114,15 +126,56 @@ def check_parts(path_or_hub_id: str, size: int) -> None:
 def _load_lean(
     folder: Path, raw: Mapping[str, Any], dtype: torch.dtype, device: torch.device, how: tuple[MakeDecoder, Part]
 ) -> LoadedModel:
-    whole, (make, part) = read_decoder_config(raw), how
-    config, weights = whole.part(part), load_weights(folder, whole, dtype, device, part)
+    config = read_decoder_config(raw)
+    weights = load_weights(folder, config, dtype, device, how[1])
+    _give_back_memory()
+    info = _info(folder, raw, dtype, (weights.parameters, config.vocab_size, config.context))
+    return _lean(folder, info, config, weights, how)
+
+
+def _load_gguf_on_torch(path: Path, dtype: str, device: torch.device, how: tuple[MakeDecoder, Part]) -> LoadedModel:
+    """A GGUF file of a Llama-like model, its weights in 16 bits or float32."""
+    header = read_header(path)
+    # Numbers of few bits lose next to nothing in float16.
+    raw = torch_config(header) | {"dtype": "float32" if file_type(header) == "float32" else "float16"}
+    check_sizes(raw)
+    config, kind = read_decoder_config(raw), _dtype(dtype, device, raw)
+    tensors = GgufTensors(header)
+    weights = load_weights(path, config, kind, device, how[1], tensors=tensors)
+    _give_back_memory()
+    info = ModelInfo(
+        name=path.stem,
+        architecture=header.architecture,
+        parameters=weights.parameters,
+        vocab_size=config.vocab_size,
+        context=config.context,
+        fingerprint=f"{gguf_fingerprint(path)}-torch",
+        eos_token_ids=header.end_tokens,
+        dtype=str(kind).removeprefix("torch."),
+    )
+    return replace(_lean(path, info, config, weights, how), tensors=tensors)
+
+
+def _give_back_memory() -> None:
+    """Return to the system what loading has freed (glibc keeps it for later)."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
+
+
+def _lean(
+    folder: Path, info: ModelInfo, whole: DecoderConfig, weights: DecoderWeights, how: tuple[MakeDecoder, Part]
+) -> LoadedModel:
+    """A Llama-like model, or one part of it, whose weights are read."""
+    make, part = how
+    config, device = whole.part(part), weights.embedding.device
 
     def loaded(info: ModelInfo, config: DecoderConfig, own: DecoderWeights) -> LoadedModel:
-        each = config.cache_shape.bytes_per_token(dtype)
+        each = config.cache_shape.bytes_per_token(own.embedding.dtype)
         start = lambda info, plan: make(info, config, own, plan)  # noqa: E731
         return LoadedModel(folder, info, device, each, start, config=config, weights=own)
 
-    found = loaded(_info(folder, raw, dtype, (weights.parameters, config.vocab_size, config.context)), config, weights)
+    found = loaded(info, config, weights)
 
     def own_draft(name: str) -> LoadedModel:
         info = replace(found.info, name=name, fingerprint=f"{found.info.fingerprint}-{name}")
@@ -246,9 +299,25 @@ def device_of(name: str) -> torch.device:
 
 
 def _dtype(name: str, device: torch.device, config: Mapping[str, Any]) -> torch.dtype:
-    if name == "auto":
-        stored = str(config.get("dtype") or config.get("torch_dtype") or "float32")
-        return torch.float32 if device.type == "cpu" else DTYPES.get(stored.removeprefix("torch."), torch.float32)
-    if name not in DTYPES:
+    """What weights are held in.
+
+    With "auto" they stay as they are stored, where the device has fast products of such numbers. On a CPU numbers of 16
+    bits are held in float16 and computed in float32, which loses next to nothing (see `HalfLinear`); CPUs with matrix
+    units for bfloat16 (AMX) read prompts several times as fast in that.
+    """
+    if name not in ("auto", *DTYPES):
         raise ConfigError(f"dtype is {name!r}; it must be auto, {', '.join(DTYPES)}")
-    return DTYPES[name]
+    lean = is_lean(config)
+    if name != "auto":
+        if device.type == "cpu" and lean and not has_products(DTYPES[name]):
+            others = " or ".join(other for other, kind in DTYPES.items() if has_products(kind))
+            raise ConfigError(f"this CPU has no fast products of {name} numbers; use --dtype {others}")
+        return DTYPES[name]
+    stored = DTYPES.get(str(config.get("dtype") or config.get("torch_dtype")).removeprefix("torch."), torch.float32)
+    if device.type != "cpu":
+        return stored
+    if not lean or stored == torch.float32:
+        return torch.float32
+    if stored == torch.bfloat16 and torch.cpu._is_amx_tile_supported():
+        return torch.bfloat16
+    return torch.float16 if has_products(torch.float16) else torch.float32

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from adaptspec.errors import ConfigError
-from adaptspec.models.layers import Linear
+from adaptspec.models.layers import DenseLinear, HalfLinear, Linear, PackedLinear
 from adaptspec.models.weights import DecoderWeights, LayerWeights
 
 KINDS = ("int8", "int4")
@@ -20,7 +20,7 @@ OUTPUTS = 16  # that kernels take together
 
 
 @dataclass(frozen=True, slots=True)
-class QuantizedLinear(Linear):
+class QuantizedLinear:
     """x weight + bias with a weight in few bits, symmetric around 0: int8 [out, in], or 4 bits as kernels read them.
 
     `scales` bfloat16 [out]; for 4 bits [in / group, out, 2], the second of each two being 0.
@@ -29,13 +29,13 @@ class QuantizedLinear(Linear):
     packed: torch.Tensor
     scales: torch.Tensor
     group: int  # 0: 8 bits
+    bias: torch.Tensor | None
 
     @staticmethod
     def of_linear(linear: Linear, kind: str) -> Linear:
         """The same in `kind`; itself where no kernel takes its shape."""
-        dense = linear.blocks if linear.weight is None else linear.weight.t()
-        assert dense is not None
-        weight = (dense.to_dense() if dense.is_mkldnn else dense).float().contiguous()
+        assert isinstance(linear, DenseLinear | PackedLinear | HalfLinear)
+        weight = linear.dense().float().contiguous()
         outputs, inputs = weight.shape
         group = next((size for size in GROUPS if inputs % size == 0), 0)
         if not group or outputs % OUTPUTS:
@@ -45,9 +45,9 @@ class QuantizedLinear(Linear):
         scales = (parts.abs().amax(2) / most).clamp(min=torch.finfo(torch.float32).tiny)
         whole = (parts / scales.unsqueeze(2)).round().view(outputs, inputs)
         if kind == "int8":
-            return QuantizedLinear(None, None, linear.bias, whole.to(torch.int8), scales[:, 0].bfloat16(), 0)
+            return QuantizedLinear(whole.to(torch.int8), scales[:, 0].bfloat16(), 0, linear.bias)
         both = torch.stack((scales, torch.zeros_like(scales)), 2).transpose(0, 1).contiguous().bfloat16()
-        return QuantizedLinear(None, None, linear.bias, _packed(whole.int() + 8), both, group)
+        return QuantizedLinear(_packed(whole.int() + 8), both, group, linear.bias)
 
     @property
     def width(self) -> int:
@@ -68,8 +68,8 @@ class QuantizedLinear(Linear):
             wide += self.bias
         return wide if out is None else out.copy_(wide)
 
-    def add_to(self, total: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-        return total.add_(self(x))
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        return self(hidden).float()
 
 
 def _packed(numbers: torch.Tensor) -> torch.Tensor:
@@ -90,7 +90,7 @@ def quantized_weights(weights: DecoderWeights, kind: str) -> DecoderWeights:
         raise ConfigError(f"--draft quantized:{kind}: there are quantized:{', quantized:'.join(KINDS)}")
     try:
         layers = tuple(_quantized_layer(layer, kind) for layer in weights.layers)
-        layers[0].qkv(weights.embedding[:1])
+        layers[0].qkv(weights.embedding(torch.zeros(1, dtype=torch.int64, device=weights.embedding.device)))
     except (NotImplementedError, RuntimeError, AttributeError) as error:
         device = weights.embedding.device
         raise ConfigError(

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
 
@@ -21,8 +21,9 @@ class ModelInfo:
     `context` is the most tokens a row can hold; `fingerprint` tells weights apart; `dtype` is what they are computed
     in, in torch's words (float32). A model that does not take trees takes no `Packed.seen`: drafts for it are chains.
     `strict`: its logits are to be the same bits whatever else is in a pass. `eager`: its rounds are no CUDA graphs.
-    `deepest`: the most tokens that it drafts. `known_tokens`: ids from there on are padding, which no token has, and
-    their logits are -inf; None: all ids are tokens.
+    `equal_passes`: logits had the same bits in passes of 1 to so many tokens when that was tried (see `pass_range`);
+    0: not even in small ones; None: it was not tried. `deepest`: the most tokens that it drafts. `known_tokens`: ids
+    from there on are padding, which no token has, and their logits are -inf; None: all ids are tokens.
     """
 
     name: str
@@ -36,6 +37,7 @@ class ModelInfo:
     takes_trees: bool = True
     strict: bool = False
     eager: bool = False
+    equal_passes: int | None = None
     deepest: int | None = None
     known_tokens: int | None = None
 
@@ -74,27 +76,15 @@ class Packed:
     prompts: int = 0
 
 
-@runtime_checkable
-class Listener(Protocol):
-    """Hears a model's states behind some of its layers, and what becomes of its rows: a head that drafts from them."""
+class Forward(NamedTuple):
+    """What a pass returns: `logits` [sum(wanted), vocab] in float32, and what was captured.
 
-    layers: Sequence[int]  # states before layer i, 0 being the embeddings; the number of layers: those before the norm
-    listens: bool  # whether it is to hear states; if not, it is told of passes all the same, with any tensor
+    `hidden_states` [sum(counts), layers * hidden] are the inputs of the captured layers, of all tokens of the pass;
+    None if no layer is captured. Nothing writes to their memory before the next pass.
+    """
 
-    def heard(self, packed: Packed, starts: Sequence[int], states: torch.Tensor) -> None:
-        """Of a pass: states [sum(counts), layers x hidden] of all its tokens, row i's from place `starts[i]` on.
-
-        Nobody else writes on their memory.
-        """
-
-    def truncated(self, row: int, length: int) -> None:
-        """See `Runner.truncate`."""
-
-    def kept(self, row: int, base: int, places: Sequence[int]) -> None:
-        """See `Runner.keep`."""
-
-    def freed(self, row: int) -> None:
-        """See `Runner.free`."""
+    logits: torch.Tensor
+    hidden_states: torch.Tensor | None = None
 
 
 class Runner(Protocol):
@@ -110,8 +100,8 @@ class Runner(Protocol):
     def reserve(self, row: int, length: int) -> bool:
         """Make room for `length` tokens in all in `row`; False if memory is short (nothing changes then)."""
 
-    def forward(self, packed: Packed) -> torch.Tensor:
-        """Logits [sum(wanted), vocab] in float32; every row's cache grows by its count. Room must be reserved."""
+    def forward(self, packed: Packed) -> Forward:
+        """Run a pass; every row's cache grows by its count. Room must be reserved."""
 
     def length(self, row: int) -> int:
         """Tokens cached in `row`; 0 for a row that is free."""
@@ -130,8 +120,8 @@ class Runner(Protocol):
 
 
 @runtime_checkable
-class Heard(Runner, Protocol):
-    """A runner whose states can be had."""
+class CapturingRunner(Runner, Protocol):
+    """A runner whose hidden states can be had, for a head that drafts from them."""
 
-    def listen(self, listener: Listener) -> None:
-        """Tell it from now on; nobody else listens."""
+    def capture_states(self, layers: Sequence[int]) -> None:
+        """Return the inputs of these layers from now on, ascending; the number of layers stands for the final norm."""

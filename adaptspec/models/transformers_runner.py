@@ -20,7 +20,7 @@ from adaptspec.errors import ModelError
 from adaptspec.models.attention import Span, additive
 from adaptspec.models.kv_cache import BlockAllocator
 from adaptspec.models.layers import Float32Head
-from adaptspec.models.runner import Listener, ModelInfo, Packed, without_padding
+from adaptspec.models.runner import Forward, ModelInfo, Packed, without_padding
 from adaptspec.progress import report_progress
 from adaptspec.types import BoolArray
 
@@ -45,28 +45,25 @@ class TransformersRunner:
         self._model = model
         self._blocks = BlockAllocator(tokens // BLOCK, BLOCK)
         self._caches: dict[int, DynamicCache] = {}
-        self.reserve = self._blocks.reserve  # see `Runner.reserve`
-        self._listener: Listener | None = None
+        self._captured: tuple[int, ...] = ()
 
     @property
     def free_memory(self) -> float:
         return self._blocks.free_share
 
+    def reserve(self, row: int, length: int) -> bool:
+        return self._blocks.reserve(row, length)
+
     def length(self, row: int) -> int:
         cache = self._caches.get(row)
         return 0 if cache is None else int(cache.get_seq_length())
 
-    def listen(self, listener: Listener) -> None:
-        """See `Heard.listen`."""
-        self._listener = listener
+    def capture_states(self, layers: Sequence[int]) -> None:
+        """See `CapturingRunner`."""
+        self._captured = tuple(layers)
 
     def truncate(self, row: int, length: int) -> None:
         """See `Runner.truncate`."""
-        self._cut(row, length)
-        if self._listener is not None:
-            self._listener.truncated(row, length)
-
-    def _cut(self, row: int, length: int) -> None:
         surplus = self.length(row) - length
         if length == 0:
             self._caches.pop(row, None)
@@ -78,44 +75,36 @@ class TransformersRunner:
         """See `Runner.keep`."""
         if base + len(places) > 0:
             _keep(self._caches[row], base, places, self.device)
-        self._cut(row, base + len(places))
-        if self._listener is not None:
-            self._listener.kept(row, base, places)
+        self.truncate(row, base + len(places))
 
     def free(self, row: int) -> None:
         self._caches.pop(row, None)
         self._blocks.free(row)
-        if self._listener is not None:
-            self._listener.freed(row)
 
     @torch.inference_mode()
-    def forward(self, packed: Packed) -> torch.Tensor:
-        """Logits [sum(wanted), vocab] in float32: an inference tensor, to be changed in inference mode only."""
-        starts = [self.length(row) for row in packed.rows.tolist()]
-        asked = self._listener.layers if self._listener is not None and self._listener.listens else ()
+    def forward(self, packed: Packed) -> Forward:
+        """See `Runner.forward`. They are inference tensors, to be changed in inference mode only."""
         parts = torch.split(torch.from_numpy(packed.tokens).to(self.device), packed.counts.tolist())
         rows = zip(packed.rows.tolist(), parts, packed.wanted.tolist(), packed.seen or [None] * len(parts), strict=True)
-        results = [self._run(*row, asked) for row in rows]
-        if self._listener is not None:
-            self._listener.heard(packed, starts, torch.cat([states for _, states in results]))
-        return without_padding(torch.cat([logits for logits, _ in results]), self.info.drawn_tokens)
+        results = [self._run(*row) for row in rows]
+        logits = without_padding(torch.cat([one.logits for one in results]), self.info.drawn_tokens)
+        states = [one.hidden_states for one in results if one.hidden_states is not None]
+        return Forward(logits, torch.cat(states) if states else None)
 
-    def _run(
-        self, row: int, tokens: torch.Tensor, wanted: int, seen: BoolArray | None, asked: Sequence[int]
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def _run(self, row: int, tokens: torch.Tensor, wanted: int, seen: BoolArray | None) -> Forward:
         report_progress()
         self._blocks.require(row, self.length(row) + len(tokens))
         cache = self._caches.setdefault(row, DynamicCache())
-        with _states(self._model, asked) as states:
+        with _states(self._model, self._captured) as states:
             logits = _logits(self._model, cache, tokens, wanted, seen)
-        return logits, torch.cat(states, 1) if states else logits
+        return Forward(logits, torch.cat(states, 1) if states else None)
 
 
 @contextmanager
-def _states(model: PreTrainedModel, asked: Sequence[int]) -> Iterator[list[torch.Tensor]]:
-    """What a forward pass leaves of the states [N, hidden] before these layers (see `Listener.layers`)."""
+def _states(model: PreTrainedModel, captured: Sequence[int]) -> Iterator[list[torch.Tensor]]:
+    """The inputs [N, hidden] of these layers in a forward pass (see `CapturingRunner.capture_states`)."""
     states: list[torch.Tensor] = []
-    layers = _part(model, LAYERS) if asked else []
+    layers = _part(model, LAYERS) if captured else []
 
     def before(_: object, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         states.append((args[0] if args else kwargs["hidden_states"])[0])
@@ -123,8 +112,8 @@ def _states(model: PreTrainedModel, asked: Sequence[int]) -> Iterator[list[torch
     def behind(_: object, __: object, out: Any) -> None:
         states.append((out[0] if isinstance(out, tuple) else out)[0])
 
-    hooks = [layers[i].register_forward_pre_hook(before, with_kwargs=True) for i in asked if i < len(layers)]
-    hooks += [layers[-1].register_forward_hook(behind) for i in asked if i == len(layers)]
+    hooks = [layers[i].register_forward_pre_hook(before, with_kwargs=True) for i in captured if i < len(layers)]
+    hooks += [layers[-1].register_forward_hook(behind) for i in captured if i == len(layers)]
     try:
         yield states
     finally:
@@ -134,7 +123,7 @@ def _states(model: PreTrainedModel, asked: Sequence[int]) -> Iterator[list[torch
 
 @torch.inference_mode()
 def count_layers(model: PreTrainedModel, hidden: int) -> int:
-    """Its layers, whose states are `hidden` numbers a token; ModelError if they are not, so that no head can hear them.
+    """Its layers, whose states are `hidden` numbers a token; ModelError if they are not, so that no head can read them.
 
     Tried out with a few tokens.
     """

@@ -1,7 +1,7 @@
 """The weights of a decoder as its forward pass wants them: fused, permuted for RoPE, laid out for products.
 
-Query and key dimensions are reordered so that RoPE's pairs lie next to each other (see `rotations`), and a norm's
-weight is multiplied into the matrix behind it where that saves time.
+Query and key dimensions are reordered so that RoPE's pairs lie next to each other (see `rotations`). On a CPU weights
+are held once: matrices in the form of their products, and the embedding where it lies in its file.
 """
 
 from __future__ import annotations
@@ -13,45 +13,43 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from safetensors import SafetensorError, safe_open
 
 from adaptspec.errors import ModelError
 from adaptspec.files import open_file
 from adaptspec.models.config import WHOLE, DecoderConfig, Part
-from adaptspec.models.layers import Linear, Norm, rms_norm, rms_norm_into
+from adaptspec.models.gguf_tensors import GgufTensors
+from adaptspec.models.layers import Embedding, Linear, RmsNorm, computed_in, head_linear, linear, silu_product
 from adaptspec.models.model_files import PICKLES, weight_files
 
 MTP = "mtp."  # how tensors of a head begin that lies in the target's own files
-HEAD_COPY_LIMIT = 64 * 2**20  # bytes: beyond this a tied head shares memory with the embedding instead
 
 
 @dataclass(frozen=True, slots=True)
 class LayerWeights:
     """One decoder layer. `qkv` gives (heads + 2 kv_heads) head_dim numbers, `gate_up` 2 mlp."""
 
-    attention_norm: Norm
+    attention_norm: RmsNorm
     qkv: Linear
-    qk_norm: Norm | None  # over [N, heads + kv_heads, head_dim]
+    qk_norm: RmsNorm | None  # over [N, heads + kv_heads, head_dim]
     output: Linear
-    mlp_norm: Norm
+    mlp_norm: RmsNorm
     gate_up: Linear
     down: Linear
 
     def after_attention(self, hidden: torch.Tensor, attended: torch.Tensor) -> torch.Tensor:
-        """States [N, hidden] behind the layer, of those before it (changed in place) and what they attended."""
-        hidden = self.output.add_to(hidden, attended)
-        gate, up = self.gate_up(self.mlp_norm(hidden)).chunk(2, -1)
-        return self.down.add_to(hidden, F.silu(gate).mul_(up))
+        """States [N, hidden] behind the layer, of those before it and what they attended."""
+        hidden = hidden + self.output(attended)
+        return hidden.add_(self.down(silu_product(self.gate_up(self.mlp_norm(hidden)))))
 
 
 @dataclass(frozen=True, slots=True)
 class DecoderWeights:
-    """A whole decoder: `embedding` is [vocab, hidden], `head` gives vocab numbers."""
+    """A whole decoder; `head` gives vocab numbers."""
 
-    embedding: torch.Tensor
+    embedding: Embedding
     layers: tuple[LayerWeights, ...]
-    norm: Norm
+    norm: RmsNorm
     head: Linear
     parameters: int
 
@@ -63,40 +61,40 @@ def load_weights(
     device: torch.device,
     part: Part = WHOLE,
     *,
-    tensors: Mapping[str, torch.Tensor] | None = None,
+    tensors: GgufTensors | None = None,
 ) -> DecoderWeights:
     """Read all weights, or a part: the embedding, norms and, behind a sum over all parts, biases are only in whole.
 
-    Beside them no more than one matrix is held, so that a device that they fill can load them. `tensors` by their names
-    are read in place of the folder's; some are shared then, none is written on. Raises ModelError: a tensor is missing,
-    misshaped or not accounted for.
+    Beside them no more than one layer is held, so that a device that they fill can load them. `tensors` are
+    read in place of the folder's. Raises ModelError: a tensor is missing,
+    misshaped or not accounted for, or does not fit `dtype`.
     """
     reader = WeightReader(folder, config, dtype, device, part, tensors=tensors)
     table, mine = (config.vocab_size, config.hidden), part.vocabulary(config.vocab_size)
-    embedding = reader.take("model.embed_tokens.weight", table)
-    layers = tuple(reader.layer(f"model.layers.{i}.") for i in range(config.layers))
-    head = (embedding[mine] if config.tied else reader.take("lm_head.weight", table, mine)).t()
-    copied = _copies_head(head, config.tied)
-    if copied:
-        head = head.contiguous()
-    norm = reader.norm("model.norm.weight", head if copied else None)
+    layers = []
+    for i in range(config.layers):
+        layers.append(reader.layer(f"model.layers.{i}."))
+        reader.release()
+    norm = reader.norm("model.norm.weight")
+    on_device = device.type != "cpu"
+    if config.tied and on_device:  # one tensor serves both
+        embedding = reader.embedding("model.embed_tokens.weight")
+        head = head_linear(embedding.table[mine], shared=True)
+    else:
+        name = "model.embed_tokens.weight" if config.tied else "lm_head.weight"
+        head = head_linear(reader.take(name, table, mine, counted=not config.tied))
+        reader.release()
+        embedding = reader.embedding("model.embed_tokens.weight")
     # Old checkpoints store the rotary frequencies, and some a copy of a tied head.
     reader.finish(["rotary_emb.inv_freq", *(["lm_head.weight"] if config.tied else [])], beside=(MTP,))
-    return DecoderWeights(embedding, layers, norm, Linear.of(head, copied=copied), reader.parameters)
-
-
-def _copies_head(head: torch.Tensor, tied: bool) -> bool:
-    """Whether the head is laid out for `mm`; on a CPU, 16-bit heads are faster as stored (see `float32_logits`)."""
-    if head.device.type == "cpu":
-        return head.dtype == torch.float32 and not (tied and head.nbytes > HEAD_COPY_LIMIT)
-    return not tied
+    return DecoderWeights(embedding, tuple(layers), norm, head, reader.parameters)
 
 
 class _Held:
     """Tensors in memory, read as safetensors are."""
 
-    def __init__(self, found: Mapping[str, Any]) -> None:
-        self._tensors = {str(name): one for name, one in found.items() if isinstance(one, torch.Tensor)}
+    def __init__(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        self._tensors = tensors
 
     def keys(self) -> Iterable[str]:
         return self._tensors.keys()
@@ -144,7 +142,7 @@ def read_pickle(path: Path) -> dict[str, Any]:
 
 def _opened(path: Path) -> Any:
     if path.suffix in PICKLES:
-        return _Held(read_pickle(path))
+        return _Held({str(name): one for name, one in read_pickle(path).items() if isinstance(one, torch.Tensor)})
     try:
         return safe_open(path, framework="pt", device="cpu")
     except (SafetensorError, OSError) as error:
@@ -163,25 +161,32 @@ class WeightReader:
         part: Part = WHOLE,
         *,
         pickles: bool = False,
-        tensors: Mapping[str, torch.Tensor] | None = None,
+        tensors: GgufTensors | None = None,
     ) -> None:
         """`pickles` may be read where there are no safetensors: plain tensors alone, which run no code. `tensors`: no
         file is.
         """
         self._folder = folder
         self._config = config
-        self._dtype = dtype
+        self._dtype, self._computed = dtype, computed_in(dtype, device)
         self._device = device
         self._part = part
-        self._mapped = tensors is None
-        self._files: dict[str, Any] = {} if tensors is None else dict.fromkeys(tensors, _Held(tensors))
-        for path in weight_files(folder, pickles=pickles) if tensors is None else ():
-            file = _opened(path)
-            if twice := self._files.keys() & set(file.keys()):
-                raise ModelError(f"{folder} holds {min(twice)} in two files; keep the one that is the model's")
-            self._files.update(dict.fromkeys(file.keys(), file))
+        self._paths = weight_files(folder, pickles=pickles) if tensors is None else ()
+        self._files: dict[str, Any] = {} if tensors is None else dict.fromkeys(tensors.keys(), tensors)
+        self.release()
         self._unread = set(self._files)
         self.parameters = 0
+
+    def release(self) -> None:
+        """Map the files anew: what was read of them no longer counts as memory of this process."""
+        found: dict[str, Any] = {}
+        for path in self._paths:
+            file = _opened(path)
+            if twice := found.keys() & set(file.keys()):
+                raise ModelError(f"{self._folder} holds {min(twice)} in two files; keep the one that is the model's")
+            found.update(dict.fromkeys(file.keys(), file))
+        if self._paths:
+            self._files = found
 
     def has(self, name: str) -> bool:
         return name in self._files
@@ -197,26 +202,53 @@ class WeightReader:
         config, attention, mlp = self._config, prefix + "self_attn.", prefix + "mlp."
         q, kv = config.heads * config.head_dim, config.kv_heads * config.head_dim
         qkv_parts = {f"{attention}q_proj": q, f"{attention}k_proj": kv, f"{attention}v_proj": kv}
-        qkv, qkv_bias = self.fused(qkv_parts, width or config.hidden, config.qkv_bias, rotated=2)
         gate_up_parts = {f"{mlp}gate_proj": config.mlp, f"{mlp}up_proj": config.mlp}
-        gate_up, gate_up_bias = self.fused(gate_up_parts, config.hidden, config.mlp_bias)
         return LayerWeights(
-            attention_norm=self.norm(prefix + "input_layernorm.weight", None if width else qkv),
-            qkv=Linear.of(qkv, qkv_bias),
+            attention_norm=self.norm(prefix + "input_layernorm.weight"),
+            qkv=self.fused(qkv_parts, width or config.hidden, config.qkv_bias, rotated=2),
             qk_norm=self.head_norm(attention) if config.qk_norm else None,
-            output=Linear.of(*self.summed(f"{attention}o_proj", (config.hidden, q), config.output_bias)),
-            mlp_norm=self.norm(prefix + "post_attention_layernorm.weight", gate_up),
-            gate_up=Linear.of(gate_up, gate_up_bias),
-            down=Linear.of(*self.summed(f"{mlp}down_proj", (config.hidden, config.mlp), config.mlp_bias)),
+            output=self.summed(f"{attention}o_proj", (config.hidden, q), config.output_bias),
+            mlp_norm=self.norm(prefix + "post_attention_layernorm.weight"),
+            gate_up=self.fused(gate_up_parts, config.hidden, config.mlp_bias),
+            down=self.summed(f"{mlp}down_proj", (config.hidden, config.mlp), config.mlp_bias),
         )
 
-    def take(self, name: str, shape: tuple[int, ...], mine: slice | tuple[slice, ...] = slice(None)) -> torch.Tensor:
-        """What is `mine` of one tensor; ModelError if it is missing or of another shape than `shape`."""
-        # A tensor that is kept as it is stored would keep the whole file mapped, which is resident once it was read.
-        copied = self._mapped and self._device.type == "cpu"
-        return self._stored(name, shape, mine).to(device=self._device, dtype=self._dtype, copy=copied)
+    def take(
+        self,
+        name: str,
+        shape: tuple[int, ...],
+        mine: slice | tuple[slice, ...] = slice(None),
+        *,
+        counted: bool = True,
+    ) -> torch.Tensor:
+        """What is `mine` of a matrix, as products hold it; ModelError if it is missing or of another shape.
 
-    def _stored(self, name: str, shape: tuple[int, ...], mine: slice | tuple[slice, ...] = slice(None)) -> torch.Tensor:
+        It is `counted` among the parameters once, even if it is read twice.
+        """
+        return self._stored(name, shape, mine, counted=counted).to(device=self._device, dtype=self._dtype)
+
+    def vector(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
+        """The same of what is added to states or multiplied with them, as these are computed."""
+        # A copy: what is kept as it is stored would keep the whole file mapped, which counts as memory once read.
+        return self._stored(name, shape).to(device=self._device, dtype=self._computed, copy=bool(self._paths))
+
+    def embedding(self, name: str) -> Embedding:
+        """States of all tokens. On a CPU they stay in the file, which takes memory for those that are looked up."""
+        stored = self._stored(name, (self._config.vocab_size, self._config.hidden))
+        if self._device.type != "cpu":
+            stored = stored.to(device=self._device, dtype=self._computed)
+        elif not self._paths:
+            stored = stored.to(self._dtype)
+        return Embedding(stored, self._computed)
+
+    def _stored(
+        self,
+        name: str,
+        shape: tuple[int, ...],
+        mine: slice | tuple[slice, ...] = slice(None),
+        *,
+        counted: bool = True,
+    ) -> torch.Tensor:
         if name not in self._files:
             raise ModelError(f"{self._folder}: tensor {name} is missing; config.json does not belong to these weights")
         stored = self._files[name].get_slice(name)
@@ -226,9 +258,10 @@ class WeightReader:
                 "config.json does not belong to these weights"
             )
         self._unread.discard(name)
-        self.parameters += math.prod(shape)
+        self.parameters += math.prod(shape) if counted else 0
         # A whole tensor is the file itself, and takes no memory until it is read.
-        tensor: torch.Tensor = self._files[name].get_tensor(name) if self._part.size == 1 else stored[mine]
+        whole = self._part.size == 1 or mine == slice(None)
+        tensor: torch.Tensor = self._files[name].get_tensor(name) if whole else stored[mine]
         return tensor
 
     def finish(self, ignored: Sequence[str], *, beside: tuple[str, ...] = ()) -> None:
@@ -243,39 +276,35 @@ class WeightReader:
             listed = ", ".join(extra[:3]) + (f" and {len(extra) - 3} more" if len(extra) > 3 else "")
             raise ModelError(f"{self._folder}: config.json does not account for {listed}; is model_type right?")
 
-    def fused(
-        self, modules: dict[str, int], width: int, biased: bool, rotated: int = 0
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Weight [in, out] and bias of modules (name: outs) side by side; the first `rotated` are permuted for RoPE."""
+    def fused(self, modules: dict[str, int], width: int, biased: bool, rotated: int = 0) -> Linear:
+        """Modules (name: outs) side by side, with biases or without; the first `rotated` are permuted for RoPE."""
 
-        def whole(kind: str, *inputs: int) -> torch.Tensor:
+        def whole(kind: str, dtype: torch.dtype, *inputs: int) -> torch.Tensor:
             stored = [self._stored(f"{one}.{kind}", (n, *inputs), self._part.of(n)) for one, n in modules.items()]
-            room = torch.empty((sum(map(len, stored)), *inputs), dtype=self._dtype, device=self._device)
+            room = torch.empty((sum(map(len, stored)), *inputs), dtype=dtype, device=self._device)
             for i, (part, own) in enumerate(zip(torch.split(room, [*map(len, stored)]), stored, strict=True)):
                 part.copy_(self._rotate(own) if i < rotated else own)
             return room
 
-        return whole("weight", width).t().contiguous(), whole("bias") if biased else None
+        return linear(whole("weight", self._dtype, width), whole("bias", self._computed) if biased else None)
 
-    def summed(self, name: str, shape: tuple[int, int], biased: bool) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """The same of one module whose outs are the sums of all parts', of which the first brings the bias."""
+    def summed(self, name: str, shape: tuple[int, int], biased: bool) -> Linear:
+        """The product of one module whose outs are the sums of all parts', of which the first brings the bias."""
         weight = self.take(f"{name}.weight", shape, (slice(None), self._part.of(shape[1])))
-        bias = self.take(f"{name}.bias", shape[:1]) if biased else None
-        return weight.t().contiguous(), None if self._part.rank else bias
+        bias = self.vector(f"{name}.bias", shape[:1]) if biased else None
+        return linear(weight, None if self._part.rank else bias)
 
-    def norm(self, name: str, matrix: torch.Tensor | None = None, *, width: int | None = None) -> Norm:
-        """A norm over `width` numbers or the residual stream; if only `matrix` reads it, that may take its weight."""
-        weight = self.take(name, (width or self._config.hidden,))
-        eps = self._config.norm_eps
-        return rms_norm(weight, eps) if matrix is None else rms_norm_into(weight, eps, matrix)
+    def norm(self, name: str, *, width: int | None = None) -> RmsNorm:
+        """A norm over `width` numbers or the residual stream."""
+        return RmsNorm(self.vector(name, (width or self._config.hidden,)), self._config.norm_eps)
 
-    def head_norm(self, attention: str) -> Norm:
+    def head_norm(self, attention: str) -> RmsNorm:
         """One norm over all query and key heads, each with its weight."""
         dim = self._config.head_dim
-        query, key = (self._rotate(self.take(f"{attention}{part}_norm.weight", (dim,))) for part in "qk")
+        query, key = (self._rotate(self.vector(f"{attention}{part}_norm.weight", (dim,))) for part in "qk")
         heads, kv_heads = (count // self._part.size for count in (self._config.heads, self._config.kv_heads))
         weight = torch.cat([query.expand(heads, dim), key.expand(kv_heads, dim)])
-        return rms_norm(weight, self._config.norm_eps)
+        return RmsNorm(weight, self._config.norm_eps)
 
     def _rotate(self, rows: torch.Tensor) -> torch.Tensor:
         """Reorder each head's dimensions from (0 .. d/2, d/2 .. d) to (0, d/2, 1, d/2 + 1, ...)."""

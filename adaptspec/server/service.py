@@ -135,7 +135,9 @@ class Service:
     async def complete(self, requests: Sequence[Request]) -> list[Completion]:
         """Answers in the order of the requests. Raises as `stream` does."""
         ended: dict[int, Completion] = {}
-        async with aclosing(self.stream(requests)) as pieces:
+        # The event loop and the engine share the interpreter: a wake-up per token takes it from the engine.
+        whole = [replace(request, streamed=False) for request in requests]
+        async with aclosing(self.stream(whole)) as pieces:
             async for index, delta in pieces:
                 if delta.completion is not None:
                     ended[index] = delta.completion

@@ -19,10 +19,16 @@ STARTED = web.AppKey("started", int)
 
 
 class ModelDetails(Answer):
-    """What AdaptSpec adds to a model's card."""
+    """What AdaptSpec adds to a model's card. `dtype` is what weights are held in.
+
+    `equal_passes`: a token's logits had the same bits in all passes of 1 to so many tokens that were tried at start; 0:
+    they had not, and texts with and without speculation may differ where two tokens are nearly equally likely.
+    """
 
     architecture: str
     parameters: int
+    dtype: str
+    equal_passes: int
     policies: list[str]
     default_policy: str
 
@@ -117,6 +123,8 @@ def _card(service: Service, name: str, started: int) -> Model:
     details = ModelDetails(
         architecture=target.architecture,
         parameters=target.parameters,
+        dtype=target.dtype,
+        equal_passes=target.equal_passes or 0,
         policies=list(engine.policies),
         default_policy=engine.default_policy,
     )

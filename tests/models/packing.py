@@ -34,7 +34,7 @@ def pack(*parts: tuple[int, Sequence[int], int], seen: Sequence[BoolArray | None
 def feed(runner: Runner, row: int, tokens: Sequence[int], wanted: int | None = None) -> torch.Tensor:
     """Reserve room and run `tokens` in `row`; all of their logits, or the last `wanted`."""
     assert runner.reserve(row, runner.length(row) + len(tokens))
-    return runner.forward(pack((row, tokens, len(tokens) if wanted is None else wanted)))
+    return runner.forward(pack((row, tokens, len(tokens) if wanted is None else wanted))).logits
 
 
 def cached(runner: Decoder, row: int) -> torch.Tensor:

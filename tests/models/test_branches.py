@@ -61,7 +61,7 @@ def ahead(runner: Runner, parts: Sequence[Part], seen: list[BoolArray | None]) -
     """Reserve room and run the parts together."""
     for row, tokens, _ in parts:
         assert runner.reserve(row, runner.length(row) + len(tokens))
-    return runner.forward(pack(*parts, seen=seen))
+    return runner.forward(pack(*parts, seen=seen)).logits
 
 
 def through_transformers(place: Path) -> Runner:

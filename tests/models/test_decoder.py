@@ -87,7 +87,7 @@ def test_a_mixed_batch_equals_its_rows_one_by_one(make_model: MakeModel, variant
     for row in range(4):
         assert runner.reserve(row, cached[row] + counts[row])
     order = [2, 0, 3, 1]
-    logits = runner.forward(pack(*(parts[row] for row in order))).split([wanted[row] for row in order])
+    logits = runner.forward(pack(*(parts[row] for row in order))).logits.split([wanted[row] for row in order])
     for row, got in zip(order, logits, strict=True):
         alone = lean(path)
         full = feed(alone, 0, texts[row][: cached[row] + counts[row]])
@@ -179,7 +179,7 @@ def test_numbers_that_are_none_stay_with_their_row(
         for runner in (poisoned, clean):
             for row in range(4):
                 assert runner.reserve(row, runner.length(row) + 3)
-            both.append(runner.forward(pack(*parts)).split(3))
+            both.append(runner.forward(pack(*parts)).logits.split(3))
         for row in (0, 2, 3):
             torch.testing.assert_close(both[0][row], both[1][row], **TOLERANCE)
             assert both[0][row].isfinite().all()

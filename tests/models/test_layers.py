@@ -1,4 +1,4 @@
-"""Norms and heads: the quick forms are the plain ones, and logits are float32. RoPE equals transformers'."""
+"""Products are the plain ones, with equal bits in any company; logits are float32; RoPE is that of transformers."""
 
 from __future__ import annotations
 
@@ -12,40 +12,11 @@ from transformers import AutoModelForCausalLM, Gemma2Config, GPT2Config, LlamaCo
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from adaptspec.errors import ModelError
-from adaptspec.models import layers
 from adaptspec.models.config import read_rope
-from adaptspec.models.layers import (
-    Linear,
-    inverse_frequencies,
-    rms_norm,
-    rms_norm_into,
-)
+from adaptspec.models.layers import computed_in, has_products, inverse_frequencies, linear, silu_product
 from tests.conftest import MakeModel
 from tests.models.packing import feed, load_runner, random_tokens
 
-
-@pytest.mark.parametrize("scale", [0.0, 1e-6, 1.0, 1e4])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_norms_equal_torchs(scale: float, dtype: torch.dtype) -> None:
-    """Where eps matters (tiny vectors) as well as where it does not."""
-    torch.manual_seed(0)
-    x, weight = (torch.randn(3, 5, 48) * scale).to(dtype), torch.randn(48).to(dtype)
-    kept = x.clone()
-    torch.testing.assert_close(rms_norm(weight, 1e-6)(x), F.rms_norm(x, (48,), weight, 1e-6))
-    assert torch.equal(x, kept), "the residual stream must not change"
-
-
-@pytest.mark.parametrize("scale", [0.0, 1e-6, 1.0, 1e4])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_norm_and_the_matrix_behind_it_may_share_a_weight(scale: float, dtype: torch.dtype) -> None:
-    """Wherever the weight went, the product is that of the plain norm with the plain matrix."""
-    torch.manual_seed(0)
-    x, weight, matrix = (torch.randn(5, 48) * scale).to(dtype), torch.randn(48).to(dtype), torch.randn(48, 7).to(dtype)
-    expected = F.rms_norm(x, (48,), weight, 1e-6) @ matrix
-    torch.testing.assert_close(rms_norm_into(weight, 1e-6, matrix)(x) @ matrix, expected)
-
-
-HALVES = (torch.bfloat16, torch.float16)
 SMALL = {
     "vocab_size": 260,
     "hidden_size": 16,
@@ -54,30 +25,6 @@ SMALL = {
     "initializer_range": 0.2,
     "eos_token_id": 1,
 }
-
-
-def drawn(dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
-    """States [5, 48] and a head [48, 300]."""
-    chance = torch.Generator().manual_seed(0)
-    return torch.randn(5, 48, generator=chance).to(dtype), torch.randn(300, 48, generator=chance).to(dtype).t()
-
-
-@pytest.mark.parametrize("dtype", HALVES)
-@pytest.mark.parametrize("biased", [False, True])
-def test_cpus_that_multiply_no_16_bit_numbers_widen_them(
-    monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, biased: bool
-) -> None:
-    """Every form of a product is float32's, rounded once (and once more where it is added to something)."""
-    monkeypatch.setattr(layers, "MULTIPLIED", dict.fromkeys(HALVES, False))
-    states, weights = drawn(dtype)
-    bias = weights[0].clone() if biased else None
-    linear = Linear.of(weights, bias)
-    exact = (states.float() @ weights.float() + (bias.float() if bias is not None else 0)).to(dtype)
-    out = torch.empty_like(exact)
-    assert linear(states).equal(exact)
-    assert linear(states, out) is out
-    assert out.equal(exact)
-    assert linear.add_to(torch.ones_like(exact), states).equal(exact + 1)
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
@@ -147,22 +94,59 @@ def test_scalings_that_cannot_be_exact_are_refused(kind: str) -> None:
         read_rope(BASE | {"rope_scaling": {"rope_type": kind, "factor": 2.0}})
 
 
-@pytest.mark.parametrize("copied", [True, False], ids=["copied", "as stored"])
-@pytest.mark.parametrize("width", [256, 2304], ids=["kept in both forms", "in blocks only"])
-@pytest.mark.parametrize("rows", [1, 2, 40])
-def test_products_of_all_sizes_are_the_same_product(rows: int, width: int, copied: bool) -> None:
-    """Whichever library multiplies: with and without bias, alone, into memory, and onto a sum."""
+FORMS = [dtype for dtype in (torch.float32, torch.bfloat16, torch.float16) if has_products(dtype)]
+
+
+@pytest.mark.parametrize("dtype", FORMS, ids=str)
+@pytest.mark.parametrize("biased", [False, True], ids=["", "biased"])
+@pytest.mark.parametrize("rows", [0, 1, 2, 3, 40, 200])
+def test_products_of_all_sizes_are_the_same_product(rows: int, dtype: torch.dtype, *, biased: bool) -> None:
+    """In every form of a CPU, into memory or not; the sizes are on both sides of those that are padded and cut."""
     torch.manual_seed(0)
-    x, bias, total = torch.randn(rows, width), torch.randn(1024), torch.randn(rows, 1024)
-    matrix = torch.randn(1024, width).t()
-    exact = x.double() @ matrix.double()
-    out = torch.empty(rows, 1024)
-    for own, more in ((None, 0), (bias, bias)):
-        linear = layers.Linear.of(matrix, own, copied=copied)
-        assert (linear.weight is None) == (matrix.numel() >= layers.LARGE)
-        tolerance = {"atol": 1e-3, "rtol": 0.0, "check_dtype": False}
-        torch.testing.assert_close(linear(x), exact + more, **tolerance)
-        torch.testing.assert_close(linear.logits(x), exact + more, **tolerance)
-        assert linear(x, out=out) is out
-        torch.testing.assert_close(out, exact + more, **tolerance)
-        torch.testing.assert_close(linear.add_to(total.clone(), x), exact + more + total, **tolerance)
+    states = computed_in(dtype, torch.device("cpu"))
+    x, weight = torch.randn(rows, 1100).to(states), torch.randn(96, 1100).to(dtype)
+    bias = torch.randn(96).to(states) if biased else None
+    exact = x.double() @ weight.double().t() + (0 if bias is None else bias.double())
+    product, out = linear(weight, bias), torch.empty(rows, 96, dtype=states)
+    assert product.width == 96
+    tolerance = {"atol": 0.6 if dtype == torch.bfloat16 else 1e-3, "rtol": 0.0, "check_dtype": False}
+    torch.testing.assert_close(product(x), exact, **tolerance)
+    torch.testing.assert_close(product.logits(x), exact, **tolerance)
+    assert product.logits(x).dtype == torch.float32
+    assert product(x, out=out) is out
+    assert torch.equal(out, product(x))
+
+
+@pytest.mark.parametrize("dtype", FORMS, ids=str)
+@pytest.mark.parametrize("inputs", [48, 576, 1536, 2048])
+def test_a_token_has_the_same_product_beside_any_others(inputs: int, dtype: torch.dtype) -> None:
+    """Bit for bit: texts are to be the same with and without speculation, in every batch."""
+    torch.manual_seed(0)
+    x = torch.randn(130, inputs).to(computed_in(dtype, torch.device("cpu")))
+    product = linear(torch.randn(320, inputs).to(dtype))
+    alone = torch.cat([product(part) for part in torch.split(x, 1)])
+    for size in (2, 3, 4, 5, 8, 13, 16, 31, 33, 64, 130):
+        assert torch.equal(torch.cat([product(part) for part in torch.split(x, size)]), alone), size
+
+
+@pytest.mark.skipif(not has_products(torch.float16), reason="no products of float16 on this CPU")
+def test_numbers_that_float16_does_not_hold_are_refused() -> None:
+    with pytest.raises(ModelError, match="largest number of float16; use --dtype float32"):
+        linear(torch.full((4, 4), 1e5).to(torch.float16))
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_elementwise_steps_of_many_rows_are_those_of_each(seed: int) -> None:
+    """Bit for bit, also where torch would share the rows among threads, and cut some of them in two: of a cut row some
+    numbers are computed by another instruction, and one in 25 of those has another last bit.
+    """
+    torch.manual_seed(seed)
+    gate_up = torch.randn(1001, 2 * 1037)
+    alone = torch.cat([silu_product(row) for row in gate_up.split(1)])
+    torch.set_num_threads(8)
+    try:
+        assert torch.equal(silu_product(gate_up), alone)
+    finally:
+        torch.set_num_threads(1)
+    gate, up = gate_up.chunk(2, 1)
+    torch.testing.assert_close(alone, F.silu(gate) * up)

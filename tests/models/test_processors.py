@@ -110,6 +110,15 @@ def test_scores_and_kept_tokens_equal_those_of_transformers(
     torch.testing.assert_close(mine, theirs, rtol=1e-6, atol=1e-6)
 
 
+def test_top_p_is_a_share_of_what_top_k_keeps() -> None:
+    """The likeliest token has two thirds of the three that are kept, and a fifth of all."""
+    row = _row(SamplingParams(top_k=3, top_p=0.6), [1], [])
+    logits = torch.full((24,), -0.5)
+    logits[:3] = torch.tensor([2.0, 1.0, 0.0])
+    kept = _process(row, logits) > -math.inf
+    assert kept.nonzero().flatten().tolist() == [0]
+
+
 @pytest.mark.parametrize("spread", [0.01, 1.0, 4.0])
 def test_a_nucleus_of_any_size_equals_that_of_transformers(spread: float) -> None:
     """The nucleus of a flat distribution is larger than the first guess, that of a peaked one smaller."""
