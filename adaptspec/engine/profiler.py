@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import math
 import platform
 import re
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from pathlib import Path
@@ -36,6 +38,11 @@ _WIDEST_WARM = 9
 # Pieces that take less than this are empty.
 _NOTHING = 1e-5
 _CELL_SECONDS, _CELL_MOST, _CELL_LEAST = 0.06, 25, 3
+# All measuring takes about so long, however slow the model is: it measures fewer sizes then.
+_BUDGET_SECONDS = 3.0
+# Where a long context takes too long to read: share of a one-token pass that attending to a cached token takes. Reading
+# the cache takes as long as reading as many weights.
+_ATTENDING = 2e-4
 # A quiet machine repeats itself; where the median of a cell is this far above its minimum, somebody else computes too.
 _BUSY = 1.5
 # A check of a cached table takes so many seconds. It, and cells of a new one, may be this many times off: two busy
@@ -47,7 +54,7 @@ _LEAST_STEP = 0.25
 # processes on two cores a token took 50 ms with two threads, and 4 with one.
 _FEWER = "; if it stays busy, one thread may be many times as fast (--threads 1)"
 # Raised whenever passes, or how they are timed, have changed: tables in caches are then of no use.
-_MEASURING = 4
+_MEASURING = 5
 Progress = Callable[[str], None]  # called with what is done next
 Timer = Callable[[], float]  # seconds that passes are timed by
 
@@ -156,10 +163,11 @@ def disagreement(
     own = Extent.of(models[0].runner, 1) if models else extent
     stopwatch = Stopwatch(target.device, _CHECK_SECONDS, timer)
     clocks = on_device(target, models, 1, max(extent.widths)) or stopwatch, stopwatch
-    lap = _laps(target, models[0] if models else None, extent, own, clocks)[0]
-    pairs = list(zip(lap.verify, profile.verify[0], strict=True))
+    seen, laps = _laps(target, models[0] if models else None, extent, own, clocks)
+    lap = laps[0]
+    pairs = list(zip(lap.verify, profile.verify[0], strict=False))  # fewer are measured than are known
     cost = profile.drafters.get(models[0].name, DrafterCost()) if models else DrafterCost()
-    depth = min(extent.widths[-1], own.widths[-1]) - 1
+    depth = min(seen.widths[-1], own.widths[-1]) - 1
     if cost.step_seconds and depth:
         pairs.append((lap.draft[-1], cost.start_seconds + depth * cost.step_seconds[0]))
     return max(max(now / then, then / now) for now, then in pairs)
@@ -178,7 +186,7 @@ def warm_up(target: Runner, drafters: Sequence[Drafter]) -> None:
             continue
         runner.forward(packed_rows(runner, 1, context, wanted=1))
         for width in range(1, widest + 1):
-            logits = runner.forward(packed_rows(runner, 1, width, wanted=width))
+            logits = runner.forward(packed_rows(runner, 1, width, wanted=width)).logits
             certainty(logits, logits.argmax(dim=-1))
             runner.truncate(0, context)
         runner.free(0)
@@ -187,13 +195,14 @@ def warm_up(target: Runner, drafters: Sequence[Drafter]) -> None:
 class Stopwatch:
     """Times a piece of work: its fastest run, since whatever else the machine does can only add to it.
 
-    `budget` seconds are shared by everything timed; once spent, each further piece runs just once more.
+    `budget` seconds are shared by everything timed, of which `left` are left; once spent, each further piece runs just
+    once more.
     """
 
-    def __init__(self, device: torch.device, budget: float = 5.0, timer: Timer = time.perf_counter) -> None:
+    def __init__(self, device: torch.device, budget: float = _BUDGET_SECONDS, timer: Timer = time.perf_counter) -> None:
         self._device = device
         self._timer = timer
-        self._left = budget
+        self.left = budget
         self._spread: list[float] = []
 
     @property
@@ -203,41 +212,49 @@ class Stopwatch:
 
     def seconds(self, run: Callable[[], None]) -> float:
         """The fastest of several runs, after one to warm up."""
-        times: list[float] = [self._time(run)]
+        times: list[float] = [self.time(run)]
         fresh: list[float] = []
-        while self._left > 0 and (len(fresh) < _CELL_LEAST or (sum(fresh) < _CELL_SECONDS and len(fresh) < _CELL_MOST)):
-            fresh.append(self._time(run))
+        while self.left > 0 and (len(fresh) < _CELL_LEAST or (sum(fresh) < _CELL_SECONDS and len(fresh) < _CELL_MOST)):
+            fresh.append(self.time(run))
         if len(fresh) >= _CELL_LEAST:
             self._spread.append(statistics.median(fresh) / min(fresh))
         return min(fresh or times)
 
-    def medians(self, pieces: Sequence[Callable[[], None]]) -> list[float]:
-        """The median of each piece, all of them run in turn, over and over, after one turn to warm up.
+    def medians(self, pieces: Sequence[Callable[[], None]], budget: float = math.inf) -> list[float]:
+        """The median of each piece, all of them run in turn, over and over, after one turn to warm up, for no more than
+        about `budget` seconds.
 
         Taking turns, what else the machine does hits all alike. A median, not the fastest: pieces disturb each other
         in service, too.
         """
-        first = [self._time(piece) for piece in pieces]
+        first = [self.time(piece) for piece in pieces]
         turns: list[list[float]] = []
-        most = _CELL_SECONDS * len(pieces)
-        while self._left > 0 and (
+        most = min(_CELL_SECONDS * len(pieces), budget)
+        while self.left > sum(first) and (
             len(turns) < _CELL_LEAST or (sum(map(sum, turns)) < most and len(turns) < _CELL_MOST)
         ):
-            turns.append([self._time(piece) for piece in pieces])
+            turns.append([self.time(piece) for piece in pieces])
         columns = list(zip(*turns, strict=True)) or [(seconds,) for seconds in first]
         middle = [statistics.median(column) for column in columns]
         if len(turns) >= _CELL_LEAST:
             self._spread += [m / min(column) for m, column in zip(middle, columns, strict=True) if m > _NOTHING]
         return middle
 
-    def _time(self, run: Callable[[], None]) -> float:
+    def time(self, run: Callable[[], object]) -> float:
+        """Run it once: its seconds, which are taken off those that are left."""
+        before = self.left
+        with self.running():
+            run()
+        return before - self.left
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Takes what is done within off the seconds that are left."""
         started = self._timer()
-        run()
+        yield
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
-        taken = self._timer() - started
-        self._left -= taken
-        return taken
+        self.left -= self._timer() - started
 
 
 def measure(
@@ -255,16 +272,33 @@ def measure(
     clocks = clock, stopwatch
     steps = _Steps(progress, max(1, len(models)) * len(extent.rows) * _pieces_per_count(extent))
     laps = {model.name: _laps(target, model, extent, room[model.name], clocks, steps=steps) for model in models}
-    alternating = next(iter(laps.values())) if laps else _laps(target, None, extent, extent, clocks, steps=steps)
-    verify = tuple(tuple(lap.verify) for lap in alternating)
+    seen, alternating = next(iter(laps.values())) if laps else _laps(target, None, extent, extent, clocks, steps=steps)
+    verify = _filled([lap.verify for lap in alternating], seen, extent)
     return CostProfile(
         rows=extent.rows,
         tokens=extent.widths,
         verify=verify,
-        drafters={m.name: _drafter_cost(m.runner, extent, room[m.name], laps[m.name], clocks) for m in models},
-        per_cached_token=_per_cached_token(target, extent, clock),
+        drafters={m.name: _drafter_cost(m.runner, room[m.name], *laps[m.name], clocks) for m in models},
+        per_cached_token=_per_cached_token(target, seen, clocks, verify[0]),
         overhead=0.1 * verify[0][0],
     )
+
+
+def _filled(seconds: Sequence[Sequence[float]], seen: Extent, extent: Extent) -> tuple[tuple[float, ...], ...]:
+    """A table of all sizes of `extent`, of those that were measured, the first ones of it.
+
+    More tokens per row take as much longer as the last ones did; a pass of more rows takes as long as one of as many
+    tokens over the most rows that were measured.
+    """
+    grid, most = LearnedGrid(seen.rows, seen.widths, seconds), seen.rows[-1]
+
+    def cell(i: int, j: int) -> float:
+        rows, width = extent.rows[i], extent.widths[j]
+        if i >= len(seen.rows):
+            return grid.at(most, rows * width / most)
+        return seconds[i][j] if j < len(seen.widths) else grid.at(rows, width)
+
+    return tuple(tuple(cell(i, j) for j in range(len(extent.widths))) for i in range(len(extent.rows)))
 
 
 def middle(profiles: Sequence[CostProfile]) -> CostProfile:
@@ -346,38 +380,78 @@ def _laps(
     clocks: _Clocks,
     *,
     steps: _Steps | None = None,
-) -> list[_Laps]:
-    """For each number of rows. Where the draft model's cache (`own`) has no room for as many, the target goes alone.
+) -> tuple[Extent, list[_Laps]]:
+    """What was measured of `extent`, as far as there is time, and for each number of rows its laps.
 
-    Drafts that are made beside a device's rounds are timed by the second clock.
+    Where the draft model's cache (`own`) has no room for as many rows, the target goes alone. Drafts that are made
+    beside a device's rounds are timed by the second clock.
     """
     (clock, stopwatch), table = clocks, list[_Laps]()
     if isinstance(clock, DeviceLaps):
         table = [_Laps(*one) for one in device_laps(clock, (extent.rows, extent.widths), extent.context, own.rows)]
         if draft is None or any(table[0].draft):
-            return table
-        drafts = _laps(target, draft, extent, own, (stopwatch, stopwatch))
-        return [_Laps(its.draft, mine.verify) for its, mine in zip(drafts, table, strict=True)]
-    widest = max(extent.widths)
-    for count in extent.rows:
-        rounds = ProfiledRounds(target, count, extent.context, widest)
-        if draft is not None and count in own.rows:
-            rounds.join(draft, own.context, max(own.widths))
+            return extent, table
+        seen, drafts = _laps(target, draft, extent, own, (stopwatch, stopwatch))
+        together = zip(drafts, table, strict=False)
+        return seen, [_Laps(its.draft, mine.verify[: len(seen.widths)]) for its, mine in together]
+    extent = _affordable(target, extent, stopwatch)
+    most = stopwatch.left
+    for place, count in enumerate(extent.rows):
+        with stopwatch.running():
+            rounds = ProfiledRounds(target, count, extent.context, max(extent.widths))
+            if draft is not None and count in own.rows:
+                rounds.join(draft, min(own.context, extent.context), max(own.widths))
         # A round without drafts follows its like.
         pieces = rounds.pieces((1, *extent.widths))
         if steps is not None:
             pieces = [steps.counted(piece) for piece in pieces]
-        seconds = clock.medians(pieces)[2:]
+        seconds = clock.medians(pieces, most / (len(extent.rows) + 1))
         rounds.close()
-        table.append(_Laps(seconds[::2], seconds[1::2]))
-    return table
+        table.append(_Laps(seconds[2::2], seconds[3::2]))
+        # More rows take about as much longer. What is left also serves other measurements.
+        longer = extent.rows[min(place + 1, len(extent.rows) - 1)] / count
+        if longer * _turns(sum(seconds)) > stopwatch.left - most / 4:
+            break
+    return replace(extent, rows=extent.rows[: len(table)]), table
 
 
-def _per_cached_token(runner: Runner, extent: Extent, clock: Stopwatch | DeviceLaps) -> float:
+def _turns(seconds: float) -> float:
+    """Seconds of measuring what takes so many: once to warm up, then as often as it takes for a median."""
+    return (1 + _CELL_LEAST) * seconds
+
+
+def _affordable(target: Runner, extent: Extent, stopwatch: Stopwatch) -> Extent:
+    """The same, for a slow model fewer tokens per row, but at least two, and a short context: half of the time is for
+    one row.
+    """
+    row = packed_rows(target, 1, 1, wanted=1)
+
+    def run() -> None:
+        target.reserve(0, 1)
+        target.forward(row)
+        target.free(0)
+
+    stopwatch.time(run)  # to warm up
+    seconds = stopwatch.time(run)
+    tokens = stopwatch.left / 2 / max(seconds, _NOTHING)
+    if extent.context + _turns(1 + sum(extent.widths)) <= tokens:
+        return extent
+    widths = [
+        width for i, width in enumerate(extent.widths) if i < 2 or 2 * (1 + sum(extent.widths[: i + 1])) <= tokens
+    ]
+    return replace(extent, widths=tuple(widths), context=max(1, min(extent.context, int(tokens / 4))))
+
+
+def _per_cached_token(runner: Runner, extent: Extent, clocks: _Clocks, one_row: Sequence[float]) -> float:
+    """`one_row`: what passes of one row take, by their widths."""
+    clock = clocks[0]
     if isinstance(clock, DeviceLaps):
         return per_cached_token(clock, extent.rows, extent.context)
     if extent.long_context <= 2 * extent.context:
         return 0.0
+    per_token = one_row[len(extent.widths) - 1] / extent.widths[-1]
+    if extent.long_context * per_token > clock.left:
+        return _ATTENDING * one_row[0]
     seconds = []
     for context in (extent.context, extent.long_context):
         fill(runner, 1, context, 1)
@@ -386,7 +460,7 @@ def _per_cached_token(runner: Runner, extent: Extent, clock: Stopwatch | DeviceL
     return max(0.0, seconds[1] - seconds[0]) / (extent.long_context - extent.context)
 
 
-def _drafter_cost(runner: Runner, extent: Extent, own: Extent, laps: Sequence[_Laps], clocks: _Clocks) -> DrafterCost:
+def _drafter_cost(runner: Runner, own: Extent, extent: Extent, laps: Sequence[_Laps], clocks: _Clocks) -> DrafterCost:
     """A step is what a token beyond the first takes; what the first takes beyond that begins the round.
 
     A device runs the steps that were planned for the deepest row over all rows: stopping early saves none of them.
@@ -398,12 +472,14 @@ def _drafter_cost(runner: Runner, extent: Extent, own: Extent, laps: Sequence[_L
     rows = tuple(count for count in extent.rows if count in own.rows)
     steps = [_step(depths, lap.draft) for lap in laps[: len(rows)]]
     first = laps[0].draft[1]
+    # Reading takes less time per token than drafting does.
+    count = max(1, min(own.catch_up, int(clocks[1].left / 4 / max(steps[0], _NOTHING))))
 
     def catch_up() -> None:
         runner.free(0)
-        fill(runner, 1, own.catch_up, 0)
+        fill(runner, 1, count, 0)
 
-    per_token = max(0.0, clocks[1].seconds(catch_up) - steps[0]) / own.catch_up
+    per_token = max(0.0, clocks[1].seconds(catch_up) - steps[0]) / count
     runner.free(0)
     together = isinstance(clocks[0], DeviceLaps)
     return DrafterCost(rows, tuple(steps), per_token, max(0.0, first - steps[0]), together=together)
@@ -423,7 +499,7 @@ def _time_pass(runner: Runner, rows: int, width: int, context: int, stopwatch: S
 
     def run() -> None:
         # Judging a greedy draft takes the argmax and brings it to the host: part of what a verify costs.
-        runner.forward(packed).argmax(dim=-1).cpu()
+        runner.forward(packed).logits.argmax(dim=-1).cpu()
         for row in range(rows):
             runner.truncate(row, context)
 

@@ -23,7 +23,7 @@ from adaptspec.types import IntArray
 Piece = Callable[[], None]
 _ROWS = (1, 2, 4, 8, 16, 32, 64, 128)
 _WIDTHS = (1, 2, 4, 8)
-CONTEXT, _LONG_CONTEXT, _CATCH_UP = 64, 448, 128
+CONTEXT, _LONG_CONTEXT, _CATCH_UP = 16, 448, 128
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ class ProfiledRounds:
 
         def run() -> None:
             # Judging a greedy draft takes the argmax and brings it to the host: part of what a verify costs.
-            self._target.forward(packed).argmax(dim=-1).cpu()
+            self._target.forward(packed).logits.argmax(dim=-1).cpu()
             for row in range(self._count):
                 self._target.truncate(row, self._context)
 

@@ -6,6 +6,8 @@ import random
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import datetime, timezone
+from functools import partial
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -22,7 +24,7 @@ from adaptspec.engine.profiler import (
     measure,
     profiled_costs,
 )
-from adaptspec.models.runner import Packed
+from adaptspec.models.runner import Forward, Packed
 from tests.conftest import MakeModel
 from tests.fakes import TableRunner
 from tests.models.packing import load_runner
@@ -52,7 +54,7 @@ class Timed(TableRunner):
         self.machine = machine
         self.passes = 0
 
-    def forward(self, packed: Packed) -> torch.Tensor:
+    def forward(self, packed: Packed) -> Forward:
         self.passes += 1
         self.machine.now += self.machine.seconds(len(packed.rows), int(packed.counts.max()))
         return super().forward(packed)
@@ -124,13 +126,14 @@ def test_any_context_can_be_measured(make_model: MakeModel, context: int) -> Non
     """From the shortest a cache can be made for: no pass is longer than a row, and no row is left held."""
     target = load_runner(str(make_model("llama")), device="cpu", max_rows=2, context=context)
     draft = load_runner(str(make_model("llama", seed=1)), device="cpu", max_rows=2, context=16)
-    result = measure(target, [DraftModelDrafter(draft)], 2, Stopwatch(torch.device("cpu"), budget=0.0))
+    steady = partial(next, count(0.0, 1e-3))
+    result = measure(target, [DraftModelDrafter(draft)], 2, Stopwatch(torch.device("cpu"), budget=1.0, timer=steady))
     assert result.rows == result.drafters["draft-model"].rows == (1, 2)
     assert result.tokens == (1, 2, 4, 8)
     assert target.length(0) == draft.length(0) == 0
 
 
-@pytest.mark.parametrize(("block_size", "tokens", "rows"), [(None, 64, (1,)), (None, 192, (1, 2)), (8, 100, (1, 2))])
+@pytest.mark.parametrize(("block_size", "tokens", "rows"), [(None, 64, (1,)), (None, 192, (1, 2)), (8, 100, (1, 2, 4))])
 def test_only_rows_the_cache_has_room_for_are_measured(
     make_model: MakeModel, block_size: int | None, tokens: int, rows: tuple[int, ...]
 ) -> None:
@@ -140,6 +143,19 @@ def test_only_rows_the_cache_has_room_for_are_measured(
     result = measure(target, [NgramDrafter()], 8, Stopwatch(target.device, budget=0.0))
     assert result.rows == rows
     assert Extent.of(target, 8).rows == rows, "nothing is left reserved"
+
+
+@pytest.mark.parametrize(("each", "token"), [(1e-3, 1e-4), (7e-3, 3.5e-3), (0.1, 0.02), (0.3, 0.1)])
+def test_a_slow_model_is_measured_at_fewer_sizes(each: float, token: float) -> None:
+    """Measuring takes some three seconds for any model. The times of other sizes follow from those measured."""
+    machine = Machine(lambda rows, width: each + token * rows * width)
+    profile = profiled_costs(Timed(machine, context=1024), [NgramDrafter()], 16, timer=machine.clock).profile
+    assert machine.now < 3.5
+    assert (profile.rows, profile.tokens) == ((1, 2, 4, 8, 16), (1, 2, 4, 8))
+    for rows, line in zip(profile.rows, profile.verify, strict=True):
+        for width, seconds in zip(profile.tokens, line, strict=True):
+            assert seconds == pytest.approx(machine.seconds(rows, width), rel=0.01)
+    assert profile.per_cached_token >= 0.0
 
 
 def test_a_broken_cache_file_is_measured_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
