@@ -141,7 +141,8 @@ class Request:
     """One prompt to complete. `prompt` is token ids; `id` is unique among the running requests.
 
     `operation` is what the client called it, in OpenTelemetry's words (`chat`, `text_completion`). `prediction` is what
-    the output is expected to be, to draft from; it changes no output. `key` is the name of the client's API key.
+    the output is expected to be, to draft from; it changes no output. `key` is the name of the client's API key. Of a
+    request that is not `streamed`, there is one delta, with all of its output and its completion.
     """
 
     id: str
@@ -151,3 +152,4 @@ class Request:
     operation: str = "text_completion"
     prediction: tuple[int, ...] = ()
     key: str | None = None
+    streamed: bool = True

@@ -18,9 +18,10 @@ from adaptspec.drafting.drafter import DraftJob, Loaded
 from adaptspec.drafting.tree_growth import FedNodes, ModelTrees
 from adaptspec.errors import ConfigError
 from adaptspec.models.draft import Draft
+from adaptspec.models.heads.head_runner import HeadRunner
 from adaptspec.models.noise import Stream
 from adaptspec.models.processors import NO_PATHS, Paths
-from adaptspec.models.runner import Listener, Packed, Runner
+from adaptspec.models.runner import Packed, Runner
 from adaptspec.models.sampling import Certainty, argmax, certainty, entropies, leading, tempered, top_certainty
 from adaptspec.progress import report_progress
 from adaptspec.types import IntArray
@@ -43,9 +44,9 @@ class DraftModelDrafter:
         At most about `catch_up_tokens` are read per round: a long prompt must not hold up the other rows.
         """
         self.runner = runner
-        self.head = runner if isinstance(runner, Listener) else None
+        self.head = runner if isinstance(runner, HeadRunner) else None
         if self.head is not None:
-            layers = ", ".join(map(str, self.head.layers))
+            layers = ", ".join(map(str, self.head.spec.capture))
             self.way = (
                 f"in the target's own tokens ({runner.info.architecture}, from its states before layers {layers})"
             )
@@ -97,7 +98,7 @@ class DraftModelDrafter:
         while len(active):
             report_progress()
             offsets = np.full(len(active), steps, dtype=np.int64)
-            scores = job.sampling.process(self.runner.forward(packed), active, offsets, Paths(draft.tokens))
+            scores = job.sampling.process(self.runner.forward(packed).logits, active, offsets, Paths(draft.tokens))
             drawn, sure, drawn_from = _draw(job, scores, active, offsets)
             if distribution is not None:
                 distribution[torch.from_numpy(active), steps] = job.sampling.probabilities(drawn_from, active)
@@ -130,7 +131,7 @@ class DraftModelDrafter:
         spread: list[float] = []
         while True:
             report_progress()
-            scores = job.sampling.process(self.runner.forward(packed), _NOBODY, _NOBODY, NO_PATHS).numpy()[0]
+            scores = job.sampling.process(self.runner.forward(packed).logits, _NOBODY, _NOBODY, NO_PATHS).numpy()[0]
             top = int(scores.argmax())
             confidence, entropy = top_certainty(scores, top)
             drawn.append(top)

@@ -20,7 +20,7 @@ from adaptspec.drafting.drafter import DraftJob, Loaded, ModelDrafter
 from adaptspec.models.draft import Draft
 from adaptspec.models.noise import Stream, gumbel_of, token_keys
 from adaptspec.models.processors import SamplingRow
-from adaptspec.models.runner import Packed, Runner
+from adaptspec.models.runner import Forward, Packed, Runner
 from adaptspec.models.sampling import SamplingBatch
 from adaptspec.models.tokenization import Spelling
 from adaptspec.request import SamplingParams
@@ -159,11 +159,11 @@ class SharedVocabulary:
     def free_memory(self) -> float:
         return self._runner.free_memory
 
-    def forward(self, packed: Packed) -> torch.Tensor:
+    def forward(self, packed: Packed) -> Forward:
         """See `Runner.forward`; what is not in both vocabularies has no chance."""
-        logits = self._runner.forward(replace(packed, tokens=self._ids[packed.tokens]))
+        logits = self._runner.forward(replace(packed, tokens=self._ids[packed.tokens])).logits
         whole = logits.new_full((len(logits), self._size), _NO_CHANCE)
-        return whole.index_copy_(1, self._its, logits.index_select(1, self._own))
+        return Forward(whole.index_copy_(1, self._its, logits.index_select(1, self._own)))
 
 
 class SharedTokensDrafter(OwnTokensDrafter):

@@ -234,7 +234,8 @@ class ModelTrees(TreeGrowth):
 
     def candidates(self, front: Nodes, steps: int) -> Sequence[Candidates]:
         """See `TreeGrowth.candidates`: one pass reads the whole front."""
-        job, logits, spread = self._job, self._runner.forward(self._packed(front) if steps else self._first), None
+        job, spread = self._job, None
+        logits = self._runner.forward(self._packed(front) if steps else self._first).logits
         if job.sampling.plain_greedy:
             scores = drawn_from = job.sampling.process(logits, _NOBODY, _NOBODY, NO_PATHS)
             if scores.is_cpu:

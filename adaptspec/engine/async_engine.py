@@ -214,7 +214,7 @@ class AsyncEngine:
 
     async def generate(self, request: Request) -> Completion:
         """The finished request. Raises as `stream` does."""
-        async with aclosing(self.stream(request)) as pieces:
+        async with aclosing(self.stream(replace(request, streamed=False))) as pieces:
             async for delta in pieces:
                 if delta.completion is not None:
                     return delta.completion

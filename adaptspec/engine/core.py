@@ -304,7 +304,8 @@ class EngineCore:
             self._report(sink.emit, record)
         for sequence in landed.flight.batch.emitting:
             if sequence.finish is None:
-                self._outbox.append(sequence.delta())
+                if sequence.request.streamed:
+                    self._outbox.append(sequence.delta())
             elif not sequence.over:
                 self._end(sequence, sequence.finish, sequence.error)
         self.scheduler.went_well()

@@ -85,6 +85,9 @@ class DeviceExecutor(ModelExecutor):
         with at_work(self._target.device):
             plan, draft, begun = self._planned(batch, decision)
             self._rounds.launch(plan, begun=begun)
+            if self._states is not None and plan.decoding:
+                packed, starts = plan.verified, plan.lengths[: plan.decoding] - 1
+                self._states.on_pass(packed, starts.tolist(), self._rounds.hidden_states)
             if batch.chunks:
                 self._read_prompts(batch, plan.told)
             self._rounds.end()
@@ -181,7 +184,10 @@ class DeviceExecutor(ModelExecutor):
                 tokens,
             )
         )
-        logits = self._target.forward(Packed(rows, counts, fed, last, prompts=len(rows)))
+        packed = Packed(rows, counts, fed, last, prompts=len(rows))
+        logits, states = self._target.forward(packed)
+        if self._states is not None:
+            self._states.on_pass(packed, [one.start for one in chunks], states)
         if len(logits):
             self._rounds.choose_first(logits, len(batch.decoding), told[len(batch.decoding) :])
 

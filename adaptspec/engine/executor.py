@@ -10,8 +10,6 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
-import torch
-
 from adaptspec.control.policy import BatchSignals, Decision
 from adaptspec.engine.scheduler import Batch, Cache
 from adaptspec.engine.sequence import Sequence as Seq
@@ -60,16 +58,6 @@ class Outcome(NamedTuple):
     verified: int | None = None
 
 
-class Witness(Protocol):
-    """Sees how drafts are judged, between two passes: it must be quick and must not raise."""
-
-    def judged(self, batch: Batch, logits: torch.Tensor, draft: Draft, verdict: VerifyResult) -> None:
-        """Before commit. `logits` [sum(counts + 1), V] are the target's, row after row, nodes in their order."""
-
-    def left(self, row: int) -> None:
-        """The row's sequence has ended or given way."""
-
-
 class Executor(Protocol):
     """Drafts and verifies for batches: B decoding rows first, then those whose prompt ends in this round, E in all.
 
@@ -102,7 +90,7 @@ class Executor(Protocol):
     def offers(self, batch: Batch, most: int, asked: Collection[int]) -> Offers:
         """What these drafters know they would draft now, asked for `most` within the limits; of others, nothing.
 
-        A head that is not asked stops listening until it is.
+        A head that is not asked is given no states of the target until it is.
         """
 
     def launch(self, batch: Batch, decision: Decision) -> Pending:

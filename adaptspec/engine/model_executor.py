@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 import operator
 from collections.abc import Collection, Sequence
 from dataclasses import replace
@@ -19,7 +18,8 @@ from adaptspec.drafting.draft_model import DraftModelDrafter
 from adaptspec.drafting.drafter import Drafter, DraftJob, ModelFreeDrafter, Observing, RowStart
 from adaptspec.drafting.isolated_drafter import IsolatedDrafter, isolated
 from adaptspec.drafting.united_drafts import united
-from adaptspec.engine.executor import Kept, Offers, Outcome, Pending, Witness
+from adaptspec.engine.committed_states import CommittedStates
+from adaptspec.engine.executor import Kept, Offers, Outcome, Pending
 from adaptspec.engine.scheduler import Batch, held_row
 from adaptspec.engine.sequence import Sequence as Seq
 from adaptspec.models.draft import Draft, NodeChoices
@@ -48,10 +48,11 @@ class ModelExecutor:
         self._model_free = {
             i: drafter for i, drafter in enumerate(self._drafters) if isinstance(drafter, ModelFreeDrafter)
         }
-        self._heads = {i: d.head for i, d in enumerate(drafters) if isinstance(d, DraftModelDrafter) and d.head}
+        head = next((d for d in drafters if isinstance(d, DraftModelDrafter) and d.head), None)
+        self._head = -1 if head is None else drafters.index(head)
+        self._states = None if head is None or head.head is None else CommittedStates(head.head)
         self._observing = {i for i, drafter in enumerate(drafters) if isinstance(drafter, Observing)}
         self._sampling: tuple[list[SamplingRow], SamplingBatch] | None = None
-        self.witness: Witness | None = None
 
     @property
     def drafters(self) -> tuple[str, ...]:
@@ -72,8 +73,8 @@ class ModelExecutor:
         self._sampling = None  # of the round before, which holds the grammar of the request that has ended
         for drafter in self._drafters:
             drafter.free(row)
-        if self.witness is not None:
-            self.witness.left(row)
+        if self._states is not None:
+            self._states.free(row)
 
     def cache_gaps(self, batch: Batch) -> Sequence[Sequence[int]]:
         lines = [[0] * len(batch.decoding)] * len(self._drafters)
@@ -85,8 +86,8 @@ class ModelExecutor:
     def offers(self, batch: Batch, most: int, asked: Collection[int]) -> Offers:
         size = len(batch.decoding)
         found, stated = [[0] * size] * len(self._drafters), None
-        for which, head in self._heads.items():
-            head.listens = which in asked
+        if self._states is not None:
+            self._states.active = self._head in asked
         for which, drafter in self._model_free.items() if most else ():
             report_progress()
             if which in asked:
@@ -180,9 +181,12 @@ class ModelExecutor:
 
     def _verify(self, batch: Batch, draft: Draft) -> VerifyResult:
         report_progress()
-        logits, broken = zero_broken_logits(
-            score_prompts(batch, self.cache.forward(_packed(batch, draft))), draft.counts
-        )
+        packed = _packed(batch, draft)
+        logits, states = self.cache.forward(packed)
+        if self._states is not None:
+            starts = [s.length - 1 for s in batch.decoding] + [chunk.start for chunk in batch.chunks]
+            self._states.on_pass(packed, starts, states)
+        logits, broken = zero_broken_logits(score_prompts(batch, logits), draft.counts)
         emitting = batch.emitting
         verdict = self._judge(emitting, logits, draft)
         if len(broken):
@@ -192,8 +196,6 @@ class ModelExecutor:
             verdict = replace(verdict, accepted=np.where(whole, verdict.accepted, 0))
         score_output(emitting, logits, draft, verdict)
         self._observe(batch, draft, verdict)
-        if self.witness is not None:
-            self.witness.judged(batch, logits, draft, verdict)
         if draft.scores is None or draft.tree is not None:
             return verdict  # scores are laid out by depth
         shares = np.array([s.method.shares_noise for s in emitting], dtype=np.bool_)
@@ -216,6 +218,8 @@ class ModelExecutor:
             start += count + 1
 
     def keep(self, kept: Sequence[Kept]) -> None:
+        if self._states is not None:
+            self._states.commit((held_row(one.sequence), one.places) for one in kept)
         for sequence, length, places, drafter in kept:
             report_progress()
             row, valid = held_row(sequence), length + len(places)
@@ -334,18 +338,13 @@ def cut_refused(draft: Draft, constraints: Sequence[Constraint | None]) -> Draft
 def zero_broken_logits(logits: torch.Tensor, counts: IntArray) -> tuple[torch.Tensor, IntArray]:
     """Logits that can be judged, and the rows whose own could not: theirs are zeros now, so that others do not suffer.
 
-    Row i of the round owns counts[i] + 1 of the logits [sum(counts + 1), V]. One product tells that all is well: the
-    sum of their squares is a number only if all of them are. A sum that overflows, or tokens that a model rules out
-    with -inf, cost a closer look and nothing else.
+    Row i of the round owns counts[i] + 1 of the logits [sum(counts + 1), V].
     """
-    nobody = np.zeros(0, dtype=np.int64)
-    flat = logits.numpy().reshape(-1) if logits.is_cpu else logits.reshape(-1)
-    if math.isfinite(flat @ flat):
-        return logits, nobody
-    best = logits.amax(1)  # NaN if one of them is, -inf if none is left, inf if one cannot be compared
-    bad = ~torch.isfinite(best).cpu().numpy()
+    # NaN if one of them is, -inf if none is left, inf if one cannot be compared.
+    best = logits.numpy().max(axis=1) if logits.is_cpu else logits.amax(1).cpu().numpy()
+    bad = ~np.isfinite(best)
     if not bad.any():
-        return logits, nobody
+        return logits, np.zeros(0, dtype=np.int64)
     owners = np.repeat(np.arange(len(counts)), counts + 1)
     broken = np.unique(owners[bad])
     mended = logits.clone()

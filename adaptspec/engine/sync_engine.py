@@ -12,7 +12,7 @@ from adaptspec.engine.assembly import build
 from adaptspec.engine.core import EngineCore, EngineLimits
 from adaptspec.engine.engine_config import AUTO, BUNDLED, EngineConfig
 from adaptspec.engine.profiler import Progress, no_progress
-from adaptspec.errors import ConfigError, RequestError
+from adaptspec.errors import RequestError
 from adaptspec.models.chat.chat_template import ChatTemplate
 from adaptspec.quantity import quantity
 from adaptspec.request import Request, SamplingParams, SpeculationParams
@@ -62,8 +62,6 @@ class Engine:
     @classmethod
     def from_config(cls, config: EngineConfig, progress: Progress = no_progress) -> Engine:
         """As `from_pretrained`, with every setting at hand; for `progress` see `build`."""
-        if config.learn_draft:
-            raise ConfigError("learn_draft trains between the requests of a server; leave it out here")
         built = build(config, progress=progress)
         return cls(built.core, built.tokenizer, built.template)
 

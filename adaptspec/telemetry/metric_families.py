@@ -21,7 +21,6 @@ from adaptspec.types import Reason
 
 if TYPE_CHECKING:  # where another engine is the host, none of ours is there
     from adaptspec.engine.async_engine import EngineStats
-    from adaptspec.engine.draft_learner import LearningStats
 
 DEPTHS_AT_START = 7  # the deepest draft of the default policy: these positions are served before they are reached
 _SPEC = "adaptspec_spec_decode"
@@ -99,19 +98,15 @@ def head_families(tokens: int, memory: int) -> Iterator[Metric]:
     yield GaugeMetricFamily("adaptspec_head_unread_bytes", f"Memory of states {rows}", memory)
 
 
-def learning_families(seen: LearningStats) -> Iterator[Metric]:
-    """What became of the draft model's training, and what there is to train it on."""
-    outcomes = (("kept", seen.kept), ("undone", seen.undone), ("dropped", seen.dropped))
-    help_text = "Updates of the draft model: kept, undone after a trial, or dropped before"
-    yield _counter("adaptspec_draft_updates", help_text, ["outcome"], outcomes)
-    help_text = "Rejected positions that the draft model may be trained on"
-    yield GaugeMetricFamily("adaptspec_draft_rejections_held", help_text, seen.rejections)
-    yield GaugeMetricFamily("adaptspec_draft_rejections_bytes", "Bytes that they and their texts take", seen.size)
-
-
 def thread_families(count: int) -> Iterator[Metric]:
     """How many CPU threads a forward pass uses now."""
     yield GaugeMetricFamily("adaptspec_compute_threads", "CPU threads of a forward pass", count)
+
+
+def exactness_families(equal_passes: int) -> Iterator[Metric]:
+    """Whether logits depend on how many tokens share a pass."""
+    help_text = "Tokens of a pass up to which logits had the same bits in all passes tried at start; 0: they had not"
+    yield GaugeMetricFamily("adaptspec_equal_passes", help_text, equal_passes)
 
 
 def reload_families(reloads: Reloads) -> Iterator[Metric]:

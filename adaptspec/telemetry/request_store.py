@@ -1,6 +1,6 @@
 """The one store of running and recent requests and rounds: the engine's `Sink`, which all telemetry reads.
 
-On the engine thread an entry goes into a bounded queue, and that is all. One worker takes entries out, some times a
+On the engine thread an entry goes into a bounded queue, and that is all. One worker takes entries out, once a
 second, keeps requests up to date and hands each batch to the readers: those that count (metrics, earnings, live feed)
 under the store's lock, then those that write (journal, traces), whom nobody waits for.
 """
@@ -105,7 +105,7 @@ class RequestStore:
     `totals`, `running`, `recent` and `rounds` change under `lock`. `detailed`: each request's history has its rounds.
     """
 
-    def __init__(self, *, limit: int = 20_000, pause: float = 0.25, clock: Clock | None = None) -> None:
+    def __init__(self, *, limit: int = 20_000, pause: float = 1.0, clock: Clock | None = None) -> None:
         """`limit` entries wait at most, for `pause` seconds or little more."""
         self._clock = clock or Clock()
         self._queue = BoundedQueue[tuple[float, object]]("telemetry", self._handle, limit=limit, pause=pause)

@@ -118,6 +118,17 @@ async def test_many_streams_at_once_each_get_their_own_text() -> None:
         assert front.target.name == "served"
 
 
+async def test_a_request_that_is_not_streamed_has_one_delta() -> None:
+    """It has the whole output, as the completion has."""
+    async with engine() as front:
+        pieces = [delta async for delta in front.stream(Request("r", (5, 6), GREEDY))]
+        (whole,) = [delta async for delta in front.stream(Request("s", (5, 6), GREEDY, streamed=False))]
+        assert len(pieces) > 1
+        assert whole.completion is not None
+        assert whole.tokens == whole.completion.tokens == tuple(token for delta in pieces for token in delta.tokens)
+        assert whole.text == whole.completion.text == "".join(delta.text for delta in pieces)
+
+
 LONG = SamplingParams(max_tokens=80, temperature=0.0, ignore_eos=True)  # ten rounds at the very least
 
 

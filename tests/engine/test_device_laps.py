@@ -10,7 +10,7 @@ import pytest
 from adaptspec.drafting.draft_model import DraftModelDrafter
 from adaptspec.engine.profiler import Stopwatch, disagreement, measure
 from adaptspec.gpu.device_decoder import device_decoder
-from adaptspec.models.heads.formats import load_head
+from adaptspec.models.heads.head_checkpoint import load_head
 from adaptspec.models.kv_cache import CacheLimits
 from adaptspec.models.loading import load_model
 from tests.conftest import MakeModel
@@ -30,7 +30,7 @@ def test_rounds_are_replayed_and_timed(make_model: MakeModel, draft_path: Path, 
         target: Any = loaded.runner(LIMITS)
         if draft == "head":
             runner: Any = load_head(str(HEADS / "eagle3"), loaded).runner(LIMITS)
-            target.listen(runner)
+            target.capture_states(runner.spec.capture)
         else:
             runner = load_model(str(draft_path), device="cuda", dtype="float32", make=device_decoder).runner(LIMITS)
         drafter = DraftModelDrafter(runner)

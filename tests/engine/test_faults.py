@@ -25,7 +25,7 @@ from adaptspec.engine.async_engine import AsyncEngine
 from adaptspec.engine.core import EngineCore, EngineLimits
 from adaptspec.engine.watchdog import Watchdog
 from adaptspec.errors import EngineError
-from adaptspec.models.runner import Packed
+from adaptspec.models.runner import Forward, Packed
 from adaptspec.request import Request, SamplingParams
 from adaptspec.types import Completion, FinishReason, RoundRecord, Sink
 from tests.exactness import dictated
@@ -46,8 +46,8 @@ class Faulty(TableRunner):
         super().__init__(context=CONTEXT, **more)
         self._fault = fault
 
-    def forward(self, packed: Packed) -> torch.Tensor:
-        return self._fault(self, packed, super().forward(packed))
+    def forward(self, packed: Packed) -> Forward:
+        return Forward(self._fault(self, packed, super().forward(packed).logits))
 
 
 def core_of(

@@ -7,13 +7,12 @@ import threading
 from dataclasses import replace
 
 import pytest
-import torch
 from transformers import PreTrainedTokenizerFast
 
 from adaptspec.drafting.draft_model import DraftModelDrafter
 from adaptspec.engine.async_engine import AsyncEngine
 from adaptspec.engine.core import EngineLimits
-from adaptspec.models.runner import Packed
+from adaptspec.models.runner import Forward, Packed
 from adaptspec.models.sampling import PART
 from adaptspec.progress import report_progress, set_progress_callback
 from adaptspec.request import Grammar, Request, SamplingParams
@@ -94,7 +93,7 @@ class Held(TableRunner):
         self.passes = threading.Semaphore(0)
         self.waiting = threading.Event()
 
-    def forward(self, packed: Packed) -> torch.Tensor:
+    def forward(self, packed: Packed) -> Forward:
         self.waiting.set()
         assert self.passes.acquire(timeout=60.0)
         return super().forward(packed)

@@ -36,7 +36,6 @@ async def exposition(
     config = config_of(target, draft, folder)
     config = replace(
         config,
-        engine=replace(config.engine, learn_draft=True),
         compat_vllm=compat_vllm,
         traces=TraceSettings(TraceLevel.ROUND, endpoint=collector),
         push=PushSettings(wanted=True, endpoint=collector),
