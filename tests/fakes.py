@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from adaptspec.models.runner import ModelInfo, Packed
+from adaptspec.models.runner import Forward, ModelInfo, Packed
 from adaptspec.types import FloatArray, IntArray
 
 
@@ -42,7 +42,7 @@ class TableRunner:
         self._reserved[row] = max(length, self._reserved.get(row, 0))
         return True
 
-    def forward(self, packed: Packed) -> torch.Tensor:
+    def forward(self, packed: Packed) -> Forward:
         logits, start = [], 0
         for i, (row, count, wanted) in enumerate(zip(packed.rows, packed.counts, packed.wanted, strict=True)):
             held = self._rows.setdefault(int(row), [])
@@ -58,7 +58,7 @@ class TableRunner:
             assert room, "a row grew beyond what was reserved"
             start += count
         self.fed += int(packed.counts.sum())
-        return torch.stack(logits) if logits else torch.zeros((0, self.info.vocab_size))
+        return Forward(torch.stack(logits) if logits else torch.zeros((0, self.info.vocab_size)))
 
     def logits(self, tokens: list[int]) -> torch.Tensor:
         """What follows `tokens`."""

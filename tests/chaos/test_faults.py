@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from adaptspec.engine.assembly import Built
-from adaptspec.models.runner import Packed, Runner
+from adaptspec.models.runner import Forward, Packed, Runner
 from adaptspec.types import FinishReason
 from tests.chaos.harness import CANARY, COMPLETIONS, Answer, Server, replaced, running
 
@@ -23,11 +23,11 @@ VICTIM = CANARY | {"prompt": "zebra " * 12, "ignore_eos": True}
 BESIDE = [CANARY | {"prompt": f"The {name} went home and"} for name in ("fox", "dog", "cat", "cow", "owl", "elk")]
 DRAFTING = {"adaptspec": {"policy": "static-3"}}
 
-Forward = Callable[[Packed], torch.Tensor]
+Pass = Callable[[Packed], Forward]
 
 
 @contextmanager
-def failing(runner: Runner, fault: Callable[[Forward, Packed], torch.Tensor]) -> Iterator[None]:
+def failing(runner: Runner, fault: Callable[[Pass, Packed], Forward]) -> Iterator[None]:
     """While it lasts, passes go through `fault`, which gets the usual one."""
     with replaced(runner, "forward", lambda usual: lambda packed: fault(usual, packed)):
         yield
@@ -47,11 +47,11 @@ def ask_all(server: Server, victim: dict[str, Any]) -> tuple[Answer, list[Answer
         return struck.result(), [other.result() for other in others]
 
 
-def raising(kind: type[Exception]) -> Callable[[Server], Callable[[Forward, Packed], torch.Tensor]]:
+def raising(kind: type[Exception]) -> Callable[[Server], Callable[[Pass, Packed], Forward]]:
     """A pass that raises whenever the victim is in it, once it decodes."""
 
-    def make(server: Server) -> Callable[[Forward, Packed], torch.Tensor]:
-        def fault(usual: Forward, packed: Packed) -> torch.Tensor:
+    def make(server: Server) -> Callable[[Pass, Packed], Forward]:
+        def fault(usual: Pass, packed: Packed) -> Forward:
             mine = packed.rows[of_victim(server, packed)].tolist()
             if any(server.built.target.length(row) for row in mine):
                 raise kind("injected")
@@ -62,13 +62,14 @@ def raising(kind: type[Exception]) -> Callable[[Server], Callable[[Forward, Pack
     return make
 
 
-def poisoned(server: Server) -> Callable[[Forward, Packed], torch.Tensor]:
+def poisoned(server: Server) -> Callable[[Pass, Packed], Forward]:
     """Scores of the victim that are no numbers."""
 
-    def fault(usual: Forward, packed: Packed) -> torch.Tensor:
-        logits = usual(packed).clone()
+    def fault(usual: Pass, packed: Packed) -> Forward:
+        found = usual(packed)
+        logits = found.logits.clone()
         logits[torch.from_numpy(np.repeat(of_victim(server, packed), packed.wanted))] = torch.nan
-        return logits
+        return Forward(logits, found.hidden_states)
 
     return fault
 

@@ -118,7 +118,7 @@ def _likelihood(question: str, choice: str) -> tuple[float, bool]:
     tokens = tokenizer.encode(question + choice, add_special_tokens=False)
     count = len(tokens)
     assert runner.reserve(0, count)
-    logits = runner.forward(Packed(array(0), array(count), array(*tokens), array(count))).log_softmax(1)
+    logits = runner.forward(Packed(array(0), array(count), array(*tokens), array(count))).logits.log_softmax(1)
     own = range(len(before), count)
     return sum(float(logits[i - 1, tokens[i]]) for i in own), all(int(logits[i - 1].argmax()) == tokens[i] for i in own)
 

@@ -18,7 +18,7 @@ EVERYTHING = (
     "--no-watch-policies --metrics-compat vllm --otlp-endpoint http://c:4318 --trace-level round --trace-slow-seconds "
     "2 --trace-round-share 0.5 --trace-content --otlp-metrics --insecure --allow-host fox.local "
     "--allow-origin http://fox.local --pad-stream --limit choices=3 --limit body-seconds=1.5 --exact strict "
-    "--allow-pickle --learn-draft --threads 3 "
+    "--allow-pickle --threads 3 --runner torch "
     '--chat-template t.jinja --chat-template-kwargs {"enable_thinking":false} --sanitize-control-tokens'
 )
 

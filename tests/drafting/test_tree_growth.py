@@ -16,7 +16,7 @@ from adaptspec.drafting.isolated_drafter import isolated
 from adaptspec.drafting.united_drafts import united
 from adaptspec.models.draft import Draft
 from adaptspec.models.processors import SamplingRow
-from adaptspec.models.runner import Packed
+from adaptspec.models.runner import Forward, Packed
 from adaptspec.models.sampling import SamplingBatch, certainty, leading
 from adaptspec.request import SamplingParams
 from adaptspec.trees import Tree
@@ -49,7 +49,7 @@ class Counting(TableRunner):
 
     passes: int = 0
 
-    def forward(self, packed: Packed) -> torch.Tensor:
+    def forward(self, packed: Packed) -> Forward:
         self.passes += 1
         return super().forward(packed)
 

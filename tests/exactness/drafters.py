@@ -81,8 +81,6 @@ DRAFTERS: Mapping[str, Drafter] = {
     "eagle3.1": _head("eagle3.1"),
     "mtp": _head("mtp"),
     "dflash": _head("dflash"),
-    "peagle": _head("peagle"),
-    "dspark": _head("dspark-rnn"),
     "medusa": _head("medusa"),
 }
 

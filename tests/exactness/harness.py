@@ -21,12 +21,11 @@ from adaptspec.request import Grammar, Request, SamplingParams, SpeculationParam
 from adaptspec.types import Completion, Delta, FinishReason, RoundRecord, TokenLogprob
 from tests.exactness import dictated
 from tests.exactness.drafters import DRAFTERS
-from tests.exactness.worlds import ROWS, World, Worlds
+from tests.exactness.worlds import ROUNDING, ROWS, World, Worlds
 
 TOKENS = 20  # that a request asks for
 SEEDS = 3  # of requests, until one has a drafted token accepted
 MANY = 40  # drafted tokens of which some are sure to be wrong
-TOLERANCE = 1e-4  # of log-probabilities: passes of other sizes add in another order
 GRAMMARS = {
     "schema": Grammar(json.dumps({"type": "array", "items": {"enum": ["aa", "ab"]}, "minItems": 2, "maxItems": 5})),
     "lark": Grammar('start: /(ab|ba){8,16}/ ("c" | "d")', "lark"),
@@ -367,7 +366,7 @@ def hold(result: Run, world: World, script: Script) -> None:
         if own.finish in (FinishReason.ABORT, FinishReason.ERROR):
             assert own.tokens == its.tokens[: len(own.tokens)]
         else:
-            assert_same(own, its)
+            assert_same(own, its, world.rounding)
         assert max(own.tokens, default=0) < len(world.tokenizer), "padding of a vocabulary is written"
         assert not any(text in own.text for text in request.sampling.stop if not request.sampling.min_tokens)
         assert own.prediction_accepted + own.prediction_rejected == len(request.prediction)
@@ -385,21 +384,23 @@ def assert_plain_answers_agree(worlds: Worlds, runtime: str, kind: str) -> None:
     usual, other = (worlds.of(name, "draft-model") for name in ("lean", runtime))
     for temperature in (0.0, 0.8):
         for request in requests(Case(request=kind, temperature=temperature), usual, SCRIPTS["batch"]):
-            assert_same(plain(other, request), plain(usual, request))
+            assert_same(plain(other, request), plain(usual, request), ROUNDING)
 
 
-def assert_same(own: Completion, its: Completion) -> None:
-    """Tokens, text, end, and log-probabilities but for rounding."""
+def assert_same(own: Completion, its: Completion, rounding: float = 0.0) -> None:
+    """Tokens, text, end, and log-probabilities: bit for bit, or but for this rounding."""
     assert (own.tokens, own.text, own.finish) == (its.tokens, its.text, its.finish)
-    assert_scored(own.logprobs, its.logprobs)
-    assert_scored(own.prompt_logprobs, its.prompt_logprobs)
+    assert_scored(own.logprobs, its.logprobs, rounding)
+    assert_scored(own.prompt_logprobs, its.prompt_logprobs, rounding)
 
 
-def assert_scored(own: Sequence[TokenLogprob], its: Sequence[TokenLogprob]) -> None:
+def assert_scored(own: Sequence[TokenLogprob], its: Sequence[TokenLogprob], rounding: float) -> None:
     assert [one.token for one in own] == [one.token for one in its]
-    assert [one.logprob for one in own] == pytest.approx([one.logprob for one in its], abs=TOLERANCE)
+    assert [one.logprob for one in own] == pytest.approx([one.logprob for one in its], abs=rounding, rel=0.0)
     for mine, other in zip(own, its, strict=True):
-        assert [value for _, value in mine.top] == pytest.approx([value for _, value in other.top], abs=TOLERANCE)
+        assert [value for _, value in mine.top] == pytest.approx(
+            [value for _, value in other.top], abs=rounding, rel=0.0
+        )
 
 
 def assert_streamed(own: Completion, deltas: Sequence[Delta]) -> None:

@@ -11,7 +11,7 @@ CHAINS = ("tests/verification/test_coupled.py", "tests/engine/test_rounds.py")
 REJECTION = ("tests/verification/test_rejection.py", "tests/verification/test_method.py")
 PROCESSORS = ("tests/models/test_processors.py", "tests/models/test_sampling.py")
 TREES = ("tests/exactness/test_matrix.py",)
-HEADS = ("tests/models/heads", "tests/engine/test_heads.py")
+HEADS = ("tests/models/heads", "tests/engine/test_committed_states.py", "tests/engine/test_heads.py")
 EXECUTOR = ("tests/engine/test_rounds.py", "tests/exactness/test_matrix.py")
 HOSTS = (
     "tests/hosts/test_rounds.py",
@@ -205,7 +205,6 @@ MUTANTS = (
         "share = order.softmax(1)",
         "top_p together with top_k keeps more tokens than asked for.",
         PROCESSORS,
-        quick=True,
     ),
     Mutant(
         "tokens-the-draft-lacks-are-likely",
@@ -343,15 +342,15 @@ MUTANTS = (
     # Heads.
     Mutant(
         "head-reads-the-layer-before",
-        "adaptspec/models/heads/formats.py",
-        "tuple(i + (not self.saved) for i in ids)",
+        "adaptspec/models/heads/head_checkpoint.py",
+        "tuple(i + (not self.by_speculators) for i in ids)",
         "tuple(ids)",
         "Drafts of heads in one of the two formats are hardly accepted.",
         HEADS,
     ),
     Mutant(
         "head-vocabulary-not-translated",
-        "adaptspec/models/heads/formats.py",
+        "adaptspec/models/heads/head_checkpoint.py",
         'torch.arange(size) + self.reader.numbers("d2t", (size,)).long()',
         'torch.arange(size) + 0 * self.reader.numbers("d2t", (size,)).long()',
         "A head with a vocabulary of its own proposes unrelated tokens.",
@@ -359,7 +358,7 @@ MUTANTS = (
     ),
     Mutant(
         "tokens-a-head-lacks-are-likely",
-        "adaptspec/models/heads/hearing.py",
+        "adaptspec/models/heads/head_runner.py",
         "logits.new_full((len(logits), self.info.vocab_size), ABSENT)",
         "logits.new_zeros((len(logits), self.info.vocab_size))",
         "A head with a small vocabulary proposes tokens it does not have.",
@@ -367,35 +366,51 @@ MUTANTS = (
     ),
     Mutant(
         "head-keeps-its-own-drafts",
-        "adaptspec/models/heads/hearing.py",
-        "self._cut(row, text, min(text.sure, end + self.shift))",
-        "self._cut(row, text, end + self.shift)",
+        "adaptspec/models/heads/head_runner.py",
+        "                self._cut(row, known.confirmed)\n",
+        "                pass\n",
         "A head goes on from states of its own drafts, and less is accepted in every round.",
         HEADS,
     ),
     Mutant(
         "head-feeds-back-an-unnormed-state",
-        "adaptspec/models/heads/eagle.py",
-        "torch.tensor_split(normed if weights.norm_output else behind,",
-        "torch.tensor_split(behind,",
+        "adaptspec/models/heads/recurrent_head.py",
+        "torch.split(normed if weights.norm_output else hidden, wanted)",
+        "torch.split(hidden, wanted)",
         "EAGLE-3.1 and MTP heads are hardly accepted beyond the first token.",
         HEADS,
     ),
     Mutant(
         "head-passes-the-raw-state-on",
-        "adaptspec/models/heads/eagle.py",
-        "hidden = (state if weights.norm_before_residual else states).clone()",
-        "hidden = states.clone()",
+        "adaptspec/models/heads/recurrent_head.py",
+        "hidden = state if weights.norm_before_residual else states",
+        "hidden = states",
         "Heads with norm_before_residual are hardly accepted.",
         HEADS,
     ),
     Mutant(
         "block-head-window-one-short",
-        "adaptspec/models/heads/block.py",
-        "max(0, place - window + self._weights.from_slots)",
-        "max(0, place - window + 1)",
+        "adaptspec/models/heads/block_heads.py",
+        "max(0, newest - window + self._weights.slot_windows)",
+        "max(0, newest - window + 1)",
         "DFlash heads behind long texts see one token less than they were trained with.",
-        ("tests/models/heads/test_hearing.py", "tests/models/heads/test_block.py"),
+        ("tests/models/heads/test_head_runner.py", "tests/models/heads/test_block_heads.py"),
+    ),
+    Mutant(
+        "head-is-given-the-state-of-a-rejected-token",
+        "adaptspec/engine/committed_states.py",
+        "*(first + 1 + node for node in nodes)",
+        "*range(first + 1, first + 1 + len(nodes))",
+        "After side branches were accepted, a head goes on from states of other tokens.",
+        HEADS,
+    ),
+    Mutant(
+        "head-keeps-whole-passes-in-memory",
+        "adaptspec/models/heads/head_runner.py",
+        "kept.to(self.spec.dtype, copy=True)",
+        "kept.to(self.spec.dtype)",
+        "Buffered states keep those of rejected drafts and of other rows' prompts in memory.",
+        HEADS,
     ),
     # Caches, attention and positions.
     Mutant(
@@ -451,8 +466,8 @@ MUTANTS = (
     Mutant(
         "token-sees-the-one-after-it",
         "adaptspec/models/attention.py",
-        "mask = hidden.triu(length - width + 1)",
-        "mask = hidden.triu(length - width + 2)",
+        "visible = cached <= queries\n",
+        "visible = cached <= queries + 1\n",
         "The target agrees with whatever was drafted.",
         ("tests/models/test_attention.py", "tests/models/test_decoder.py"),
         quick=True,
@@ -460,11 +475,75 @@ MUTANTS = (
     Mutant(
         "sliding-window-one-too-wide",
         "adaptspec/models/attention.py",
-        "mask += hidden.tril(length - width - window)",
-        "mask += hidden.tril(length - width - window - 1)",
+        "visible &= cached > queries - window\n",
+        "visible &= cached >= queries - window\n",
         "Models with sliding windows give other texts than transformers.",
         ("tests/models/test_attention.py", "tests/models/test_decoder.py"),
         quick=True,
+    ),
+    Mutant(
+        "keys-of-a-whole-pass-for-each-token",
+        "adaptspec/models/attention.py",
+        "return first // BLOCK * BLOCK, _whole_blocks(position + 1)",
+        "return first // BLOCK * BLOCK, _whole_blocks(int(tokens[1][-1]) + 1)",
+        "A token's attention adds in another order beside later tokens: drafts change the last bits of a text.",
+        ("tests/models/test_equal_bits.py",),
+    ),
+    Mutant(
+        "few-queries-without-padding",
+        "adaptspec/models/attention.py",
+        "padding = -len(queries) % QUERIES",
+        "padding = 0",
+        "A single token is attended to in another order than several: drafts change the last bits of a text.",
+        ("tests/models/test_equal_bits.py",),
+    ),
+    Mutant(
+        "path-at-the-places-of-the-tree",
+        "adaptspec/models/attention.py",
+        "pool.index_copy_(0, self.slots[: len(path)], own.index_select(0, path))",
+        "pool.index_copy_(0, self.slots[path], own.index_select(0, path))",
+        "Side nodes attend to tokens of other branches.",
+        ("tests/models/test_equal_bits.py", "tests/models/test_branches.py"),
+    ),
+    Mutant(
+        "single-token-without-padding",
+        "adaptspec/models/layers.py",
+        "elif count < least:",
+        "elif count < 0:",
+        "A single token's products have other bits than those of several: drafts change the last bits of a text.",
+        ("tests/models/test_layers.py",),
+    ),
+    Mutant(
+        "silu-cut-between-threads",
+        "adaptspec/models/layers.py",
+        "if not x.is_cpu or x.numel() <= ELEMENTWISE:",
+        "if x.numel():",
+        "Beside many tokens a number is computed by another instruction: prompts change the last bits of a text.",
+        ("tests/models/test_layers.py",),
+    ),
+    Mutant(
+        "former-row-beyond-the-end",
+        "adaptspec/models/kv_cache.py",
+        "self._pool[:, start + max(cleared, length) : start + end].zero_()",
+        "pass",
+        "One request with NaN in its cache breaks whoever gets its place.",
+        ("tests/models/test_decoder.py", "tests/models/test_attention.py"),
+    ),
+    Mutant(
+        "passes-that-differ-are-not-seen",
+        "adaptspec/models/pass_range.py",
+        "(size for size in equal if size < min(different))",
+        "(size for size in equal)",
+        "The server says that speculation changes no bit where it does.",
+        ("tests/models/test_pass_range.py",),
+    ),
+    Mutant(
+        "long-passes-of-llama-cpp",
+        "adaptspec/models/llama_cpp.py",
+        "min(WIDEST, self.info.equal_passes or WIDEST)",
+        "WIDEST",
+        "Prompts are read in passes whose bits were never compared.",
+        ("tests/models/test_llama_cpp.py",),
     ),
     Mutant(
         "stale-mask-of-a-grammar",
@@ -737,7 +816,7 @@ MUTANTS = (
         "if digest != _digest(body):",
         "if not digest:",
         "A damaged file of learned state steers speculation.",
-        ("tests/control/test_state.py", "tests/engine/test_checkpointer.py"),
+        ("tests/engine/test_checkpointer.py", "tests/control/test_state.py"),
         quick=True,
     ),
     Mutant(
@@ -872,10 +951,10 @@ MUTANTS = (
         "gpu-head-reads-a-state-too-early",
         "adaptspec/gpu/device_decoder.py",
         "            normed = self._normed(added, residual, layer.attention_norm)\n"
-        "            if i in told:\n"
-        "                told[i].copy_(residual)\n",
-        "            if i in told:\n"
-        "                told[i].copy_(residual)\n"
+        "            if i in states:\n"
+        "                states[i].copy_(residual)\n",
+        "            if i in states:\n"
+        "                states[i].copy_(residual)\n"
         "            normed = self._normed(added, residual, layer.attention_norm)\n",
         "On a GPU, heads read a state without its last layer's part, and are hardly accepted.",
         ("tests/exactness/test_devices.py",),
@@ -922,7 +1001,7 @@ MUTANTS = (
         "self._ends[rows] - self.written[rows] - self._behind, 0)",
         "self._ends[rows] - self.written[rows], 0)",
         "Inside another engine, requests that are about to end draft for nothing.",
-        HOSTS[1:],
+        ("tests/hosts/test_pilot.py", *HOSTS),
         quick=True,
     ),
     Mutant(

@@ -47,7 +47,7 @@ WHOLE = pytest.mark.whole
 
 AXES: dict[str, tuple[Any, ...]] = {
     "drafter": tuple(DRAFTERS),
-    "runtime": ("lean", "paged", "transformers", "llama.cpp", "device"),
+    "runtime": ("lean", "bfloat16", "float16", "paged", "transformers", "llama.cpp", "device"),
     "shape": SHAPES,
     "method": ("coupled", "rejection", "block"),
     "request": tuple(KINDS),
@@ -61,6 +61,7 @@ AXES: dict[str, tuple[Any, ...]] = {
 OWN = [name for name, kind in DRAFTERS.items() if kind.is_own]
 BUNDLED = [name for name, kind in DRAFTERS.items() if kind.target == "bundled"]
 OF_LLAMAS = [*OWN, *(name for name, kind in DRAFTERS.items() if kind.target != "target"), "wider-vocabulary"]
+LEAN = ("lean", "bfloat16", "float16")
 OF_LLAMA_CPP = ("draft-model", "copy", "ngram", "counts", "prediction")
 GROWING = [name for name, kind in DRAFTERS.items() if kind.grows]
 WEIGHING = ("rejection", "block")
@@ -89,7 +90,7 @@ RULES: dict[str, Callable[[Values], bool]] = {
         )
     ),
     "a row of this cache is one block: rows wait, and none gives way": (
-        lambda case: case.get("script") == "preempted" and case.get("runtime") in ("lean", "llama.cpp", "cuda")
+        lambda case: case.get("script") == "preempted" and case.get("runtime") in (*LEAN, "llama.cpp", "cuda")
     ),
     "a round of a device is launched whole: its faults are tested on their own": (
         lambda case: case.get("script") == "failing" and case.get("runtime") in OVERLAPPING

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
+import torch
 from transformers import PreTrainedTokenizerFast
 
 from adaptspec.control.cost import CostTable
@@ -24,8 +25,9 @@ from adaptspec.engine.engine_config import EngineConfig
 from adaptspec.engine.model_set import decoder
 from adaptspec.gpu.device_decoder import DeviceDecoder, device_decoder
 from adaptspec.models.config import DecoderConfig
-from adaptspec.models.heads.hearing import HeadRunner
+from adaptspec.models.heads.head_runner import HeadRunner
 from adaptspec.models.kv_cache import CachePlan
+from adaptspec.models.layers import has_products
 from adaptspec.models.loading import MakeDecoder
 from adaptspec.models.runner import ModelInfo, Runner
 from adaptspec.models.weights import DecoderWeights
@@ -36,6 +38,7 @@ from tests.exactness.drafters import DRAFTERS, FEW, INSTEAD, Models
 from tests.fakes import TableRunner
 
 ROWS, CONTEXT = 4, 96
+ROUNDING = 1e-4  # of log-probabilities
 PREFIX_CACHE = "prefix_cache"  # a setting of engines that keep what they have cached of prompts
 SHORT, BLOCK = 104, 8  # tokens of a cache that is short for four rows of about fifty, and of its blocks
 # Tokens of the table: two special ones, what a JSON array of strings is written with, and letters.
@@ -90,10 +93,18 @@ class World:
         return tuple(itertools.islice(itertools.cycle(tokens), length))
 
     @property
+    def rounding(self) -> float:
+        """By how much log-probabilities may differ: not at all where the target has said so when it was loaded.
+
+        Rounds of a device add them up in another order, of logits with the same bits.
+        """
+        return 0.0 if self.target.info.equal_passes and not isinstance(self.target, DeviceDecoder) else ROUNDING
+
+    @property
     def is_empty(self) -> bool:
         """Whether no cache holds anything, and no state of a target waits to be read by a head."""
         runners = [self.target, *(one.runner for one in self.drafters if isinstance(one, ModelDrafter))]
-        unread = sum(runner.unread for runner in runners if isinstance(runner, HeadRunner))
+        unread = sum(runner.buffered_tokens for runner in runners if isinstance(runner, HeadRunner))
         return all(runner.free_memory == 1.0 for runner in runners) and not unread
 
 
@@ -186,6 +197,8 @@ def _in_blocks(make: MakeDecoder) -> MakeDecoder:
 _CPU = {"device": "cpu", "dtype": "float32"}
 RUNTIMES: Mapping[str, Runtime] = {
     "lean": Runtime(_CPU),
+    "bfloat16": Runtime({"device": "cpu", "dtype": "bfloat16" if has_products(torch.bfloat16) else "float32"}),
+    "float16": Runtime({"device": "cpu", "dtype": "float16" if has_products(torch.float16) else "float32"}),
     "paged": Runtime(_CPU, _in_blocks(decoder)),
     "transformers": Runtime(_CPU),
     "llama.cpp": Runtime({"device": "cpu"}),

@@ -28,7 +28,7 @@ from adaptspec.control.tasks import TaskDetector
 from adaptspec.errors import AdaptSpecError, FileError, ModelError, StateError
 from adaptspec.files import check_regular, open_file, read_bytes, read_text, write_file
 from adaptspec.journal import read_entries
-from adaptspec.models.heads.formats import load_head
+from adaptspec.models.heads.head_checkpoint import load_head
 from adaptspec.models.loading import load_model
 from adaptspec.models.source import find_model
 from adaptspec.models.tokenization import load_tokenizer

@@ -16,7 +16,7 @@ from adaptspec.types import Completion
 from tests.engine.policies import COSTS
 from tests.exactness import dictated
 from tests.exactness.harness import Case, Notes, answers, assert_same
-from tests.exactness.worlds import World
+from tests.exactness.worlds import ROUNDING, World
 
 PROMPTS = (
     "Once upon a time, in a village by the sea,",
@@ -73,4 +73,4 @@ def requests(one: Built, *params: SamplingParams, policies: Sequence[str | None]
 def same(mine: dict[str, Completion], its: dict[str, Completion]) -> None:
     for name, one in mine.items():
         assert one.error is None
-        assert_same(one, its[name])
+        assert_same(one, its[name], ROUNDING)

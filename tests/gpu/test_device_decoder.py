@@ -50,10 +50,10 @@ def test_passes_give_the_same_logits(make_model: MakeModel, family: str) -> None
         for runner in (plain, device):
             for row, count in zip(packed.rows.tolist(), packed.counts.tolist(), strict=True):
                 assert runner.reserve(row, runner.length(row) + count)
-        mine, its = plain.forward(packed), device.forward(packed)
+        mine, its = plain.forward(packed).logits, device.forward(packed).logits
         assert its.dtype == torch.float32
-        # Both round to 8 bits, each in its own order.
-        torch.testing.assert_close(its, mine, atol=0.15, rtol=0.05)
+        # Both round to 8 bits, each in its own order; the head of a CPU is held in float16.
+        torch.testing.assert_close(its, mine, atol=0.25, rtol=0.05)
         assert [plain.length(row) for row in range(3)] == [device.length(row) for row in range(3)]
 
 
@@ -71,7 +71,7 @@ def _read(device: DeviceDecoder, rows: dict[int, list[int]], prompts: int = 0) -
     for row, count in zip(rows, counts, strict=True):
         assert device.reserve(row, device.length(row) + count)
     who, sizes, fed = np.array(list(rows)), np.array(counts), np.concatenate([*map(np.array, rows.values())])
-    return list(device.forward(Packed(who, sizes, fed, sizes, prompts=prompts)).split(counts))
+    return list(device.forward(Packed(who, sizes, fed, sizes, prompts=prompts)).logits.split(counts))
 
 
 @settings(max_examples=6, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -112,9 +112,9 @@ def test_a_side_node_has_the_logits_of_the_chain(make_model: MakeModel, family: 
             device.free(0)
             device.reserve(0, 80)
             device.forward(prompt)
-            logits = device.forward(packed)
+            logits = device.forward(packed).logits
             device.keep(0, 60, [*range(kept), last])
-            found.append((logits, device.forward(after)))
+            found.append((logits, device.forward(after).logits))
         (chain, plain), (both, moved) = found
         assert torch.equal(both, torch.cat((chain, chain[1:])))
         assert torch.equal(moved, plain)
@@ -155,7 +155,7 @@ def test_ids_that_no_token_has_have_no_logits(make_model: MakeModel) -> None:
         logits = []
         for runner in (whole, cut):
             assert runner.reserve(0, 9)
-            logits.append(runner.forward(packed))
+            logits.append(runner.forward(packed).logits)
         assert logits[1].shape == logits[0].shape
         assert (logits[1][:, known:] == -torch.inf).all()
         torch.testing.assert_close(logits[1][:, :known], logits[0][:, :known], atol=0.0, rtol=0.0)

@@ -24,7 +24,7 @@ from adaptspec.gpu.paged_cache import PagedCache
 from adaptspec.models.config import DecoderConfig
 from adaptspec.models.kv_cache import CachePlan
 from adaptspec.models.loading import MakeDecoder
-from adaptspec.models.runner import ModelInfo, Packed
+from adaptspec.models.runner import Forward, ModelInfo, Packed
 from adaptspec.models.weights import DecoderWeights
 from adaptspec.request import Grammar, SamplingParams
 from adaptspec.types import FinishReason
@@ -158,7 +158,7 @@ class WithoutNumbers(DeviceDecoder):
 class WithoutPasses(DeviceDecoder):
     """A model that reads no text unless it is to go on with it."""
 
-    def forward(self, packed: Packed) -> torch.Tensor:
+    def forward(self, packed: Packed) -> Forward:
         if not packed.wanted.any():
             raise RuntimeError("no room for this pass")
         return super().forward(packed)
