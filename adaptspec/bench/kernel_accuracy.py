@@ -163,7 +163,7 @@ def _begin(model: DeviceDecoder, prompt: tuple[int, ...]) -> None:
 def _read(model: DeviceDecoder, parts: list[tuple[int, list[int]]]) -> torch.Tensor:
     rows, counts, tokens = zip(*((row, len(part), part) for row, part in parts), strict=True)
     sizes = np.array(counts, dtype=np.int64)
-    return model.forward(Packed(np.array(rows), sizes, np.concatenate(tokens), np.minimum(sizes, 100)))
+    return model.forward(Packed(np.array(rows), sizes, np.concatenate(tokens), np.minimum(sizes, 100))).logits
 
 
 def _error(got: torch.Tensor, want: torch.Tensor) -> float:

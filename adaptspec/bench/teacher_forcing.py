@@ -197,7 +197,7 @@ def _read(runner: Runner, tokens: Sequence[int], count: int) -> torch.Tensor:
             f"{runner.info.name} has no room for {len(tokens)} tokens; give more cache tokens, or fewer --tokens"
         )
     one = np.ones(1, dtype=np.int64)
-    return runner.forward(Packed(0 * one, len(tokens) * one, np.array(tokens, dtype=np.int64), count * one))
+    return runner.forward(Packed(0 * one, len(tokens) * one, np.array(tokens, dtype=np.int64), count * one)).logits
 
 
 def _readable(runner: Runner, text: Written) -> int:
