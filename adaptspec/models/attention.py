@@ -164,14 +164,12 @@ class Attention:
             chosen: slice | torch.Tensor = slice(int(places[0]), int(places[-1]) + 1)
             if not consecutive:
                 chosen = torch.from_numpy(places).to(like.device)
-            queries = np.tile(own, heads.group)[:, None]
-            padding = -len(queries) % QUERIES
-            queries = np.pad(queries, ((0, padding), (0, 0)), mode="edge")
-            cached = np.arange(first, end)
+            queries, cached = own[:, None], np.arange(first, end)
             visible = cached <= queries
             if window is not None:
                 visible &= cached > queries - window
-            mask = torch.from_numpy(np.where(visible, np.float32(0), np.float32(-np.inf)))[None, None]
+            padding = -len(own) * heads.group % QUERIES
+            mask = F.pad(additive(visible, heads.group), (0, 0, 0, padding))[None, None]
             read = cache.reader(row, first, end, written=min(end, written))
             runs.append(_Run(heads, chosen, read, mask.to(like.device, like.dtype), padding))
         return _Chain(runs)
@@ -221,14 +219,15 @@ class _Chain(NamedTuple):
 
 
 class _Tree(NamedTuple):
-    """Tokens of a row that branch: each path in turn has its keys and values at their places."""
+    """Tokens of a row that branch: each path in turn has its keys and values at their places.
+
+    Of each path: which of the row's last n tokens are on it, which new tokens it is computed for, and their runs.
+    """
 
     cache: KVCache
     slots: torch.Tensor  # of the row's last tokens [n]
-    paths: Sequence[
-        tuple[torch.Tensor, torch.Tensor, _Chain]
-    ]  # of these tokens; whose results among the new ones; runs
-    size: int
+    paths: Sequence[tuple[torch.Tensor, torch.Tensor, _Chain]]
+    size: int  # new tokens
 
     def __call__(self, layer: int, queries: torch.Tensor) -> torch.Tensor:
         pool = self.cache.pool[layer]

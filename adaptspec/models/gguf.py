@@ -97,14 +97,19 @@ class GgufHeader:
         return value
 
     @property
+    def kv_heads(self) -> int:
+        """Key-value heads; as many as query heads where the file does not say."""
+        return self.number(
+            "attention.head_count_kv" if self._has("attention.head_count_kv") else "attention.head_count"
+        )
+
+    @property
     def bytes_per_token(self) -> int:
         """Bytes of a token's keys and values in 16 bits, in all layers."""
-        heads = self.number("attention.head_count")
-        kv_heads = self.number("attention.head_count_kv") if self._has("attention.head_count_kv") else heads
-        width = 0
+        heads, width = self.number("attention.head_count"), 0
         for name in ("attention.key_length", "attention.value_length"):
             width += self.number(name) if self._has(name) else -(-self.number("embedding_length") // heads)
-        return 2 * self.number("block_count") * kv_heads * width
+        return 2 * self.number("block_count") * self.kv_heads * width
 
     def _has(self, name: str) -> bool:
         return f"{self.architecture}.{name}" in self.metadata

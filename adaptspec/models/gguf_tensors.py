@@ -64,6 +64,7 @@ def torch_config(header: GgufHeader) -> dict[str, Any]:
         "intermediate_size": header.number("feed_forward_length"),
         "num_hidden_layers": header.number("block_count"),
         "num_attention_heads": heads,
+        "num_key_value_heads": header.kv_heads,
         "rms_norm_eps": metadata.get(f"{architecture}.attention.layer_norm_rms_epsilon"),
         "max_position_embeddings": header.number("context_length"),
         "rope_theta": metadata.get(f"{architecture}.rope.freq_base"),
@@ -71,9 +72,8 @@ def torch_config(header: GgufHeader) -> dict[str, Any]:
         "attention_bias": "blk.0.attn_output.bias" in header.tensors,
         "mlp_bias": "blk.0.ffn_up.bias" in header.tensors,
     }
-    for name, key in (("num_key_value_heads", "attention.head_count_kv"), ("head_dim", "attention.key_length")):
-        if f"{architecture}.{key}" in metadata:
-            found[name] = header.number(key)
+    if f"{architecture}.attention.key_length" in metadata:
+        found["head_dim"] = header.number("attention.key_length")
     return found
 
 
@@ -83,10 +83,7 @@ class GgufTensors:
     def __init__(self, header: GgufHeader) -> None:
         self._header = header
         self._paired = _FAMILIES[header.architecture][1]
-        self._heads = header.number("attention.head_count")
-        self._kv_heads = self._heads
-        if f"{header.architecture}.attention.head_count_kv" in header.metadata:
-            self._kv_heads = header.number("attention.head_count_kv")
+        self._heads, self._kv_heads = header.number("attention.head_count"), header.kv_heads
         self._names = {_name(own): own for own in header.tensors}
 
     def keys(self) -> Collection[str]:

@@ -27,7 +27,7 @@ SECONDS = 0.5
 
 
 @runtime_checkable
-class Repeating(Protocol):
+class Repeating(Runner, Protocol):
     """A runner that can fill its cache with copies of what is there."""
 
     def repeat(self, row: int, length: int) -> None:
@@ -74,9 +74,8 @@ def equal_passes(runner: Runner, *, seconds: float = SECONDS, timer: Callable[[]
     return most if most >= STEP else 0  # drafts make passes of several tokens
 
 
-def _other_bits_far_on(runner: Runner, text: np.ndarray) -> list[int]:
+def _other_bits_far_on(runner: Repeating, text: np.ndarray) -> list[int]:
     """Sizes of passes with other bits than those of STEP tokens behind a long text, in row 0."""
-    assert isinstance(runner, Repeating)
     first = min(LONG, runner.info.context) - max(LONG_SIZES)
     if first <= runner.length(0):
         return []

@@ -65,9 +65,8 @@ def load_weights(
 ) -> DecoderWeights:
     """Read all weights, or a part: the embedding, norms and, behind a sum over all parts, biases are only in whole.
 
-    Beside them no more than one layer is held, so that a device that they fill can load them. `tensors` are
-    read in place of the folder's. Raises ModelError: a tensor is missing,
-    misshaped or not accounted for, or does not fit `dtype`.
+    While they are read at most one layer, or the head, is held twice. `tensors` are read in place of the folder's.
+    Raises ModelError: a tensor is missing, misshaped or not accounted for, or does not fit `dtype`.
     """
     reader = WeightReader(folder, config, dtype, device, part, tensors=tensors)
     table, mine = (config.vocab_size, config.hidden), part.vocabulary(config.vocab_size)
@@ -82,11 +81,11 @@ def load_weights(
         head = head_linear(embedding.table[mine], shared=True)
     else:
         name = "model.embed_tokens.weight" if config.tied else "lm_head.weight"
-        head = head_linear(reader.take(name, table, mine, counted=not config.tied))
+        head = head_linear(reader.take(name, table, mine))
         reader.release()
         embedding = reader.embedding("model.embed_tokens.weight")
     # Old checkpoints store the rotary frequencies, and some a copy of a tied head.
-    reader.finish(["rotary_emb.inv_freq", *(["lm_head.weight"] if config.tied else [])], beside=(MTP,))
+    reader.finish(["rotary_emb.inv_freq", *(["lm_head.weight"] if config.tied else [])], other_models=(MTP,))
     return DecoderWeights(embedding, tuple(layers), norm, head, reader.parameters)
 
 
@@ -175,7 +174,12 @@ class WeightReader:
         self._files: dict[str, Any] = {} if tensors is None else dict.fromkeys(tensors.keys(), tensors)
         self.release()
         self._unread = set(self._files)
-        self.parameters = 0
+        self._sizes: dict[str, int] = {}  # of the tensors that were read, in numbers
+
+    @property
+    def parameters(self) -> int:
+        """Numbers of all weights that were read, each tensor counted once."""
+        return sum(self._sizes.values())
 
     def release(self) -> None:
         """Map the files anew: what was read of them no longer counts as memory of this process."""
@@ -194,7 +198,7 @@ class WeightReader:
     def numbers(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
         """A tensor that is no weight: as it is stored, and not counted."""
         stored = self._stored(name, shape)
-        self.parameters -= stored.numel()
+        del self._sizes[name]
         return stored
 
     def layer(self, prefix: str, width: int | None = None) -> LayerWeights:
@@ -213,19 +217,9 @@ class WeightReader:
             down=self.summed(f"{mlp}down_proj", (config.hidden, config.mlp), config.mlp_bias),
         )
 
-    def take(
-        self,
-        name: str,
-        shape: tuple[int, ...],
-        mine: slice | tuple[slice, ...] = slice(None),
-        *,
-        counted: bool = True,
-    ) -> torch.Tensor:
-        """What is `mine` of a matrix, as products hold it; ModelError if it is missing or of another shape.
-
-        It is `counted` among the parameters once, even if it is read twice.
-        """
-        return self._stored(name, shape, mine, counted=counted).to(device=self._device, dtype=self._dtype)
+    def take(self, name: str, shape: tuple[int, ...], mine: slice | tuple[slice, ...] = slice(None)) -> torch.Tensor:
+        """What is `mine` of a matrix, as products hold it; ModelError if it is missing or of another shape."""
+        return self._stored(name, shape, mine).to(device=self._device, dtype=self._dtype)
 
     def vector(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
         """The same of what is added to states or multiplied with them, as these are computed."""
@@ -241,14 +235,7 @@ class WeightReader:
             stored = stored.to(self._dtype)
         return Embedding(stored, self._computed)
 
-    def _stored(
-        self,
-        name: str,
-        shape: tuple[int, ...],
-        mine: slice | tuple[slice, ...] = slice(None),
-        *,
-        counted: bool = True,
-    ) -> torch.Tensor:
+    def _stored(self, name: str, shape: tuple[int, ...], mine: slice | tuple[slice, ...] = slice(None)) -> torch.Tensor:
         if name not in self._files:
             raise ModelError(f"{self._folder}: tensor {name} is missing; config.json does not belong to these weights")
         stored = self._files[name].get_slice(name)
@@ -258,19 +245,19 @@ class WeightReader:
                 "config.json does not belong to these weights"
             )
         self._unread.discard(name)
-        self.parameters += math.prod(shape) if counted else 0
+        self._sizes[name] = math.prod(shape)
         # A whole tensor is the file itself, and takes no memory until it is read.
         whole = self._part.size == 1 or mine == slice(None)
         tensor: torch.Tensor = self._files[name].get_tensor(name) if whole else stored[mine]
         return tensor
 
-    def finish(self, ignored: Sequence[str], *, beside: tuple[str, ...] = ()) -> None:
+    def finish(self, ignored: Sequence[str], *, other_models: tuple[str, ...] = ()) -> None:
         """Raise ModelError if tensors were left unread, but for names that end in one of `ignored`.
 
-        Those that begin with one of `beside` are of another model in the same files.
+        Those that begin with one of `other_models` belong to another model in the same files.
         """
         extra = sorted(
-            name for name in self._unread if not name.endswith(tuple(ignored)) and not name.startswith(beside)
+            name for name in self._unread if not name.endswith(tuple(ignored)) and not name.startswith(other_models)
         )
         if extra:
             listed = ", ".join(extra[:3]) + (f" and {len(extra) - 3} more" if len(extra) > 3 else "")

@@ -492,7 +492,7 @@ MUTANTS = (
     Mutant(
         "few-queries-without-padding",
         "adaptspec/models/attention.py",
-        "padding = -len(queries) % QUERIES",
+        "padding = -len(own) * heads.group % QUERIES",
         "padding = 0",
         "A single token is attended to in another order than several: drafts change the last bits of a text.",
         ("tests/models/test_equal_bits.py",),

@@ -114,7 +114,7 @@ def load_head(path_or_hub_id: str, target: LoadedModel, *, pickles: bool = False
         raise ModelError(f"{folder}: heads of kind {kind} cannot draft here; there are: {', '.join(_LOADERS)}")
     files = HeadFiles(folder, raw, target, kind, pickles=pickles)
     head = _LOADERS[kind](files)
-    files.reader.finish(_IGNORED, beside=("model.", "lm_head.") if own else ())
+    files.reader.finish(_IGNORED, other_models=("model.", "lm_head.") if own else ())
     info = replace(
         target.info,
         name=kind if own else folder.resolve().name,
