@@ -29,7 +29,8 @@ class EngineConfig:
     the same whatever is drafted beside up to 64 rows, "strict" beside more. `allow_pickle`: heads that draft may have
     their tensors in pickles. `threads`: CPU threads of a forward pass, for all of this process; None: the faster of one
     and all of them, see `ComputeThreads`. `gpu_layers`: how many layers of a GGUF file llama.cpp computes on a GPU, if
-    its library was built for one. `runner`: what runs GGUF files: "auto" is llama.cpp, and torch has heads and trees.
+    its library was built for one. `runner`: "auto" is llama.cpp for a GGUF file and torch for a directory; torch, which
+    has heads and trees, takes both.
     `chat_template` is a file with the template in place of the model's own, "none" is no template;
     `chat_template_kwargs` are its variables where a request does not set them. `sanitize_control_tokens`: text of
     messages that reads like a control token stays text.

@@ -9,7 +9,7 @@ from functools import partial
 import torch
 
 from adaptspec.engine.core import EngineLimits
-from adaptspec.engine.engine_config import AUTO, EngineConfig
+from adaptspec.engine.engine_config import EngineConfig
 from adaptspec.errors import ConfigError
 from adaptspec.gpu.device_decoder import SCORES, TILES, DeviceDecoder, beside_cache, device_decoder, padded, tile_of
 from adaptspec.gpu.follower import lead
@@ -109,8 +109,8 @@ def _load(
     if not any(is_gguf(find_model(place, gguf=True)) for place in own):
         if config.gpu_layers:
             raise ConfigError("--gpu-layers is for GGUF files; a model with safetensors runs on --device whole")
-        if config.runner != AUTO:
-            raise ConfigError(f"--runner {config.runner} is for GGUF files; leave it out for a model with safetensors")
+        if config.runner == "llama.cpp":
+            raise ConfigError("--runner llama.cpp is for GGUF files; leave it out for a model with safetensors")
     models = [
         load_model(
             place,

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel  # a type only here, and seconds to import
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+RUNNERS = ("auto", "llama.cpp", "torch")  # auto: llama.cpp for GGUF files, torch for directories
 NOT_GENERATIVE = ("Classification", "ForQuestionAnswering", "ForMaskedLM")
 
 
@@ -90,19 +91,19 @@ def load_model(
 ) -> LoadedModel:
     """Load a model's weights, or of a Llama-like one this part; `make` makes a runner of those of such a one.
 
-    `device` is cpu, cuda, cuda:N or auto; `dtype` float32, bfloat16, float16 or auto (see `_dtype`). GGUF files are
-    run by llama.cpp, `gpu_layers` of them by what its library was built for, or with the `runner` "torch" as any other
+    `device` is cpu, cuda, cuda:N or auto; `dtype` float32, bfloat16, float16 or auto (see `_dtype`). `runner` says what
+    runs a GGUF file: llama.cpp, `gpu_layers` of it on the GPU that its library was built for, or torch as any other
     Llama-like model. Raises ModelError for a model that cannot be loaded, ConfigError for a device, dtype or runner
     that is unknown or does not go with it.
     """
+    if runner not in RUNNERS:
+        raise ConfigError(f"runner is {runner!r}; it must be one of {', '.join(RUNNERS)}")
     folder = find_model(path_or_hub_id, gguf=True)
-    if runner not in ("auto", "llama.cpp", "torch"):
-        raise ConfigError(f"runner is {runner!r}; it must be auto, llama.cpp or torch")
-    if is_gguf(folder) and runner == "torch" and gpu_layers:
-        raise ConfigError("--gpu-layers is for llama.cpp; leave it out with --runner torch, which takes --device")
-    if is_gguf(folder) and runner != "torch":
-        return load_gguf(folder, device=device, dtype=dtype, gpu_layers=gpu_layers)
     if is_gguf(folder):
+        if runner != "torch":
+            return _load_llama_cpp(folder, device=device, dtype=dtype, gpu_layers=gpu_layers)
+        if gpu_layers:
+            raise ConfigError("--gpu-layers is for llama.cpp; leave it out with --runner torch, which takes --device")
         return _load_gguf_on_torch(folder, dtype, device_of(device), (make, part))
     raw = read_json(folder / CONFIG)
     check_sizes(raw)
@@ -184,7 +185,7 @@ def _lean(
     return replace(found, own_draft=own_draft)
 
 
-def load_gguf(path: Path, *, device: str = "auto", dtype: str = "auto", gpu_layers: int = 0) -> LoadedModel:
+def _load_llama_cpp(path: Path, *, device: str, dtype: str, gpu_layers: int) -> LoadedModel:
     """A GGUF file that llama.cpp runs, whatever its family."""
     if device not in ("auto", "cpu"):
         raise ConfigError(
