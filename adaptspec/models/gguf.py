@@ -9,7 +9,7 @@ import hashlib
 import math
 import re
 import struct
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -71,6 +71,10 @@ class GgufHeader:
     def parameters(self) -> int:
         """Numbers of all tensors."""
         return sum(math.prod(one.shape) for one in self.tensors.values())
+
+    def weights(self, kinds: Container[int]) -> int:
+        """Numbers of the tensors of these types, in ggml's numbers."""
+        return sum(math.prod(one.shape) for one in self.tensors.values() if one.kind in kinds)
 
     @property
     def architecture(self) -> str:

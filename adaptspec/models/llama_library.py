@@ -21,7 +21,7 @@ from typing import Any
 from adaptspec.errors import ModelError
 
 VARIABLE = "ADAPTSPEC_LLAMA_LIBRARY"
-BFLOAT16 = 30  # llama.cpp's number of the type of cached keys and values
+FLOAT16, BFLOAT16 = 1, 30  # llama.cpp's numbers of types of cached keys and values (ggml_type)
 _SPARE = 512  # bytes behind a structure, for fields of later versions: they keep the defaults that the library sets
 _log = logging.getLogger(__name__)
 _ERROR = 4  # of ggml_log_level

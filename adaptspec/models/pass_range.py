@@ -18,8 +18,8 @@ import torch
 from adaptspec.models.runner import ModelInfo, Packed, Runner
 
 STEP = 4  # tokens of the passes that all others are compared with
-SIZES = (1, 3, 8, 16, 33, 2, 5, 7, 12)  # tokens of a pass; the first `ALWAYS` are tried however long they take
-ALWAYS = 4
+SIZES = (1, 3, 7, 8, 16, 33, 2, 5, 12)  # tokens of a pass; the first `ALWAYS` are tried however long they take
+ALWAYS = 5
 # From some context on, attention has other kernels or works in parts. Reading so much takes seconds, which is spared
 # where a runner can repeat what it has cached: bits are compared there, not texts.
 LONG, LONG_SIZES = 700, (1, 3, 8)
@@ -47,7 +47,7 @@ def equal_passes(runner: Runner, *, seconds: float = SECONDS, timer: Callable[[]
     try:
         for tried, size in enumerate(SIZES):
             end = -(-size // STEP) * STEP
-            if end > most or (tried >= ALWAYS and timer() - began > seconds):
+            if end > most or size > min(different) or (tried >= ALWAYS and timer() - began > seconds):
                 continue
             if not runner.reserve(0, most):
                 break

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 from adaptspec.models.kv_cache import CacheLimits
 from adaptspec.models.layers import has_products
 from adaptspec.models.loading import DTYPES, load_model
+from adaptspec.models.pass_range import equal_passes
 from adaptspec.models.runner import Runner
 from adaptspec.trees import Tree
 from tests.conftest import MakeModel
@@ -31,7 +33,7 @@ SHAPES = {
     "no groups": {"hidden_size": 64, "intermediate_size": 72, "num_attention_heads": 4, "num_key_value_heads": 4},
 }
 LEAN = [(dtype, shape) for dtype, kind in DTYPES.items() if has_products(kind) for shape in SHAPES]
-KINDS = [*LEAN, *((kind, "no groups") for kind in ("Q8_0", "Q4_0", "Q4_1"))]  # llama.cpp has no trees
+KINDS = [*LEAN, *((kind, "no groups") for kind in ("Q8_0", "Q4_0", "Q4_1", "Q4_K"))]  # llama.cpp has no trees
 SETTINGS = settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
@@ -47,13 +49,15 @@ def model(
         return load_model(
             str(make_model("llama", max_position_embeddings=CONTEXT, **SHAPES[shape])), device="cpu", dtype=kind
         ).runner(limits)
-    sizes = {
-        "hidden_size": 64,
-        "intermediate_size": 64,
-        "max_position_embeddings": CONTEXT,
-    }  # quantized weights lie in blocks of 32
-    write_gguf(make_model("llama", **sizes), tmp_path / "model.gguf", kind)
-    return load_model(str(tmp_path / "model.gguf")).runner(limits)
+    block = 256 if kind == "Q4_K" else 64  # quantized weights lie in blocks
+    sizes = {"hidden_size": block, "intermediate_size": block, "head_dim": block // 4}
+    folder = make_model("llama", **sizes, max_position_embeddings=CONTEXT)
+    write_gguf(folder, tmp_path / "model.gguf", kind)
+    runner = load_model(str(tmp_path / "model.gguf")).runner(limits)
+    found = equal_passes(runner, seconds=60.0)
+    assert found >= (7 if kind == "Q4_K" else 16)
+    runner.info = replace(runner.info, equal_passes=found)
+    return runner
 
 
 def one_by_one(model: Runner, tokens: Sequence[int], row: int = 0) -> torch.Tensor:

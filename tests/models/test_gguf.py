@@ -32,6 +32,8 @@ def test_a_header_says_what_is_served(tmp_path: Path, make_model: MakeModel, who
     assert header.number("context_length") == 256
     layers, kv_heads, width = header.number("block_count"), 2, header.metadata["llama.attention.key_length"]
     assert header.bytes_per_token == 2 * layers * kv_heads * 2 * width
+    assert header.weights((8,)) + header.weights((0,)) == header.parameters  # Q8_0, and norms in float32
+    assert header.weights((0,)) == (2 * layers + 1) * header.number("embedding_length")
 
 
 def _text(value: str) -> bytes:

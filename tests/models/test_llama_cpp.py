@@ -26,7 +26,7 @@ from adaptspec.models.runner import Packed, Runner
 from adaptspec.models.tokenization import load_tokenizer
 from tests.conftest import TINY_VOCAB, MakeModel
 from tests.engine.policies import COSTS
-from tests.models.tiny_gguf import write_gguf
+from tests.models.tiny_gguf import write_gguf, write_mamba
 
 WIDE = {"hidden_size": 64, "intermediate_size": 64}  # quantized weights lie in blocks of 32
 CONTEXT, ROWS = 256, 3
@@ -172,8 +172,15 @@ def test_what_llama_cpp_does_not_load_is_refused_in_its_words(folder: Path, tmp_
         load_library_model(path)
 
 
+def test_recurrent_models_are_refused(tmp_path: Path, make_model: MakeModel) -> None:
+    """A draft that is rejected could not be taken back."""
+    path = write_mamba(make_model("llama"), tmp_path / "m.gguf")
+    with pytest.raises(ModelError, match=r"m\.gguf \(mamba\) cannot be served: its states cannot be taken back"):
+        runner(path)
+
+
 def load_library_model(path: Path) -> None:
-    LlamaModel(load_library(), GgufHeader(path, {"general.architecture": "lambs"}, 0))
+    LlamaModel(load_library(), GgufHeader(path, {"general.architecture": "lambs"}, {}))
 
 
 @pytest.mark.parametrize("named", ["nothing", "text", "libc"])

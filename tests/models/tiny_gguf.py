@@ -1,7 +1,8 @@
-"""Writes a tiny Llama model of a directory as a GGUF file, as converters do."""
+"""Writes tiny GGUF files as converters do: a Llama model of a directory, and a recurrent one of random weights."""
 
 from __future__ import annotations
 
+import ctypes
 import json
 from pathlib import Path
 
@@ -9,6 +10,8 @@ import numpy as np
 import numpy.typing as npt
 from gguf import GGMLQuantizationType, GGUFWriter, quants
 from safetensors.numpy import load_file
+
+from adaptspec.models.llama_library import load_library
 
 _NAMES = {
     "self_attn.q_proj": "attn_q",
@@ -23,7 +26,7 @@ _NAMES = {
 }
 _WHOLE = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
 _NORMAL, _CONTROL = 1, 3  # kinds of tokens
-_FILE_TYPES = {"F32": 0, "F16": 1, "Q4_0": 2, "Q4_1": 3, "Q8_0": 7, "BF16": 32}
+_FILE_TYPES = {"F32": 0, "F16": 1, "Q4_0": 2, "Q4_1": 3, "Q8_0": 7, "Q4_K": 15, "BF16": 32}
 
 
 def write_gguf(model: Path, path: Path, kind: str = "Q8_0") -> Path:
@@ -60,7 +63,63 @@ def write_gguf(model: Path, path: Path, kind: str = "Q8_0") -> Path:
             writer.add_tensor(target, wide)
         else:
             number = GGMLQuantizationType[kind]
-            writer.add_tensor(target, quants.quantize(wide, number), raw_dtype=number)
+            content = _k_quantized(wide, number) if kind.endswith("_K") else quants.quantize(wide, number)
+            writer.add_tensor(target, content, raw_dtype=number)
+    return _written(writer, path)
+
+
+def _k_quantized(weight: npt.NDArray[np.float32], kind: GGMLQuantizationType) -> npt.NDArray[np.uint8]:
+    """By llama.cpp itself: the gguf package only reads these types."""
+    library = ctypes.CDLL(str(load_library().path))
+    library.ggml_row_size.restype, library.ggml_row_size.argtypes = ctypes.c_size_t, (ctypes.c_int, ctypes.c_int64)
+    quantize = library.ggml_quantize_chunk
+    quantize.restype = ctypes.c_size_t
+    quantize.argtypes = (ctypes.c_int, *[ctypes.c_void_p] * 2, *[ctypes.c_int64] * 3, ctypes.c_void_p)
+    rows, width = weight.shape
+    content = np.empty((rows, library.ggml_row_size(kind, width)), dtype=np.uint8)
+    assert quantize(kind, weight.ctypes.data, content.ctypes.data, 0, rows, width, None) == content.nbytes
+    return content
+
+
+def write_mamba(model: Path, path: Path) -> Path:
+    """A recurrent model of random weights, with the vocabulary of `model`. Returns `path`."""
+    vocab_size = json.loads((model / "config.json").read_text())["vocab_size"]
+    hidden, inner, states, rank, kernel = 32, 64, 8, 2, 4
+    writer = GGUFWriter(path, "mamba")
+    writer.add_context_length(256)
+    writer.add_embedding_length(hidden)
+    writer.add_feed_forward_length(0)
+    writer.add_head_count(0)
+    writer.add_block_count(1)
+    writer.add_ssm_conv_kernel(kernel)
+    writer.add_ssm_inner_size(inner)
+    writer.add_ssm_state_size(states)
+    writer.add_ssm_time_step_rank(rank)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_vocab_size(vocab_size)
+    writer.add_file_type(_FILE_TYPES["F32"])
+    _add_vocabulary(writer, model, vocab_size)
+    shapes = {
+        "token_embd.weight": (vocab_size, hidden),
+        "output_norm.weight": (hidden,),
+        "blk.0.attn_norm.weight": (hidden,),
+        "blk.0.ssm_in.weight": (2 * inner, hidden),
+        "blk.0.ssm_conv1d.weight": (inner, kernel),
+        "blk.0.ssm_conv1d.bias": (inner,),
+        "blk.0.ssm_x.weight": (rank + 2 * states, inner),
+        "blk.0.ssm_dt.weight": (inner, rank),
+        "blk.0.ssm_dt.bias": (inner,),
+        "blk.0.ssm_a": (inner, states),
+        "blk.0.ssm_d": (inner,),
+        "blk.0.ssm_out.weight": (hidden, inner),
+    }
+    random = np.random.default_rng(0)
+    for name, shape in shapes.items():
+        writer.add_tensor(name, random.standard_normal(shape, dtype=np.float32))
+    return _written(writer, path)
+
+
+def _written(writer: GGUFWriter, path: Path) -> Path:
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
