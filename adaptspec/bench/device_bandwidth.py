@@ -19,11 +19,11 @@ from adaptspec.bench.random_models import FULL, random_decoder, room_for, weight
 from adaptspec.engine import device_laps
 from adaptspec.engine.device_laps import DeviceLaps
 from adaptspec.gpu.device_decoder import TILES, DeviceDecoder, kernels_for, padded, shared_tokens
+from adaptspec.gpu.ops import token_keys
 from adaptspec.gpu.plan import AttentionPlan, Workspace, programs, tiles
 from adaptspec.models.attention import Heads
 from adaptspec.models.config import read_decoder_config
 from adaptspec.models.kv_cache import CUDA_BLOCK
-from adaptspec.models.noise import token_keys
 
 NOMINAL = {"H200": 4.8e12, "H100": 3.35e12, "A100-SXM4-80GB": 2.04e12, "B200": 8e12}  # bytes per second, by the vendor
 DEPTH, KERNELS, REPLAYS = 7, 15, 20

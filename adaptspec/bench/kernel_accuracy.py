@@ -20,7 +20,7 @@ from adaptspec.gpu.plan import AttentionPlan, Workspace, tiles
 from adaptspec.models.attention import Heads
 from adaptspec.models.config import read_decoder_config
 from adaptspec.models.kv_cache import CUDA_BLOCK
-from adaptspec.models.noise import Stream, position_keys, seed_keys, token_keys
+from adaptspec.models.noise import Stream, position_keys, seed_keys
 from adaptspec.models.runner import Packed
 from adaptspec.types import IntArray
 
@@ -116,8 +116,8 @@ def choices(shape: Mapping[str, Any], device: torch.device) -> dict[str, Any]:
     heats = torch.linspace(0.0, 2.0, count, device=device)
     keys = position_keys(seed_keys(np.arange(count)), np.arange(count), Stream.CHOICE)
     on_device = torch.from_numpy(keys).to(device)
-    got = kernels_for(device)[0].choose(logits, heats, on_device, token_keys(vocab, device))
-    want = ops.choose(logits.cpu(), heats.cpu(), torch.from_numpy(keys), token_keys(vocab, torch.device("cpu")))
+    got = kernels_for(device)[0].choose(logits, heats, on_device, ops.token_keys(vocab, device))
+    want = ops.choose(logits.cpu(), heats.cpu(), torch.from_numpy(keys), ops.token_keys(vocab, torch.device("cpu")))
     other = int((got.token.cpu() != want.token).sum())
     scores = logits.cpu().double() / torch.where(heats > 0, heats, 1.0).cpu().double().unsqueeze(1)
     entropy = -(scores.softmax(1) * scores.log_softmax(1)).sum(1)

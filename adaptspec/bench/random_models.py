@@ -17,10 +17,11 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from adaptspec.gpu.device_decoder import DeviceDecoder, device_decoder
+from adaptspec.gpu.ops import gumbel_of, token_keys
 from adaptspec.models.config import DecoderConfig, read_decoder_config
 from adaptspec.models.kv_cache import CUDA_BLOCK, CachePlan
 from adaptspec.models.layers import DenseLinear, Embedding, RmsNorm
-from adaptspec.models.noise import Stream, gumbel, position_keys, seed_keys
+from adaptspec.models.noise import Stream, position_keys, seed_keys
 from adaptspec.models.runner import ModelInfo, Packed
 from adaptspec.models.weights import DecoderWeights, LayerWeights
 from adaptspec.types import IntArray
@@ -167,7 +168,8 @@ def temperature_for(rate: float, target: DeviceDecoder, draft: DeviceDecoder, po
         both.append(model.forward(Packed(one - 1, one * positions, fed, one * positions)).logits)
         model.free(0)
     keys = position_keys(seed_keys(np.full(positions, 3, dtype=np.int64)), np.arange(positions), Stream.CHOICE)
-    noise = gumbel(keys, target.info.vocab_size, target.device)
+    rows = torch.from_numpy(keys).to(target.device).unsqueeze(1)
+    noise = gumbel_of(rows ^ token_keys(target.info.vocab_size, target.device))
     cold, hot = 0.01, 100.0
     for _ in range(20):
         middle = math.sqrt(cold * hot)

@@ -18,9 +18,9 @@ from adaptspec.drafting.drafter import Drafter, DraftJob, ModelDrafter, ModelFre
 from adaptspec.drafting.other_tokenizer import OwnTokensDrafter
 from adaptspec.errors import ConfigError
 from adaptspec.models.draft import Draft
-from adaptspec.models.processors import Paths, SamplingRow
+from adaptspec.models.noise import Floats
 from adaptspec.models.runner import Packed, Runner
-from adaptspec.models.sampling import SamplingBatch, entropies, leading
+from adaptspec.models.sampling import RowSampling, SamplingBatch, entropies, leading
 from adaptspec.request import SamplingParams
 from adaptspec.simulation.draft_view import FAR, UNRANKED, AfterMiss, DraftView
 from adaptspec.types import BoolArray, FloatArray, IntArray
@@ -69,7 +69,7 @@ class Judge:
         """
         size = len(text.output)
         # A batch whose one row stands at the end of the prompt: position t of the output is t drafted tokens on.
-        sampling = self._sampling(text, list(text.prompt), self._target.device)
+        sampling = self._sampling(text, list(text.prompt))
         scores = self._scores(self._target, text, sampling, size)
         shares = sampling.probabilities(scores, np.zeros(size, dtype=np.int64))
         return {
@@ -79,17 +79,15 @@ class Judge:
             for drafter in self._drafters
         }
 
-    def _row(self, text: Written, tokens: list[int]) -> SamplingRow:
+    def _row(self, text: Written, tokens: list[int]) -> RowSampling:
         ends = self._target.info.eos_token_ids
-        return SamplingRow(text.sampling, text.sampling.seed or 0, tokens, len(text.prompt), ends)
+        return RowSampling(text.sampling, text.sampling.seed or 0, tokens, len(text.prompt), ends)
 
-    def _sampling(self, text: Written, tokens: list[int], device: torch.device) -> SamplingBatch:
+    def _sampling(self, text: Written, tokens: list[int]) -> SamplingBatch:
         """A batch whose one row stands behind these tokens."""
-        return SamplingBatch([self._row(text, tokens)], self._target.info.vocab_size, device)
+        return SamplingBatch([self._row(text, tokens)], self._target.info.vocab_size)
 
-    def _of_model(
-        self, drafter: ModelDrafter, text: Written, sampling: SamplingBatch, shares: torch.Tensor
-    ) -> DraftView:
+    def _of_model(self, drafter: ModelDrafter, text: Written, sampling: SamplingBatch, shares: Floats) -> DraftView:
         runner, size, prompt = drafter.runner, len(text.output), len(text.prompt)
         known = max(0, min(size, _readable(runner, text) - prompt + 1))
         agreed = np.zeros(size, dtype=np.bool_)
@@ -98,15 +96,15 @@ class Judge:
         rank, top = np.full(size, UNRANKED), np.zeros((size, min(CANDIDATES, sampling.vocab_size)))
         if known:
             index, offsets = np.zeros(known, dtype=np.int64), np.arange(known)
-            scores = self._scores(runner, text, sampling, known).to(shares.device)
+            scores = self._scores(runner, text, sampling, known)
             noisy = sampling.perturbed(scores, index, offsets)
             candidates, top[:known] = leading(noisy, CANDIDATES)
             drafted = candidates[:, 0]
             agreed[:known] = drafted == np.array(text.output[:known])
             confidence[:known], entropy[:known] = top[:known, 0], entropies(scores)
             rank[:known] = _ranks(noisy, text.output[:known])
-            both = torch.minimum(shares[:known], sampling.probabilities(scores, index)).sum(1)
-            chance[:known] = np.minimum(both.double().cpu().numpy(), 1.0)
+            both = np.minimum(shares[:known], sampling.probabilities(scores, index)).sum(axis=1)
+            chance[:known] = np.minimum(both, 1.0)
         view = DraftView.of_agreement(agreed, confidence, entropy, chance)
         # A draft model of a shorter context than the target's drafts no further than its own.
         left = np.clip(runner.info.context - prompt - np.arange(size), 0, FAR)
@@ -118,13 +116,11 @@ class Judge:
         rank = np.where((rank == 0) & (run == 0), UNRANKED, rank)
         return replace(view, reach=reach, run=run, rank=rank, after_miss=after_miss, top=top)
 
-    def _of_model_free(
-        self, drafter: Drafter, text: Written, sampling: SamplingBatch, shares: torch.Tensor
-    ) -> DraftView:
+    def _of_model_free(self, drafter: Drafter, text: Written, sampling: SamplingBatch, shares: Floats) -> DraftView:
         scope = f"temperature {text.sampling.temperature:g}" if self._history else None
         start = RowStart(self._row(text, list(text.prompt)), scope=scope)
         view, first = view_of_model_free(drafter, start, sampling, text.output, _AFTER_MISS)
-        chance = shares.cpu().numpy()[np.arange(len(first)), np.maximum(first, 0)]
+        chance = shares[np.arange(len(first)), np.maximum(first, 0)]
         return replace(view, rejection=np.where(first < 0, 0.0, np.minimum(chance, 1.0)))
 
     def _after_miss(self, drafter: ModelDrafter, text: Written, wrong: IntArray) -> tuple[AfterMiss, Mapping[int, int]]:
@@ -142,7 +138,7 @@ class Judge:
             for at in wrong[::-1].tolist():
                 tokens = text.tokens[: prompt + at]
                 drafter.commit(0, len(tokens) - 1, tokens)
-                batch = self._sampling(text, tokens, runner.device)
+                batch = self._sampling(text, tokens)
                 job = DraftJob(np.zeros(1, dtype=np.int64), [tokens], np.array([1 + _AFTER_MISS]), batch)
                 draft = drafter.propose(job)
                 count = max(0, int(draft.counts[0]) - 1)
@@ -154,13 +150,13 @@ class Judge:
             drafter.free(0)
         return AfterMiss(confidence, entropy), ended
 
-    def _scores(self, runner: Runner, text: Written, sampling: SamplingBatch, count: int) -> torch.Tensor:
+    def _scores(self, runner: Runner, text: Written, sampling: SamplingBatch, count: int) -> Floats:
         """Scores [count, V] of the first `count` positions of the output, given the true text before each."""
         try:
             logits = _read(runner, text.tokens[: len(text.prompt) + count - 1], count)
-            drafted = Paths(np.array([text.output], dtype=np.int64))
-            scores = sampling.process(logits, np.zeros(count, dtype=np.int64), np.arange(count), drafted)
-            return scores.clone()  # the runner may use its buffer again
+            paths = [text.output[:length] for length in range(count)]
+            scores: Floats = sampling.process(logits, np.zeros(count, dtype=np.int64), paths)
+            return np.array(scores)  # the runner may use its buffer again
         finally:
             runner.free(0)
 
@@ -181,13 +177,14 @@ def _until_end(agreed: BoolArray, ends: Sequence[bool], ended: Mapping[int, int]
     return reach
 
 
-def _ranks(scores: torch.Tensor, tokens: Sequence[int]) -> IntArray:
+def _ranks(scores: Floats, tokens: Sequence[int]) -> IntArray:
     """How many candidates come before each token in the order of scores [N, V], of equals the first; at most 127."""
-    true = torch.tensor(tokens, device=scores.device).unsqueeze(1)
-    own = scores.gather(1, true)
-    earlier = (scores == own) & (torch.arange(scores.shape[1], device=scores.device) < true)
-    ranks: IntArray = ((scores > own) | earlier).sum(1).cpu().numpy()
-    return np.where(torch.isinf(own).squeeze(1).cpu().numpy(), UNRANKED, np.minimum(ranks, UNRANKED))
+    ranks = []
+    for line, token in zip(scores, tokens, strict=True):
+        own = line[token]
+        before = np.count_nonzero(line > own) + np.count_nonzero(line[:token] == own)
+        ranks.append(UNRANKED if np.isinf(own) else min(before, UNRANKED))
+    return np.array(ranks, dtype=np.int64)
 
 
 def _read(runner: Runner, tokens: Sequence[int], count: int) -> torch.Tensor:

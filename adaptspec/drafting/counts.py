@@ -24,7 +24,7 @@ from adaptspec.drafting.token_counts import COUNT_SHIFT, TOKEN, Histories, Token
 from adaptspec.drafting.tree_growth import RowTree
 from adaptspec.models.draft import Draft
 from adaptspec.models.noise import drawn_of_few, position_word, seed_keys, token_words
-from adaptspec.models.processors import MIN_TEMPERATURE, SamplingRow
+from adaptspec.models.sampling import MIN_TEMPERATURE, RowSampling
 
 # What a token is worth that the request's own text went on with, in tokens of others, and one that it predicted.
 _OWN, _PREDICTED = 4.0, 8.0
@@ -68,7 +68,7 @@ class CountsDrafter:
         self._corpus = corpus
         self._rows: dict[int, _Row] = {}
         # How many tokens of a request its scope has counted: it may have given way, and come back.
-        self._told: WeakKeyDictionary[SamplingRow, int] = WeakKeyDictionary()
+        self._told: WeakKeyDictionary[RowSampling, int] = WeakKeyDictionary()
 
     @classmethod
     def make(cls, loaded: Loaded) -> CountsDrafter:
@@ -257,7 +257,7 @@ class _Row:
     def __init__(self, start: RowStart | None, history: TokenCounts | None = None, told: int = 0) -> None:
         self.own = TokenCounts(_MOST_CONTEXTS)
         self.history = history
-        self.sampling: SamplingRow | None = None
+        self.sampling: RowSampling | None = None
         self.contexts: list[int] = []  # of all its text, though not all of that was read
         self.prediction: Prediction | None = None
         self.offer: _Offer | None = None

@@ -13,9 +13,8 @@ from adaptspec.decision_tables import StopTable, TemperatureTable, TreeTable
 from adaptspec.drafters import DRAFTERS, available_drafters
 from adaptspec.drafting.corpus_counts import CorpusCounts
 from adaptspec.models.draft import Draft, NodeChoices
-from adaptspec.models.processors import SamplingRow
 from adaptspec.models.runner import Runner
-from adaptspec.models.sampling import SamplingBatch
+from adaptspec.models.sampling import RowSampling, SamplingBatch
 from adaptspec.types import IntArray
 
 
@@ -104,7 +103,7 @@ class RowStart:
     `shares_noise`: its drafts may guess with the target's noise.
     """
 
-    sampling: SamplingRow
+    sampling: RowSampling
     prediction: Sequence[int] = ()
     scope: str | None = None
     shares_noise: bool = True

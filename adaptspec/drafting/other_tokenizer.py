@@ -18,10 +18,9 @@ import torch
 from adaptspec.drafting.draft_model import DraftModelDrafter
 from adaptspec.drafting.drafter import DraftJob, Loaded, ModelDrafter
 from adaptspec.models.draft import Draft
-from adaptspec.models.noise import Stream, gumbel_of, token_keys
-from adaptspec.models.processors import SamplingRow
+from adaptspec.models.noise import token_keys
 from adaptspec.models.runner import Forward, Packed, Runner
-from adaptspec.models.sampling import SamplingBatch
+from adaptspec.models.sampling import RowSampling, SamplingBatch
 from adaptspec.models.tokenization import Spelling
 from adaptspec.request import SamplingParams
 from adaptspec.types import IntArray
@@ -198,30 +197,18 @@ class SharedTokensDrafter(OwnTokensDrafter):
         return codes
 
 
-class TextSampling(SamplingBatch):
+def text_sampling(job: DraftJob, words: IntArray) -> SamplingBatch:
     """How the draft's own tokens are drawn: by the target's noise for the token of the same text, as if each were one
     token of the target; those that the target does not have by noise of their own.
+
+    `words` [V] are what noise is made of for each token. Where noise is not shared the likeliest are taken.
     """
-
-    def __init__(self, job: DraftJob, words: torch.Tensor) -> None:
-        """`words` [V] are what noise is made of for each token. Where noise is not shared the likeliest are taken."""
-        rows = []
-        for row in job.sampling.rows:
-            warmth, p = row.params.temperature * job.shares_noise, row.params
-            params = SamplingParams(temperature=warmth, top_k=p.top_k, top_p=p.top_p, min_p=p.min_p)
-            rows.append(SamplingRow(params, row.seed, row.tokens, row.prompt_length, ()))
-        super().__init__(rows, len(words), words.device)
-        self._words = words
-
-    def perturbed(
-        self, scores: torch.Tensor, index: IntArray, offsets: IntArray, stream: Stream = Stream.CHOICE
-    ) -> torch.Tensor:
-        """See `SamplingBatch.perturbed`."""
-        noisy = np.flatnonzero(self.sampled[index])
-        if not len(noisy):
-            return scores
-        keys = torch.from_numpy(self._keys(index[noisy], offsets[noisy], stream)).to(self.device)
-        return scores.index_add(0, torch.from_numpy(noisy).to(self.device), gumbel_of(keys.unsqueeze(1) ^ self._words))
+    rows = []
+    for row in job.sampling.rows:
+        warmth, p = row.params.temperature * job.shares_noise, row.params
+        params = SamplingParams(temperature=warmth, top_k=p.top_k, top_p=p.top_p, min_p=p.min_p)
+        rows.append(RowSampling(params, row.seed, row.tokens, row.prompt_length, ()))
+    return SamplingBatch(rows, len(words), words)
 
 
 class TextDrafter(OwnTokensDrafter):
@@ -239,11 +226,10 @@ class TextDrafter(OwnTokensDrafter):
             self._said[its.begin] = b""  # the draft's own opens the text
         if its.end is not None:
             self._said[its.end] = b"" if own.end is None else own.bytes[own.end]
-        device, shared = inner.runner.device, shared_tokens(its, own)
-        ids = torch.arange(len(own.bytes), device=device) + len(its.bytes)
-        ids[list(shared.values())] = torch.tensor(list(shared), device=device)
-        self._words = token_keys(len(its.bytes) + len(own.bytes), device)[ids]
-        self._sampling: tuple[SamplingBatch, bool, TextSampling] | None = None
+        shared = shared_tokens(its, own)
+        ids = np.arange(len(own.bytes)) + len(its.bytes)
+        ids[list(shared.values())] = list(shared)
+        self._words = token_keys(len(its.bytes) + len(own.bytes))[ids]
 
     def propose(self, job: DraftJob) -> Draft:
         """See `Drafter.propose`. As many steps as, by the text so far, make `depths` tokens of the target; no more."""
@@ -253,7 +239,8 @@ class TextDrafter(OwnTokensDrafter):
             for depth, own, tokens in zip(mine.depths.tolist(), mine.tokens, job.tokens, strict=True)
         ]
         depths = np.array(steps, dtype=np.int64)
-        drawn = self._inner.propose(DraftJob(job.rows, mine.tokens, depths, self._drawing(job), stop=job.stop))
+        sampling = text_sampling(job, self._words)
+        drawn = self._inner.propose(DraftJob(job.rows, mine.tokens, depths, sampling, stop=job.stop))
         told = {i: self._told(job, drawn, i) for i in np.flatnonzero(drawn.counts).tolist()}
         draft = Draft.empty(len(job.rows), max(map(len, told.values()), default=0))
         for i, line in told.items():
@@ -261,14 +248,6 @@ class TextDrafter(OwnTokensDrafter):
             for at, (token, sure, spread) in enumerate(line):
                 draft.tokens[i, at], draft.confidence[i, at], draft.entropy[i, at] = token, sure, spread
         return replace(draft, steps=drawn.steps, caught_up=drawn.caught_up)
-
-    def _drawing(self, job: DraftJob) -> TextSampling:
-        """How the rows' own tokens are drawn, made anew only where the target's are."""
-        last = self._sampling
-        if last is None or last[0] is not job.sampling or last[1] != job.shares_noise:
-            drawn = TextSampling(job, self._words)
-            last = self._sampling = job.sampling, job.shares_noise, drawn
-        return last[2]
 
     def _told(self, job: DraftJob, drawn: Draft, row: int) -> list[tuple[int, float, float]]:
         """One row's draft in tokens of the target, with confidence and entropy: those of the draft's tokens that each

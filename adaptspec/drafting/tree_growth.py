@@ -16,14 +16,12 @@ from adaptspec.decision_tables import RowStop, StopTable, TreeTable
 from adaptspec.drafting.drafter import DraftJob
 from adaptspec.drafting.submitted_nodes import best_nodes, submitted
 from adaptspec.models.draft import Draft
-from adaptspec.models.processors import NO_PATHS, Paths
 from adaptspec.models.runner import Packed, Runner
-from adaptspec.models.sampling import entropies, leading, likeliest, tempered, top_candidates
+from adaptspec.models.sampling import entropies, leading, tempered
 from adaptspec.progress import report_progress
 from adaptspec.types import BoolArray, IntArray
 
 _ONE: IntArray = np.ones(1, dtype=np.int64)
-_NOBODY: IntArray = np.zeros(0, dtype=np.int64)
 
 
 class FedNodes(NamedTuple):
@@ -234,28 +232,18 @@ class ModelTrees(TreeGrowth):
 
     def candidates(self, front: Nodes, steps: int) -> Sequence[Candidates]:
         """See `TreeGrowth.candidates`: one pass reads the whole front."""
-        job, spread = self._job, None
+        job = self._job
         logits = self._runner.forward(self._packed(front) if steps else self._first).logits
-        if job.sampling.plain_greedy:
-            scores = drawn_from = job.sampling.process(logits, _NOBODY, _NOBODY, NO_PATHS)
-            if scores.is_cpu:
-                return [top_candidates(line) for line in scores.numpy()]
-        else:
-            index = np.array([tree.row for tree, _ in front], dtype=np.int64)
-            offsets = np.full(len(front), steps, dtype=np.int64)
-            paths = np.array([tree.path(number) for tree, number in front], dtype=np.int64).reshape(len(front), steps)
-            scores = drawn_from = job.sampling.process(logits, index, offsets, Paths(paths, np.arange(len(front))))
-            if job.temperature is not None:
-                spread = entropies(scores)
-                drawn_from = tempered(scores, job.temperature.at(index, spread))
-            drawn_from = job.sampling.perturbed(drawn_from, index, offsets)
-            if scores.is_cpu:
-                spreads = entropies(scores).tolist()
-                return [(likeliest(line), told) for line, told in zip(drawn_from.numpy(), spreads, strict=True)]
-        tokens, confidence = leading(drawn_from, max(tree.width for tree, _ in front))
-        spread = entropies(scores) if spread is None else spread
-        told = zip(tokens.tolist(), confidence.tolist(), spread.tolist(), strict=True)
-        return [(zip(line, sure, strict=True), one) for line, sure, one in told]
+        index = np.array([tree.row for tree, _ in front], dtype=np.int64)
+        offsets = np.full(len(front), steps, dtype=np.int64)
+        scores = job.sampling.process(logits, index, [tree.path(number) for tree, number in front])
+        spread, drawn_from = entropies(scores), scores
+        if job.temperature is not None:
+            drawn_from = tempered(scores, job.temperature.at(index, spread))
+        perturbed = job.sampling.perturbed(drawn_from, index, offsets)
+        tokens, confidence = leading(perturbed, max(tree.width for tree, _ in front))
+        drawn = zip(tokens.tolist(), confidence.tolist(), spread.tolist(), strict=True)
+        return [(zip(line, shares, strict=True), entropy) for line, shares, entropy in drawn]
 
     def _packed(self, front: Nodes) -> Packed:
         """The pass that reads the front, whose nodes are in order of their rows."""

@@ -210,7 +210,7 @@ class DeviceExecutor(ModelExecutor):
         if broken.any():
             draft = draft.without(broken)
         own = [found.choices[i, : draft.counts[i] + 1] for i in range(size)] + [found.first[size:]]
-        verdict = agreement(draft, torch.from_numpy(np.concatenate(own)))
+        verdict = agreement(draft, np.concatenate(own))
         for i, sequence in enumerate(batch.emitting):
             if sequence.finish is not None:
                 continue  # it has gone meanwhile

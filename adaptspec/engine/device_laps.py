@@ -16,15 +16,14 @@ from adaptspec.gpu.device_decoder import DeviceDecoder
 from adaptspec.gpu.round import DeviceRounds
 from adaptspec.gpu.round_plan import RoundPlan
 from adaptspec.gpu.staging import at_work
-from adaptspec.models.processors import SamplingRow
 from adaptspec.models.runner import Runner
-from adaptspec.models.sampling import SamplingBatch
+from adaptspec.models.sampling import RowSampling, SamplingBatch
 from adaptspec.request import SamplingParams
 
 CONTEXTS = (512, 8192, 32_768)  # tokens that rows hold, as far as there is room
 SHORT = 128  # contexts below are too short to be measured at the same number of tokens
 TURNS = 5
-_LIKELIEST = SamplingRow(SamplingParams(temperature=0.0), 0, [0], 1, ())
+_LIKELIEST = RowSampling(SamplingParams(temperature=0.0), 0, [0], 1, ())
 
 
 class DeviceLaps:
@@ -84,7 +83,7 @@ class DeviceLaps:
             depths=each * (depth if drafts else 0),
             given=np.zeros((count, depth), dtype=np.int64),
             counts=each * (0 if drafts else depth),
-            sampling=SamplingBatch([_LIKELIEST] * count, self._models[0].info.vocab_size, self._models[0].device),
+            sampling=SamplingBatch([_LIKELIEST] * count, self._models[0].info.vocab_size),
             told=-each,
             decoding=count,
             stop=None,

@@ -24,9 +24,8 @@ from adaptspec.engine.scheduler import Batch, held_row
 from adaptspec.engine.sequence import Sequence as Seq
 from adaptspec.models.draft import Draft, NodeChoices
 from adaptspec.models.grammars import Constraint
-from adaptspec.models.processors import SamplingRow
 from adaptspec.models.runner import Packed, Runner
-from adaptspec.models.sampling import SamplingBatch
+from adaptspec.models.sampling import RowSampling, SamplingBatch
 from adaptspec.progress import report_progress
 from adaptspec.types import BoolArray, IntArray, TokenLogprob
 from adaptspec.verification.draft_scores import score_temperatures
@@ -52,7 +51,7 @@ class ModelExecutor:
         self._head = -1 if head is None else drafters.index(head)
         self._states = None if head is None or head.head is None else CommittedStates(head.head)
         self._observing = {i for i, drafter in enumerate(drafters) if isinstance(drafter, Observing)}
-        self._sampling: tuple[list[SamplingRow], SamplingBatch] | None = None
+        self._sampling: tuple[list[RowSampling], SamplingBatch] | None = None
 
     @property
     def drafters(self) -> tuple[str, ...]:
@@ -124,8 +123,9 @@ class ModelExecutor:
                 _log.exception("two drafts could not be united; the first one stays")
         if not self.cache.info.takes_trees:
             draft = draft.straight()
-        if some(draft.counts) and (sampling := self._sampled(emitting)).constrained:
-            draft = cut_refused(draft, sampling.constraints)
+        constraints = [sequence.sampling.constraint for sequence in emitting]
+        if some(draft.counts) and any(constraints):
+            draft = cut_refused(draft, constraints)
         return draft if draft.tree is None else self._fitted(batch, draft)
 
     def _beside(self, batch: Batch, decision: Decision, tree: TreeTable, union: Union) -> Draft | None:
@@ -251,7 +251,7 @@ class ModelExecutor:
         rows, last = [sequence.sampling for sequence in emitting], self._sampling
         if last is not None and len(last[0]) == len(rows) and all(map(operator.is_, last[0], rows)):
             return last[1]
-        batch = SamplingBatch(rows, self.cache.info.vocab_size, self.cache.device)
+        batch = SamplingBatch(rows, self.cache.info.vocab_size)
         self._sampling = rows, batch
         return batch
 

@@ -30,7 +30,6 @@ from adaptspec.engine.device_laps import DeviceLaps, device_laps, device_name, o
 from adaptspec.engine.profiler_rounds import CONTEXT, Extent, Piece, ProfiledRounds, clear, fill, packed_rows
 from adaptspec.errors import ConfigError
 from adaptspec.models.runner import Runner
-from adaptspec.models.sampling import certainty
 from adaptspec.types import FloatArray
 
 _log = logging.getLogger(__name__)
@@ -186,8 +185,7 @@ def warm_up(target: Runner, drafters: Sequence[Drafter]) -> None:
             continue
         runner.forward(packed_rows(runner, 1, context, wanted=1))
         for width in range(1, widest + 1):
-            logits = runner.forward(packed_rows(runner, 1, width, wanted=width)).logits
-            certainty(logits, logits.argmax(dim=-1))
+            runner.forward(packed_rows(runner, 1, width, wanted=width))
             runner.truncate(0, context)
         runner.free(0)
 

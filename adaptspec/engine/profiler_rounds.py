@@ -13,9 +13,8 @@ import numpy as np
 
 from adaptspec.drafting.drafter import DraftJob, ModelDrafter
 from adaptspec.errors import ConfigError
-from adaptspec.models.processors import SamplingRow
 from adaptspec.models.runner import Packed, Runner
-from adaptspec.models.sampling import SamplingBatch
+from adaptspec.models.sampling import RowSampling, SamplingBatch, argmax
 from adaptspec.quantity import quantity
 from adaptspec.request import SamplingParams
 from adaptspec.types import IntArray
@@ -97,7 +96,7 @@ class ProfiledRounds:
 
         def run() -> None:
             # Judging a greedy draft takes the argmax and brings it to the host: part of what a verify costs.
-            self._target.forward(packed).logits.argmax(dim=-1).cpu()
+            argmax(self._target.forward(packed).logits)
             for row in range(self._count):
                 self._target.truncate(row, self._context)
 
@@ -114,8 +113,8 @@ class _Drafting:
         known = min(vocab_size, runner.info.vocab_size)
         self._tokens = [some_tokens(context + 1, known).tolist() for _ in range(count)]
         greedy = SamplingParams(temperature=0.0)
-        rows = [SamplingRow(greedy, 0, tokens, context, ()) for tokens in self._tokens]
-        self._sampling = SamplingBatch(rows, vocab_size, runner.device)
+        rows = [RowSampling(greedy, 0, tokens, context, ()) for tokens in self._tokens]
+        self._sampling = SamplingBatch(rows, vocab_size)
 
     def to(self, depth: int) -> Piece:
         """A draft of every row, as far as there is room."""

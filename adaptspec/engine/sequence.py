@@ -11,7 +11,7 @@ import numpy as np
 from adaptspec.drafting.predicted_output import Prediction
 from adaptspec.engine.detokenizer import Detokenizer
 from adaptspec.models.grammars import FAILED, Constraint
-from adaptspec.models.processors import SamplingRow
+from adaptspec.models.sampling import RowSampling
 from adaptspec.request import Request
 from adaptspec.types import Completion, Delta, FinishReason, Piece, SpeculationStats, Timings, TokenLogprob
 from adaptspec.verification.method import Method
@@ -51,7 +51,7 @@ class Sequence:
         self._was_lossy = False  # before `method`
         self.max_tokens = min(sampling.max_tokens, context - len(request.prompt))
         self.end_tokens = frozenset(sampling.stop_token_ids) | (frozenset() if sampling.ignore_eos else frozenset(eos))
-        self.sampling = SamplingRow(sampling, seed, self.tokens, len(request.prompt), eos, constraint)
+        self.sampling = RowSampling(sampling, seed, self.tokens, len(request.prompt), eos, constraint)
         self._detokenizer = detokenizer
         self._unread = len(self.tokens)  # the first token that is not in the text yet
         self._drafters: SequenceOf[str] = ()  # of the tokens from there on, but for the last

@@ -8,7 +8,7 @@ import triton.language as tl
 
 from adaptspec.gpu.ops import Choice, ChoiceParts, RuledPositions, RuledRows, RuleTables
 from adaptspec.models.noise import PAIR_FIRST, PAIR_SECOND, SIGN_AND_LAST, UNIT
-from adaptspec.models.processors import MIN_TEMPERATURE
+from adaptspec.models.sampling import MIN_TEMPERATURE
 
 # Scores of one program of a choice: a vocabulary of 128k makes 125, so that one position alone fills a large device.
 PART = 1024
@@ -127,7 +127,7 @@ def _apply_rules(
 
 @triton.jit
 def _gumbel(word):
-    """See `models.noise.gumbel_of`."""
+    """See `ops.gumbel_of`."""
     word = word * _FIRST
     word = (word ^ (word >> 32)) * _SECOND
     v = (word | _LAST).to(tl.float32) * _UNIT

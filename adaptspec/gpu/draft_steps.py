@@ -13,9 +13,8 @@ from adaptspec.decision_tables import ENTROPY_EDGES
 from adaptspec.gpu import combs, draft_bounds
 from adaptspec.gpu.device_decoder import DeviceDecoder, Inputs
 from adaptspec.gpu.graphs import Captured
-from adaptspec.gpu.ops import Drafts, Reading
+from adaptspec.gpu.ops import Drafts, Reading, token_keys
 from adaptspec.gpu.staging import Block
-from adaptspec.models.noise import token_keys
 
 _WARM, _WIDE = 1, 2  # what a step does beside drawing: by draft temperatures, and keeping further candidates
 

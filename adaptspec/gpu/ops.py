@@ -14,9 +14,9 @@ from adaptspec.gpu.combs import Candidates, Comb
 from adaptspec.gpu.draft_bounds import Bounds
 from adaptspec.gpu.paged_cache import PagedCache
 from adaptspec.gpu.plan import BRANCH, AttentionPlan, tile_tokens
+from adaptspec.models import noise
 from adaptspec.models.attention import fold, unfold
-from adaptspec.models.noise import gumbel_of
-from adaptspec.models.processors import MIN_TEMPERATURE
+from adaptspec.models.sampling import MIN_TEMPERATURE
 
 
 class HeadNorm(NamedTuple):
@@ -189,7 +189,7 @@ def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
 
 
 def apply_rules(logits: torch.Tensor, at: RuledPositions, rows: RuledRows, tables: RuleTables) -> None:
-    """Change logits [N, ...] in place as `models.processors` does: what is removed is -inf then.
+    """Change logits [N, ...] in place as `models.sampling` does: what is removed is -inf then.
 
     They are not divided by the temperature, though top-p and min-p go by what would be left if they were.
     """
@@ -227,6 +227,21 @@ def _threshold(scores: torch.Tensor, index: torch.Tensor, rows: RuledRows) -> to
     return torch.maximum(threshold, order[:, :1] + least * divisor)
 
 
+def token_keys(vocab_size: int, device: torch.device) -> torch.Tensor:
+    """Keys [vocab_size] of all tokens, int64: see `models.noise.token_keys`."""
+    return torch.from_numpy(noise.token_keys(vocab_size)).to(device)
+
+
+def gumbel_of(word: torch.Tensor) -> torch.Tensor:
+    """Noise of words, each a position's key xor a token's; overwrites `word`. See `models.noise.gumbel`."""
+    word.mul_(noise.PAIR_FIRST)
+    word.bitwise_xor_(word >> 32)
+    word.mul_(noise.PAIR_SECOND)
+    word.bitwise_or_(noise.SIGN_AND_LAST)
+    found = word.to(torch.float32).mul_(noise.UNIT)
+    return found.log1p_().neg_().log_().neg_()
+
+
 def choose(
     logits: torch.Tensor, temperatures: torch.Tensor, keys: torch.Tensor, token_keys: torch.Tensor, candidates: int = 1
 ) -> Choice:
@@ -252,8 +267,7 @@ def choose_parts(
     noisy = (temperatures > 0.0).unsqueeze(1)
     divisor = torch.where(noisy, temperatures.unsqueeze(1).clamp(min=MIN_TEMPERATURE), 1.0)
     scores = logits[:, :width] / divisor
-    noise = gumbel_of(keys.unsqueeze(1) ^ token_keys[:width])
-    perturbed = torch.where(noisy, scores + noise, scores)
+    perturbed = torch.where(noisy, scores + gumbel_of(keys.unsqueeze(1) ^ token_keys[:width]), scores)
     token = perturbed.argmax(1, keepdim=True)
     best, top = perturbed.gather(1, token), scores.amax(1, keepdim=True)
     removed = scores == -torch.inf

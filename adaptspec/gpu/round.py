@@ -15,12 +15,11 @@ from adaptspec.gpu import combs, draft_bounds, rules
 from adaptspec.gpu.device_decoder import TILES, DeviceDecoder, padded, tile_of
 from adaptspec.gpu.draft_steps import DraftSteps, aside, inputs, reset
 from adaptspec.gpu.graphs import Captured
-from adaptspec.gpu.ops import RuledPositions, RuledRows
+from adaptspec.gpu.ops import RuledPositions, RuledRows, token_keys
 from adaptspec.gpu.plan import tile_tokens
 from adaptspec.gpu.plan import tiles as tiles_of
 from adaptspec.gpu.round_plan import RoundPlan, RoundResult, RoundShape
 from adaptspec.gpu.staging import Block, at_work
-from adaptspec.models.noise import token_keys
 from adaptspec.types import FloatArray, IntArray
 
 CHANGES = 4  # of block tables per row that come with a plan; a long prompt brings more, and is told by itself

@@ -13,8 +13,7 @@ import numpy.typing as npt
 import torch
 
 from adaptspec.gpu.ops import RuleTables
-from adaptspec.models.processors import Rules, SamplingRow
-from adaptspec.models.sampling import SamplingBatch
+from adaptspec.models.sampling import RowSampling, SamplingBatch
 from adaptspec.types import BoolArray, IntArray
 
 
@@ -43,11 +42,11 @@ class RuleBook:
             torch.zeros(masks, dtype=torch.int32, device=device),
         )
         self._mask_memory = torch.zeros(masks, dtype=torch.int32, pin_memory=device.type == "cuda")
-        self._owners: dict[int, tuple[SamplingRow, int]] = {}  # of lines: who, and how many of its tokens are counted
-        self._newest: dict[int, tuple[SamplingRow, int]] = {}  # the same, once these are, too
+        self._owners: dict[int, tuple[RowSampling, int]] = {}  # of lines: who, and how many of its tokens are counted
+        self._newest: dict[int, tuple[RowSampling, int]] = {}  # the same, once these are, too
         self._written: tuple[SamplingBatch, list[int]] | None = None
         self._ruled: list[int] = []
-        self._masked: list[tuple[Rules, int]] = []  # and the row's place in the batch
+        self._masked: list[tuple[RowSampling, int]] = []  # and the row's place in the batch
 
     @property
     def ruled(self) -> bool:
@@ -61,15 +60,15 @@ class RuleBook:
 
     def write(self, host: Mapping[str, npt.NDArray[Any]], rows: IntArray, sampling: SamplingBatch) -> None:
         """Write what a round of these rows [B] of the cache goes by; what has changed for good is sent at once."""
-        rules, places = sampling.rules, rows.tolist()
+        members, places = sampling.rows, rows.tolist()
         if self._written != (sampling, places):
             self._written = sampling, places
-            self._ruled = [i for i, one in enumerate(rules) if one.some]
+            self._ruled = [i for i, one in enumerate(members) if one.ruled]
             host["lines"].fill(-1)
             for i in self._ruled:
-                host["lines"][i] = self._line(places[i], rules[i])
+                host["lines"][i] = self._line(places[i], members[i])
                 for name in ("penalties", "top_k", "cuts"):
-                    host[name][i] = getattr(rules[i], name)
+                    host[name][i] = getattr(members[i], name)
         self._masked.clear()
         if not self._ruled:
             return
@@ -77,12 +76,12 @@ class RuleBook:
         host["masks"].fill(-1)
         self._newest.clear()
         for i in self._ruled:
-            row = rules[i].row
-            if rules[i].penalised:
-                self._count(host["fresh"][i], places[i], row)
-            if row.constraint is not None or (rules[i].early and row.missing > 0):
+            member = members[i]
+            if member.penalised:
+                self._count(host["fresh"][i], places[i], member)
+            if member.constraint is not None or (member.missing > 0 and member.early(self._vocab)):
                 host["masks"][i] = len(self._masked)
-                self._masked.append((rules[i], i))
+                self._masked.append((member, i))
 
     def count(self, plan: Mapping[str, torch.Tensor]) -> None:
         """Count the newest tokens; once a round."""
@@ -108,15 +107,15 @@ class RuleBook:
         own = slice(0 if counts is None else many, (last + 1) * many)
         self.tables.masks[own].copy_(self._mask_memory[own], non_blocking=True)
 
-    def _line(self, row: int, rules: Rules) -> int:
+    def _line(self, row: int, member: RowSampling) -> int:
         """The line of the tables for what stands in a row of the cache: the last one where nothing is kept."""
-        if not (rules.penalised or rules.bias):
+        if not (member.penalised or member.params.logit_bias):
             return self._rows
-        if row not in self._owners or self._owners[row][0] is not rules.row:
-            self._begin(row, rules.row)
+        if row not in self._owners or self._owners[row][0] is not member:
+            self._begin(row, member)
         return row
 
-    def _begin(self, row: int, member: SamplingRow) -> None:
+    def _begin(self, row: int, member: RowSampling) -> None:
         """Give a line to another: what it has written so far is counted, its biases are noted."""
         prompt, output = member.tokens[: member.prompt_length], member.tokens[member.prompt_length :]
         line = 2 * np.bincount(np.array(output, dtype=np.int64), minlength=self._vocab)[: self._vocab]
@@ -127,7 +126,7 @@ class RuleBook:
         self.tables.bias[row].copy_(torch.from_numpy(bias))
         self._owners[row] = member, len(member.tokens)
 
-    def _count(self, fresh: IntArray, row: int, member: SamplingRow) -> None:
+    def _count(self, fresh: IntArray, row: int, member: RowSampling) -> None:
         """Have the tokens counted that it has got since the last time."""
         new = member.tokens[self._owners[row][1] :]
         if len(new) > len(fresh):
@@ -136,11 +135,11 @@ class RuleBook:
         fresh[: len(new)] = new
         self._newest[row] = member, len(member.tokens)
 
-    def _allowed(self, rules: Rules, draft: list[int]) -> BoolArray:
+    def _allowed(self, member: RowSampling, draft: list[int]) -> BoolArray:
         """Which tokens [V] may follow the row's text and this draft."""
-        if rules.row.constraint is not None:
-            return rules.row.constraint.mask(draft)
+        if member.constraint is not None:
+            return member.constraint.mask(draft)
         allowed = np.ones(self._vocab, dtype=np.bool_)
-        if len(draft) < rules.row.missing:
-            allowed[rules.early] = False
+        if len(draft) < member.missing:
+            allowed[member.early(self._vocab)] = False
         return allowed

@@ -6,9 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-import torch
-import torch.nn.functional as F
 
+from adaptspec.models.noise import Floats
 from adaptspec.trees import Branches, Tree
 from adaptspec.types import BoolArray, FloatArray, IntArray
 
@@ -27,10 +26,10 @@ class Draft:
     counts: IntArray  # [B] tokens submitted for verification
     confidence: FloatArray  # [B, N] how likely the drafter finds it that the token is kept, NaN where it does not say
     entropy: FloatArray  # [B, N] nats, NaN where none was drafted
-    distribution: torch.Tensor | None = None
+    distribution: Floats | None = None
     steps: int = 0  # forward passes of a draft model
     caught_up: int = 0  # tokens fed beyond the usual one or two per row
-    scores: torch.Tensor | None = None
+    scores: Floats | None = None
     tree: Tree | None = None
 
     @classmethod
@@ -102,17 +101,15 @@ class Draft:
         self.tokens[mine, :width] = part.tokens[mine]
         self.confidence[mine, :width] = part.confidence[mine]
         self.entropy[mine, :width] = part.entropy[mine]
-        at = torch.from_numpy(mine)
-        if self.distribution is not None:
-            shares = part.distribution
-            if shares is None:
-                shares = F.one_hot(torch.from_numpy(part.tokens), self.distribution.shape[-1]).to(self.distribution)
-            self.distribution[at, :width] = shares[at]
+        if self.distribution is not None and part.distribution is not None:
+            self.distribution[mine, :width] = part.distribution[mine]
+        elif self.distribution is not None:
+            self.distribution[mine[:, None], np.arange(width), part.tokens[mine]] = 1.0
         if self.scores is not None and part.scores is not None:
-            self.scores[at, :width] = part.scores[at]
+            self.scores[mine, :width] = part.scores[mine]
 
     def take(self, rows: IntArray) -> Draft:
-        distribution = None if self.distribution is None else self.distribution[torch.from_numpy(rows)]
+        distribution = None if self.distribution is None else self.distribution[rows]
         return Draft(
             self.tokens[rows],
             self.counts[rows],
@@ -191,7 +188,7 @@ class NodeChoices:
         return None if chosen < 0 else chosen
 
 
-def _room(kept: Sequence[torch.Tensor | None], rows: int, width: int) -> torch.Tensor | None:
+def _room(kept: Sequence[Floats | None], rows: int, width: int) -> Floats | None:
     """Zeros [rows, width, V], if any part kept something."""
     like = next((part for part in kept if part is not None), None)
-    return None if like is None else like.new_zeros(rows, width, like.shape[-1])
+    return None if like is None else np.zeros((rows, width, like.shape[-1]), dtype=np.float32)

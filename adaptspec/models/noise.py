@@ -17,23 +17,24 @@ from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from adaptspec.types import FloatArray, IntArray
 
+Floats = npt.NDArray[np.float32]
 _Words = npt.NDArray[np.uint64]
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _FIRST = np.uint64(0xBF58476D1CE4E5B9)
 _SECOND = np.uint64(0x94D049BB133111EB)
-# The same kind of odd 64-bit constants, as the signed integers torch multiplies with (it wraps around).
+# The same kind of odd 64-bit constants, as signed integers, whose products wrap around.
 PAIR_FIRST = 0xD6E8FEB86659FD93 - 2**64
 PAIR_SECOND = 0xA0761D6478BD642F - 2**64
 SIGN_AND_LAST = 1 - 2**63
 _ALL = 2**64 - 1
-_CPU = torch.device("cpu")
 # Just under 2**-63: the largest 63-bit word must not round to 1, where log1p(-v) is infinite.
 UNIT = 2.0**-63 * (1.0 - 2.0**-24)
+# Tokens whose words are in memory at a time: they fit into a core's cache, and malloc keeps their memory.
+_BLOCK = 16384
 # The same as numbers without sign.
 _SIGN, _HIGH, _TOP_AND_LAST = 2**31, 2**64 - 2**32, 2**63 + 1
 
@@ -67,25 +68,32 @@ def uniform(keys: IntArray) -> FloatArray:
     return numbers
 
 
-def gumbel(keys: IntArray, vocab_size: int, device: torch.device) -> torch.Tensor:
-    """Standard Gumbel noise [N, vocab_size] in float32, always finite; the hash is the same on every device.
+def gumbel(key: int, words: IntArray) -> Floats:
+    """Standard Gumbel noise [M] at the position of a key, for tokens with these `token_keys`; always finite.
 
     Noise is -log(E) with E = -log1p(-v) exponential. The winner of an argmax lies in the upper tail,
     that is at tiny v, so v comes from 62 bits and keeps its relative precision as a float32: values reach 43
     where a 24-bit uniform would stop at 17 and favour likely tokens.
     """
-    rows = torch.from_numpy(keys).to(device).unsqueeze(1)
-    return gumbel_of(rows ^ token_keys(vocab_size, device))
-
-
-def gumbel_at(keys: IntArray, tokens: IntArray, vocab_size: int) -> torch.Tensor:
-    """The same noise for M single pairs of key and token, [M] on the CPU: for scores with few tokens left."""
-    return gumbel_of(torch.from_numpy(keys) ^ token_keys(vocab_size, _CPU)[torch.from_numpy(tokens)])
+    noise: Floats = np.empty(len(words), dtype=np.float32)
+    for start in range(0, len(words), _BLOCK):
+        part = slice(start, start + _BLOCK)
+        word = words[part] ^ key
+        word *= PAIR_FIRST
+        # The shift is arithmetic, which costs the top bit; the other 63 stay one-to-one, and only they are used.
+        word ^= word >> 32
+        word *= PAIR_SECOND
+        # With sign and last bit set, the word is an odd negative number, uniform over (-2**63, 0): it scales to -v.
+        word |= SIGN_AND_LAST
+        noise[part] = word
+    noise *= UNIT
+    np.negative(np.log1p(noise, out=noise), out=noise)
+    return np.negative(np.log(noise, out=noise), out=noise)
 
 
 def token_words(vocab_size: int) -> Sequence[int]:
     """What `drawn_of_few` wants of each token id."""
-    words: list[int] = token_keys(vocab_size, _CPU).numpy().view(np.uint64).tolist()
+    words: list[int] = token_keys(vocab_size).view(np.uint64).tolist()
     return words
 
 
@@ -114,23 +122,11 @@ def drawn_of_few(
     return drawn
 
 
-def gumbel_of(word: torch.Tensor) -> torch.Tensor:
-    """Noise of words, each a position's key xor a token's; overwrites `word`."""
-    word.mul_(PAIR_FIRST)
-    # Torch shifts arithmetically, which costs the top bit; the other 63 stay one-to-one, and only they are used.
-    word.bitwise_xor_(word >> 32)
-    word.mul_(PAIR_SECOND)
-    # With sign and last bit set, the word is an odd negative number, uniform over (-2**63, 0): it scales to -v.
-    word.bitwise_or_(SIGN_AND_LAST)
-    noise = word.to(torch.float32).mul_(UNIT)
-    return noise.log1p_().neg_().log_().neg_()
-
-
 @lru_cache(maxsize=8)
-def token_keys(vocab_size: int, device: torch.device) -> torch.Tensor:
-    """Keys [vocab_size] of all tokens, kept on the device."""
+def token_keys(vocab_size: int) -> IntArray:
+    """Keys [vocab_size] of all tokens."""
     tokens = np.arange(vocab_size, dtype=np.uint64)
-    return torch.from_numpy(_mix(tokens * _GOLDEN + _SECOND).view(np.int64)).to(device)
+    return _mix(tokens * _GOLDEN + _SECOND).view(np.int64)
 
 
 def _mix(word: _Words) -> _Words:

@@ -94,10 +94,10 @@ def _found(name: str, *, pickles: bool, download: Download) -> Path:
         refuse_other_formats(name, [path])
         raise ModelError(f"{name} is a file; name the directory that holds it and config.json")
     if name in PINNED:
-        root = cache_folder()
-        if root is None:
+        folder = _folder(name)
+        if folder is None:
             raise ModelError(f"there is no home directory to keep {name} in; set XDG_CACHE_HOME to a folder")
-        return fetch(PINNED[name], root / "adaptspec" / "models" / name)
+        return fetch(PINNED[name], folder)
     if (
         name.startswith((".", "/", "~"))
         or is_gguf(Path(name))
@@ -161,6 +161,18 @@ def _of_hub(name: str, *, pickles: bool, download: Download) -> Path:
             f"there is no directory {name}, and it cannot be fetched from the hub ({first_line}); "
             "check the name, the network, and HF_TOKEN for gated models"
         ) from error
+
+
+def is_fetched(name: str) -> bool:
+    """Whether the file of a pinned model is in the cache."""
+    folder = _folder(name)
+    return folder is not None and (folder / PINNED[name].file).is_file()
+
+
+def _folder(name: str) -> Path | None:
+    """Where a pinned model is kept; None without a home directory."""
+    root = cache_folder()
+    return None if root is None else root / "adaptspec" / "models" / name
 
 
 def fetch(pinned: Pinned, folder: Path, run: Run | None = None) -> Path:

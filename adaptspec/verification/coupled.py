@@ -4,16 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
-import torch
-
 from adaptspec.models.draft import Draft
-from adaptspec.models.processors import NO_PATHS
-from adaptspec.models.sampling import SamplingBatch
-from adaptspec.types import IntArray
+from adaptspec.models.sampling import Logits, SamplingBatch
 from adaptspec.verification.method import Method, VerifyResult, Windows, agreement
-
-_NONE: IntArray = np.zeros(0, dtype=np.int64)
 
 
 @dataclass(frozen=True)
@@ -29,9 +22,6 @@ class Coupled(Method):
     name = "coupled"
     takes_trees = True
 
-    def verify(self, logits: torch.Tensor, draft: Draft, sampling: SamplingBatch) -> VerifyResult:
-        if sampling.plain_greedy:  # neither position nor row matters, so the layout need not be worked out
-            return agreement(draft, sampling.choose(sampling.process(logits, _NONE, _NONE, NO_PATHS), _NONE, _NONE))
+    def verify(self, logits: Logits, draft: Draft, sampling: SamplingBatch) -> VerifyResult:
         windows = Windows.of(draft)
-        scores = sampling.process(logits, windows.index, windows.offsets, windows.paths)
-        return agreement(draft, sampling.choose(scores, windows.index, windows.offsets))
+        return agreement(draft, sampling.next_tokens(logits, windows.index, windows.paths))

@@ -5,19 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-import torch
 
 from adaptspec.models.draft import Draft
-from adaptspec.models.processors import Paths
-from adaptspec.models.sampling import SamplingBatch
+from adaptspec.models.noise import Floats
+from adaptspec.models.sampling import Logits, SamplingBatch, softmax
 from adaptspec.types import BoolArray, FloatArray, IntArray
-from adaptspec.verification.method import VerifyResult, on_device, window_starts
+from adaptspec.verification.method import VerifyResult, window_starts
 
 _MOST = 8  # tokens scored in a round: what is learned is slow to change, and a vocabulary is wide
 
 
 def score_temperatures(
-    logits: torch.Tensor,
+    logits: Logits,
     draft: Draft,
     result: VerifyResult,
     sampling: SamplingBatch,
@@ -39,14 +38,13 @@ def score_temperatures(
     if not len(index):
         return None
     packed = window_starts(draft.counts)[index] + offsets
-    p = sampling.process(logits.index_select(0, on_device(logits, packed)), index, offsets, Paths(draft.tokens))
-    q = draft.scores[on_device(p, index), on_device(p, offsets)]
+    paths = [draft.tokens[row, :offset].tolist() for row, offset in zip(index, offsets, strict=True)]
+    p, q = sampling.process(logits[packed.tolist()], index, paths), draft.scores[index, offsets]
     shared = shares_noise[index]
     scores: FloatArray = np.zeros((len(index), len(temperatures)))
     if shared.any():
-        chosen = torch.stack([sampling.choose(q / at, index, offsets) for at in temperatures], dim=1)
-        agreed = chosen == sampling.choose(p, index, offsets).unsqueeze(1)
-        scores = agreed.double().cpu().numpy()
+        chosen = np.stack([sampling.choose(q / at, index, offsets) for at in temperatures], axis=1)
+        scores = (chosen == sampling.choose(p, index, offsets)[:, None]).astype(np.float64)
     if not shared.all():
         scores = np.where(shared[:, None], scores, _overlap(p, q, temperatures))
     whole: FloatArray = np.full((*draft.tokens.shape, len(temperatures)), np.nan)
@@ -67,8 +65,10 @@ def _reached(draft: Draft, result: VerifyResult, sampling: SamplingBatch) -> tup
     return index, offsets
 
 
-def _overlap(p: torch.Tensor, q: torch.Tensor, temperatures: Sequence[float]) -> FloatArray:
+def _overlap(p: Floats, q: Floats, temperatures: Sequence[float]) -> FloatArray:
     """sum(min(p, q)) with q at each temperature, [M, T], from scores [M, V]."""
-    target = p.softmax(1)
-    overlaps = [torch.minimum(target, (q / temperature).softmax(1)).sum(1) for temperature in temperatures]
-    return np.asarray(torch.stack(overlaps, dim=1).double().cpu().numpy())
+    overlaps: FloatArray = np.zeros((len(p), len(temperatures)))
+    for n, (target_scores, draft_scores) in enumerate(zip(p, q, strict=True)):
+        target = softmax(target_scores)
+        overlaps[n] = [np.minimum(target, softmax(draft_scores / at)).sum() for at in temperatures]
+    return overlaps

@@ -6,45 +6,41 @@ from abc import abstractmethod
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 
 from adaptspec.models.draft import Draft
-from adaptspec.models.sampling import SamplingBatch
-from adaptspec.types import IntArray
-from adaptspec.verification.method import Method, VerifyResult, Windows, accepted_run, on_device
+from adaptspec.models.noise import Floats
+from adaptspec.models.sampling import Logits, SamplingBatch, certainty, entropies
+from adaptspec.types import BoolArray, IntArray
+from adaptspec.verification.method import Method, VerifyResult, Windows, accepted_run
 
 
 class GoodEnough(Method):
     """Keeps drafted tokens up to the first that is not good enough; the target's own token follows.
 
     The token that the target itself draws at a position is good enough by definition: the text is the same
-    whether it is kept or put in. One that processors rule out (a score of -inf) never is.
+    whether it is kept or put in. One that the rules remove (a score of -inf) never is.
     """
 
     lossy = True
 
     @abstractmethod
-    def good_enough(
-        self, scores: torch.Tensor, tokens: torch.Tensor, index: IntArray, sampling: SamplingBatch
-    ) -> torch.Tensor:
+    def good_enough(self, scores: Floats, tokens: IntArray, index: IntArray, sampling: SamplingBatch) -> BoolArray:
         """Which of the drafted `tokens` [M] are, bool [M], by the scores [M, V] there; `index` [M] are their rows."""
 
-    def verify(self, logits: torch.Tensor, draft: Draft, sampling: SamplingBatch) -> VerifyResult:
+    def verify(self, logits: Logits, draft: Draft, sampling: SamplingBatch) -> VerifyResult:
         windows = Windows.of(draft)
-        scores = sampling.process(logits, windows.index, windows.offsets, windows.paths)
+        scores = sampling.process(logits, windows.index, windows.paths)
         own = sampling.choose(scores, windows.index, windows.offsets)
         passed = np.zeros(draft.tokens.shape, dtype=np.bool_)
         drafted = windows.drafted
         if len(drafted):
             index, offsets = windows.index[drafted], windows.offsets[drafted]
-            tokens = on_device(scores, draft.tokens[index, offsets])
-            at = on_device(scores, drafted)
-            where = scores.index_select(0, at)
-            allowed = where.gather(1, tokens.unsqueeze(1)).squeeze(1) > -torch.inf
-            good = (self.good_enough(where, tokens, index, sampling) & allowed) | (own.index_select(0, at) == tokens)
-            passed[index, offsets] = good.cpu().numpy()
+            tokens = draft.tokens[index, offsets]
+            allowed = scores[drafted, tokens] > -np.inf
+            good = self.good_enough(scores[drafted], tokens, index, sampling)
+            passed[index, offsets] = (good & allowed) | (own[drafted] == tokens)
         accepted = accepted_run(passed)
-        return VerifyResult(accepted, own.cpu().numpy()[windows.starts + accepted])
+        return VerifyResult(accepted, own[windows.starts + accepted])
 
 
 @dataclass(frozen=True)
@@ -61,11 +57,11 @@ class Threshold(GoodEnough):
 
     name = "threshold"
 
-    def good_enough(self, scores: torch.Tensor, tokens: torch.Tensor, *_: object) -> torch.Tensor:
-        own = scores.gather(1, tokens.unsqueeze(1))
-        p = (own - scores.logsumexp(1, keepdim=True)).exp_().squeeze(1)
-        among_top = (scores > own).sum(1) < self.top
-        return (p >= self.high) | ((p >= self.low) & among_top)
+    def good_enough(self, scores: Floats, tokens: IntArray, *_: object) -> BoolArray:
+        p = certainty(scores, tokens).confidence
+        among_top = (scores > np.take_along_axis(scores, tokens[:, None], axis=1)).sum(axis=1) < self.top
+        good: BoolArray = (p >= self.high) | ((p >= self.low) & among_top)
+        return good
 
 
 @dataclass(frozen=True)
@@ -82,10 +78,8 @@ class Typical(GoodEnough):
 
     name = "typical"
 
-    def good_enough(
-        self, scores: torch.Tensor, tokens: torch.Tensor, index: IntArray, sampling: SamplingBatch
-    ) -> torch.Tensor:
-        p = sampling.probabilities(scores, index)
-        entropy = torch.special.entr(p).sum(1)
-        floor = (self.delta * torch.exp(-entropy)).clamp_(max=self.epsilon)
-        return p.gather(1, tokens.unsqueeze(1)).squeeze(1) > floor
+    def good_enough(self, scores: Floats, tokens: IntArray, index: IntArray, sampling: SamplingBatch) -> BoolArray:
+        p = sampling.probabilities(scores, index)[np.arange(len(tokens)), tokens]
+        entropy = np.where(sampling.sampled[index], entropies(scores), 0.0)
+        good: BoolArray = p > np.minimum(self.delta * np.exp(-entropy), self.epsilon)
+        return good

@@ -6,11 +6,9 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
-import torch
 
 from adaptspec.models.draft import Draft
-from adaptspec.models.processors import Paths
-from adaptspec.models.sampling import SamplingBatch
+from adaptspec.models.sampling import Logits, SamplingBatch
 from adaptspec.trees import Tree
 from adaptspec.types import BoolArray, FloatArray, IntArray
 
@@ -56,7 +54,7 @@ class Method(Protocol):
     needs_distribution: bool = False
     takes_trees: bool = False
 
-    def verify(self, logits: torch.Tensor, draft: Draft, sampling: SamplingBatch) -> VerifyResult:
+    def verify(self, logits: Logits, draft: Draft, sampling: SamplingBatch) -> VerifyResult:
         """Judge the draft. `logits` [sum(counts + 1), V], float32: row i brings counts[i] + 1 of them,
         for the positions of its drafted tokens and the one after.
         """
@@ -73,30 +71,22 @@ class Windows:
     starts: IntArray  # [B] first packed position of each row
     index: IntArray  # [N] row of each position
     offsets: IntArray  # [N] drafted tokens on the way to it
-    paths: Paths  # which ones
+    paths: list[list[int]]  # [N] which ones
 
     @classmethod
     def of(cls, draft: Draft) -> Windows:
         counts, tree = draft.counts, draft.tree
-        if tree is None and len(counts) == 1:  # in a quarter of the time: plain decoding pays it for every token
-            places = np.arange(counts.item() + 1)
-            nothing = np.zeros_like(places)
-            return cls(counts, nothing[:1], nothing, places, Paths(draft.tokens))
-        starts = window_starts(counts)
+        paths: list[list[int]] = []
+        straight = range(-1, draft.tokens.shape[1] - 1)
+        parents = [straight] * len(counts) if tree is None else tree.parents.tolist()
+        for tokens, before, count in zip(draft.tokens.tolist(), parents, counts.tolist(), strict=True):
+            start = len(paths)
+            paths.append([])
+            for token, parent in zip(tokens[:count], before, strict=False):
+                paths.append([*paths[start + 1 + parent], token])
         index = np.arange(len(counts)).repeat(counts + 1)
-        if tree is None:
-            return cls(counts, starts, index, np.arange(len(index)) - starts[index], Paths(draft.tokens))
-        ways: list[list[int]] = []
-        nodes = zip(draft.tokens.tolist(), tree.parents.tolist(), counts.tolist(), strict=True)
-        for tokens, parents, count in nodes:
-            start = len(ways)
-            ways.append([])
-            for token, parent in zip(tokens[:count], parents, strict=False):
-                ways.append([*ways[start + 1 + parent], token])
-        offsets = [len(way) for way in ways]
-        deepest = max(offsets, default=0)
-        lines = np.array([way + [0] * (deepest - len(way)) for way in ways], dtype=np.int64)
-        return cls(counts, starts, index, np.array(offsets, dtype=np.int64), Paths(lines, np.arange(len(index))))
+        offsets = np.array([len(path) for path in paths], dtype=np.int64)
+        return cls(counts, window_starts(counts), index, offsets, paths)
 
     @property
     def drafted(self) -> IntArray:
@@ -116,7 +106,7 @@ def accepted_run(good: BoolArray) -> IntArray:
     return run
 
 
-def agreement(draft: Draft, target: torch.Tensor) -> VerifyResult:
+def agreement(draft: Draft, target: IntArray) -> VerifyResult:
     """Keep drafted tokens while they are the target's own, given for all N packed positions.
 
     Whatever the target has at the next position follows: its correction, or the bonus.
@@ -155,8 +145,3 @@ def _walk(draft: Draft, tree: Tree, own: list[int]) -> VerifyResult:
     lines = np.array([path + [-1] * (most - len(path)) for path in paths], dtype=np.int64)
     chosen, told = np.array(following, dtype=np.int64), np.array(own, dtype=np.int64)
     return VerifyResult(np.array(accepted, dtype=np.int64), chosen, path=lines, choices=told)
-
-
-def on_device(tensor: torch.Tensor, numbers: IntArray) -> torch.Tensor:
-    """The numbers where `tensor` is: to index it with."""
-    return torch.from_numpy(numbers).to(tensor.device)

@@ -9,14 +9,13 @@ from abc import abstractmethod
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 
 from adaptspec.models.draft import Draft
-from adaptspec.models.noise import Stream
-from adaptspec.models.sampling import SamplingBatch
+from adaptspec.models.noise import Floats, Stream
+from adaptspec.models.sampling import Logits, SamplingBatch
 from adaptspec.progress import report_progress
 from adaptspec.types import FloatArray, IntArray
-from adaptspec.verification.method import Method, VerifyResult, Windows, accepted_run, agreement, on_device
+from adaptspec.verification.method import Method, VerifyResult, Windows, accepted_run, agreement
 
 
 class SpeculativeSampling(Method):
@@ -35,26 +34,26 @@ class SpeculativeSampling(Method):
         the weight w [B] of p in max(0, w p - q) where the draft is cut; it means nothing where all were kept.
         """
 
-    def verify(self, logits: torch.Tensor, draft: Draft, sampling: SamplingBatch) -> VerifyResult:
+    def verify(self, logits: Logits, draft: Draft, sampling: SamplingBatch) -> VerifyResult:
         windows = Windows.of(draft)
-        scores = sampling.process(logits, windows.index, windows.offsets, windows.paths)
         if sampling.plain_greedy:  # p and q are point masses: accepted iff equal
-            return agreement(draft, sampling.choose(scores, windows.index, windows.offsets))
-        report_progress()
+            return agreement(draft, sampling.next_tokens(logits, windows.index, windows.paths))
+        scores = sampling.process(logits, windows.index, windows.paths)
         target = sampling.probabilities(scores, windows.index)
         drafted = _Drafted.of(target, draft, windows)
         accepted, weights = self.accept(draft, drafted, sampling.uniform(drafted.index, drafted.offsets, Stream.ACCEPT))
         ends = windows.starts + accepted
-        final = scores.index_select(0, on_device(scores, ends))
+        final = scores[ends]
         cut = np.flatnonzero(accepted < windows.counts)
         if len(cut):
             residual = drafted.residual(np.searchsorted(drafted.packed, ends[cut]), weights[cut])
             # p = q up to rounding can be rejected, once in ten million draws, and nothing be left: p itself is right.
-            empty = residual.amax(1, keepdim=True) <= 0.0
-            plain = target.index_select(0, on_device(target, ends[cut]))
-            final.index_copy_(0, on_device(final, cut), torch.where(empty, plain, residual).log_())
+            empty = residual.max(axis=1, keepdims=True) <= 0.0
+            plain = target[ends[cut]]
+            with np.errstate(divide="ignore"):
+                final[cut] = np.log(np.where(empty, plain, residual))
         following = sampling.choose(final, np.arange(len(accepted)), accepted)
-        return VerifyResult(accepted, following.cpu().numpy())
+        return VerifyResult(accepted, following)
 
 
 @dataclass(frozen=True)
@@ -100,7 +99,7 @@ class Block(SpeculativeSampling):
         weights = _block_weights(draft, drafted)
         index, offsets = drafted.index, drafted.offsets
         rest: FloatArray = np.zeros(draft.tokens.shape)
-        rest[index, offsets] = drafted.residual(slice(None), weights[index, offsets]).double().sum(1).cpu().numpy()
+        rest[index, offsets] = drafted.residual(slice(None), weights[index, offsets]).sum(axis=1, dtype=np.float64)
         w = weights[index, offsets + 1]
         after = rest[index, np.minimum(offsets + 1, rest.shape[1] - 1)]
         below = after + 1.0 - w
@@ -123,31 +122,29 @@ class _Drafted:
     tokens: IntArray  # [M]
     p: FloatArray  # [M] the target's probability of the token
     q: FloatArray  # [M] the draft's
-    target: torch.Tensor  # [N, V] p everywhere
-    distribution: torch.Tensor | None  # [B, D, V] q; None: 1 at the token
+    target: Floats  # [N, V] p everywhere
+    distribution: Floats | None  # [B, D, V] q; None: 1 at the token
 
     @classmethod
-    def of(cls, target: torch.Tensor, draft: Draft, windows: Windows) -> _Drafted:
+    def of(cls, target: Floats, draft: Draft, windows: Windows) -> _Drafted:
         packed = windows.drafted
         index, offsets = windows.index[packed], windows.offsets[packed]
         tokens = draft.tokens[index, offsets]
-        p = target[on_device(target, packed), on_device(target, tokens)]
-        q = torch.ones_like(p)
+        p = target[packed, tokens].astype(np.float64)
+        q = np.ones_like(p)
         if draft.distribution is not None:
-            q = draft.distribution[tuple(on_device(target, numbers) for numbers in (index, offsets, tokens))]
-        both = torch.stack((p, q)).double().cpu().numpy()
-        return cls(packed, index, offsets, tokens, both[0], both[1], target, draft.distribution)
+            q = draft.distribution[index, offsets, tokens].astype(np.float64)
+        return cls(packed, index, offsets, tokens, p, q, target, draft.distribution)
 
-    def residual(self, which: IntArray | slice, weights: FloatArray) -> torch.Tensor:
+    def residual(self, which: IntArray | slice, weights: FloatArray) -> Floats:
         """max(0, w p - q) over the vocabulary, [R, V], for R of the M positions and a weight w for each."""
         report_progress()
-        w = torch.from_numpy(weights).to(self.target).unsqueeze(1)
-        weighted = self.target.index_select(0, on_device(self.target, self.packed[which])) * w
+        weighted: Floats = self.target[self.packed[which]] * weights.astype(np.float32)[:, None]
         if self.distribution is None:
-            certain = on_device(self.target, self.tokens[which]).unsqueeze(1)
-            return weighted.scatter_add_(1, certain, -torch.ones_like(w)).clamp_(min=0.0)
-        at = (on_device(self.target, numbers[which]) for numbers in (self.index, self.offsets))
-        return weighted.sub_(self.distribution[tuple(at)]).clamp_(min=0.0)
+            weighted[np.arange(len(weighted)), self.tokens[which]] -= 1.0
+        else:
+            weighted -= self.distribution[self.index[which], self.offsets[which]]
+        return np.maximum(weighted, 0.0, out=weighted)
 
 
 def _block_weights(draft: Draft, drafted: _Drafted) -> FloatArray:

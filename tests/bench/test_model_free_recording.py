@@ -8,8 +8,7 @@ import pytest
 from adaptspec.bench.teacher_forcing import Judge, Written
 from adaptspec.drafting.counts import CountsDrafter
 from adaptspec.drafting.drafter import DraftJob, RowStart
-from adaptspec.models.processors import SamplingRow
-from adaptspec.models.sampling import SamplingBatch
+from adaptspec.models.sampling import RowSampling, SamplingBatch
 from adaptspec.request import SamplingParams
 from adaptspec.simulation.draft_view import DraftView
 from tests.fakes import TableRunner
@@ -33,9 +32,9 @@ def test_chains_and_candidates_are_what_the_drafter_proposes(temperature: float)
     """Asked in order, as it reads on: its chain's length, how sure it is, and where the text's own token stands."""
     view, runner = view_of(temperature, history=False), TableRunner()
     drafter, params = CountsDrafter(runner.info.vocab_size), SamplingParams(len(OUTPUT), temperature, seed=3)
-    row = SamplingRow(params, 3, list(PROMPT), len(PROMPT), ())
+    row = RowSampling(params, 3, list(PROMPT), len(PROMPT), ())
     drafter.begin(0, RowStart(row))
-    batch = SamplingBatch([row], runner.info.vocab_size, runner.device)
+    batch = SamplingBatch([row], runner.info.vocab_size)
     assert view.top is not None
     for at, token in enumerate(OUTPUT):
         tokens = [*PROMPT, *OUTPUT[:at]]

@@ -10,8 +10,7 @@ import pytest
 from adaptspec.bench.teacher_forcing import Judge, Written
 from adaptspec.drafting.draft_model import DraftModelDrafter
 from adaptspec.drafting.ngram import NgramDrafter
-from adaptspec.models.processors import NO_PATHS, SamplingRow
-from adaptspec.models.sampling import SamplingBatch
+from adaptspec.models.sampling import RowSampling, SamplingBatch, softmax
 from adaptspec.request import SamplingParams
 from adaptspec.simulation.draft_view import FAR
 from tests.fakes import TableRunner, plain_greedy
@@ -34,14 +33,14 @@ def test_the_rank_is_the_place_of_the_true_token_among_the_candidates(sampling: 
     for at, token in enumerate(text.output):
         tokens = text.tokens[: 3 + at]
         logits, here = draft.logits(tokens).unsqueeze(0), np.zeros(1, dtype=np.int64)
-        batch = SamplingBatch([SamplingRow(sampling, 1, tokens, 3, ())], logits.shape[1], draft.device)
-        scores = batch.process(logits, here, here, NO_PATHS)
-        drawn = int(batch.choose(scores, here, here))
+        batch = SamplingBatch([RowSampling(sampling, 1, tokens, 3, ())], logits.shape[1])
+        scores = batch.process(logits, here, [[]])
+        (drawn,) = batch.choose(scores, here, here).tolist()
         scores = batch.perturbed(scores, here, here)
-        order = scores[0].argsort(descending=True).tolist()
+        order = np.argsort(-scores[0]).tolist()
         assert order[0] == drawn
         assert order[view.rank[at]] == token
-        np.testing.assert_allclose(view.top[at], scores.softmax(1)[0, order[:8]], atol=1e-6)
+        np.testing.assert_allclose(view.top[at], softmax(scores[0])[order[:8]], atol=1e-6)
     assert view.agreed.tolist() == (view.rank == 0).tolist()
     assert len(set(view.rank.tolist())) > 2
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -13,13 +12,12 @@ from adaptspec.drafting.counts import CountsDrafter
 from adaptspec.drafting.drafter import DraftJob, RowStart
 from adaptspec.drafting.token_counts import TokenCounts, advanced
 from adaptspec.models.draft import Draft
-from adaptspec.models.processors import SamplingRow
-from adaptspec.models.sampling import SamplingBatch
+from adaptspec.models.sampling import RowSampling, SamplingBatch
 from adaptspec.request import SamplingParams
 from tests.fakes import array
 
 V = 500
-NO_SAMPLING = SamplingBatch([], V, torch.device("cpu"))
+NO_SAMPLING = SamplingBatch([], V)
 TEXTS = st.lists(st.integers(0, 3), min_size=1, max_size=40)
 TEMPERATURES = st.sampled_from([0.0, 0.7, 1.3])
 
@@ -27,7 +25,7 @@ TEMPERATURES = st.sampled_from([0.0, 0.7, 1.3])
 def _start(
     temperature: float = 0.0, scope: str | None = None, seed: int = 3, prediction: tuple[int, ...] = ()
 ) -> RowStart:
-    return RowStart(SamplingRow(SamplingParams(temperature=temperature), seed, [], 1, ()), prediction, scope)
+    return RowStart(RowSampling(SamplingParams(temperature=temperature), seed, [], 1, ()), prediction, scope)
 
 
 def _made(start: RowStart | None = None, ends: tuple[int, ...] = ()) -> CountsDrafter:
@@ -88,13 +86,13 @@ def test_a_shadow_is_what_a_draft_would_have_got(tokens: list[int], first: int, 
 def test_sampled_drafts_agree_more_often_with_the_target_than_the_likeliest_token_does() -> None:
     """The text is drawn from the very distribution that is counted: each is right as often as sharing noise allows."""
     text = _mixed(20, 20)
-    scores = torch.full((1, V), -torch.inf)
-    scores[0, [6, 7]] = float(np.log(0.5))
+    scores = np.full((1, V), -np.inf, dtype=np.float32)
+    scores[0, [6, 7]] = np.log(0.5)
     right = {True: 0, False: 0}
     for seed in range(200):
         drafter = _made(_start(1.0, seed=seed))
-        row = SamplingRow(SamplingParams(temperature=1.0), seed, text, 1, ())
-        target = int(SamplingBatch([row], V, torch.device("cpu")).choose(scores, array(0), array(0)))
+        row = RowSampling(SamplingParams(temperature=1.0), seed, text, 1, ())
+        target = SamplingBatch([row], V).choose(scores, array(0), array(0)).item()
         for shares in (True, False):
             job = DraftJob(array(0), [text], array(1), NO_SAMPLING, shares_noise=shares)
             drafted = drafter.propose(job)
@@ -106,15 +104,15 @@ def test_sampled_drafts_agree_more_often_with_the_target_than_the_likeliest_toke
 def test_each_drafted_token_meets_the_noise_of_its_own_position() -> None:
     """Two tokens follow equally often at both of two positions: the draft is right where its noise is the target's."""
     text = [token for i in range(40) for token in (100 + i, 5, 6 + i % 2, 8 + i // 2 % 2)] + [99, 5]
-    scores = torch.full((1, V), -torch.inf)
-    scores[0, [8, 9]] = float(np.log(0.5))
+    scores = np.full((1, V), -np.inf, dtype=np.float32)
+    scores[0, [8, 9]] = np.log(0.5)
     right = []
     for seed in range(100):
         drafted = _propose(_made(_start(1.0, seed=seed)), text, 2)
         if len(drafted) == 2:
-            row = SamplingRow(SamplingParams(temperature=1.0), seed, text, 1, ())
-            target = SamplingBatch([row], V, torch.device("cpu")).choose(scores, array(0), array(1))
-            right.append(drafted[1] == int(target))
+            row = RowSampling(SamplingParams(temperature=1.0), seed, text, 1, ())
+            target = SamplingBatch([row], V).choose(scores, array(0), array(1)).item()
+            right.append(drafted[1] == target)
     assert len(right) > 50
     assert np.mean(right) > 0.85
 
@@ -183,7 +181,7 @@ def test_a_prompt_is_read_a_part_in_each_round() -> None:
 def test_of_a_text_that_came_without_being_looked_at_a_scope_counts_the_end() -> None:
     """What it does when a request ends is bounded, too."""
     drafter, live = CountsDrafter(V), [1]
-    drafter.begin(0, RowStart(SamplingRow(SamplingParams(), 3, live, 1, ()), (), "key a"))
+    drafter.begin(0, RowStart(RowSampling(SamplingParams(), 3, live, 1, ()), (), "key a"))
     drafter.offer(0, live, 1)
     live += [2, 3, *np.random.default_rng(0).integers(10, 400, 5000).tolist(), 7, 8, 9]
     drafter.free(0)
@@ -200,7 +198,7 @@ def test_of_a_text_that_came_without_being_looked_at_a_scope_counts_the_end() ->
 def test_a_scope_counts_every_text_once(text: list[int], rounds: list[tuple[int, bool, bool]]) -> None:
     """However long the prompt is, whoever gave way and came back, and whatever came in the last round."""
     drafter, live = CountsDrafter(V), text[:1]
-    start = RowStart(SamplingRow(SamplingParams(), 3, live, 1, ()), (), "key a")
+    start = RowStart(RowSampling(SamplingParams(), 3, live, 1, ()), (), "key a")
     drafter.begin(0, start)
     for more, looks, leaves in rounds:
         live += text[len(live) : len(live) + more]

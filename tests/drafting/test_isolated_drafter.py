@@ -11,8 +11,7 @@ from adaptspec.drafting.drafter import DraftJob, RowStart
 from adaptspec.drafting.isolated_drafter import SHORTEST_REST, IsolatedModelFreeDrafter, isolated
 from adaptspec.drafting.ngram import NgramDrafter
 from adaptspec.models.draft import Draft
-from adaptspec.models.processors import SamplingRow
-from adaptspec.models.sampling import SamplingBatch
+from adaptspec.models.sampling import RowSampling, SamplingBatch
 from adaptspec.request import SamplingParams
 from tests.fakes import TableRunner
 
@@ -20,7 +19,7 @@ REPEATS = [5, 6, 7, 8, 5, 6]
 
 
 def _start(prediction: Sequence[int], prompt_length: int) -> RowStart:
-    return RowStart(SamplingRow(SamplingParams(), 0, [], prompt_length, ()), prediction)
+    return RowStart(RowSampling(SamplingParams(), 0, [], prompt_length, ()), prediction)
 
 
 class Broken(NgramDrafter):
@@ -97,8 +96,8 @@ def test_a_draft_ends_where_its_scores_are_no_numbers() -> None:
     """Which scores break may depend on what was drawn: were that dropped, too, it would come too rarely."""
     runner = TableRunner(seed=1)
     tokens = [[5, 6, 7], [6, 7, 8]]
-    rows = [SamplingRow(SamplingParams(), seed, text, len(text), (1,)) for seed, text in enumerate(tokens)]
-    sampling = SamplingBatch(rows, runner.info.vocab_size, runner.device)
+    rows = [RowSampling(SamplingParams(), seed, text, len(text), (1,)) for seed, text in enumerate(tokens)]
+    sampling = SamplingBatch(rows, runner.info.vocab_size)
     job = DraftJob(np.arange(2), tokens, np.array([3, 3]), sampling, shares_noise=False, keep_distribution=True)
     whole = DraftModelDrafter(TableRunner(seed=1)).propose(job)
     made = isolated(HalfBroken(runner))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-import torch
 
 from adaptspec.decision_tables import TreeTable
 from adaptspec.drafting.drafter import DraftJob
@@ -13,7 +12,7 @@ from adaptspec.models.draft import Draft, NodeChoices
 from adaptspec.models.sampling import SamplingBatch
 from tests.fakes import array
 
-NO_SAMPLING = SamplingBatch([], 32, torch.device("cpu"))
+NO_SAMPLING = SamplingBatch([], 32)
 
 
 def _table(nodes: int) -> TreeTable:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -12,7 +11,7 @@ from adaptspec.models.draft import Draft
 from adaptspec.models.sampling import SamplingBatch
 from tests.fakes import array
 
-NO_SAMPLING = SamplingBatch([], 8, torch.device("cpu"))
+NO_SAMPLING = SamplingBatch([], 8)
 
 
 def propose(drafter: NgramDrafter, tokens: list[int], depth: int, row: int = 0) -> list[int]:

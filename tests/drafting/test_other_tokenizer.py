@@ -25,8 +25,7 @@ from adaptspec.drafting.other_tokenizer import ALIKE, SharedTokensDrafter, TextD
 from adaptspec.engine.core import EngineCore, EngineLimits
 from adaptspec.engine.profiler import Stopwatch, measure
 from adaptspec.errors import ConfigError, PairError
-from adaptspec.models.processors import SamplingRow
-from adaptspec.models.sampling import SamplingBatch
+from adaptspec.models.sampling import RowSampling, SamplingBatch
 from adaptspec.models.tokenization import Spelling, load_tokenizer
 from adaptspec.request import Request, SamplingParams
 from tests.drafting.spellings import (
@@ -197,8 +196,8 @@ def test_without_shared_noise_a_draft_through_text_is_a_function_of_the_text(dra
     pair = Pair(TARGET, drafts["moved"], ALL)
     tokens, found = pair.tokenizer.encode(PROMPTS[0], add_special_tokens=False), []
     for seed in (1, 2):
-        rows = [SamplingRow(replace(GREEDY, temperature=0.9), seed, tokens, len(tokens), (1,))]
-        sampling = SamplingBatch(rows, pair.target.info.vocab_size, pair.target.device)
+        rows = [RowSampling(replace(GREEDY, temperature=0.9), seed, tokens, len(tokens), (1,))]
+        sampling = SamplingBatch(rows, pair.target.info.vocab_size)
         job = DraftJob(array(0), [tokens], array(5), sampling, shares_noise=False, keep_distribution=True)
         draft = pair.drafter.propose(job)
         pair.drafter.free(0)
@@ -233,7 +232,7 @@ def test_a_draft_begins_within_a_character(tokenizer: PreTrainedTokenizerFast) -
     drafter = TextDrafter(DraftModelDrafter(runner), its, own, "through text")
     written = tokenizer.encode("caf\u00e9\u00e9")
     tokens = written[:4]
-    sampling = SamplingBatch([SamplingRow(GREEDY, 0, tokens, 3, (1,))], len(tokenizer), runner.device)
+    sampling = SamplingBatch([RowSampling(GREEDY, 0, tokens, 3, (1,))], len(tokenizer))
     draft = drafter.propose(DraftJob(array(0), [tokens], array(3), sampling))
     assert draft.tokens[0, : draft.counts[0]].tolist() == written[4:7]
 
@@ -246,10 +245,8 @@ def test_a_text_ends_in_either_tokenizer(drafts: dict[str, Path], way: str) -> N
     request = Request("r", tuple(prompt), SamplingParams(max_tokens=100, temperature=0.0))
     text = [*prompt, *answers(pair.core(Case(depths="0")), [request])["r"].tokens]
     assert text[-1] == pair.tokenizer.eos_token_id
-    rows = [SamplingRow(GREEDY, 0, text[:-2], len(prompt), (1,))]
-    job = DraftJob(
-        array(0), [text[:-2]], array(6), SamplingBatch(rows, pair.target.info.vocab_size, pair.target.device)
-    )
+    rows = [RowSampling(GREEDY, 0, text[:-2], len(prompt), (1,))]
+    job = DraftJob(array(0), [text[:-2]], array(6), SamplingBatch(rows, pair.target.info.vocab_size))
     draft = pair.drafter.propose(job)
     pair.drafter.free(0)
     assert draft.tokens[0, : draft.counts[0]].tolist() == text[-2:], "and ends there"

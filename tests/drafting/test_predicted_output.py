@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from adaptspec.drafting.drafter import RowStart
 from adaptspec.drafting.ngram import NgramDrafter
 from adaptspec.drafting.predicted_output import Prediction
-from adaptspec.models.processors import SamplingRow
+from adaptspec.models.sampling import RowSampling
 from adaptspec.request import SamplingParams
 from tests.drafting.test_ngram import propose
 
@@ -78,7 +78,7 @@ def test_accounts_add_up_and_do_not_depend_on_the_rounds(
 def test_the_lookup_drafts_from_the_prediction_first_and_forgets_it_with_the_row() -> None:
     """An end of text ends a draft; without a prediction the prompt and the output are looked up as ever."""
     drafter = NgramDrafter(2, 1, ends=(9,))
-    row = SamplingRow(SamplingParams(), 0, [], 3, ())
+    row = RowSampling(SamplingParams(), 0, [], 3, ())
     drafter.begin(0, RowStart(row, [5, 6, 9, 6]))
     assert propose(drafter, [1, 2, 1], 4) == [5, 6, 9]
     assert len(drafter.offer(0, [1, 2, 1, 5], 4)) == 2

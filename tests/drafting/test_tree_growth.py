@@ -15,9 +15,8 @@ from adaptspec.drafting.drafter import DraftJob
 from adaptspec.drafting.isolated_drafter import isolated
 from adaptspec.drafting.united_drafts import united
 from adaptspec.models.draft import Draft
-from adaptspec.models.processors import SamplingRow
 from adaptspec.models.runner import Forward, Packed
-from adaptspec.models.sampling import SamplingBatch, certainty, leading
+from adaptspec.models.sampling import RowSampling, SamplingBatch, certainty, leading
 from adaptspec.request import SamplingParams
 from adaptspec.trees import Tree
 from tests.engine.branching import Shape
@@ -27,13 +26,13 @@ CPU = torch.device("cpu")
 
 
 def _job(prompts: list[list[int]], depths: list[int], shape: Shape, temperature: float = 0.0) -> DraftJob:
-    rows = [SamplingRow(SamplingParams(temperature=temperature), i, p, len(p), (1,)) for i, p in enumerate(prompts)]
+    rows = [RowSampling(SamplingParams(temperature=temperature), i, p, len(p), (1,)) for i, p in enumerate(prompts)]
     count = len(prompts)
     return DraftJob(
         np.arange(count),
         prompts,
         array(*depths),
-        SamplingBatch(rows, 24, CPU),
+        SamplingBatch(rows, 24),
         stop=shape.stop(count),
         tree=shape.table(count),
     )
@@ -71,7 +70,7 @@ def test_a_comb_has_the_next_candidates_of_each_step(temperature: float, width: 
         np.testing.assert_allclose(draft.confidence[row, :3], chain.confidence[row], rtol=1e-5)
         for depth in range(3):
             text = [*prompt, *chain.tokens[row, :depth].tolist()]
-            scores = runner.logits(text)[None] / (temperature or 1.0)
+            scores = runner.logits(text)[None].numpy() / (temperature or 1.0)
             noisy = job.sampling.perturbed(scores, array(row), array(depth))
             tokens, sure = leading(noisy, width)
             mine = np.flatnonzero(tree.parents[row, : draft.counts[row]] == depth - 1)
@@ -119,13 +118,13 @@ def test_a_beam_drafts_on_from_several_nodes_in_one_pass_and_from_no_end() -> No
 def test_the_confidence_of_what_was_drawn_counts_the_noise() -> None:
     """softmax(log q + g) at the token under shared noise, q(x) under noise of one's own; entropy is q's in both."""
     prompts = [[5, 6], [7, 8]]
-    rows = [SamplingRow(SamplingParams(temperature=0.9), i, p, 2, ()) for i, p in enumerate(prompts)]
-    sampling, zero = SamplingBatch(rows, 24, CPU), array(0, 0)
-    scores = torch.stack([TableRunner().logits(p) for p in prompts]) / 0.9
+    rows = [RowSampling(SamplingParams(temperature=0.9), i, p, 2, ()) for i, p in enumerate(prompts)]
+    sampling, zero = SamplingBatch(rows, 24), array(0, 0)
+    scores = torch.stack([TableRunner().logits(p) for p in prompts]).numpy() / 0.9
     for shares in (True, False):
         job = DraftJob(np.arange(2), prompts, array(1, 1), sampling, shares_noise=shares)
         draft = DraftModelDrafter(TableRunner()).propose(job)
-        drawn = torch.from_numpy(draft.tokens[:, 0])
+        drawn = draft.tokens[:, 0]
         noisy = sampling.perturbed(scores, np.arange(2), zero) if shares else scores
         np.testing.assert_allclose(draft.confidence[:, 0], certainty(noisy, drawn).confidence, rtol=1e-5)
         np.testing.assert_allclose(draft.entropy[:, 0], certainty(scores, drawn).entropy, rtol=1e-5)

@@ -89,7 +89,7 @@ def test_a_score_is_what_the_drafter_gets_when_it_runs(seed: int, temperature: f
 
 
 def would_get(text: list[int], context: int, depth: int) -> tuple[int, int]:
-    sampling = SamplingBatch([], 24, torch.device("cpu"))
+    sampling = SamplingBatch([], 24)
     draft = NgramDrafter(2, 1).propose(DraftJob(array(0), [text[:context]], array(depth), sampling))
     drafted = int(draft.counts[0])
     right = [a == b for a, b in zip(draft.tokens[0, :drafted].tolist(), text[context:], strict=False)]

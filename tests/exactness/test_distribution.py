@@ -139,10 +139,10 @@ class _NoResidual(Rejection):
     def verify(self, logits: torch.Tensor, draft: Draft, sampling: SamplingBatch) -> VerifyResult:
         result = super().verify(logits, draft, sampling)
         windows = Windows.of(draft)
-        scores = sampling.process(logits, windows.index, windows.offsets, windows.paths)
-        ends = torch.from_numpy(windows.starts + result.accepted)
+        scores = sampling.process(logits, windows.index, windows.paths)
+        ends = windows.starts + result.accepted
         following = sampling.choose(scores[ends], np.arange(len(ends)), result.accepted)
-        return VerifyResult(result.accepted, following.numpy())
+        return VerifyResult(result.accepted, following)
 
 
 class _NoCorrection(Rejection):

@@ -21,7 +21,7 @@ from adaptspec.gpu.combs import WIDTH, Candidates, Comb
 from adaptspec.gpu.draft_bounds import BINS, Bounds
 from adaptspec.gpu.plan import AttentionPlan, tiles
 from adaptspec.models.attention import Heads
-from adaptspec.models.noise import Stream, position_keys, seed_keys, token_keys
+from adaptspec.models.noise import Stream, position_keys, seed_keys
 from tests.gpu.passes import BLOCK, Pass, Row, made
 
 DEVICE = "cpu" if os.environ.get("TRITON_INTERPRET") == "1" else "cuda"
@@ -174,7 +174,7 @@ def test_choices_are_those_of_torch_token_for_token(vocab: int, more: int, candi
     logits[4, : vocab // 2] = -torch.inf
     logits[5] = logits[5].round().clamp(max=6.0)
     keys = torch.from_numpy(position_keys(seed_keys(np.arange(count)), np.arange(count) + 9, Stream.CHOICE)).to(DEVICE)
-    given = logits, temperatures, keys, token_keys(vocab, torch.device(DEVICE))
+    given = logits, temperatures, keys, ops.token_keys(vocab, torch.device(DEVICE))
     # On the CPU: only there does torch promise the first of equals.
     got, want = kernels.choose(*given, candidates), ops.choose(*(one.cpu() for one in given), candidates)
     assert got.token.tolist() == want.token.tolist()
@@ -188,7 +188,7 @@ def test_parts_of_a_vocabulary_choose_as_the_whole_does() -> None:
     vocab, cut = 6000, 3100
     logits, temperatures = torch.randn(3, vocab, device=DEVICE), torch.tensor([0.7, 1.0, 0.0], device=DEVICE)
     logits[0, :cut] = -torch.inf
-    keys, tokens = torch.arange(3, device=DEVICE) * 2**40 + 77, token_keys(vocab, torch.device(DEVICE))
+    keys, tokens = torch.arange(3, device=DEVICE) * 2**40 + 77, ops.token_keys(vocab, torch.device(DEVICE))
     parts = [
         kernels.choose_parts(logits[:, part], temperatures, keys, tokens[part], part.start, 3)
         for part in (slice(0, cut), slice(cut, vocab))
@@ -204,7 +204,7 @@ def test_logits_that_are_no_numbers_show_in_the_entropy() -> None:
     logits = torch.randn(3, 2100, device=DEVICE)
     logits[1, 4] = torch.nan
     logits[2] = torch.nan
-    keys, tokens = torch.zeros(3, dtype=torch.int64, device=DEVICE), token_keys(2100, torch.device(DEVICE))
+    keys, tokens = torch.zeros(3, dtype=torch.int64, device=DEVICE), ops.token_keys(2100, torch.device(DEVICE))
     choice = kernels.choose(logits, torch.tensor([0.5, 0.0, 1.0], device=DEVICE), keys, tokens)
     assert choice.entropy.isnan().tolist() == [False, True, True]
     assert all(0 <= token < 2100 for token in choice.token.tolist())

@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 
 from adaptspec.gpu import ops
 from adaptspec.models.attention import Heads
-from adaptspec.models.noise import gumbel_of, token_keys
 from tests.gpu.passes import Row, made
 
 CPU = torch.device("cpu")
@@ -46,8 +45,8 @@ def test_candidates_are_the_largest_with_noise(vocab: int, candidates: int, seed
     logits = torch.randn(3, vocab, generator=torch.Generator().manual_seed(seed))
     logits[0, 1::3] = -torch.inf
     logits[2] = logits[2].round()
-    temperatures, keys, tokens = torch.tensor([0.7, 1.3, 0.0]), torch.arange(3) + seed, token_keys(vocab, CPU)
-    noise = torch.where(temperatures[:, None] > 0, gumbel_of(keys[:, None] ^ tokens), 0.0)
+    temperatures, keys, tokens = torch.tensor([0.7, 1.3, 0.0]), torch.arange(3) + seed, ops.token_keys(vocab, CPU)
+    noise = torch.where(temperatures[:, None] > 0, ops.gumbel_of(keys[:, None] ^ tokens), 0.0)
     perturbed = logits / torch.tensor([[0.7], [1.3], [1.0]]) + noise
     best = torch.sort(perturbed, dim=1, descending=True, stable=True)
     found, first = (ops.choose(logits, temperatures, keys, tokens, count) for count in (candidates, 1))
@@ -64,6 +63,6 @@ def test_candidates_are_the_largest_with_noise(vocab: int, candidates: int, seed
 def test_logits_that_are_no_numbers_show_in_the_entropy() -> None:
     logits = torch.randn(2, 9)
     logits[1, 4] = torch.nan
-    choice = ops.choose(logits, torch.zeros(2), torch.zeros(2, dtype=torch.int64), token_keys(9, CPU))
+    choice = ops.choose(logits, torch.zeros(2), torch.zeros(2, dtype=torch.int64), ops.token_keys(9, CPU))
     assert choice.entropy.isnan().tolist() == [False, True]
     assert 0 <= int(choice.token[1]) < 9

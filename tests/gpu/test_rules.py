@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from adaptspec.gpu import ops, rules
 from adaptspec.gpu.ops import RuledPositions, RuledRows
 from adaptspec.gpu.staging import Block
-from adaptspec.models.processors import Paths, SamplingRow
-from adaptspec.models.sampling import SamplingBatch
+from adaptspec.models.sampling import RowSampling, SamplingBatch
 from adaptspec.request import SamplingParams
 from adaptspec.types import IntArray
 
@@ -41,9 +40,9 @@ class Bench:
         layout = {**rules.layout(LINES, STEPS), "temperatures": (torch.float32, (LINES,))}
         self.block, self.book = Block(layout, CPU), rules.RuleBook(LINES, STEPS, VOCAB, CPU)
 
-    def changed(self, logits: torch.Tensor, at: RuledPositions, drafted: IntArray, members: list[SamplingRow]) -> None:
+    def changed(self, logits: torch.Tensor, at: RuledPositions, drafted: IntArray, members: list[RowSampling]) -> None:
         """Change the logits of a round whose first rows have lines in reverse order."""
-        sampling, count = SamplingBatch(members, VOCAB, CPU), len(members)
+        sampling, count = SamplingBatch(members, VOCAB), len(members)
         self.block.host["temperatures"][:count] = sampling.temperatures
         self.book.write(self.block.host, np.arange(LINES)[::-1][:count], sampling)
         self.block.send()
@@ -61,9 +60,9 @@ class Bench:
 def test_rules_are_those_of_the_processors(data: st.DataObject, seed: int) -> None:
     bench, draw = Bench(), np.random.default_rng(seed)
 
-    def fresh() -> SamplingRow:
+    def fresh() -> RowSampling:
         prompt = draw.integers(0, VOCAB, 5).tolist()
-        return SamplingRow(data.draw(PARAMS), 3, prompt, len(prompt), (1,))
+        return RowSampling(data.draw(PARAMS), 3, prompt, len(prompt), (1,))
 
     members = [fresh() for _ in range(data.draw(st.integers(1, LINES)))]
     for _ in range(4):
@@ -71,8 +70,9 @@ def test_rules_are_those_of_the_processors(data: st.DataObject, seed: int) -> No
         index, offsets = (one.ravel() for one in np.mgrid[: len(members), : STEPS + 1])
         logits = torch.from_numpy(draw.normal(0, 3, (len(index), VOCAB)).astype(np.float32))
         logits[::2, ::5] = -torch.inf
-        sampling = SamplingBatch(members, VOCAB, CPU)
-        want = sampling.process(logits, index, offsets, Paths(drafted))
+        paths = [drafted[row, :offset].tolist() for row, offset in zip(index, offsets, strict=True)]
+        sampling = SamplingBatch(members, VOCAB)
+        want = torch.from_numpy(sampling.process(logits, index, paths))
         where = RuledPositions(*map(torch.from_numpy, (index, offsets, np.full_like(index, -1), index)))
         bench.changed(logits, where, drafted, members)
         heat = torch.from_numpy(sampling.temperatures).float()[where.rows].unsqueeze(1)

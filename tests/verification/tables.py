@@ -18,9 +18,8 @@ from scipy import stats
 
 from adaptspec.decision_tables import StopTable
 from adaptspec.models.draft import Draft
-from adaptspec.models.noise import Stream
-from adaptspec.models.processors import Paths, SamplingRow
-from adaptspec.models.sampling import SamplingBatch, certainty, entropies, tempered
+from adaptspec.models.noise import Floats, Stream
+from adaptspec.models.sampling import RowSampling, SamplingBatch, argmax, certainty, entropies, tempered
 from adaptspec.request import SamplingParams
 from adaptspec.types import FloatArray, IntArray
 from adaptspec.verification.method import Method
@@ -80,13 +79,13 @@ class Drafter:
     hides_temperature: bool = False
     stop: Callable[[int], StopTable | None] | None = None
 
-    def propose(self, rows: Sequence[SamplingRow], sampling: SamplingBatch, depths: IntArray, method: Method) -> Draft:
+    def propose(self, rows: Sequence[RowSampling], sampling: SamplingBatch, depths: IntArray, method: Method) -> Draft:
         """One round's draft for all rows."""
         batch, deepest = len(rows), int(depths.max(initial=0))
         tokens = np.zeros((batch, deepest), dtype=np.int64)
         counts = np.zeros(batch, dtype=np.int64)
         keep = method.needs_distribution and (self.claims or not self.point)
-        kept = torch.zeros(batch, deepest, VOCAB) if keep else None
+        kept = np.zeros((batch, deepest, VOCAB), dtype=np.float32) if keep else None
         active = np.flatnonzero(depths)
         table = None if self.stop is None else self.stop(batch)
         stop = None if table is None else table.begin(active)
@@ -96,21 +95,19 @@ class Drafter:
                 break
             logits = self.table.logits(contexts[active, step : step + 3])
             offsets = np.full(len(active), step)
-            scores = logits if self.point and not keep else sampling.process(logits, active, offsets, Paths(tokens))
+            scores = sampling.process(logits, active, tokens[active, :step].tolist())
             plain = scores
             if self.temperature is not None:
                 scores = tempered(scores, self.temperature(active, entropies(scores)))
             if self.point:
-                drawn = logits.argmax(1)
+                drawn = argmax(logits)
             elif method.shares_noise:
                 drawn = sampling.choose(scores, active, offsets)
             else:
-                drawn = sampling.sample(scores, active, offsets, Stream.DRAFT)
+                drawn = sampling.choose(scores, active, offsets, Stream.DRAFT)
             if kept is not None:
-                kept[torch.from_numpy(active), step] = sampling.probabilities(
-                    plain if self.hides_temperature else scores, active
-                )
-            tokens[active, step] = contexts[active, step + 3] = drawn.numpy()
+                kept[active, step] = sampling.probabilities(plain if self.hides_temperature else scores, active)
+            tokens[active, step] = contexts[active, step + 3] = drawn
             sure = certainty(plain, drawn)
             submitted = (sure.confidence >= self.drop_below) & (sure.entropy <= self.drop_above)
             counts[active[submitted]] += 1
@@ -122,25 +119,25 @@ class Drafter:
         return Draft(tokens, counts, nothing, nothing, kept)
 
 
-def point_draft(tokens: IntArray, distribution: torch.Tensor | None = None, counts: Sequence[int] = ()) -> Draft:
+def point_draft(tokens: IntArray, distribution: Floats | None = None, counts: Sequence[int] = ()) -> Draft:
     """A draft of these tokens [B, D], of `counts` each (all of them if left out)."""
     nothing = np.full(tokens.shape, np.nan)
     return Draft(tokens, np.array(counts or [tokens.shape[1]] * len(tokens)), nothing, nothing, distribution)
 
 
-def make_rows(params: SamplingParams, seeds: Sequence[int]) -> list[SamplingRow]:
+def make_rows(params: SamplingParams, seeds: Sequence[int]) -> list[RowSampling]:
     """Rows that have read the prompt and emitted nothing."""
-    return [SamplingRow(params, seed, list(PROMPT), len(PROMPT), (EOS,)) for seed in seeds]
+    return [RowSampling(params, seed, list(PROMPT), len(PROMPT), (EOS,)) for seed in seeds]
 
 
-def last_three(rows: Sequence[SamplingRow]) -> IntArray:
+def last_three(rows: Sequence[RowSampling]) -> IntArray:
     """What a table's prediction depends on, [B, 3]."""
     return np.array([row.tokens[-3:] for row in rows], dtype=np.int64)
 
 
-def speculate(rows: Sequence[SamplingRow], method: Method, drafter: Drafter, depths: Depths, out: int) -> IntArray:
+def speculate(rows: Sequence[RowSampling], method: Method, drafter: Drafter, depths: Depths, out: int) -> IntArray:
     """Whole rounds until each row has `out` tokens; returns them, [B, out]."""
-    sampling = SamplingBatch(rows, VOCAB, CPU)
+    sampling = SamplingBatch(rows, VOCAB)
     accepted = np.zeros(len(rows), dtype=np.int64)
     number = 0
     while any(len(row.tokens) - row.prompt_length < out for row in rows):
@@ -155,16 +152,14 @@ def speculate(rows: Sequence[SamplingRow], method: Method, drafter: Drafter, dep
     return np.array([row.tokens[row.prompt_length : row.prompt_length + out] for row in rows])
 
 
-def decode_plainly(rows: Sequence[SamplingRow], out: int) -> IntArray:
+def decode_plainly(rows: Sequence[RowSampling], out: int) -> IntArray:
     """Tokens [B, out] of decoding one token at a time, each row alone in its batch."""
     for row in rows:
-        sampling = SamplingBatch([row], VOCAB, CPU)
+        sampling = SamplingBatch([row], VOCAB)
         zero = np.zeros(1, dtype=np.int64)
         for _ in range(out):
-            scores = sampling.process(
-                TARGET.logits(last_three([row])), zero, zero, Paths(np.zeros((1, 0), dtype=np.int64))
-            )
-            row.tokens.append(int(sampling.choose(scores, zero, zero)))
+            scores = sampling.process(TARGET.logits(last_three([row])), zero, [[]])
+            row.tokens.append(sampling.choose(scores, zero, zero).item())
     return np.array([row.tokens[row.prompt_length :] for row in rows])
 
 

@@ -6,13 +6,12 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from adaptspec.models.processors import SamplingRow
-from adaptspec.models.sampling import SamplingBatch
+from adaptspec.models.sampling import RowSampling, SamplingBatch
 from adaptspec.request import SamplingParams
 from adaptspec.types import IntArray
 from adaptspec.verification.coupled import Coupled
 
-from .tables import CPU, DRAFT, PROMPT, TARGET, Drafter, Table, decode_plainly, make_rows, speculate
+from .tables import DRAFT, PROMPT, TARGET, Drafter, Table, decode_plainly, make_rows, speculate
 
 PARAMS = st.builds(
     SamplingParams,
@@ -54,7 +53,7 @@ def test_tokens_equal_plain_decoding_at_every_depth(
     def depths(number: int, accepted: IntArray) -> IntArray:
         return random.integers(0, 5, len(accepted))
 
-    def rows() -> list[SamplingRow]:
+    def rows() -> list[RowSampling]:
         return [make_rows(p, [seed ^ i])[0] for i, p in enumerate(params)]
 
     plain = decode_plainly(rows(), 10)
@@ -64,7 +63,7 @@ def test_tokens_equal_plain_decoding_at_every_depth(
 def test_a_draft_that_is_the_target_is_always_accepted() -> None:
     """The draft must meet the target's noise, or acceptance is what independent draws would give."""
     rows = make_rows(SamplingParams(temperature=1.5), range(200))
-    sampling = SamplingBatch(rows, 5, CPU)
+    sampling = SamplingBatch(rows, 5)
     draft = Drafter(TARGET).propose(rows, sampling, np.full(200, 4), Coupled())
     windows = [np.array([*PROMPT, *draft.tokens[i, :n]][-3:]) for i in range(200) for n in range(5)]
     result = Coupled().verify(TARGET.logits(np.array(windows)), draft, sampling)

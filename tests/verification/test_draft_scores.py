@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from adaptspec.models.draft import Draft
-from adaptspec.models.processors import Paths
 from adaptspec.models.sampling import SamplingBatch
 from adaptspec.request import SamplingParams
 from adaptspec.types import FloatArray, IntArray
@@ -16,7 +15,7 @@ from adaptspec.verification.draft_scores import score_temperatures
 from adaptspec.verification.method import VerifyResult
 from adaptspec.verification.rejection import Rejection
 
-from .tables import CPU, DRAFT, TARGET, VOCAB, Drafter, make_rows
+from .tables import DRAFT, TARGET, VOCAB, Drafter, make_rows
 
 AT = (0.6, 1.0, 1.5)
 
@@ -24,11 +23,10 @@ AT = (0.6, 1.0, 1.5)
 def _round(params: SamplingParams, rows: int, method: Coupled | Rejection) -> tuple[torch.Tensor, Draft, SamplingBatch]:
     """One drafted token for each row, with its scores kept."""
     members = make_rows(params, range(rows))
-    sampling = SamplingBatch(members, VOCAB, CPU)
+    sampling = SamplingBatch(members, VOCAB)
     draft = Drafter().propose(members, sampling, np.ones(rows, dtype=np.int64), method)
-    zeros = np.zeros(rows, dtype=np.int64)
     context = np.array([members[0].tokens] * rows)
-    scores = sampling.process(DRAFT.logits(context), np.arange(rows), zeros, Paths(draft.tokens)).unsqueeze(1)
+    scores = sampling.process(DRAFT.logits(context), np.arange(rows), [[]] * rows)[:, None]
     both = np.stack((context, np.concatenate((context[:, 1:], draft.tokens), axis=1)), axis=1).reshape(-1, 3)
     kept = Draft(draft.tokens, draft.counts, draft.confidence, np.ones((rows, 1)), draft.distribution, scores=scores)
     return TARGET.logits(both), kept, sampling
@@ -49,7 +47,7 @@ def test_agreement_is_what_a_draft_at_that_temperature_would_have_met(number: in
     assert scored is not None
     members = make_rows(SamplingParams(), range(6))
     other = Drafter(temperature=fixed).propose(members, sampling, np.ones(6, dtype=np.int64), Coupled())
-    target = sampling.choose(logits[::2], np.arange(6), np.zeros(6, dtype=np.int64)).numpy()
+    target = sampling.choose(logits[::2].numpy(), np.arange(6), np.zeros(6, dtype=np.int64))
     np.testing.assert_array_equal(scored[:, 0, number] == 1.0, other.tokens[:, 0] == target)
 
 
@@ -69,13 +67,12 @@ def test_overlap_is_the_probability_to_be_accepted() -> None:
 def test_only_tokens_that_verification_reached_are_scored_and_only_so_many() -> None:
     rows, depth = 5, 4
     members = make_rows(SamplingParams(), range(rows))
-    sampling = SamplingBatch(members, VOCAB, CPU)
+    sampling = SamplingBatch(members, VOCAB)
     entropy = np.ones((rows, depth))
     entropy[4] = np.nan  # a lookup, that has no distribution
     counts = np.array([4, 4, 2, 0, 4])
-    draft = Draft(
-        np.zeros((rows, depth), dtype=np.int64), counts, entropy, entropy, scores=torch.zeros(rows, depth, VOCAB)
-    )
+    tokens, scores = np.zeros((rows, depth), dtype=np.int64), np.zeros((rows, depth, VOCAB), dtype=np.float32)
+    draft = Draft(tokens, counts, entropy, entropy, scores=scores)
     logits = torch.zeros(int((counts + 1).sum()), VOCAB)
     result = VerifyResult(np.array([0, 3, 2, 0, 4]), np.zeros(rows, dtype=np.int64))
     scored = score_temperatures(

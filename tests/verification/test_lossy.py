@@ -10,23 +10,22 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from adaptspec.models.noise import Floats
 from adaptspec.models.sampling import SamplingBatch
 from adaptspec.request import SamplingParams
-from adaptspec.types import IntArray
+from adaptspec.types import BoolArray, IntArray
 from adaptspec.verification.lossy import GoodEnough, Threshold, Typical
 from adaptspec.verification.method import Windows
 
-from .tables import CPU, VOCAB, Drafter, adaptive_depths, decode_plainly, make_rows, point_draft, speculate
+from .tables import VOCAB, Drafter, adaptive_depths, decode_plainly, make_rows, point_draft, speculate
 
 
 @dataclass(frozen=True)
 class _All(GoodEnough):
     kept: bool
 
-    def good_enough(
-        self, scores: torch.Tensor, tokens: torch.Tensor, index: IntArray, sampling: SamplingBatch
-    ) -> torch.Tensor:
-        return torch.full((len(tokens),), self.kept)
+    def good_enough(self, scores: Floats, tokens: IntArray, index: IntArray, sampling: SamplingBatch) -> BoolArray:
+        return np.full(len(tokens), self.kept)
 
 
 @settings(max_examples=40, deadline=None)
@@ -34,7 +33,7 @@ class _All(GoodEnough):
 def test_the_targets_choice_follows(seed: int, counts: list[int]) -> None:
     random = np.random.default_rng(seed)
     rows = make_rows(SamplingParams(temperature=0.0), range(len(counts)))
-    sampling = SamplingBatch(rows, VOCAB, CPU)
+    sampling = SamplingBatch(rows, VOCAB)
     logits = torch.from_numpy(random.normal(size=(sum(counts) + len(counts), VOCAB)).astype(np.float32))
     tokens = random.integers(0, VOCAB, (len(counts), max(counts)))
     draft = point_draft(tokens, counts=counts)
@@ -54,7 +53,7 @@ def _judged(token: int, method: Threshold, params: SamplingParams = SamplingPara
     """One drafted token, judged where the target has SHARES: accepted, and what follows."""
     draft = point_draft(np.array([[token]]))
     rows = make_rows(params, [0])
-    result = method.verify(SHARES.log().repeat(2, 1), draft, SamplingBatch(rows, VOCAB, CPU))
+    result = method.verify(SHARES.log().repeat(2, 1), draft, SamplingBatch(rows, VOCAB))
     return int(result.accepted[0]), int(result.following[0])
 
 
@@ -89,7 +88,7 @@ def _kept(token: int, shares: list[float], seeds: range = range(50)) -> float:
     rows = make_rows(SamplingParams(), seeds)
     draft = point_draft(np.full((len(rows), 1), token))
     logits = torch.tensor(shares).log().repeat(2 * len(rows), 1)
-    return float(Typical().verify(logits, draft, SamplingBatch(rows, VOCAB, CPU)).accepted.mean())
+    return float(Typical().verify(logits, draft, SamplingBatch(rows, VOCAB)).accepted.mean())
 
 
 def test_where_many_tokens_would_do_an_unlikely_one_is_kept() -> None:

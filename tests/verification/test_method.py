@@ -16,7 +16,7 @@ from adaptspec.request import SamplingParams
 from adaptspec.types import FloatArray
 from adaptspec.verification import METHODS, make_method
 
-from .tables import CPU, VOCAB, make_rows, point_draft
+from .tables import VOCAB, make_rows, point_draft
 
 
 def _drawn_from(method: str, p: FloatArray, q: FloatArray, tokens: list[int], accepted: int) -> FloatArray:
@@ -46,10 +46,10 @@ def test_the_token_after_a_draft_has_the_noise_of_its_position_alone(
         row.tokens.extend(random.integers(0, VOCAB, int(random.integers(0, 3))).tolist())
     tokens = random.integers(0, VOCAB, (len(counts), deepest))
     q = np.eye(VOCAB)[tokens] if point else random.dirichlet(np.ones(VOCAB), tokens.shape)
-    draft = point_draft(tokens, None if point else torch.from_numpy(q).float(), counts)
+    draft = point_draft(tokens, None if point else q.astype(np.float32), counts)
     p = random.dirichlet(np.full(VOCAB, 2.0), sum(counts) + len(counts))
     logits = torch.from_numpy(np.log(p)).float()
-    result = make_method(name).verify(logits, draft, SamplingBatch(rows, VOCAB, CPU))
+    result = make_method(name).verify(logits, draft, SamplingBatch(rows, VOCAB))
     start = 0
     for i, (row, count) in enumerate(zip(rows, counts, strict=True)):
         mine, accepted = tokens[i, :count].tolist(), int(result.accepted[i])
@@ -57,8 +57,8 @@ def test_the_token_after_a_draft_has_the_noise_of_its_position_alone(
         alone = replace(row, tokens=[*row.tokens, *mine[:accepted]])
         here = np.zeros(1, dtype=np.int64)
         with np.errstate(divide="ignore"):
-            scores = torch.from_numpy(np.log(weights)).float()[None]
-        noisy = SamplingBatch([alone], VOCAB, CPU).perturbed(scores, here, here)[0]
+            scores = np.log(weights).astype(np.float32)[None]
+        noisy = SamplingBatch([alone], VOCAB).perturbed(scores, here, here)[0]
         assert noisy[int(result.following[i])] >= noisy.max() - 1e-3, (i, accepted, count)
         start += count + 1
 

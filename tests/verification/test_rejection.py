@@ -17,7 +17,7 @@ from adaptspec.types import IntArray
 from adaptspec.verification.method import Method
 from adaptspec.verification.rejection import Block, Rejection
 
-from .tables import CPU, DRAFT, PROMPT, TARGET, VOCAB, Drafter, decode_plainly, make_rows, point_draft, speculate
+from .tables import DRAFT, PROMPT, TARGET, VOCAB, Drafter, decode_plainly, make_rows, point_draft, speculate
 
 both = pytest.mark.parametrize("method", [Rejection(), Block()], ids=lambda method: method.name)
 
@@ -25,7 +25,7 @@ both = pytest.mark.parametrize("method", [Rejection(), Block()], ids=lambda meth
 def _accepted(method: Method, drafter: Drafter, depth: int, seeds: range, **params: float) -> IntArray:
     """How many tokens of each row are kept, in one round from the prompt on."""
     rows = make_rows(SamplingParams(**params), seeds)  # type: ignore[arg-type]
-    sampling = SamplingBatch(rows, VOCAB, CPU)
+    sampling = SamplingBatch(rows, VOCAB)
     draft = drafter.propose(rows, sampling, np.full(len(rows), depth), method)
     contexts = [[*row.tokens, *draft.tokens[i, :n]][-3:] for i, row in enumerate(rows) for n in range(depth + 1)]
     return method.verify(TARGET.logits(np.array(contexts)), draft, sampling).accepted
@@ -62,16 +62,16 @@ Q = np.array([[0.9, 0.05, 0.05], [0.05, 0.35, 0.6]])
 def test_what_is_drawn_where_a_block_is_cut_makes_up_for_how_it_was_judged() -> None:
     """Behind a token that was kept with weight w comes a draw from w p - q: from p - q pairs of tokens are biased."""
     rows = make_rows(SamplingParams(), range(4000))
-    sampling, every = SamplingBatch(rows, 3, CPU), np.arange(len(rows))
-    p, q = torch.from_numpy(P).float(), torch.from_numpy(Q).float()
+    sampling, every = SamplingBatch(rows, 3), np.arange(len(rows))
+    p, q = P.astype(np.float32), Q.astype(np.float32)
     at = [np.full(len(rows), n) for n in (0, 1)]
-    drawn = [sampling.sample(q[n].log().expand(len(rows), -1), every, at[n], Stream.DRAFT) for n in (0, 1)]
-    tokens, unknown = torch.stack(drawn, dim=1).numpy(), np.full((len(rows), 2), np.nan)
-    draft = Draft(tokens, np.full(len(rows), 2), unknown, unknown, q.expand(len(rows), -1, -1))
-    windows = torch.cat((p, p[:1])).log()  # of the token after both only its place matters
+    drawn = [sampling.choose(np.log(q[n])[None].repeat(len(rows), 0), every, at[n], Stream.DRAFT) for n in (0, 1)]
+    tokens, unknown = np.stack(drawn, axis=1), np.full((len(rows), 2), np.nan)
+    draft = Draft(tokens, np.full(len(rows), 2), unknown, unknown, q[None].repeat(len(rows), 0))
+    windows = torch.from_numpy(np.log(np.concatenate((p, p[:1]))))  # of the token after both only its place matters
     result = Block().verify(windows.repeat(len(rows), 1), draft, sampling)
     first = np.where(result.accepted >= 1, tokens[:, 0], result.following)
-    plain = sampling.choose(p[1].log().expand(len(rows), -1), every, at[1]).numpy()  # the next round's, without drafts
+    plain = sampling.choose(np.log(p[1])[None].repeat(len(rows), 0), every, at[1])  # the next round's, without drafts
     second = np.choose(result.accepted, (plain, result.following, tokens[:, 1]))
     pairs = np.bincount(3 * first + second, minlength=9)
     assert stats.chisquare(pairs, len(rows) * np.outer(*P).ravel()).pvalue > 1e-3
@@ -107,7 +107,7 @@ def test_without_drafts_it_draws_what_plain_decoding_draws(method: Method) -> No
 def test_a_rejected_point_mass_never_comes_back(method: Method) -> None:
     rows = make_rows(SamplingParams(), range(2000))
     logits = torch.tensor([[0.0, 0.0, 0.0, -60.0, -60.0]]).repeat(4000, 1)
-    result = method.verify(logits, point_draft(np.zeros((2000, 1), dtype=np.int64), None), SamplingBatch(rows, 5, CPU))
+    result = method.verify(logits, point_draft(np.zeros((2000, 1), dtype=np.int64), None), SamplingBatch(rows, 5))
     rejected = result.accepted == 0
     assert 0.6 < rejected.mean() < 0.73
     assert set(result.following[rejected].tolist()) == {1, 2}
@@ -117,9 +117,9 @@ def test_a_rejected_point_mass_never_comes_back(method: Method) -> None:
 def test_a_token_the_target_rules_out_is_never_kept(method: Method) -> None:
     rows = make_rows(SamplingParams(top_k=1), range(100))
     logits = torch.tensor([[0.0, 3.0, 0.0, 0.0, 0.0]]).repeat(200, 1)
-    certain = torch.zeros(100, 1, VOCAB)
+    certain = np.zeros((100, 1, VOCAB), dtype=np.float32)
     certain[:, :, 4] = 1.0
-    result = method.verify(logits, point_draft(np.full((100, 1), 4), certain), SamplingBatch(rows, VOCAB, CPU))
+    result = method.verify(logits, point_draft(np.full((100, 1), 4), certain), SamplingBatch(rows, VOCAB))
     assert not result.accepted.any()
     assert (result.following == 1).all()
 
@@ -129,7 +129,7 @@ def test_rounding_that_leaves_no_residual_falls_back_to_the_target(method: Metho
     """A q a little above p everywhere can reject with nothing left; the token then comes from p."""
     rows = make_rows(SamplingParams(), range(4000))
     logits = torch.zeros(8000, VOCAB)
-    draft = point_draft(np.zeros((4000, 1), dtype=np.int64), torch.full((4000, 1, VOCAB), 0.3))
-    result = method.verify(logits, draft, SamplingBatch(rows, VOCAB, CPU))
+    draft = point_draft(np.zeros((4000, 1), dtype=np.int64), np.full((4000, 1, VOCAB), 0.3, dtype=np.float32))
+    result = method.verify(logits, draft, SamplingBatch(rows, VOCAB))
     assert 0 < result.accepted.sum() < 4000
     assert set(result.following.tolist()) == set(range(VOCAB))
