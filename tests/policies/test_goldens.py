@@ -73,7 +73,7 @@ def test_every_policy_has_a_record_of_every_cell() -> None:
     assert goldens.written(figures) == goldens.FILE.read_text(encoding="utf-8")
 
 
-CELL = "xeon-float32 | code | 1"
+CELL = "epyc-float32 | code | 1"
 BEFORE = {PLAIN: {CELL: [10.0] * 5}, "goodput": {CELL: [12.0, 13.0, 14.0, 15.0, 16.0]}}
 
 
@@ -107,7 +107,7 @@ def test_a_machine_of_another_speed_changes_no_earnings() -> None:
 
 def test_a_report_names_policy_cell_and_both_values() -> None:
     text = str(Change("goodput", CELL, 1.4, 1.3, (0.93, 0.92, 0.94)))
-    assert text == "goodput | xeon-float32 | code | 1: 1.4 before, 1.3 after; ratio 0.9300 (0.9200 to 0.9400)"
+    assert text == "goodput | epyc-float32 | code | 1: 1.4 before, 1.3 after; ratio 0.9300 (0.9200 to 0.9400)"
 
 
 @pytest.mark.whole
