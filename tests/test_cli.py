@@ -37,7 +37,7 @@ def test_help_loads_no_model_library() -> None:
     """It answers at once; each command loads only what it needs itself."""
     code = "import sys; from adaptspec.cli import main\ntry: main({words})\nexcept SystemExit: pass\n"
     heavy = "sys.exit(bool({{'torch', 'transformers', 'sklearn', 'scipy', 'numpy'}} & set(sys.modules)))"
-    for words in (["--help"], ["serve", "--help"], ["bench", "quick", "--help"], ["policy", "tune", "--help"]):
+    for words in (["--help"], ["serve", "--help"], ["bench", "policies", "--help"], ["policy", "tune", "--help"]):
         program = (code + heavy).format(words=words)
         subprocess.run([sys.executable, "-c", program], check=True, stdout=subprocess.DEVNULL)
 
@@ -50,7 +50,7 @@ def test_help_loads_no_model_library() -> None:
         ("adaptspec serve --trace-level r", {"request", "round"}),
         ("adaptspec costs ", {"show", "measure"}),
         ("adaptspec policy show goodput-n", {"goodput-ngram"}),
-        ("adaptspec bench quick --policy goodput-n", {"goodput-ngram"}),
+        ("adaptspec bench policies goodput-n", {"goodput-ngram"}),
     ],
 )
 def test_shells_complete_commands_flags_and_policies(line: str, expected: set[str], tmp_path: Path) -> None:

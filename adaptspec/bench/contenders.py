@@ -1,34 +1,23 @@
-"""Ways to complete a prompt that a benchmark compares: our engine under a policy, with drafts that are always wrong
-(the worst case for a policy), and transformers.
-"""
+"""Engines in this process that answer prompts for a benchmark."""
 
 from __future__ import annotations
 
-import itertools
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
-import numpy as np
-import torch
-
-from adaptspec.drafting.drafter import Drafter, DraftJob, ModelFreeDrafter, RowStart
+from adaptspec.bench.core import Answers, Group
+from adaptspec.bench.workloads import encode
+from adaptspec.control.cost import CostTable
+from adaptspec.control.language.spec import PolicySpec
+from adaptspec.control.tasks import TaskDetector
+from adaptspec.drafting.drafter import make_drafters
+from adaptspec.engine.assembly import Built, assemble
 from adaptspec.engine.core import EngineCore
-from adaptspec.models.draft import Draft
-from adaptspec.request import Request, SamplingParams, SpeculationParams
-from adaptspec.training.measure import load_transformers
+from adaptspec.engine.engine_config import EngineConfig
+from adaptspec.errors import EngineError
+from adaptspec.request import Request, SamplingParams
 from adaptspec.types import Completion, RoundRecord
-
-
-@dataclass(frozen=True)
-class Run:
-    """One prompt completed. `total` seconds from request to end; `decode` from the first token to the last."""
-
-    tokens: tuple[int, ...]
-    total: float
-    decode: float
-    accepted: int = 0
-    drafted: int = 0
 
 
 class Records:
@@ -47,119 +36,75 @@ class Records:
         """Nothing to keep."""
 
 
-class OwnEngine:
-    """Our engine under one of its policies. Several contenders may share an engine: they take turns."""
+def complete(core: EngineCore, requests: Sequence[Request]) -> list[Completion]:
+    """Serve the requests, all at once, to their ends.
 
-    _ids = itertools.count()
-
-    def __init__(self, core: EngineCore, policy: str, name: str | None = None) -> None:
-        self.name = name or policy
-        self._core = core
-        self._policy = policy
-
-    def run(self, prompt: tuple[int, ...], tokens: int) -> Run:
-        """Complete one prompt greedily, alone, with at most `tokens` tokens, and time it.
-
-        It ends where the model itself finds an end: what a model writes beyond that is like nothing it was trained on,
-        and so is what its draft makes of it.
-        """
-        sampling = SamplingParams(max_tokens=tokens, temperature=0.0)
-        request = Request(f"bench-{next(self._ids)}", prompt, sampling, SpeculationParams(policy=self._policy))
-        started = time.perf_counter()
-        self._core.check(request)
-        self._core.add(request)
-        done: Completion | None = None
-        while done is None:
-            for delta in self._core.step():
-                done = delta.completion
-        total = time.perf_counter() - started
-        first = done.timings.first_token or done.timings.finished
-        return Run(done.tokens, total, done.timings.finished - first, done.stats.accepted, done.stats.drafted)
-
-
-class TransformersGenerate:
-    """The same weights through `transformers` `generate`, in the same data type and threads."""
-
-    name = "transformers"
-
-    def __init__(self, place: str, dtype: torch.dtype, device: torch.device, ends: Sequence[int]) -> None:
-        """`ends` are the token ids that end a text."""
-        self._model = load_transformers(place, dtype, device)
-        self._device = device
-        self._ends = list(ends) or None
-
-    def run(self, prompt: tuple[int, ...], tokens: int) -> Run:
-        """As `OwnEngine.run`. `decode` is the total: generate does not tell its first token apart."""
-        ids = torch.tensor([prompt], device=self._device)
-        started = time.perf_counter()
-        with torch.inference_mode():
-            out = self._model.generate(
-                ids,
-                attention_mask=torch.ones_like(ids),
-                do_sample=False,
-                max_new_tokens=tokens,
-                eos_token_id=self._ends,
-                pad_token_id=0,
-            )
-        total = time.perf_counter() - started
-        return Run(tuple(out[0, len(prompt) :].tolist()), total, total)
-
-
-Contender = OwnEngine | TransformersGenerate
-
-
-class WrongDrafter:
-    """Drafts like the real one, confidence included, then proposes the next token id instead.
-
-    Right only where draft and target differ by exactly that one id, which is rare enough.
+    Raises:
+        RequestError: one of them cannot be served.
+        EngineError: one of them ends in an error.
     """
-
-    def __init__(self, drafter: Drafter, vocab_size: int) -> None:
-        self.name = drafter.name
-        self.non_anticipating = drafter.non_anticipating
-        self._drafter = drafter
-        self._vocab_size = vocab_size
-
-    def cache_gap(self, row: int, length: int) -> int:
-        return self._drafter.cache_gap(row, length)
-
-    def propose(self, job: DraftJob) -> Draft:
-        draft = self._drafter.propose(job)
-        for i in np.flatnonzero(draft.counts).tolist():
-            # What the real one has seen of its own draft is not what is proposed here, so none of it may stay.
-            self._drafter.commit(int(job.rows[i]), len(job.tokens[i]), job.tokens[i])
-        proposed = np.arange(draft.tokens.shape[1]) < draft.counts[:, None]
-        tokens = np.where(proposed, (draft.tokens + 1) % self._vocab_size, 0)
-        drawn_from = draft.distribution
-        shifted = None if drawn_from is None else torch.roll(drawn_from, 1, dims=-1)
-        return replace(draft, tokens=tokens, distribution=shifted)
-
-    def commit(self, row: int, valid: int, tokens: list[int]) -> None:
-        self._drafter.commit(row, valid, tokens)
-
-    def free(self, row: int) -> None:
-        self._drafter.free(row)
+    for request in requests:
+        core.check(request)
+        core.add(request)
+    done: dict[str, Completion] = {}
+    while len(done) < len(requests):
+        for delta in core.step():
+            if delta.completion is not None:
+                done[delta.request_id] = delta.completion
+    for request in requests:
+        if (error := done[request.id].error) is not None:
+            policy = request.speculation.policy or core.controller.default
+            raise EngineError(f"request {request.id} fails under {policy}: {error}")
+    return [done[request.id] for request in requests]
 
 
-class WrongNgram(WrongDrafter):
-    """The same for a model-free one: it offers as much as the real one, and is scored as what it proposes: wrong."""
-
-    def __init__(self, drafter: ModelFreeDrafter, vocab_size: int) -> None:
-        super().__init__(drafter, vocab_size)
-        self._real = drafter
-
-    def begin(self, row: int, start: RowStart) -> None:
-        self._real.begin(row, start)
-
-    def offer(self, row: int, tokens: list[int], most: int) -> list[float]:
-        return self._real.offer(row, tokens, most)
-
-    def shadow(self, row: int, tokens: list[int], start: int) -> tuple[int, int]:
-        return self._real.shadow(row, tokens, start)[0], 0
+def policy_engine(built: Built, config: EngineConfig, spec: PolicySpec, rows: int) -> EngineCore:
+    """An engine of its own for a policy, over the same models: what it learns or remembers is not the others'."""
+    return assemble(
+        built.target,
+        make_drafters(built.loaded),
+        built.tokenizer,
+        specs=[spec],
+        costs=CostTable(built.costs.profile),
+        limits=replace(config.limits, max_rows=rows),
+        detector=TaskDetector.load() if config.detect_tasks else None,
+    )
 
 
-def wrong(drafter: Drafter, vocab_size: int) -> WrongDrafter:
-    """The hostile form of a drafter."""
-    if isinstance(drafter, ModelFreeDrafter):
-        return WrongNgram(drafter, vocab_size)
-    return WrongDrafter(drafter, vocab_size)
+class EngineContender:
+    """An engine as a contender: it answers groups of prompts, each up to the model's own end."""
+
+    def __init__(
+        self,
+        name: str,
+        core: EngineCore,
+        built: Built,
+        sampling: SamplingParams,
+        *,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        """Requests have `sampling` with seeds of their own. `clock` gives the seconds that are reported."""
+        self.name = name
+        self._core, self._template, self._sampling, self._clock = core, built.template, sampling, clock
+        self._longest = built.target.info.context - sampling.max_tokens
+
+    def run(self, group: Group) -> Answers:
+        requests = [
+            Request(
+                f"{group.number}-{i}",
+                encode(self._template, prompt, self._longest),
+                replace(self._sampling, seed=1000 * group.number + i),
+            )
+            for i, prompt in enumerate(group.prompts)
+        ]
+        started = self._clock()
+        done = complete(self._core, requests)
+        seconds = self._clock() - started
+        times = [one.timings for one in done]
+        return Answers(
+            seconds,
+            [one.tokens for one in done],
+            sum(len(one.tokens) for one in done),
+            [(one.first_token or one.finished) - one.arrived for one in times],
+            sum(one.stats.drafted for one in done),
+        )

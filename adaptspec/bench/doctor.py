@@ -7,8 +7,9 @@ is recorded: what they earn is that of chains, times how much faster they were i
 from __future__ import annotations
 
 import statistics
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -17,17 +18,20 @@ import torch
 
 from adaptspec.analysis.journal_tape import DRAFTER
 from adaptspec.analysis.oracle import Tier, references
-from adaptspec.bench.try_drafts import Tried, try_draft
+from adaptspec.bench.try_drafts import PLAIN, Tried, try_draft
 from adaptspec.bench.workloads import Workloads
 from adaptspec.control.language.build import parse_policy_spec
 from adaptspec.drafters import Kind, available_drafters, kind_of
-from adaptspec.engine.engine_config import EngineConfig, model_place
+from adaptspec.engine.engine_config import AUTO, EngineConfig, model_place
 from adaptspec.engine.profiler import Progress, no_progress, processor
 from adaptspec.errors import AdaptSpecError
-from adaptspec.models.gguf import is_gguf
+from adaptspec.models.gguf import is_gguf, read_header
+from adaptspec.models.layers import has_products
+from adaptspec.models.loading import DTYPES
 from adaptspec.models.model_files import CONFIG, read_json
 from adaptspec.models.own_drafts import FIRST_LAYERS, MTP, QUANTIZED
 from adaptspec.models.source import find_model
+from adaptspec.quantity import quantity
 from adaptspec.simulation.cost_profiles import Curve, DraftCosts, MachineCosts
 from adaptspec.simulation.draft_view import FAR, DraftView
 from adaptspec.simulation.replay import replay
@@ -48,6 +52,18 @@ _WIDTH = 8
 _MARGIN = 1.1
 # The draft model that is imagined: so much smaller than the target, and right so often.
 _SMALLER, _RIGHT = 10, 0.7
+# The share of the time for trying; the rest is for replays.
+_TRYING = 0.7
+# Parameters of a GGUF file that torch loads within seconds.
+_SMALL = 5e8
+
+
+@dataclass(frozen=True)
+class DoctorSettings:
+    """`tokens` per answer at most; `seconds` that all of it may take, where one answer in one configuration fits."""
+
+    tokens: int = 128
+    seconds: float = 90.0
 
 
 def doctor_drafts(config: EngineConfig, given: Sequence[str]) -> list[str | None]:
@@ -71,44 +87,86 @@ def own_drafts(model: str) -> list[str]:
     return [f"{QUANTIZED}int8", f"{QUANTIZED}int4", *half, MTP]
 
 
-def doctor_steps(drafts: Sequence[str | None], workloads: Workloads) -> int:
-    """How often `run_doctor` calls its `tick`, if every draft can be used."""
+def doctor_configs(config: EngineConfig) -> list[EngineConfig]:
+    """The ways to run the model on this machine that flags leave open.
+
+    Of a GGUF file llama.cpp and torch in its usual data type; of others, and with --runner torch, each data type for
+    which this CPU has fast products. Torch takes minutes to load a large GGUF file, which is then for llama.cpp alone.
+    """
+    found = find_model(model_place(config.model, "target"), gguf=True)
+    if config.dtype != AUTO or config.device not in (AUTO, "cpu") or torch.cuda.is_available():
+        return [config]
+    if is_gguf(found) and config.runner != "torch":
+        small = config.runner == AUTO and read_header(found).parameters < _SMALL
+        return [config, replace(config, runner="torch")] if small else [config]
+    return [replace(config, dtype=name) for name, kind in DTYPES.items() if has_products(kind)]
+
+
+def doctor_steps(configs: int, drafts: Sequence[str | None], workloads: Workloads) -> int:
+    """How often `run_doctor` calls its `tick`, if every draft can be used and there is time for every prompt."""
     free = sum(1 for name in available_drafters(draft=False) if name != "lookahead")
-    return len(drafts) * (1 + sum(map(len, workloads.values()))) + 2 * sum(map(bool, drafts)) + free + 3
+    tried = configs * len(drafts) * (1 + sum(map(len, workloads.values())))
+    return tried + 2 * sum(map(bool, drafts)) + free + 3
 
 
 def run_doctor(
-    config: EngineConfig,
+    configs: Sequence[EngineConfig],
     drafts: Sequence[str | None],
     workloads: Workloads,
-    tokens: int,
+    settings: DoctorSettings,
     tick: Callable[[str], None],
     *,
     progress: Progress = no_progress,
     attempt: Callable[..., Tried] = try_draft,
 ) -> dict[str, Any]:
-    """Try all drafts by `attempt` and forecast what each would earn; `tick` is called after each step, `progress` while
-    models load. A draft that cannot be used is left out, with the reason.
+    """Try all drafts by `attempt` in each configuration, and forecast what each would earn in the one that wrote most
+    tokens per second. How long answers are is settled by the first, so that all are measured on answers of one length.
+    `tick` is called after each step, `progress` while models load. A configuration or a draft that cannot be used, or
+    for which there is no time, is left out, with the reason.
 
     Raises:
         ModelError, ConfigError: the model cannot be used at all, or answers none of the prompts.
     """
-    tried: list[Tried] = []
+    ends = time.monotonic() + _TRYING * settings.seconds
+    cases = [(index, draft) for index in range(len(configs)) for draft in drafts]
+    found: dict[int, list[Tried]] = {}  # by the index of the configuration
     unusable: dict[str, str] = {}
-    for draft in drafts:
+    tokens = settings.tokens
+    for number, (index, draft) in enumerate(cases):
+        config = configs[index]
+        name = draft or "none" if len(configs) == 1 else f"{draft or 'none'} in {_dtype_or_runner(config)}"
+        left = ends - time.monotonic()
+        if found and left < 0.0:
+            unusable[name] = "there was no time left; give more --seconds"
+            continue
+        step, share = partial(tick, f"try {name}"), left / (len(cases) - number)
         try:
-            step = partial(tick, f"try {draft or 'lookup'}")
-            tried.append(attempt(config, draft, workloads, tokens, step, progress=progress))
+            tried = attempt(config, draft, workloads, tokens, step, progress=progress, seconds=share, fixed=bool(found))
         except AdaptSpecError as error:
-            unusable[draft or "none"] = str(error)
-    # Without a draft, what is wrong with the model itself comes to light.
-    tried = tried or [attempt(config, None, workloads, tokens, partial(tick, "try lookup"), progress=progress)]
-    rows = [(row, one) for one in tried for row in _rows(one, partial(tick, "replay"), free=one is tried[0])]
+            unusable[name] = str(error)
+        else:
+            found.setdefault(index, []).append(tried)
+            tokens = tried.tokens
+    if not found:  # without a draft, what is wrong with the model itself comes to light
+        step = partial(tick, "try lookup")
+        found[0] = [attempt(configs[0], None, workloads, tokens, step, progress=progress)]
+    everything = [(index, one) for index, tried in found.items() for one in tried]
+    speeds = _measured([one for _, one in everything])
+    fastest = max(zip(everything, speeds, strict=True), key=lambda pair: max(pair[1].values(), default=0.0))[0][0]
+    config, own = configs[fastest], _on_common_requests(found[fastest])
+    rows = [(row, one) for one in own for row in _rows(one, partial(tick, "replay"), free=one is own[0])]
     best, chosen = recommended(rows)
     worth = bool(best["mean"] >= _WORTH)
     return {
         "machine": {"processor": processor(), "threads": torch.get_num_threads()},
         "model": config.model,
+        "setup": dict(chosen.setup),
+        "dtype": config.dtype,
+        "runner": config.runner,
+        "configurations": [
+            {"setup": dict(one.setup), "draft": one.draft, "tokens_per_second": own_speeds}
+            for (_, one), own_speeds in zip(everything, speeds, strict=True)
+        ],
         "exactness": chosen.exactness,
         "worth": worth,
         "best": best,
@@ -119,6 +177,29 @@ def run_doctor(
         "would_help": _helps(chosen, best["drafters"], partial(tick, "imagine")),
         "policy": policy_text(best["drafters"] if worth else (), best["width"]),
     }
+
+
+def _measured(tried: Sequence[Tried]) -> list[dict[str, float]]:
+    """Tokens per second of each by policy, prompts included, in the requests that all of them answered."""
+    answered = [set(answers) for one in tried for answers in one.measured.values()]
+    common = set.intersection(*answered) if answered else set()
+    found = []
+    for one in tried:
+        sums = {policy: [answers[name] for name in common] for policy, answers in one.measured.items()}
+        found.append({policy: sum(n for n, _ in own) / sum(s for _, s in own) for policy, own in sums.items()})
+    return found
+
+
+def _on_common_requests(tried: Sequence[Tried]) -> list[Tried]:
+    """Each with the requests that all of them answered, so that forecasts are compared on the same tasks."""
+    common = set.intersection(*(set(one.tape.ids) for one in tried))
+    kept = ([i for i, name in enumerate(one.tape.ids) if name in common] for one in tried)
+    return [replace(one, tape=one.tape.take(requests)) for one, requests in zip(tried, kept, strict=True)]
+
+
+def _dtype_or_runner(config: EngineConfig) -> str:
+    """What tells a configuration from the others of `doctor_configs`."""
+    return config.dtype if config.dtype != AUTO else "torch" if config.runner == "torch" else "llama.cpp"
 
 
 def recommended(rows: Sequence[tuple[dict[str, Any], Tried]]) -> tuple[dict[str, Any], Tried]:
@@ -252,6 +333,7 @@ def doctor_report(result: Mapping[str, Any], serve: str) -> list[Table | str]:
     helps = "; ".join(f"{what}: {mean:.2f} x" for what, mean in result["would_help"].items())
     return [
         _verdict(result),
+        *_configurations(result["configurations"]),
         table,
         *(f"left out: {name}: {reason}" for name, reason in result["unusable"].items()),
         _cost_of_checking(result["four_tokens_over_one"]),
@@ -260,6 +342,29 @@ def doctor_report(result: Mapping[str, Any], serve: str) -> list[Table | str]:
         f"What would help most, replayed (now {best['mean']:.2f} x): {helps}.",
         f"To serve it: {serve}",
     ]
+
+
+def _configurations(rows: Sequence[Mapping[str, Any]]) -> Iterator[Table | str]:
+    """What each configuration was measured to write, and the best one: plain where drafts earn no more than noise."""
+    policies = list(dict.fromkeys(name for row in rows for name in row["tokens_per_second"]))
+    if not policies:
+        return
+    table = Table("configuration", "draft", *policies, title="tokens per second, prompts included", keys=2)
+    for row in rows:
+        speeds = (row["tokens_per_second"].get(name) for name in policies)
+        cells = ("" if speed is None else f"{speed:.1f}" for speed in speeds)
+        table.add_row(_named(row["setup"]), row["draft"] or "", *cells)
+    yield table
+    best = max(rows, key=lambda row: max(row["tokens_per_second"].values()))
+    speeds = best["tokens_per_second"]
+    policy, speed = max(speeds.items(), key=lambda pair: pair[1])
+    if speed < _WORTH * speeds[PLAIN]:
+        policy, speed = PLAIN, speeds[PLAIN]
+    yield f"Fastest: {_named(best['setup'])} under {policy}, {speed:.1f} tokens per second."
+
+
+def _named(setup: Mapping[str, Any]) -> str:
+    return f"{setup['dtype']} on {setup['runner']}, {quantity(setup['threads'], 'thread')}"
 
 
 def _cost_of_checking(ratio: float) -> str:

@@ -1,68 +1,86 @@
-"""Does speculation change the text? Greedy output against `transformers` `generate`, token for token.
+"""Does speculation change an answer? Requests under policies that draft, against plain decoding of the same model.
 
-Every prompt runs at each fixed depth and at one that changes every round, with each drafter, and with wide trees of it
-and of two together, alone and in batches with random arrivals and aborts. A divergence counts as rounding only where
-the target's two best logits lie within the data type's tie; each one is listed. Where one text goes on after the other
-has ended the gap is None: that is no rounding.
-Where 16 bits round passes of one and of several tokens differently, the report says how many texts speculation changed.
+The reference is the same runner without drafts, one request at a time. Each setting serves the same requests at several
+batch sizes, where requests arrive and leave at random. Where the model has a pass range, tokens and log-probabilities
+must be the same bits; elsewhere logits agree up to rounding, and only the tokens are compared.
 """
 
 from __future__ import annotations
 
 import json
 import random
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import numpy as np
-import torch
 
+from adaptspec.bench.contenders import complete, policy_engine
+from adaptspec.bench.setup import described, title_of
 from adaptspec.bench.workloads import Workloads, encode
 from adaptspec.control.controller import Controller
 from adaptspec.control.policy import BatchSignals, Decision, Policy, Union
 from adaptspec.decision_tables import StopTable, TreeTable
-from adaptspec.drafting.drafter import Drafter, ModelFreeDrafter
-from adaptspec.engine.assembly import Built, assemble, build
+from adaptspec.drafters import Kind, default_drafters, kind_of
+from adaptspec.drafting.drafter import Drafter, make_drafters
+from adaptspec.engine.assembly import Built, make_executor
 from adaptspec.engine.core import EngineCore
-from adaptspec.engine.engine_config import EngineConfig, model_place
+from adaptspec.engine.engine_config import EngineConfig
 from adaptspec.engine.inputs import InputProcessor
-from adaptspec.engine.model_executor import ModelExecutor
 from adaptspec.engine.task_methods import TaskMethods
-from adaptspec.request import Request, SamplingParams
+from adaptspec.models.pass_range import exactness
+from adaptspec.request import Grammar, Request, SamplingParams
+from adaptspec.simulation.replay import static_spec
 from adaptspec.tables import Table
-from adaptspec.training.measure import load_transformers
-from adaptspec.types import Completion, IntArray, Reason
+from adaptspec.types import Completion, IntArray, Reason, TokenLogprob
 from adaptspec.verification.coupled import Coupled
-from adaptspec.verification.method import Method
 
-# By how much the two best logits may differ where rounding alone can exchange them.
-TIES = {"float32": 1e-4, "float16": 0.05, "bfloat16": 0.5}
-DEPTHS = (0, 1, 3, 7)
+BATCHES = (1, 4, 16)
+FIXED_DEPTHS = (3, 7)
 WIDTH, NODES = 4, 32  # of trees
-BATCH = 16  # as reports name it: requests arrive while others run
+TOP = 5  # alternatives per token; the best two say how close a choice was
+CHOICES = 3
+SHOWN = 20  # differences that the report lists
+_TEXT = {"type": "string", "maxLength": 60}
+_SCHEMA = {
+    "type": "object",
+    "properties": {"answer": _TEXT, "sure": {"type": "boolean"}},
+    "required": ["answer", "sure"],
+    "additionalProperties": False,
+}
+
+# What requests ask for, in turn. Those of "text" ask for no log-probabilities: their tokens alone are compared.
+KINDS: Mapping[str, Mapping[str, Any]] = {
+    "greedy": {"temperature": 0.0},
+    "drawn": {"temperature": 0.8},
+    "penalties": {"temperature": 0.8, "presence_penalty": 0.4, "frequency_penalty": 0.5, "repetition_penalty": 1.2},
+    "truncated": {"temperature": 0.8, "top_p": 0.9, "min_p": 0.05},
+    "schema": {"temperature": 0.0, "grammar": Grammar(json.dumps(_SCHEMA))},
+    "choices": {"temperature": 0.8},
+    "logprobs": {"temperature": 0.0, "logprobs": 20, "prompt_logprobs": 1},
+    "text": {"temperature": 0.8, "logprobs": None},
+}
 
 
-class Schedule(Policy):
-    """A policy whose depth is a constant, or (None) another one every round for every row.
+class RandomDepths(Policy):
+    """Drafts of another depth for each row and round; `branching` drafts are wide trees.
 
-    `branching` drafts are wide trees, of two drafters united with what the second would draft.
+    Trees of two drafters hold what either drafts.
     """
 
     max_depth = 7
 
-    def __init__(self, drafters: tuple[str, ...], depth: int | None, *, branching: bool = False) -> None:
+    def __init__(self, drafters: tuple[str, ...], *, branching: bool = False) -> None:
         self.drafters = drafters
-        self._depth, self._branching = depth, branching
+        self._branching = branching
         self._random = np.random.default_rng(0)
 
     def decide(self, signals: BatchSignals) -> Decision:
         size = signals.batch_size
-        drawn = self._random.integers(0, self.max_depth + 1, size)
-        wanted = drawn if self._depth is None else np.full(size, self._depth)
+        depths = self._random.integers(0, self.max_depth + 1, size)
         zeros: IntArray = np.zeros(size, dtype=np.int64)
-        decision = Decision(np.minimum(wanted, signals.limits), zeros + int(Reason.FIXED), zeros)
+        decision = Decision(np.minimum(depths, signals.limits), zeros + int(Reason.FIXED), zeros)
         if self._branching:
             every = np.ones((size, 1))
             stated = np.tile((np.arange(10) + 0.5) / 10, (size, 1))
@@ -77,220 +95,216 @@ class Schedule(Policy):
 
 
 @dataclass(frozen=True)
-class Reference:
-    """What `generate` gave for a prompt, and how close its two best logits were at each position."""
+class Setting:
+    """A way to serve the requests: `engine(rows)` makes an engine that does, for so many rows at once."""
 
-    prompt: tuple[int, ...]
-    tokens: tuple[int, ...]
-    gaps: tuple[float, ...]
+    name: str
+    drafters: str
+    engine: Callable[[int], EngineCore]
 
 
-# Ways to decode: their names in the report, and an engine that does it.
-Way = tuple[Mapping[str, str], Callable[[], EngineCore]]
+def exactness_settings(built: Built, config: EngineConfig) -> list[Setting]:
+    """Plain decoding, the policies asked for or the default, fixed and random depths with every drafter, and trees."""
+    by_name = {spec.name: spec for spec in built.specs}
+    asked = [by_name["off"], *built.specs[: len(config.policy_names)]]
+    settings = [
+        Setting(name, " + ".join(spec.drafters if spec.drafts else ()), partial(policy_engine, built, config, spec))
+        for name, spec in {spec.name: spec for spec in asked}.items()
+    ]
+    here = [drafter.name for drafter in built.drafters]
+    for depth in FIXED_DEPTHS:
+        for name in default_drafters(here):
+            engine = partial(policy_engine, built, config, static_spec(depth, name))
+            settings.append(Setting(f"static-{depth}", name, engine))
+    for name in default_drafters(here):
+        settings.append(Setting("random depths", name, partial(_random_engine, built, config, (name,))))
+    if built.target.info.takes_trees:
+        lookups = [name for name in here if kind_of(name) is Kind.MODEL_FREE]
+        pairs = [(name, lookup) for name in here if name not in lookups for lookup in lookups]
+        for names in [*((name,) for name in here), *pairs]:
+            engine = partial(_random_engine, built, config, names, branching=True)
+            settings.append(Setting("random trees", " + ".join(names), engine))
+    return settings
+
+
+def exactness_requests(built: Built, workloads: Workloads, tokens: int) -> list[Request]:
+    """A request of each kind in turn, one per prompt; `CHOICES` with seeds of their own for "choices"."""
+    longest = built.target.info.context - tokens
+    prompts = [encode(built.template, prompt, longest) for prompts in workloads.values() for prompt in prompts]
+    requests = []
+    for i, prompt in enumerate(prompts):
+        kind = list(KINDS)[i % len(KINDS)]
+        for choice in range(CHOICES if kind == "choices" else 1):
+            sampling = SamplingParams(tokens, **{"logprobs": TOP, "seed": CHOICES * i + choice, **KINDS[kind]})
+            requests.append(Request(f"{i}-{kind}-{choice}", prompt, sampling))
+    return requests
 
 
 def run_exactness(
+    built: Built,
     config: EngineConfig,
-    workloads: Workloads,
-    tokens: int,
+    settings: Sequence[Setting],
+    requests: Sequence[Request],
     tick: Callable[[str], None],
-    *,
-    drafters: Collection[str] = (),
-    policies: bool = False,
-    depths: Sequence[int] = DEPTHS,
-    method: Callable[[], Method] = Coupled,
-    load_reference: Callable[..., Any] = load_transformers,
 ) -> dict[str, Any]:
-    """Compare every setting with the reference; `tick` is told of each piece of work done.
+    """Serve the requests in every setting and compare; the first setting is plain decoding.
 
-    Settings are each depth with each drafter, or with these ones; with `policies`, every policy that they suffice for.
-    `method` makes what verifies drafts at fixed and changing depths; `load_reference` is called as `load_transformers`.
+    `tick` is called after each request of the reference, and after each setting at each batch size.
     """
-    built = build(config)
-    if drafters:
-        built = replace(built, drafters=tuple(one for one in built.drafters if one.name in drafters))
-    dtype = built.target.info.dtype
-    longest = built.target.info.context - tokens
-    prompts = [encode(built.template, p, longest) for all_of in workloads.values() for p in all_of]
-    model = load_reference(model_place(config.model, "target"), getattr(torch, dtype), built.target.device)
-    references = []
-    for reference in _references(model, prompts, tokens):
-        references.append(reference)
+    reference = {}
+    plain = settings[0].engine(1)
+    for request in requests:
+        sampling = replace(request.sampling, logprobs=max(TOP, request.sampling.logprobs or 0))
+        (done,) = complete(plain, [replace(request, sampling=sampling)])
+        reference[request.id] = done
         tick("reference")
-    ways = [*_fixed(built, config, depths, method), *(_policies(built, config) if policies else ())]
-    settings = list(_settings(ways, references, tokens, TIES[dtype], tick))
+    bits = bool(built.target.info.equal_passes)
+    rows = []
+    for setting in settings:
+        for batch in BATCHES:
+            found, most = _served(setting.engine(batch), requests)
+            rows.append({"setting": setting.name, "drafters": setting.drafters, "batch": batch, "most_at_once": most})
+            rows[-1] |= compared(requests, reference, found, bits=bits)
+            tick(f"{setting.name} {setting.drafters}, batch {batch}")
     return {
         "benchmark": "exactness",
-        "dtype": dtype,
-        "prompts": len(references),
-        "tokens": tokens,
-        "tie": TIES[dtype],
-        "worst_divergence_share": max(s["divergent"] for s in settings) / len(references),
-        "changed_share": _changed_share(settings, len(references)),
-        "unexplained": sum(s["unexplained"] for s in settings),
-        "settings": settings,
+        "setup": described(built, config),
+        "passes": exactness(built.target.info),
+        "compared": "tokens and log-probabilities" if bits else "tokens",
+        "requests": len(requests),
+        "prompts": len({request.prompt for request in requests}),
+        "tokens": sum(len(done.tokens) for done in reference.values()),
+        "different": sum(row["different"] for row in rows),
+        "settings": rows,
     }
 
 
-def exactness_report(result: dict[str, Any]) -> list[Table | str]:
-    """The result for people."""
-    where = ("depth", "drafter", "batch")
-    columns = (*where, "changed", "divergent", "unexplained", "prompts_with_rejections", "drafted", "accepted")
-    title = f"{result['prompts']} prompts x {result['tokens']} tokens in {result['dtype']} against transformers"
-    table = Table(*(column.replace("_", " ") for column in columns), title=title, keys=3)
-    for row in result["settings"]:
-        table.add_row(*(str(row[column]) for column in columns))
-    differing = [
-        json.dumps({name: row[name] for name in where} | divergence, default=str)
-        for row in result["settings"]
-        for divergence in row["divergences"]
-    ]
-    shares = ", ".join(f"{share:.1%} at depth {depth}" for depth, share in result["changed_share"].items())
-    return [table, *differing, f"texts that are not those of plain decoding, one request at a time: {shares}"]
-
-
-def _settings(
-    ways: Sequence[Way], references: Sequence[Reference], tokens: int, tie: float, tick: Callable[[str], None]
-) -> Iterator[dict[str, Any]]:
-    """What came of each way to decode, alone and batched. The first, alone, is plain decoding: see `_fixed`."""
-    plain: list[Completion] = []
-    for names, core in ways:
-        for batched in (False, True):
-            done = (_batched if batched else _alone)(core(), references, tokens)
-            plain = plain or done
-            changed = sum(a.tokens != b.tokens for a, b in zip(plain, done, strict=True))
-            yield {
-                **names,
-                "batch": BATCH if batched else 1,
-                "changed": changed,
-                **compare(references, done, tie),
-            }
-            tick(f"{', '.join(names.values())}, {'batched' if batched else 'alone'}")
-
-
-def _changed_share(settings: Sequence[Mapping[str, Any]], prompts: int) -> dict[str, float]:
-    """By depth, the share of texts that are not those of plain decoding: of requests alone, with every drafter."""
-    changed: dict[str, list[int]] = {}
-    for row in settings:
-        if row["batch"] == 1:
-            changed.setdefault(row["depth"], []).append(row["changed"])
-    return {depth: sum(counts) / (len(counts) * prompts) for depth, counts in changed.items()}
-
-
-def _references(model: Any, prompts: Sequence[tuple[int, ...]], tokens: int) -> Iterator[Reference]:
-    """What a model of transformers makes of the prompts, on its device."""
-    for prompt in prompts:
-        ids = torch.tensor([prompt], device=model.device)
-        with torch.inference_mode():
-            out = model.generate(
-                ids,
-                attention_mask=torch.ones_like(ids),
-                do_sample=False,
-                max_new_tokens=tokens,
-                return_dict_in_generate=True,
-                output_logits=True,
-            )
-        best = [torch.topk(step[0].float(), 2).values for step in out.logits]
-        yield Reference(
-            prompt, tuple(out.sequences[0, len(prompt) :].tolist()), tuple(float(two[0] - two[1]) for two in best)
-        )
-
-
-def _fixed(built: Built, config: EngineConfig, depths: Sequence[int], method: Callable[[], Method]) -> Iterator[Way]:
-    for name, depth in [*((str(d), d) for d in depths), ("changing", None)]:
-        for drafter in built.drafters:
-            yield {"depth": name, "drafter": drafter.name}, partial(_core, built, [drafter], depth, config, method)
-    free = [drafter for drafter in built.drafters if isinstance(drafter, ModelFreeDrafter)]
-    pairs = [[drafter, beside] for drafter in built.drafters for beside in free if drafter not in free]
-    for name, depth in (("tree", Schedule.max_depth), ("changing tree", None)):
-        for drafters in [*([drafter] for drafter in built.drafters), *pairs]:
-            names = {"depth": name, "drafter": " + ".join(drafter.name for drafter in drafters)}
-            yield names, partial(_core, built, drafters, depth, config, method, branching=True)
-
-
-def _policies(built: Built, config: EngineConfig) -> Iterator[Way]:
-    here = {drafter.name for drafter in built.drafters}
-    for spec in (spec for spec in built.specs if here.issuperset(spec.needed)):
-        core = partial(
-            assemble,
-            built.target,
-            built.drafters,
-            built.tokenizer,
-            specs=[spec],
-            costs=built.costs,
-            limits=config.limits,
-        )
-        yield {"depth": spec.name, "drafter": ", ".join(spec.drafters)}, core
-
-
-def _core(
-    built: Built,
-    drafters: Sequence[Drafter],
-    depth: int | None,
-    config: EngineConfig,
-    method: Callable[[], Method],
-    *,
-    branching: bool = False,
+def _random_engine(
+    built: Built, config: EngineConfig, names: tuple[str, ...], rows: int, *, branching: bool = False
 ) -> EngineCore:
-    names = tuple(drafter.name for drafter in drafters)
-    schedule = Schedule(names, depth, branching=branching)
-    controller = Controller({"schedule": schedule}, "schedule", names, config.limits.max_rows)
-    methods = {"schedule": TaskMethods(method())}
-    limits = replace(config.limits, max_depth=Schedule.max_depth)
-    inputs = InputProcessor(built.target.info, built.tokenizer)
-    return EngineCore(ModelExecutor(built.target, drafters), controller, inputs, methods, limits=limits)
+    made = {drafter.name: drafter for drafter in make_drafters(built.loaded)}
+    drafters: list[Drafter] = [made[name] for name in names]
+    policy = RandomDepths(names, branching=branching)
+    limits = replace(config.limits, max_rows=rows, max_depth=policy.max_depth)
+    return EngineCore(
+        make_executor(built.target, drafters, limits, eager=built.target.info.eager),
+        Controller({"random": policy}, "random", names, rows),
+        InputProcessor(built.target.info, built.tokenizer),
+        {"random": TaskMethods(Coupled())},
+        limits=limits,
+    )
 
 
-def _alone(core: EngineCore, references: Sequence[Reference], tokens: int) -> list[Completion]:
-    done = []
-    for i, reference in enumerate(references):
-        core.add(_request(f"r{i}", reference.prompt, tokens))
-        while not core.idle:
-            done += [delta.completion for delta in core.step() if delta.completion is not None]
-    return done
+def _served(core: EngineCore, requests: Sequence[Request]) -> tuple[dict[str, Completion], int]:
+    """The answers by the ids of their requests, and how many requests ran at once at most.
 
-
-def _batched(core: EngineCore, references: Sequence[Reference], tokens: int) -> list[Completion]:
-    """Requests arrive at random rounds; between them, others arrive and are aborted half-way."""
+    Requests arrive at random rounds; others come between them and are aborted.
+    """
     chance = random.Random(0)
-    waiting = list(range(len(references)))[::-1]
+    waiting = list(requests)[::-1]
     done: dict[str, Completion] = {}
+    most = 0
     doomed: list[str] = []
     while waiting or not core.idle:
         if waiting and len(core.scheduler.running) < core.limits.max_rows and chance.random() < 0.5:
-            i = waiting.pop()
-            core.add(_request(f"r{i}", references[i].prompt, tokens))
+            request = waiting.pop()
+            core.check(request)
+            core.add(request)
             if chance.random() < 0.25:
-                doomed.append(f"doomed{i}")
-                core.add(_request(doomed[-1], references[i].prompt[::-1], tokens))
+                doomed.append(f"doomed-{request.id}")
+                core.add(replace(request, id=doomed[-1], prompt=tuple(request.prompt)[::-1]))
         if doomed and chance.random() < 0.1:
             core.abort(doomed.pop(0))
         for delta in [] if core.idle else core.step():
             if delta.completion is not None:
                 done[delta.request_id] = delta.completion
-    return [done[f"r{i}"] for i in range(len(references))]
+        most = max(most, len(core.scheduler.running))
+    return done, most
 
 
-def _request(name: str, prompt: tuple[int, ...], tokens: int) -> Request:
-    return Request(name, prompt, SamplingParams(max_tokens=tokens, temperature=0.0))
-
-
-def compare(references: Sequence[Reference], done: Sequence[Completion], tie: float) -> dict[str, Any]:
-    """Where texts leave their references: rounding explains it where the two best scores are within `tie`."""
-    divergences: list[dict[str, Any]] = []
-    for i, (reference, completion) in enumerate(zip(references, done, strict=True)):
-        if completion.tokens != reference.tokens:
-            pairs = enumerate(zip(reference.tokens, completion.tokens, strict=False))
-            shorter = min(len(reference.tokens), len(completion.tokens))
-            at = next((j for j, (a, b) in pairs if a != b), shorter)
-            gap = reference.gaps[at] if at < len(reference.gaps) else None
-            divergences.append({"prompt": i, "position": at, "gap": gap})
-    rejected = sum(c.stats.accepted < c.stats.drafted for c in done)
+def compared(
+    requests: Sequence[Request], reference: Mapping[str, Completion], found: Mapping[str, Completion], *, bits: bool
+) -> dict[str, Any]:
+    """How many answers differ from their reference, and where each begins to; `bits`: log-probabilities count, too."""
+    differences = []
+    for request in requests:
+        expected, answer = reference[request.id], found[request.id]
+        difference = _difference(expected, answer, logprobs=bits and request.sampling.logprobs is not None)
+        if difference is not None:
+            differences.append({"request": request.id, **difference})
+    own = [found[request.id].stats for request in requests]
     return {
-        "divergent": len(divergences),
-        "unexplained": sum(d["gap"] is None or d["gap"] > tie for d in divergences),
-        "prompts_with_rejections": rejected,
-        "drafted": sum(c.stats.drafted for c in done),
-        "accepted": sum(c.stats.accepted for c in done),
-        "divergences": divergences,
+        "different": len(differences),
+        "requests_with_rejections": sum(stats.accepted < stats.drafted for stats in own),
+        "drafted": sum(stats.drafted for stats in own),
+        "accepted": sum(stats.accepted for stats in own),
+        "differences": differences,
     }
+
+
+def _difference(expected: Completion, answer: Completion, *, logprobs: bool) -> dict[str, Any] | None:
+    """The first place where an answer differs: its position, both tokens, and how far the best two logits are apart."""
+    at = first_difference(expected.tokens, answer.tokens)
+    if at is not None:
+        return {"what": "token", **located(expected, at, answer.tokens)}
+    if expected.finish is not answer.finish:
+        return {"what": f"end: {expected.finish.value}, {answer.error or answer.finish.value}"}
+    if not logprobs:
+        return None
+    if (at := first_difference(expected.logprobs, answer.logprobs)) is not None:
+        ours, theirs = (_logprob(one.logprobs, at) for one in (expected, answer))
+        return {"what": "log-probability", **located(expected, at, answer.tokens), "logprobs": [ours, theirs]}
+    if (at := first_difference(expected.prompt_logprobs, answer.prompt_logprobs)) is not None:
+        return {"what": "log-probability of the prompt", "position": at}
+    return None
+
+
+def first_difference(expected: Sequence[Any], found: Sequence[Any]) -> int | None:
+    """The first position where two sequences differ, the end of the shorter one included; None: they are equal."""
+    both = zip(expected, found, strict=False)
+    at = next((i for i, (a, b) in enumerate(both) if a != b), min(len(expected), len(found)))
+    return at if at < max(len(expected), len(found)) else None
+
+
+def located(expected: Completion, at: int, tokens: Sequence[int]) -> dict[str, Any]:
+    """A position of an answer with both tokens there, and the gap between the target's best two logits.
+
+    None stands for the token of an answer that has ended, and for the gap there.
+    """
+    best = expected.logprobs[at].top if at < len(expected.logprobs) else ()
+    return {
+        "position": at,
+        "tokens": [one[at] if at < len(one) else None for one in (expected.tokens, tokens)],
+        "gap": best[0][1] - best[1][1] if len(best) > 1 else None,
+    }
+
+
+def _logprob(logprobs: Sequence[TokenLogprob], at: int) -> float | None:
+    return logprobs[at].logprob if at < len(logprobs) else None
+
+
+def exactness_report(result: Mapping[str, Any]) -> list[Table | str]:
+    """The result for people."""
+    title = f"{result['requests']} requests ({result['tokens']} tokens): {title_of(result['setup'])}"
+    columns = ("most at once", "different", "requests with rejections", "drafted", "accepted")
+    table = Table("setting", "drafters", "batch", *columns, title=title, keys=3)
+    for row in result["settings"]:
+        cells = (str(row[column.replace(" ", "_")]) for column in columns)
+        table.add_row(row["setting"], row["drafters"], str(row["batch"]), *cells)
+    differing = list(_differing(result["settings"]))
+    more = [f"and {len(differing) - SHOWN} more (--json lists all)"] if len(differing) > SHOWN else []
+    verdict = "All answers are" if not result["different"] else f"{result['different']} answers are not"
+    return [
+        f"Check at start: {result['passes']}.",
+        table,
+        *differing[:SHOWN],
+        *more,
+        f"{verdict} those of plain decoding at batch 1 ({result['compared']}).",
+    ]
+
+
+def _differing(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    for row in rows:
+        for difference in row["differences"]:
+            where = {name: row[name] for name in ("setting", "drafters", "batch")}
+            yield json.dumps(where | difference)

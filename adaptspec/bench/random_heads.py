@@ -17,8 +17,9 @@ import torch
 
 from adaptspec.analysis.journal_tape import DRAFTER
 from adaptspec.bench.doctor import policy_text
-from adaptspec.bench.side_by_side import SideBySideSettings, run_side_by_side
+from adaptspec.bench.policies import PolicySettings, policy_config, run_policies
 from adaptspec.bench.workloads import Workloads
+from adaptspec.engine.assembly import build
 from adaptspec.engine.engine_config import EngineConfig, model_place
 from adaptspec.tables import Table
 from adaptspec.training.distillation import DEPTHS, LAYERS
@@ -52,23 +53,24 @@ def write_random_head(kind: str, target: str, folder: Path) -> None:
 
 
 def run_random_heads(
-    config: EngineConfig, workloads: Workloads, settings: SideBySideSettings, tick: Callable[[], None]
+    config: EngineConfig, workloads: Workloads, settings: PolicySettings, tick: Callable[[], None]
 ) -> dict[str, Any]:
-    """`run_side_by_side` of plain decoding, hearing and the default policy with each kind of head in turn."""
+    """`run_policies` of plain decoding, hearing and the default policy with each kind of head in turn."""
     place, results = model_place(config.model, "target"), {}
     with TemporaryDirectory() as folder:
         files = [Path(folder, f"{name}.yaml") for name in _POLICIES]
         for file, text in zip(files, _POLICIES.values(), strict=True):
             file.write_text(text)
-        settings = replace(settings, policies=[str(file) for file in files], cpu_time=True)
+        settings = replace(settings, cpu_time=True)
         for kind in KINDS:
             write_random_head(kind, place, Path(folder, kind))
-            config = replace(config, draft=str(Path(folder, kind)), device="cpu")
-            results[kind] = run_side_by_side(config, workloads, settings, tick)
+            with_head = replace(config, draft=str(Path(folder, kind)), device="cpu")
+            with_head = policy_config(with_head, [str(file) for file in files], settings.batch)
+            results[kind] = run_policies(build(with_head), with_head, workloads, settings, tick)
     first = results[KINDS[0]]
     return {
         "benchmark": "heads",
-        "machine": first["machine"],
+        "setup": first["setup"],
         "settings": first["settings"],
         "heads": {kind: result["policies"] for kind, result in results.items()},
     }
@@ -82,5 +84,5 @@ def random_heads_report(result: dict[str, Any]) -> list[Table | str]:
         for row in policies[1:]:
             over, spread = row["over_first"], "{low:.3f}-{high:.3f}".format(**row["over_first"])
             share, same = f"{row['drafted']} of {row['tokens']}", "yes" if row["same_text"] else "NO"
-            table.add_row(kind, row["policy"], f"{over['mean']:.3f}", spread, share, same)
+            table.add_row(kind, row["name"], f"{over['mean']:.3f}", spread, share, same)
     return [table]

@@ -5,16 +5,19 @@ Their rounds say where drafts agree, which makes a tape for whatever kind of dra
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 import torch
 
 from adaptspec.analysis.journal_tape import DRAFTER, LoggedRequest, tape_of_rounds
-from adaptspec.bench.contenders import OwnEngine, Records
+from adaptspec.bench.contenders import Records, complete
+from adaptspec.bench.setup import described
 from adaptspec.bench.teacher_forcing import Judge, Written
 from adaptspec.bench.workloads import Workloads, encode
 from adaptspec.control.language.spec import PolicySpec
@@ -22,25 +25,31 @@ from adaptspec.drafters import Kind, kind_of
 from adaptspec.drafting.drafter import ModelDrafter, Observing
 from adaptspec.engine.assembly import Built, assemble, build
 from adaptspec.engine.core import EngineLimits
-from adaptspec.engine.engine_config import EngineConfig
+from adaptspec.engine.engine_config import EngineConfig, model_place
 from adaptspec.engine.profiler import Progress, no_progress
 from adaptspec.errors import ConfigError
 from adaptspec.journal import RequestStarted
+from adaptspec.models.gguf import parts
+from adaptspec.models.llama_cpp import LlamaCppRunner
 from adaptspec.models.own_drafts import FIRST_LAYERS, QUANTIZED
 from adaptspec.models.pass_range import exactness
 from adaptspec.models.runner import Runner
-from adaptspec.request import SamplingParams
+from adaptspec.models.source import find_model
+from adaptspec.request import Request, SamplingParams, SpeculationParams
 from adaptspec.simulation.cost_profiles import Curve, DraftCosts, MachineCosts, packed
 from adaptspec.simulation.replay import static_spec
 from adaptspec.simulation.tape import Tape, join, recorded
+from adaptspec.training.corpus import Prompt
 from adaptspec.types import RoundRecord
 
 _DEPTHS, _MODEL_FREE_DEPTHS = (1, 3, 7), (4,)
 _NOBODY = -2
 _ADAPTIVE = ("goodput", "goodput-ngram", "goodput-counts")
-_CHAINS, _TREES = "goodput", "goodput-trees"
+PLAIN, _CHAINS, _TREES = "plain", "goodput", "goodput-trees"
 # Rounds of a kind that tell what such rounds take, and of a draft's first step what each further one takes at least.
 _OFTEN, _LEAST_STEP = 8, 0.05
+# Of an answer, however little time there is: lookups find nothing in less.
+_LEAST_TOKENS = 32
 
 
 @dataclass(frozen=True)
@@ -49,7 +58,8 @@ class Tried:
     adaptive policies take beyond that, by their drafters. `parameters` are those of the target. `branching` says how
     many times as fast drafts that branch were as chains, in the one turn that both had (None: none can). `memory` is
     an estimate of the bytes that the draft's weights take in addition to the target's. `exactness` is what
-    `pass_range` says of the target.
+    `pass_range` says of the target. `setup` describes the engine (see `described`); `measured` are the
+    tokens of each answer, `tokens` at most, and the seconds from its request to its end, by policy and request.
     """
 
     draft: str | None
@@ -60,15 +70,21 @@ class Tried:
     branching: float | None = None
     memory: int = 0
     exactness: str = ""
+    setup: Mapping[str, Any] = field(default_factory=dict)
+    measured: Mapping[str, Mapping[str, tuple[int, float]]] = field(default_factory=dict)
+    tokens: int = 0
 
 
 @dataclass
 class _Trial:
-    """One engine's answers: their rounds, and the seconds of all of it."""
+    """A policy's answers: their rounds, and the tokens and seconds of each, by request."""
 
-    engine: OwnEngine
     rounds: list[RoundRecord] = field(default_factory=list)
-    seconds: float = 0.0
+    answers: dict[str, tuple[int, float]] = field(default_factory=dict)
+
+    @property
+    def seconds(self) -> float:
+        return sum(seconds for _, seconds in self.answers.values())
 
     @property
     def decoding(self) -> list[RoundRecord]:
@@ -89,91 +105,146 @@ def try_draft(
     tick: Callable[[], None],
     *,
     progress: Progress = no_progress,
+    seconds: float = math.inf,
+    fixed: bool = False,
 ) -> Tried:
     """Load the model with a draft, and answer all prompts with it and without, one at a time, with at most `tokens`
-    tokens. `tick` is called when it is loaded, and after each prompt.
+    tokens. `tick` is called when it is loaded, and after each prompt. Where `seconds` are too few for that, answers are
+    shorter (unless their length is `fixed`), and the last prompts of each task are left out.
 
     Raises:
         ModelError, PairError, ConfigError: the models cannot be used, or no prompt has an answer of two tokens.
     """
+    ends = time.perf_counter() + seconds
     alone = replace(config, draft=draft, policies=(), limits=EngineLimits(max_rows=1))
-    built, notes = build(alone, progress=progress), Records()
-    longest = built.target.info.context - tokens
-    if longest < 1:
+    built = build(alone, progress=progress)
+    if built.target.info.context <= tokens:
         raise ConfigError(f"the context holds {built.target.info.context} tokens; give fewer --tokens")
-    # This thread's own time, of which nothing else on the machine takes any. What it waits for is not in there: others
-    # that compute the same pass, or a device.
-    alone_here = built.target.device.type == "cpu" and torch.get_num_threads() == 1
-    clock = time.thread_time if alone_here else time.perf_counter
-    trials = [_Trial(engine) for engine in _engines(built, alone, notes, clock)]
-    by_name = {trial.engine.name: trial for trial in trials}
-    chained = [trial for trial in trials if trial.engine.name != _TREES]
-    names = [drafter.name for drafter in built.drafters]
-    own = names.index(DRAFTER) if DRAFTER in names else _NOBODY
-    # Whatever runs a model is asked in rounds; what others find in a text, the text tells.
-    free = [one for one in built.drafters if not isinstance(one, ModelDrafter | Observing)]
-    judge = Judge(built.target, free, history=False)
+    turns = _Turns(built)
+    if not fixed:  # one prompt of each task is to fit
+        each = (ends - time.perf_counter()) / (len(workloads) * len(turns.trials))
+        tokens = int(min(tokens, max(_LEAST_TOKENS, each / built.costs.verify_seconds(1, 1))))
     tick()
-    requests: dict[str, LoggedRequest] = {}
-    free_of: list[Tape] = []
-    for task, prompts in workloads.items():
-        for i, prompt in enumerate(prompts):
-            ids = encode(built.template, prompt, longest)
-            runs, rounds = [], list[RoundRecord]()
-            for trial in trials:
-                began = clock()
-                runs.append(trial.engine.run(ids, tokens))
-                trial.seconds += clock() - began
-                trial.rounds += notes.rounds
-                rounds += notes.rounds if trial in chained else []
-                notes.rounds.clear()
-            tick()
-            text = runs[0].tokens
-            if len(text) < 2:
-                continue
-            name, begun = f"{task}-{i}", (len(ids), len(text))
-            one = LoggedRequest(RequestStarted(name, None, task, *begun, None, 0.0))
-            for record in rounds:
-                if len(record.rows):
-                    one.add(record, 0, own)
-            one.length, requests[name] = len(text), one
-            views = judge.views(Written(ids, text, len(text), SamplingParams(tokens, 0.0, seed=0)))
-            free_of.append(recorded(name, *begun, views, task))
-    if not requests:
+    answered: dict[str, tuple[LoggedRequest, Tape]] = {}
+    slowest = 0.0
+    for task, name, prompt in _in_turn(workloads):
+        began = time.perf_counter()
+        if answered and began + slowest > ends:
+            break
+        if (found := turns.answer(task, name, prompt, tokens)) is not None:
+            answered[name] = found
+        tick()
+        slowest = max(slowest, time.perf_counter() - began)
+    if not answered:
         raise ConfigError("the model ends every answer at once; give prompts that it answers (--prompts FILE)")
-    plain, adaptive = trials[0], [spec for spec in _adaptive(built) if spec.name != _TREES]
-    deciding = {tuple(spec.drafters): max(0.0, by_name[spec.name].beside - plain.beside) for spec in adaptive}
-    costs = _costs([record for trial in chained for record in trial.decoding], names, plain.beside)
-    tape = join(free_of)
+    requests = {name: answered[name][0] for name in _names(workloads) if name in answered}
+    tape = join([answered[name][1] for name in requests])
     if draft is not None:
         tape = replace(tape, views={**tape_of_rounds(requests, {}).views, **tape.views})
-    branching = by_name[_CHAINS].seconds / by_name[_TREES].seconds if _TREES in by_name else None
-    memory = sum(_memory(draft, one.runner) for one in built.drafters if isinstance(one, ModelDrafter))
-    target = built.target.info
-    return Tried(draft, tape, costs, deciding, target.parameters, branching, memory, exactness(target))
+    target, trials = built.target.info, turns.trials
+    plain, adaptive = trials[PLAIN], [spec for spec in _adaptive(built) if spec.name != _TREES]
+    return Tried(
+        draft,
+        tape,
+        _costs([record for trial in turns.chained for record in trial.decoding], turns.drafters, plain.beside),
+        {tuple(spec.drafters): max(0.0, trials[spec.name].beside - plain.beside) for spec in adaptive},
+        target.parameters,
+        trials[_CHAINS].seconds / trials[_TREES].seconds if _TREES in trials else None,
+        sum(_memory(draft, one.runner) for one in built.drafters if isinstance(one, ModelDrafter)),
+        exactness(target),
+        described(built, alone),
+        {name: trials[name].answers for name in (PLAIN, *(spec.name for spec in adaptive))},
+        tokens,
+    )
+
+
+class _Turns:
+    """An engine that answers each prompt under all policies in turn, and the answers: `trials`, by policy."""
+
+    def __init__(self, built: Built) -> None:
+        self._template, self._target, self._notes = built.template, built.target, Records()
+        # This thread's own time, of which nothing else on the machine takes any. What it waits for is not in there:
+        # others that compute the same pass, or a device.
+        alone = built.target.device.type == "cpu" and torch.get_num_threads() == 1
+        self._clock = time.thread_time if alone else time.perf_counter
+        specs = _policies(built)
+        self._core = assemble(
+            built.target,
+            built.drafters,
+            built.tokenizer,
+            specs=specs,
+            costs=built.costs,
+            sinks=[self._notes],
+            limits=EngineLimits(max_rows=1),
+            timer=self._clock,
+        )
+        self.trials = {spec.name: _Trial() for spec in specs}
+        self.chained = [trial for name, trial in self.trials.items() if name != _TREES]
+        self.drafters = [drafter.name for drafter in built.drafters]
+        self._own = self.drafters.index(DRAFTER) if DRAFTER in self.drafters else _NOBODY
+        # Whatever runs a model is asked in rounds; what others find in a text, the text tells.
+        free = [one for one in built.drafters if not isinstance(one, ModelDrafter | Observing)]
+        self._judge = Judge(built.target, free, history=False)
+
+    def answer(self, task: str, name: str, prompt: Prompt, tokens: int) -> tuple[LoggedRequest, Tape] | None:
+        """The rounds of a prompt's answers, and the tape of its text; None if that is shorter than two tokens."""
+        ids = encode(self._template, prompt, self._target.info.context - tokens)
+        sampling = SamplingParams(tokens, 0.0, seed=0)
+        texts, rounds = list[tuple[int, ...]](), list[RoundRecord]()
+        for policy, trial in self.trials.items():
+            request = Request(name, ids, sampling, SpeculationParams(policy=policy))
+            began = self._clock()
+            (done,) = complete(self._core, [request])
+            trial.answers[name] = len(done.tokens), self._clock() - began
+            texts.append(done.tokens)
+            trial.rounds += self._notes.rounds
+            rounds += self._notes.rounds if policy != _TREES else []
+            self._notes.rounds.clear()
+        text = texts[0]
+        if len(text) < 2:
+            return None
+        begun = len(ids), len(text)
+        one = LoggedRequest(RequestStarted(name, None, task, *begun, None, 0.0))
+        for record in rounds:
+            if len(record.rows):
+                one.add(record, 0, self._own)
+        one.length = len(text)
+        return one, recorded(name, *begun, self._judge.views(Written(ids, text, len(text), sampling)), task)
+
+
+def _names(workloads: Workloads) -> list[str]:
+    """Of all requests, task by task."""
+    return [f"{task}-{i}" for task, prompts in workloads.items() for i in range(len(prompts))]
+
+
+def _in_turn(workloads: Workloads) -> Iterator[tuple[str, str, Prompt]]:
+    """Tasks, names of requests and prompts: the first of each task, then the second of each."""
+    for i in range(max(map(len, workloads.values()))):
+        for task, prompts in workloads.items():
+            if i < len(prompts):
+                yield task, f"{task}-{i}", prompts[i]
 
 
 def _memory(draft: str | None, runner: Runner) -> int:
     """Bytes of a draft's weights, estimated from above: embeddings that a quantized draft shares are counted, too."""
     if draft is not None and draft.startswith(FIRST_LAYERS):
         return 0
+    if draft is not None and isinstance(runner, LlamaCppRunner):  # it maps the file as it is
+        return sum(part.stat().st_size for part in parts(find_model(model_place(draft, "draft"), gguf=True)))
     bits = torch.finfo(getattr(torch, runner.info.dtype)).bits
     if draft is not None and draft.startswith(QUANTIZED):
         bits = int(draft.removeprefix(f"{QUANTIZED}int"))
     return runner.info.parameters * bits // 8
 
 
-def _engines(built: Built, config: EngineConfig, notes: Records, timer: Callable[[], float]) -> Iterator[OwnEngine]:
-    """One that decodes plainly, then each drafter at fixed depths, and adaptive policies; they take turns."""
+def _policies(built: Built) -> list[PolicySpec]:
+    """Plain decoding, each drafter at fixed depths, and adaptive policies; they take turns."""
     wanted = [one for one in built.drafters if not isinstance(one, Observing)]
-    specs = [static_spec(0, wanted[0].name, name="plain")]
+    specs = [static_spec(0, wanted[0].name, name=PLAIN)]
     for one in wanted:
         depths: Sequence[int] = _DEPTHS if isinstance(one, ModelDrafter) else _MODEL_FREE_DEPTHS
         specs += [static_spec(depth, one.name, name=f"{one.name}-{depth}") for depth in depths]
-    parts = built.target, built.drafters, built.tokenizer
-    specs += _adaptive(built)
-    core = assemble(*parts, specs=specs, costs=built.costs, sinks=[notes], limits=config.limits, timer=timer)
-    return (OwnEngine(core, spec.name) for spec in specs)
+    return [*specs, *_adaptive(built)]
 
 
 def _adaptive(built: Built) -> list[PolicySpec]:

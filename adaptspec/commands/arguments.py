@@ -43,15 +43,15 @@ _AS_GIVEN = (
 )
 
 
-def add_models(parser: argparse.ArgumentParser) -> None:
-    """Which models and policies to load, and where."""
+def add_engine(parser: argparse.ArgumentParser, default_model: str = "bundled") -> argparse._ArgumentGroup:
+    """Which models to load, and what computes them. `default_model` says in the help what is loaded without --model."""
     group = parser.add_argument_group("models")
     add = group.add_argument
     add(
         "--model",
         default="bundled",
         help="the target: a directory, a GGUF file, a hub id (org/name, or org/name:Q4_K_M for one of its GGUF files), "
-        "or smollm2, which is fetched once (default: %(default)s)",
+        f"or smollm2, which is fetched once (default: {default_model})",
     )
     add(
         "--draft",
@@ -69,7 +69,6 @@ def add_models(parser: argparse.ArgumentParser) -> None:
         help="counts of a corpus to draft from (adaptspec train counts), or 'none' (default: counts.npz in the model's "
         "folder, if it is there)",
     )
-    add_policies(group)
     add(
         "--device",
         type=device,
@@ -115,17 +114,19 @@ def add_models(parser: argparse.ArgumentParser) -> None:
         help="layers of a GGUF file that a GPU computes, where llama.cpp's library was built for one (default: "
         "%(default)s)",
     )
-    add(
-        "--runner",
-        default="auto",
-        choices=["auto", "llama.cpp", "torch"],
-        help="what runs a GGUF file: llama.cpp, or torch, which has heads and trees (default: llama.cpp)",
-    )
+    add_runner(group)
     _add_templates(group)
     add(
         "--no-task-detection", action="store_true", help="take a request's task from its hint only, not from its prompt"
     )
-    add(
+    return group
+
+
+def add_models(parser: argparse.ArgumentParser) -> None:
+    """Which models and policies to load, and how many requests run at once."""
+    group = add_engine(parser)
+    add_policies(group)
+    group.add_argument(
         "--max-rows",
         "--max-num-seqs",
         type=positive,
@@ -170,6 +171,17 @@ def add_threads(parser: argparse._ActionsContainer) -> None:
     )
 
 
+def add_runner(parser: argparse._ActionsContainer) -> None:
+    """`--runner`, of every command that may load a GGUF file."""
+    parser.add_argument(
+        "--runner",
+        default="auto",
+        choices=["auto", "llama.cpp", "torch"],
+        help="what runs the model: llama.cpp (GGUF files), or torch, which has heads and trees (default: llama.cpp for "
+        "a GGUF file)",
+    )
+
+
 _POLICY = "a shipped policy or a YAML file"
 _FIRST = ", the first is the default (default: goodput)"
 
@@ -193,7 +205,7 @@ def add_policy(parser: argparse._ActionsContainer, *names: str, **more: Any) -> 
 
 
 def engine_config(arguments: argparse.Namespace, base: EngineConfig | None = None) -> EngineConfig:
-    """What `add_models` was given, over `base` or the defaults."""
+    """What `add_models` or `add_engine` was given, over `base` or the defaults."""
     from adaptspec.engine.engine_config import EngineConfig
 
     given, config = given_values(arguments), base or EngineConfig()

@@ -7,63 +7,75 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Callable
+import sys
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING
 
-from adaptspec.command_line import add_table_forms
+from adaptspec.command_line import add_table_forms, given_values
 from adaptspec.commands.arguments import (
+    add_engine,
     add_models,
     add_policies,
     add_policy,
     engine_config,
     new_file,
+    positive,
     progress,
     seconds,
     tell,
 )
 from adaptspec.control.language.library import find_policy, shipped_policies
-from adaptspec.drafters import DRAFTERS
 from adaptspec.errors import ConfigError
 
 if TYPE_CHECKING:
     from adaptspec.engine.assembly import Built
     from adaptspec.engine.engine_config import EngineConfig
 
-Result = dict[str, Any]
+YARDSTICK = "smollm2 if it was pulled, else the bundled pair"
+_PROMPTS = "prompts per task, with --workloads (default: %(default)s)"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of `adaptspec bench`."""
     commands = parser.add_subparsers(metavar="BENCHMARK", required=True)
-    quick = commands.add_parser("quick", help="speed at batch 1, greedy, against transformers and fixed depths")
-    quick.add_argument("--repeats", type=int, default=5, help="interleaved repeats (default: %(default)s)")
-    quick.add_argument("--prompts", type=int, default=3, help="prompts per task (default: %(default)s)")
-    quick.add_argument(
-        "--disturb", action="store_true", help="also beside two busy processes, the models loaded anew beside them"
-    )
-    add_policy(quick, "--policy", default="goodput", help="(default: %(default)s)")
-    exact = commands.add_parser("exactness", help="greedy output against transformers, token for token")
-    exact.add_argument("--prompts", type=int, default=20, help="prompts per task (default: %(default)s)")
-    exact.add_argument("--policies", action="store_true", help="not only fixed depths but every shipped policy, too")
+    exact = commands.add_parser("exactness", help="answers with speculation against plain decoding, bit for bit")
+    exact.add_argument("--prompts", type=int, default=10, help=_PROMPTS)
     exact.add_argument(
-        "--drafter", action="append", choices=DRAFTERS, help="may be repeated (default: all that there are)"
+        "--against",
+        metavar="transformers|URL",
+        help="compare plain greedy decoding with transformers, or with a server of OpenAI's API, such as "
+        "http://127.0.0.1:8080, in place of speculation with plain decoding",
     )
-    exact.add_argument(
-        "--dtype",
-        choices=("float32", "float16", "bfloat16"),
-        default="float32",
-        help="what to compute in (default: %(default)s)",
-    )
+    add_policies(exact, " in place of the default one")
     policies = commands.add_parser("policies", help="speed of policies side by side, on the same prompts")
-    add_policy(policies, "policies", nargs="+", help="two or more; speeds are ratios to the first one's")
+    add_policy(
+        policies,
+        "policies",
+        nargs="*",
+        help="two or more; speeds are ratios to the first one's (default: off, fixed depths, and the default policy)",
+    )
     policies.add_argument("--temperature", type=float, default=0.0, help="(default: %(default)s)")
-    policies.add_argument("--draft", default="auto", help="as of `adaptspec serve` (default: the bundled one)")
+    peers = commands.add_parser("peers", help="this server beside other servers, on the same prompts")
+    peers.add_argument(
+        "--peer",
+        action="append",
+        required=True,
+        metavar="NAME=URL|COMMAND",
+        help="a server of OpenAI's API, or a command with {port} that starts one; may be repeated (speeds are ratios "
+        "to the first one's)",
+    )
+    peers.add_argument(
+        "--clients", nargs="+", type=positive, default=[1, 4, 16], metavar="N", help="at once (default: 1 4 16)"
+    )
     heads = commands.add_parser("heads", help="what heads of random weights cost, at rest and with the default policy")
-    for command, repeats, prompts in ((policies, 1, 6), (heads, 3, 2)):
+    for command in (policies, heads):
         command.add_argument("--batch", type=int, default=1, help="prompts at once (default: %(default)s)")
+    for command, repeats, prompts in ((policies, 1, 6), (peers, 3, 4), (heads, 3, 2)):
         command.add_argument("--repeats", type=int, default=repeats, help="of every prompt (default: %(default)s)")
-        command.add_argument("--prompts", type=int, default=prompts, help="prompts per task (default: %(default)s)")
+        command.add_argument("--prompts", type=int, default=prompts, help=_PROMPTS)
     decisions = commands.add_parser("decisions", help="what deciding and learning take per round")
     add_policies(decisions, " (default: all shipped)")
     decisions.add_argument("--tape", default="bundled", metavar="NAME|FILE", help="(default: %(default)s)")
@@ -74,16 +86,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     trees.add_argument("--drafter", default="draft-model", help="whose drafts (default: %(default)s)")
     telemetry = commands.add_parser("telemetry", help="what watching costs, also where collectors misbehave")
     telemetry.add_argument("--requests", type=int, default=400, help="per collector (default: %(default)s)")
-    telemetry.add_argument("--prompts", type=int, default=4, help="prompts per task (default: %(default)s)")
-    for command, tokens in ((quick, 128), (exact, 128), (policies, 128), (heads, 96), (telemetry, 64)):
+    telemetry.add_argument("--prompts", type=int, default=4, help=_PROMPTS)
+    for command, tokens in ((exact, 48), (policies, 128), (peers, 128), (heads, 96), (telemetry, 64)):
         command.add_argument("--tokens", type=int, default=tokens, help="tokens per answer (default: %(default)s)")
         _add_workloads(command)
-    for command in (quick, exact, policies):
-        command.add_argument("--device", default="cpu", help="cpu, cuda or cuda:N (default: %(default)s)")
+    for command in (exact, policies, peers):
+        add_engine(command, YARDSTICK)
     runs = {
-        quick: _quick,
         exact: _exactness,
         policies: _policies,
+        peers: _peers,
         heads: _heads,
         decisions: _decisions,
         trees: _trees,
@@ -122,7 +134,7 @@ def _add_record_arguments(parser: argparse.ArgumentParser) -> None:
     add("--out", type=new_file, help="file to write, such as tape.npz")
     add("--costs-out", type=new_file, help="measure this machine's costs anew, several times, and write the medians")
     _add_workloads(parser)
-    add("--prompts", type=int, default=16, help="prompts per task (default: %(default)s)")
+    add("--prompts", type=int, default=16, help=_PROMPTS)
     add("--tokens", type=int, default=160, help="most tokens per answer (default: %(default)s)")
     add("--temperatures", default="0,0.8", help="comma-separated; 0 is greedy (default: %(default)s)")
     add("--seed", type=int, default=0, help="what the requests' seeds are made of")
@@ -134,65 +146,84 @@ def _add_workloads(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--workloads", type=Path, help="folder of JSONL prompts (default: a built-in prompt a task)")
 
 
-def _quick(arguments: argparse.Namespace) -> int:
-    from adaptspec.bench.quick import QuickSettings, disturbed, quick_report, run_quick
+def _exactness(arguments: argparse.Namespace) -> int:
+    """The exit status is 1 if an answer differs; against another engine, if it does where no two tokens are close."""
+    from adaptspec.bench.against import against_report, check_against, run_against
+    from adaptspec.bench.exactness import (
+        BATCHES,
+        exactness_report,
+        exactness_requests,
+        exactness_settings,
+        run_exactness,
+    )
     from adaptspec.bench.workloads import read_workloads
-    from adaptspec.engine.engine_config import EngineConfig
 
     workloads = read_workloads(arguments.workloads, arguments.prompts)
-    settings = QuickSettings(arguments.tokens, arguments.repeats, arguments.policy)
-    config, steps = EngineConfig(device=arguments.device), settings.repeats * sum(map(len, workloads.values()))
-    with progress("quick", steps * (2 if arguments.disturb else 1)) as tick:
-        result = run_quick(config, workloads, settings, tick)
-        if arguments.disturb:
-            with disturbed():
-                again = run_quick(config, workloads, settings, tick)
-            result["disturbed"] = {name: again[name] for name in ("milliseconds_per_token", "mean", "worst", "tasks")}
-    return tell(arguments, result, quick_report(result))
-
-
-def _exactness(arguments: argparse.Namespace, check: Callable[..., Result] | None = None) -> int:
-    """The exit status is 1 if text differed by more than rounding. `check` runs in place of `run_exactness`."""
-    from adaptspec.bench.exactness import DEPTHS, exactness_report, run_exactness
-    from adaptspec.bench.workloads import read_workloads
-    from adaptspec.engine.engine_config import EngineConfig
-
-    workloads = read_workloads(arguments.workloads, arguments.prompts)
-    config = EngineConfig(device=arguments.device, dtype=arguments.dtype)
-    count = len(shipped_policies()) if arguments.policies else 0
-    total = sum(map(len, workloads.values())) + 4 * (len(DEPTHS) + 1) + 2 * count
-    with progress("exactness", total) as tick:
-        options = {"drafters": arguments.drafter or (), "policies": arguments.policies}
-        result = (check or run_exactness)(config, workloads, arguments.tokens, tick, **options)
+    config = _config(arguments)
+    if arguments.against is not None:
+        check_against(arguments.against, config)
+    built = _built(config)
+    if arguments.against is not None:
+        with progress("exactness", sum(map(len, workloads.values()))) as tick:
+            result = run_against(arguments.against, built, config, workloads, arguments.tokens, tick=tick)
+        tell(arguments, result, against_report(result))
+        return 1 if result["unexplained"] else 0
+    settings, requests = exactness_settings(built, config), exactness_requests(built, workloads, arguments.tokens)
+    with progress("exactness", len(requests) + len(BATCHES) * len(settings)) as tick:
+        result = run_exactness(built, config, settings, requests, tick)
     tell(arguments, result, exactness_report(result))
-    return 1 if result["unexplained"] else 0
+    return 1 if result["different"] else 0
 
 
 def _policies(arguments: argparse.Namespace) -> int:
-    from adaptspec.bench.side_by_side import SideBySideSettings, run_side_by_side, side_by_side_report
+    from adaptspec.bench.policies import PolicySettings, policies_report, policy_config, policy_groups, run_policies
     from adaptspec.bench.workloads import read_workloads
-    from adaptspec.engine.engine_config import EngineConfig
 
     workloads = read_workloads(arguments.workloads, arguments.prompts)
-    settings = SideBySideSettings(
-        arguments.policies, arguments.tokens, arguments.batch, arguments.temperature, arguments.repeats
-    )
-    groups = sum(-(-len(prompts) // settings.batch) for prompts in workloads.values())
-    with progress("policies", groups * settings.repeats) as tick:
-        config = engine_config(arguments, EngineConfig(device=arguments.device))
-        result = run_side_by_side(config, workloads, settings, tick)
-    return tell(arguments, result, side_by_side_report(result))
+    settings = PolicySettings(arguments.tokens, arguments.batch, arguments.temperature, arguments.repeats)
+    config = policy_config(_config(arguments), arguments.policies, settings.batch)
+    built = _built(config)
+    with progress("policies", len(policy_groups(workloads, settings.batch)) * settings.repeats) as tick:
+        result = run_policies(built, config, workloads, settings, tick)
+    return tell(arguments, result, policies_report(result))
+
+
+def _peers(arguments: argparse.Namespace) -> int:
+    from adaptspec import __version__
+    from adaptspec.app import ServeConfig
+    from adaptspec.bench.peers import PORT, Peer, PeerSettings, peer_groups, peers_report, run_peers
+    from adaptspec.bench.workloads import read_workloads
+    from adaptspec.commands.serve_config import shown_config
+    from adaptspec.control.language.yaml_source import dump_yaml
+
+    others = [Peer.parse(text) for text in arguments.peer]
+    workloads = read_workloads(arguments.workloads, arguments.prompts)
+    settings = PeerSettings(arguments.tokens, arguments.clients, arguments.repeats)
+    config = _config(arguments)
+    limits = replace(config.limits, max_rows=max(config.limits.max_rows, *settings.clients))
+    steps = settings.repeats * sum(len(peer_groups(workloads, clients)) for clients in settings.clients)
+    with TemporaryDirectory() as folder, progress("peers", steps) as tick:
+        file = Path(folder, "serve.yaml")
+        shown = shown_config(ServeConfig(replace(config, limits=limits)))
+        file.write_text(dump_yaml(shown), encoding="utf-8")
+        own = []
+        for policy in ("off", config.default_policy):
+            command = [sys.executable, "-m", "adaptspec", "serve", "--config", str(file), "--policy", policy]
+            own.append(Peer(f"adaptspec {policy}", command=[*command, "--port", PORT]))
+        result = run_peers([*others, *own], workloads, settings, tick, partial(tick, advance=0))
+        result["adaptspec"] = {"version": __version__, "config": shown}
+    return tell(arguments, result, peers_report(result))
 
 
 def _heads(arguments: argparse.Namespace) -> int:
+    from adaptspec.bench.policies import PolicySettings, policy_groups
     from adaptspec.bench.random_heads import KINDS, random_heads_report, run_random_heads
-    from adaptspec.bench.side_by_side import SideBySideSettings
     from adaptspec.bench.workloads import read_workloads
     from adaptspec.engine.engine_config import EngineConfig
 
     workloads = read_workloads(arguments.workloads, arguments.prompts)
-    settings = SideBySideSettings(("off", "goodput"), arguments.tokens, arguments.batch, repeats=arguments.repeats)
-    groups = sum(-(-len(prompts) // settings.batch) for prompts in workloads.values())
+    settings = PolicySettings(arguments.tokens, arguments.batch, repeats=arguments.repeats)
+    groups = len(policy_groups(workloads, settings.batch))
     with progress("heads", len(KINDS) * groups * settings.repeats) as tick:
         result = run_random_heads(EngineConfig(), workloads, settings, tick)
     return tell(arguments, result, random_heads_report(result))
@@ -248,6 +279,15 @@ def _gpu(arguments: argparse.Namespace) -> int:
     return 0 if result["good"] else 1
 
 
+def _config(arguments: argparse.Namespace) -> EngineConfig:
+    """What `add_engine` was given; without --model, SmolLM2 if it was pulled, else the bundled pair."""
+    from adaptspec.models.source import is_fetched
+
+    config = engine_config(arguments)
+    smollm2 = "model" not in given_values(arguments) and is_fetched("smollm2")
+    return replace(config, model="smollm2") if smollm2 else config
+
+
 def _built(config: EngineConfig) -> Built:
     """The engine of a configuration, with its start shown on standard error."""
     from rich.console import Console
@@ -261,6 +301,7 @@ def _built(config: EngineConfig) -> Built:
 
 def _record(arguments: argparse.Namespace) -> int:
     from adaptspec.bench.record_tape import RecordSettings, record, summarise, write_costs
+    from adaptspec.bench.setup import described, title_of
     from adaptspec.bench.workloads import read_workloads
     from adaptspec.simulation.tape_file import save_tape
     from adaptspec.tables import table_of
@@ -280,8 +321,8 @@ def _record(arguments: argparse.Namespace) -> int:
     save_tape(tape, arguments.out)
     if arguments.costs_out is not None:
         write_costs(built, config.limits.max_rows, arguments.costs_out)
-    title = "recorded; drafters: share of positions where they agree"
-    result = {"tape": os.fspath(arguments.out), "recorded": summarise(tape)}
+    result = {"tape": os.fspath(arguments.out), "setup": described(built, config), "recorded": summarise(tape)}
+    title = f"recorded; drafters: share of positions where they agree ({title_of(result['setup'])})"
     return tell(arguments, result, [table_of(result["recorded"], title, keys=2)])
 
 

@@ -5,19 +5,25 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
+from typing import Literal
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from adaptspec.bench.doctor import doctor_report, recommended, run_doctor
+from adaptspec.bench.doctor import DoctorSettings, doctor_configs, doctor_report, recommended, run_doctor
 from adaptspec.bench.try_drafts import Tried
 from adaptspec.control.language.build import parse_policy_spec
 from adaptspec.engine.engine_config import EngineConfig
 from adaptspec.errors import ConfigError
+from adaptspec.models.layers import has_products
 from adaptspec.simulation.cost_profiles import Curve, DraftCosts, MachineCosts
 from adaptspec.simulation.tape import Tape
 from adaptspec.tables import Table
+from tests.conftest import MakeModel
+from tests.models.tiny_gguf import write_gguf
 from tests.policies.tapes import made_tape
 
 CONFIG = EngineConfig("target")
@@ -37,6 +43,81 @@ def agreeing(tasks: dict[str, float]) -> Tape:
     return made_tape(tasks, count=2, length=40)
 
 
+def test_every_fast_data_type_of_a_checkpoint_is_tried(target_path: Path) -> None:
+    """Those for which the CPU has fast products, unless one is named."""
+    config = EngineConfig(str(target_path))
+    configs = doctor_configs(config)
+    assert [one.runner for one in configs] == ["auto"] * len(configs)
+    assert {one.dtype for one in configs} >= {"float32"}
+    assert all(has_products(getattr(torch, one.dtype)) for one in configs)
+    named = replace(config, dtype="bfloat16")
+    assert doctor_configs(named) == [named]
+
+
+@pytest.mark.parametrize(("runner", "first"), [("auto", "auto"), ("torch", "torch")])
+def test_a_gguf_file_is_tried_as_it_is_and_on_torch(
+    make_model: MakeModel, tmp_path: Path, runner: Literal["auto", "torch"], first: str
+) -> None:
+    file = tmp_path / "tiny.gguf"
+    write_gguf(make_model("llama"), file, "F32")
+    configs = doctor_configs(EngineConfig(str(file), runner=runner))
+    types = [name for name in ("float32", "bfloat16", "float16") if has_products(getattr(torch, name))]
+    assert configs[0].runner == first
+    assert {one.runner for one in configs[1:]} <= {"torch"}
+    assert [one.dtype for one in configs] == (["auto", "auto"] if runner == "auto" else types)
+    only = EngineConfig(str(file), runner="llama.cpp")
+    assert doctor_configs(only) == [only]
+
+
+def test_the_configuration_that_wrote_most_is_recommended() -> None:
+    """Whichever policy it did that with, in the requests that all answered; what there is no time for is named."""
+    configs = [replace(CONFIG, dtype=name) for name in ("float32", "bfloat16", "float16")]
+    measured = {
+        "float32": {"plain": {"a": (20, 1.0), "b": (90, 1.0)}, "goodput-ngram": {"a": (24, 1.0), "b": (90, 1.0)}},
+        "bfloat16": {"plain": {"a": (25, 1.0)}, "goodput-ngram": {"a": (22, 1.0)}},
+    }
+
+    def answer(config: EngineConfig, draft: str | None, *rest: object, **more: object) -> Tried:
+        if config.dtype == "float16":
+            raise ConfigError("no memory")
+        setup = {"dtype": config.dtype, "runner": "torch", "threads": 2}
+        tape = agreeing({"code": 0.0})
+        tape = replace(tape, views={"ngram": tape.views["ngram"]})
+        return Tried(draft, tape, machine(1.0), {}, 10, setup=setup, measured=measured[config.dtype])
+
+    result = run_doctor(configs, [None], {}, DoctorSettings(), lambda _: None, attempt=answer)
+    assert (result["dtype"], result["setup"]["dtype"]) == ("bfloat16", "bfloat16")
+    speeds = [{"plain": 20.0, "goodput-ngram": 24.0}, {"plain": 25.0, "goodput-ngram": 22.0}]
+    assert [row["tokens_per_second"] for row in result["configurations"]] == speeds
+    assert result["unusable"] == {"none in float16": "no memory"}
+    said = [str(part) for part in doctor_report(result, "adaptspec serve")]
+    assert "Fastest: bfloat16 on torch, 2 threads under plain, 25.0 tokens per second." in said
+    measured["bfloat16"]["goodput-ngram"]["a"] = 51, 2.0  # 2 % more is no gain
+    again = run_doctor(configs, [None], {}, DoctorSettings(), lambda _: None, attempt=answer)
+    assert any("under plain, 25.0" in str(part) for part in doctor_report(again, "adaptspec serve"))
+    measured["bfloat16"]["goodput-ngram"]["a"] = 30, 1.0
+    again = run_doctor(configs, [None], {}, DoctorSettings(), lambda _: None, attempt=answer)
+    assert any("under goodput-ngram, 30.0" in str(part) for part in doctor_report(again, "adaptspec serve"))
+    late = run_doctor(configs, [None], {}, DoctorSettings(seconds=0.0), lambda _: None, attempt=answer)
+    assert list(late["unusable"]) == ["none in bfloat16", "none in float16"]
+
+
+def test_all_configurations_answer_in_one_length() -> None:
+    """That which the first found time for."""
+    lengths: list[tuple[int, bool]] = []
+
+    def answer(
+        config: EngineConfig, draft: str | None, work: object, tokens: int, tick: object, *, fixed: bool, **more: object
+    ) -> Tried:
+        lengths.append((tokens, fixed))
+        tape = agreeing({"code": 0.0})
+        return Tried(draft, replace(tape, views={"ngram": tape.views["ngram"]}), machine(1.0), {}, 10, tokens=48)
+
+    configs = [replace(CONFIG, dtype=name) for name in ("float32", "bfloat16", "float16")]
+    run_doctor(configs, [None], {}, DoctorSettings(128), lambda _: None, attempt=answer)
+    assert lengths == [(128, False), (48, True), (48, True)]
+
+
 def forecast(tried: Sequence[Tried | ConfigError], ticks: list[str] | None = None) -> dict[str, object]:
     """Of drafts a, b ... which meet this."""
     answers = dict(zip("abc", tried, strict=False))
@@ -49,7 +130,7 @@ def forecast(tried: Sequence[Tried | ConfigError], ticks: list[str] | None = Non
         return one
 
     told = [] if ticks is None else ticks
-    return run_doctor(CONFIG, list(answers), {}, 64, told.append, attempt=answer)
+    return run_doctor([CONFIG], list(answers), {}, DoctorSettings(64), told.append, attempt=answer)
 
 
 def test_the_better_draft_is_found_and_its_policy_written() -> None:
@@ -68,6 +149,16 @@ def test_the_better_draft_is_found_and_its_policy_written() -> None:
     spec = parse_policy_spec(str(result["policy"]), "policy")
     assert set(spec.drafters) == set(result["best"]["drafters"])  # type: ignore[index]
     json.dumps(result, allow_nan=False)
+
+
+def test_drafts_are_compared_on_the_tasks_that_all_had_time_for() -> None:
+    """One that answered fewer prompts than the others made the report fail."""
+    quick = Tried("a", agreeing({"code": 0.5, "json": 0.9}), machine(0.1), {}, 1000)
+    slow = Tried("b", agreeing({"code": 0.5}), machine(0.2), {}, 1000)
+    result = forecast([quick, slow])
+    assert all(list(row["tasks"]) == ["code"] for row in result["drafters"])  # type: ignore[attr-defined]
+    (table,) = (part for part in doctor_report(result, "adaptspec serve") if isinstance(part, Table))
+    assert len(table.rows) == 1 + 2 + 2 + 1
 
 
 def test_the_honest_answer_may_be_no() -> None:

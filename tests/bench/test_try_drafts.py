@@ -17,6 +17,7 @@ from adaptspec.engine.engine_config import EngineConfig
 from adaptspec.training.corpus import Prompt
 from tests.conftest import MakeModel
 from tests.models.heads.golden import head_of, names_of
+from tests.models.tiny_gguf import write_gguf
 
 pytestmark = pytest.mark.whole
 
@@ -69,6 +70,22 @@ def test_rounds_tell_what_a_pass_over_the_text_tells(target_path: Path, noisy_dr
     assert 0.1 < np.mean(tried.tape.views["draft-model"].agreed) < 0.95
     assert tried.branching is not None
     assert tried.branching > 0.0
+
+
+def test_a_quantized_file_drafts_with_the_memory_of_the_file(make_model: MakeModel, tmp_path: Path) -> None:
+    """Its type of weights is none of torch's."""
+    wide = make_model("llama", hidden_size=64, intermediate_size=64)
+    target, draft = (write_gguf(wide, tmp_path / f"{kind}.gguf", kind) for kind in ("F32", "Q4_1"))
+    tried = try_draft(EngineConfig(str(target)), str(draft), WORK, TOKENS, lambda: None)
+    assert tried.memory == draft.stat().st_size
+
+
+def test_answers_are_shorter_where_time_is_short_unless_their_length_is_fixed(target_path: Path) -> None:
+    """Configurations are compared on answers of one length."""
+    config = EngineConfig(str(target_path), None)
+    hurried = try_draft(config, None, WORK, TOKENS, lambda: None, seconds=0.0)
+    fixed = try_draft(config, None, WORK, TOKENS, lambda: None, seconds=0.0, fixed=True)
+    assert hurried.tokens < fixed.tokens == TOKENS
 
 
 @pytest.mark.parametrize("kind", ["eagle3", "dflash"])

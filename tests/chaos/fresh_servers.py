@@ -18,11 +18,13 @@ from collections.abc import Sequence
 from contextlib import closing
 from typing import Any
 
-from adaptspec.bench.quick import BUSY, disturbed
+from tests.chaos.busy import competing
 from tests.chaos.harness import COMPLETIONS
 from tests.e2e.conftest import Server, start_server
 
 LAST = 10
+BUSY = 2
+SECONDS = 7200.0  # after which busy processes end by themselves
 REQUEST = {"prompt": "Once upon a time there was a little fox who", "max_tokens": 64, "temperature": 0, "seed": 1}
 
 
@@ -34,7 +36,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--busy", type=int, default=BUSY, help="processes beside them (default: %(default)s)")
     asked = parser.parse_args(arguments)
     drafting = 0
-    with disturbed(asked.busy):
+    with competing(asked.busy, SECONDS):
         for number in range(1, asked.servers + 1):
             drafted = served(asked.requests)
             late = [count for count in drafted[-LAST:] if count]

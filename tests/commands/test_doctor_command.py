@@ -36,7 +36,7 @@ def test_what_it_writes_is_checked_and_served(
 ) -> None:
     """All drafts in one run; what is not there is left out and reported; the policy is one of the language."""
     policy, missing = tmp_path / "policy.yaml", tmp_path / "nothing"
-    line = ["doctor", "--model", str(target_path), "--prompts", str(prompts), "--tokens", "12"]
+    line = ["doctor", "--model", str(target_path), "--prompts", str(prompts), "--tokens", "12", "--dtype", "float32"]
     drafts = [part for draft in (draft_path, "quantized:int8", missing) for part in ("--draft", str(draft))]
     assert main([*line, *drafts, "--write", str(policy), "--json"]) == 0
     result = json.loads(capsys.readouterr().out)
@@ -54,7 +54,9 @@ def test_what_it_writes_is_checked_and_served(
     assert (program, command) == ("adaptspec", "serve")
     parser = Parser()
     serve_command.add_arguments(parser)
-    assert engine_config(parser.parse_args(served)) == EngineConfig(str(target_path), draft, (str(policy),))
+    assert engine_config(parser.parse_args(served)) == EngineConfig(
+        str(target_path), draft, (str(policy),), dtype="float32"
+    )
 
 
 @pytest.mark.whole
@@ -63,6 +65,7 @@ def test_people_read_the_verdict_even_if_the_policy_cannot_be_written(
 ) -> None:
     """Minutes went into it."""
     line = ["doctor", "--model", str(target_path), "--draft", "none", "--prompts", str(prompts), "--tokens", "8"]
+    line += ["--seconds", "20"]
     assert main(line) == 0
     assert "--write policy.yaml" in capsys.readouterr().out
     usual = resource.getrlimit(resource.RLIMIT_FSIZE)

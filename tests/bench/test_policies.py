@@ -2,41 +2,85 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
+from shutil import copytree
+from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 
-from adaptspec.bench.side_by_side import SideBySideSettings, run_side_by_side, side_by_side_report
+from adaptspec.bench.policies import PolicySettings, policies_report, policy_config, run_policies
 from adaptspec.bench.workloads import read_workloads
 from adaptspec.control.algorithms.registry import GROUP
+from adaptspec.engine.assembly import build
 from adaptspec.engine.engine_config import EngineConfig
+from adaptspec.errors import ConfigError, EngineError
 from tests.policies.world import HEADER
 
 
-def test_every_policy_runs_every_prompt(
-    target_path: Path, draft_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The first one's ratio is 1, in all and for each task; the others' lie within their interval."""
+@pytest.fixture
+def config(target_path: Path, draft_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> EngineConfig:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    return EngineConfig(str(target_path), str(draft_path))
+
+
+def run(config: EngineConfig, policies: Sequence[str], settings: PolicySettings) -> tuple[dict[str, Any], int]:
+    """The result for three prompts of two tasks, and how often the run told of its progress."""
     workloads = {task: prompts * 3 for task, prompts in list(read_workloads(None, 1).items())[:2]}
-    settings = SideBySideSettings(("off", "static-3"), tokens=6, batch=2, temperature=0.8)
     ticks: list[None] = []
-    result = run_side_by_side(
-        EngineConfig(str(target_path), str(draft_path)), workloads, settings, lambda: ticks.append(None)
-    )
-    assert len(ticks) == 4  # two groups of each task
+    chosen = policy_config(config, policies, settings.batch)
+    result = run_policies(build(chosen), chosen, workloads, settings, lambda: ticks.append(None))
+    assert policies_report(result)
+    json.dumps(result, allow_nan=False)
+    return result, len(ticks)
+
+
+def test_every_policy_runs_every_prompt(config: EngineConfig) -> None:
+    """The first one's ratio is 1, in all and for each task; the others' lie within their interval."""
+    result, ticks = run(config, ("off", "static-3"), PolicySettings(tokens=6, batch=2, temperature=0.8, repeats=2))
+    assert ticks == 8  # two groups of each task, twice
     first, second = result["policies"]
-    assert [first["policy"], second["policy"]] == ["off", "static-3"]
+    assert [first["name"], second["name"]] == ["off", "static-3"]
     assert first["over_first"] == {"mean": 1.0, "low": 1.0, "high": 1.0}
     assert first["tokens"] == second["tokens"] > 0 == first["drafted"] < second["drafted"]
     assert first["same_text"]
     assert second["same_text"]
-    assert set(second["tasks"]) == set(workloads)
+    assert first["first_token_seconds"] > 0.0
+    assert list(second["tasks"]) == list(result["settings"]["prompts"])
     assert second["over_first"]["low"] <= second["over_first"]["mean"] <= second["over_first"]["high"]
-    assert side_by_side_report(result)
+    assert (result["setup"]["dtype"], result["setup"]["runner"]) == ("float32", "torch")
+
+
+@pytest.mark.parametrize(("draft", "default"), [(True, "goodput"), (False, "goodput-ngram")])
+def test_without_names_fixed_depths_and_the_default_are_compared(
+    config: EngineConfig, draft: bool, default: str
+) -> None:
+    """Of a model without a draft model, with lookups."""
+    config = config if draft else replace(config, draft=None)
+    result, _ = run(config, (), PolicySettings(tokens=4))
+    assert [one["name"] for one in result["policies"]] == ["off", "static-1", "static-3", "static-7", default]
+
+
+def test_a_request_that_ends_in_an_error_is_not_timed_as_an_answer(config: EngineConfig, tmp_path: Path) -> None:
+    """A model whose logits are no numbers: the error names the request and the policy."""
+    folder = copytree(config.model, tmp_path / "damaged")
+    weights = load_file(folder / "model.safetensors")
+    weights["model.norm.weight"].fill_(torch.nan)
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(EngineError, match=r"request \d-0 fails under (off|goodput-ngram): .*not numbers"):
+        run(replace(config, model=str(folder), draft=None), ("off", "goodput-ngram"), PolicySettings(tokens=4))
+
+
+def test_a_single_policy_has_nothing_to_be_compared_with(config: EngineConfig) -> None:
+    with pytest.raises(ConfigError, match="at least two"):
+        policy_config(config, ("off",), 1)
 
 
 # It drafts nothing, and notes each request that begins: which policy has it, and by which cost table it decides.
