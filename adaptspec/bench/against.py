@@ -7,17 +7,17 @@ tie; each one is listed. Text that goes on where the other has ended has no gap,
 from __future__ import annotations
 
 import json
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
+from urllib.error import HTTPError
 
 import torch
 from transformers import PreTrainedTokenizerFast
 
 from adaptspec.bench.exactness import TOP, first_difference, located
+from adaptspec.bench.openai_server import error_text, opened, server_root
 from adaptspec.bench.setup import described, title_of
 from adaptspec.bench.workloads import Workloads, encode
 from adaptspec.engine.assembly import Built
@@ -129,7 +129,7 @@ def _transformers(built: Built, config: EngineConfig, tokens: int) -> Ask:
 
 
 def _server(url: str, tokens: int) -> Ask:
-    root = url.rstrip("/").removesuffix("/v1")
+    root = server_root(url)
     model = _fetched(f"{root}/v1/models")["data"][0]["id"]
 
     def ask(prompt: tuple[int, ...]) -> Answer:
@@ -143,15 +143,11 @@ def _server(url: str, tokens: int) -> Ask:
 
 
 def _fetched(url: str, body: Mapping[str, Any] | None = None) -> Any:
-    data = None if body is None else json.dumps(body).encode()
     try:
-        request = urllib.request.Request(url, data, {"Content-Type": "application/json"})
-        with urllib.request.urlopen(request, timeout=_SECONDS) as answer:
+        with opened(url, body, seconds=_SECONDS) as answer:
             return json.load(answer)
     except (OSError, ValueError) as error:
-        reason = str(error)
-        if isinstance(error, urllib.error.HTTPError):
-            reason += f": {error.read()[:500].decode(errors='replace')}"
+        reason = f"{error}: {error_text(error)}" if isinstance(error, HTTPError) else str(error)
         raise ConfigError(f"{url} cannot be asked ({reason}); give the address of a server") from error
 
 

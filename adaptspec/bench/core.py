@@ -17,7 +17,7 @@ _DRAWS = 1000  # of the bootstrap
 
 @dataclass(frozen=True)
 class Group:
-    """Prompts that run at once. `number` tells it from the others of a run."""
+    """Prompts that run at once. `number` identifies the group within a run."""
 
     number: int
     task: str

@@ -198,7 +198,7 @@ def _on_common_requests(tried: Sequence[Tried]) -> list[Tried]:
 
 
 def _dtype_or_runner(config: EngineConfig) -> str:
-    """What tells a configuration from the others of `doctor_configs`."""
+    """A short label of a configuration among those of `doctor_configs`."""
     return config.dtype if config.dtype != AUTO else "torch" if config.runner == "torch" else "llama.cpp"
 
 

@@ -19,7 +19,6 @@ import socket
 import subprocess
 import tempfile
 import time
-import urllib.request
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -31,6 +30,7 @@ from urllib.error import HTTPError
 import aiohttp
 
 from adaptspec.bench.core import Answers, Group, compare, compared_table
+from adaptspec.bench.openai_server import SHOWN, error_text, first_model, opened, server_root
 from adaptspec.bench.workloads import Workloads
 from adaptspec.engine.profiler import processor
 from adaptspec.errors import ConfigError
@@ -40,7 +40,6 @@ from adaptspec.training.corpus import Prompt
 
 PORT = "{port}"
 _START_SECONDS, _STOP_SECONDS, _ANSWER_SECONDS = 300.0, 15.0, 600.0
-_SHOWN = 500  # characters of an error that a server answers with
 _LOADING = 503  # the status of a server that is not ready yet
 
 
@@ -57,7 +56,7 @@ class Peer:
         """NAME=URL or NAME=COMMAND. Raises ConfigError."""
         name, _, server = text.partition("=")
         if name and server.startswith(("http://", "https://")):
-            return cls(name, server.rstrip("/").removesuffix("/v1"))
+            return cls(name, server_root(server))
         if not name or PORT not in server:
             raise ConfigError(f"--peer {text!r}; give NAME=URL, or NAME=COMMAND with {PORT} where the port belongs")
         try:
@@ -157,7 +156,7 @@ class ServerContender:
         self._sent: Counter[str] = Counter()
         self.counts_chunks = False
         try:
-            self.model = _first_model(url, _ANSWER_SECONDS)
+            self.model = first_model(url, seconds=_ANSWER_SECONDS)
         except (OSError, ValueError, LookupError, TypeError) as error:
             raise ConfigError(f"{name}: {url}/v1/models names no model ({error})") from error
         self.run(Group(0, "all", [Prompt("all", "warm-up", "Say hello.")]))
@@ -198,7 +197,7 @@ class ServerContender:
         try:
             async with session.post(f"{self.url}/v1/chat/completions", json=body) as response:
                 if response.status != 200:
-                    raise ConfigError(f"{self.name} answers {response.status}: {(await response.text())[:_SHOWN]}")
+                    raise ConfigError(f"{self.name} answers {response.status}: {(await response.text())[:SHOWN]}")
                 async for line in response.content:
                     field, _, data = line.decode().strip().partition(":")
                     if field == "data":
@@ -226,9 +225,9 @@ class ServerContender:
                     chat.pieces.append(str(piece))
                 chat.finished |= choice.get("finish_reason") is not None
         except (ValueError, LookupError, TypeError, AttributeError) as error:
-            raise ConfigError(f"{self.name} at {self.url} sends no chunk of a chat: {data[:_SHOWN]}") from error
+            raise ConfigError(f"{self.name} at {self.url} sends no chunk of a chat: {data[:SHOWN]}") from error
         if failed:
-            raise ConfigError(f"{self.name} at {self.url} answers with an error: {data[:_SHOWN]}")
+            raise ConfigError(f"{self.name} at {self.url} answers with an error: {data[:SHOWN]}")
 
 
 @dataclass
@@ -239,14 +238,6 @@ class _Chat:
     tokens: int | None = None
     first_token: float = 0.0
     finished: bool = False
-
-
-def _first_model(url: str, seconds: float) -> dict[str, Any]:
-    """What a server says of its first model. Raises OSError, ValueError, LookupError, TypeError."""
-    with urllib.request.urlopen(f"{url}/v1/models", timeout=seconds) as answer:
-        model: dict[str, Any] = json.load(answer)["data"][0]
-    str(model["id"])
-    return model
 
 
 @contextmanager
@@ -305,16 +296,13 @@ def _wait(name: str, process: subprocess.Popen[bytes], url: str) -> None:
         if process.poll() is not None:
             raise ConfigError(f"{name} ended with status {process.returncode} before it answered at {url}")
         try:
-            model = _first_model(url, 5.0)["id"]
+            model = first_model(url, seconds=5.0)["id"]
             body = {"model": model, "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1}
-            head = {"Content-Type": "application/json"}
-            request = urllib.request.Request(f"{url}/v1/chat/completions", json.dumps(body).encode(), head)
-            with urllib.request.urlopen(request, timeout=_START_SECONDS):
+            with opened(f"{url}/v1/chat/completions", body, seconds=_START_SECONDS):
                 return
         except HTTPError as error:
             if error.code != _LOADING:
-                said = error.read()[:_SHOWN].decode(errors="replace")
-                raise ConfigError(f"{name} answers {error.code} at {error.url}: {said}") from error
+                raise ConfigError(f"{name} answers {error.code} at {error.url}: {error_text(error)}") from error
         except (OSError, ValueError, LookupError, TypeError) as error:  # it does not listen yet, or has no model yet
             reason = f" ({error})"
         time.sleep(0.2)

@@ -91,8 +91,8 @@ class _Trial:
         return [record for record in self.rounds if len(record.rows) and not record.prefill_tokens]
 
     @property
-    def beside(self) -> float:
-        """Seconds of a round beside its passes. A mean: what is seldom done takes long."""
+    def overhead(self) -> float:
+        """Seconds of a round outside its passes. A mean: what is seldom done takes long."""
         passes = sum(record.draft_seconds + record.verify_seconds for record in self.rounds)
         return max(0.0, self.seconds - passes) / max(1, len(self.decoding))
 
@@ -146,8 +146,8 @@ def try_draft(
     return Tried(
         draft,
         tape,
-        _costs([record for trial in turns.chained for record in trial.decoding], turns.drafters, plain.beside),
-        {tuple(spec.drafters): max(0.0, trials[spec.name].beside - plain.beside) for spec in adaptive},
+        _costs([record for trial in turns.chained for record in trial.decoding], turns.drafters, plain.overhead),
+        {tuple(spec.drafters): max(0.0, trials[spec.name].overhead - plain.overhead) for spec in adaptive},
         target.parameters,
         trials[_CHAINS].seconds / trials[_TREES].seconds if _TREES in trials else None,
         sum(_memory(draft, one.runner) for one in built.drafters if isinstance(one, ModelDrafter)),
@@ -162,7 +162,7 @@ class _Turns:
     """An engine that answers each prompt under all policies in turn, and the answers: `trials`, by policy."""
 
     def __init__(self, built: Built) -> None:
-        self._template, self._target, self._notes = built.template, built.target, Records()
+        self._template, self._target, self._records = built.template, built.target, Records()
         # This thread's own time, of which nothing else on the machine takes any. What it waits for is not in there:
         # others that compute the same pass, or a device.
         alone = built.target.device.type == "cpu" and torch.get_num_threads() == 1
@@ -174,7 +174,7 @@ class _Turns:
             built.tokenizer,
             specs=specs,
             costs=built.costs,
-            sinks=[self._notes],
+            sinks=[self._records],
             limits=EngineLimits(max_rows=1),
             timer=self._clock,
         )
@@ -182,7 +182,7 @@ class _Turns:
         self.chained = [trial for name, trial in self.trials.items() if name != _TREES]
         self.drafters = [drafter.name for drafter in built.drafters]
         self._own = self.drafters.index(DRAFTER) if DRAFTER in self.drafters else _NOBODY
-        # Whatever runs a model is asked in rounds; what others find in a text, the text tells.
+        # Drafters that run a model are measured in rounds; what others would propose is found from the text alone.
         free = [one for one in built.drafters if not isinstance(one, ModelDrafter | Observing)]
         self._judge = Judge(built.target, free, history=False)
 
@@ -197,9 +197,9 @@ class _Turns:
             (done,) = complete(self._core, [request])
             trial.answers[name] = len(done.tokens), self._clock() - began
             texts.append(done.tokens)
-            trial.rounds += self._notes.rounds
-            rounds += self._notes.rounds if policy != _TREES else []
-            self._notes.rounds.clear()
+            trial.rounds += self._records.rounds
+            rounds += self._records.rounds if policy != _TREES else []
+            self._records.rounds.clear()
         text = texts[0]
         if len(text) < 2:
             return None
@@ -252,7 +252,7 @@ def _adaptive(built: Built) -> list[PolicySpec]:
     return [spec for spec in built.specs if spec.name in (*_ADAPTIVE, *trees)]
 
 
-def _costs(rounds: Sequence[RoundRecord], drafters: Sequence[str], beside: float) -> MachineCosts:
+def _costs(rounds: Sequence[RoundRecord], drafters: Sequence[str], overhead: float) -> MachineCosts:
     """What rounds of one request take: medians, since whatever else runs can only add to some of them."""
     verify = _medians((record.verify_tokens, record.verify_seconds) for record in rounds)
     if len(verify) < 2:  # then drafts would seem to be checked for nothing
@@ -279,7 +279,7 @@ def _costs(rounds: Sequence[RoundRecord], drafters: Sequence[str], beside: float
     # Beyond the last count by the slope over all: neighbours differ by noise alone.
     onward = rising[-1] + (rising[-1] - rising[0]) / max(1, counts[-1] - counts[0])
     curve = Curve((*map(float, counts), counts[-1] + 1.0), (*rising, onward))
-    return MachineCosts("this machine", packed(curve), found, overhead=beside)
+    return MachineCosts("this machine", packed(curve), found, overhead=overhead)
 
 
 def _medians(pairs: Iterable[tuple[int, float]]) -> dict[int, float]:

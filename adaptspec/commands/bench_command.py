@@ -58,7 +58,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="two or more; speeds are ratios to the first one's (default: off, fixed depths, and the default policy)",
     )
     policies.add_argument("--temperature", type=float, default=0.0, help="(default: %(default)s)")
-    peers = commands.add_parser("peers", help="this server beside other servers, on the same prompts")
+    peers = commands.add_parser("peers", help="compare this server with others on the same prompts")
     peers.add_argument(
         "--peer",
         action="append",
