@@ -76,8 +76,8 @@ MUTANTS = (
     Mutant(
         "tree-node-has-another-nodes-path",
         "adaptspec/verification/method.py",
-        "ways.append([*ways[start + 1 + parent], token])",
-        "ways.append([*ways[-1], token])",
+        "paths.append([*paths[start + 1 + parent], token])",
+        "paths.append([*paths[-1], token])",
         "Penalties and grammars of a branch see tokens that are not on its path.",
         ("tests/verification/test_candidates.py", *TREES),
     ),
