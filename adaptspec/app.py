@@ -57,7 +57,6 @@ from adaptspec.telemetry.metric_families import (
     exactness_families,
     head_families,
     reload_families,
-    shadow_families,
     thread_families,
 )
 from adaptspec.telemetry.metrics import Metrics
@@ -216,7 +215,6 @@ def _watch_figures(
     metrics.watch(lambda: thread_families(built.threads.count))
     metrics.watch(lambda: exactness_families(engine.target.equal_passes or 0))
     metrics.watch(lambda: earning_families(earnings.snapshot()))
-    metrics.watch(lambda: shadow_families(manager.estimates()))
     metrics.watch(lambda: reload_families(manager.reloads))
     head = built.loaded.draft
     if isinstance(head, HeadRunner):

@@ -19,7 +19,7 @@ from typing import NoReturn
 
 from adaptspec import __version__
 from adaptspec.command_line import Parser
-from adaptspec.errors import AdaptSpecError
+from adaptspec.errors import AdaptSpecError, ConfigError
 
 # Each is a module `adaptspec.commands.NAME_command` whose `add_arguments(parser)` sets `run(arguments) -> exit status`.
 COMMANDS: Mapping[str, str] = {
@@ -35,6 +35,12 @@ COMMANDS: Mapping[str, str] = {
     "doctor": "say what speculation would earn on this machine, and what would help",
     "bench": "measure speed and exactness, record tapes",
     "train": "train models",
+}
+
+# Commands that there once were, and what to run instead.
+REMOVED: Mapping[tuple[str, ...], str] = {
+    ("policy", "estimate"): "replay a journal with `adaptspec policy simulate --journal FILE --policy NEW`, or write "
+    "`rollout: {mode: canary, percent: 1}` in NEW to serve it to some requests",
 }
 
 # Print pages about leaked objects while Python takes itself apart, below the error that a user should read.
@@ -72,6 +78,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     given = list(sys.argv[1:] if argv is None else argv)
     try:
         _complete()
+        _refuse_removed(given)
         arguments = _parser(given).parse_args(given)
         status = int(arguments.run(arguments))
         sys.stdout.flush()  # here, where it can still be said that nobody reads on
@@ -92,6 +99,13 @@ def _complete() -> None:
     """Where a shell asks how its line may go on, answer and end: what it asks of is that line, not our arguments."""
     if "_ARGCOMPLETE" in os.environ:
         import_module("argcomplete").autocomplete(_parser(os.environ["COMP_LINE"].split()[1:]))
+
+
+def _refuse_removed(given: Sequence[str]) -> None:
+    """Raise ConfigError for a command of `REMOVED`."""
+    for words, instead in REMOVED.items():
+        if tuple(given[: len(words)]) == words:
+            raise ConfigError(f"`adaptspec {' '.join(words)}` was removed; {instead}")
 
 
 def _parser(given: Sequence[str]) -> argparse.ArgumentParser:

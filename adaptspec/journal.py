@@ -20,9 +20,10 @@ from adaptspec.decision_tables import CANDIDATES
 from adaptspec.errors import JournalError
 from adaptspec.files import open_file
 from adaptspec.trees import Branches, Tree
-from adaptspec.types import PER_ROW, Expected, FloatArray, IntArray, Provenance, RoundRecord
+from adaptspec.types import PER_ROW, Expected, FloatArray, IntArray, RoundRecord
 
-# 3: rounds and requests say when. 4: drafts may branch, and who knew chains only would misread them.
+# 3: rounds and requests say when. 4: drafts may branch, and who knew chains only would misread them. Rounds of older
+# programs also have `arms`, `propensities`, `draws` and `worth` of policies that explored; these are skipped.
 JOURNAL_VERSION = 4
 _READ = (3, JOURNAL_VERSION)
 
@@ -130,8 +131,6 @@ def round_to_plain(record: RoundRecord) -> dict[str, Any]:
     }
     if record.decided_by:
         plain["decided_by"] = list(record.decided_by)
-    if record.provenance is not None:
-        plain |= {name: _nulled(value.tolist()) for name, value in vars(record.provenance).items()}
     if record.expected is not None:
         accepted = _nulled(record.expected.accepted.tolist())
         plain["expected"] = {"goodput": _nulled(record.expected.goodput), "accepted": accepted}
@@ -182,10 +181,6 @@ def round_from_plain(plain: Mapping[str, Any]) -> RoundRecord:
         values["ended"] = float(_floats(plain["ended"]))
         if "decided_by" in plain:
             values["decided_by"] = _strings(plain["decided_by"], rows)
-        if "arms" in plain:
-            arms, draws = (_integers(plain[name], rows) for name in ("arms", "draws"))
-            propensities, worth = (_floats(plain[name], rows) for name in ("propensities", "worth"))
-            values["provenance"] = Provenance(arms, propensities, draws, worth)
         if "expected" in plain:
             told = plain["expected"]
             goodput, other = (float(_floats(value)) for value in (told["goodput"], told.get("other")))

@@ -220,7 +220,6 @@ class RoundRecord:
     draft_seconds: float
     verify_seconds: float
     total_seconds: float
-    provenance: Provenance | None = None  # None where no row's policy explores
     # [drafters, B]: tokens that a drafter which did not run would have got accepted, had it been asked for `emitted` of
     # them, and how many it would have drafted then; -1 where nobody knows. Deeper drafts stay unknown: what lies
     # beyond the emitted tokens does. Indexed as `drafter` is.
@@ -283,16 +282,15 @@ class RoundRecord:
         owner = np.where(tree.chain > 0, tree.drafters[:, 0], self.drafter) if tree.drafters.size else self.drafter
         return replace(self, drafter=owner, drafted=tree.chain, accepted=straight, branches=None)
 
-    def told_of(self, drafter: int | IntArray) -> Told:
-        """What the round tells of the chains of a drafter, or one for each row [B]."""
+    def told_of(self, drafter: int) -> Told:
+        """What the round tells of the chains of a drafter."""
         main = self.trunk()
         ran = (main.drafter == drafter) & (main.depths > 0)
         known, drafted, right = ran, np.where(ran, main.drafted, 0), np.where(ran, main.accepted, 0)
         if self.shadow is not None and self.shadow_drafted is not None:
-            at = drafter if isinstance(drafter, int) else (drafter, np.arange(len(ran)))
-            agreed = self.shadow[at]
+            agreed = self.shadow[drafter]
             known = ran | (agreed >= 0)
-            drafted = np.where(known > ran, self.shadow_drafted[at], drafted)
+            drafted = np.where(known > ran, self.shadow_drafted[drafter], drafted)
             right = np.where(known > ran, agreed, right)
         return Told(ran, known, drafted, right)
 
@@ -313,28 +311,10 @@ class RoundRecord:
                 taken[name] = value[index]
         if self.decided_by:
             taken["decided_by"] = tuple(self.decided_by[i] for i in index.tolist())
-        for name in ("provenance", "expected", "branches"):
+        for name in ("expected", "branches"):
             if (value := getattr(self, name)) is not None:
                 taken[name] = value.take(index)
         return RoundRecord(**taken)  # `replace` takes half as long again
-
-
-@dataclass(frozen=True)
-class Provenance:
-    """How a policy that explores came to its choice, per row: what off-policy estimates need.
-
-    `arms` indexes the policy's arms (-1 where none was chosen), `propensities` is the probability with which that arm
-    was chosen there (NaN where the choice was not random). Rows with the same of `draws` share one random draw. `worth`
-    is the goodput over plain decoding's that the policy expected of the arm when it chose it (NaN: it has no estimate).
-    """
-
-    arms: IntArray  # [B]
-    propensities: FloatArray  # [B]
-    draws: IntArray  # [B]
-    worth: FloatArray  # [B]
-
-    def take(self, index: IntArray) -> Provenance:
-        return Provenance(self.arms[index], self.propensities[index], self.draws[index], self.worth[index])
 
 
 @dataclass(frozen=True)

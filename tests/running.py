@@ -19,13 +19,13 @@ from adaptspec.engine.engine_config import EngineConfig
 
 HEAD = "apiVersion: adaptspec.dev/v1\nkind: SpeculationPolicy\nmetadata: {name: %s}\nspec:\n"
 MAIN = HEAD % "main" + "  choose: {algorithm: goodput}\n"
-SHADOW = HEAD % "watch" + "  choose: {algorithm: static, depth: 2}\n  rollout: {mode: shadow}\n"
+OTHER = HEAD % "other" + "  choose: {algorithm: static, depth: 2}\n"
 
 
 def config_of(target: Path, draft: Path, folder: Path) -> ServeConfig:
     (folder / "main.yaml").write_text(MAIN)
-    (folder / "watch.yaml").write_text(SHADOW)
-    policies = (str(folder / "main.yaml"), str(folder / "watch.yaml"))
+    (folder / "other.yaml").write_text(OTHER)
+    policies = (str(folder / "main.yaml"), str(folder / "other.yaml"))
     engine = EngineConfig(str(target), str(draft), policies, limits=EngineLimits(max_rows=2), detect_tasks=False)
     return ServeConfig(
         engine, port=0, state_dir=folder / "state", journal=folder / "journal.jsonl", admin_key="open sesame"

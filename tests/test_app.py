@@ -90,8 +90,7 @@ async def test_it_keeps_what_it_learns_writes_its_journal_and_reloads(
         for _ in range(2):
             async with session.post(f"{url}/v1/completions", json=body) as response:
                 assert response.status == 200
-        assert "adaptspec_shadow_goodput_ratio" in await get(session, f"{url}/metrics")
-        assert "watch" not in [card["id"] for card in (await get(session, f"{url}/v1/policies"))["data"]]
+        assert [card["id"] for card in (await get(session, f"{url}/v1/policies"))["data"]][:2] == ["main", "other"]
         changed = MAIN + "  guard: {dwell-rounds: 4}\n"
         async with session.post(f"{url}/admin/policies", data=changed, headers=KEY) as response:
             assert await response.json() == {"name": "main", "replaced": True, "carried": True}
@@ -100,7 +99,6 @@ async def test_it_keeps_what_it_learns_writes_its_journal_and_reloads(
         while running.get("main") != MAIN:
             cards = (await get(session, f"{url}/admin/policies", headers=KEY))["data"]
             running = {card["id"]: card["yaml"] for card in cards}
-        assert cards[1]["estimate"]["against"] == "main"
         async with session.post(f"{url}/admin/policies", data="spec: 7", headers=KEY) as response:
             assert response.status == 400
         shown = (await get(session, f"{url}/metrics")).splitlines()
@@ -124,7 +122,7 @@ def _journal_is_whole(path: Path) -> None:
     entries = list(read_entries(path))
     header, started, finished = entries[0], entries[1], entries[-1]
     assert isinstance(header, JournalHeader)
-    assert header.policies[:2] == ["main", "watch"]
+    assert header.policies[:2] == ["main", "other"]
     assert header.costs["rows"]
     assert isinstance(started, RequestStarted)
     assert (started.task, started.policy) == ("code", "main")

@@ -25,6 +25,7 @@ def test_errors_are_one_line_that_says_what_to_do(target_path: Path, capsys: pyt
         (["generate", "x", "--model", str(target_path), "--policy", "godput"], "did you mean"),
         (["generate", "x", "--model", str(target_path.parent / "nowhere")], "nowhere"),
         (["generate", "x", "--model", str(target_path), "--temperature", "-1"], "temperature"),
+        (["policy", "estimate", "off", "--journal", "rounds.jsonl"], "`adaptspec policy simulate --journal FILE"),
         (["train", "pair", "--corpus", str(target_path.parent / "no.jsonl"), "--preset", "cpu"], "no.jsonl"),
     ]:
         assert main(arguments) == 2

@@ -23,8 +23,7 @@ _FREE = (Reason.POLICY, Reason.EXPLORE, Reason.FIXED)
 class Group:
     """Sums over row-rounds that have something in common. A row's share of its round's seconds is one over the rows in
     it. `plain` adds up what those rounds would have taken without speculation, by the profile. Of row-rounds that
-    drafted and whose policy estimates: `expected` accepted tokens and those that `came`. `worth` adds up what arms were
-    thought to be worth, over `judged` row-rounds.
+    drafted and whose policy estimates: `expected` accepted tokens and those that `came`.
     """
 
     rows: int = 0
@@ -39,8 +38,6 @@ class Group:
     plain: float = 0.0
     expected: float = 0.0
     came: int = 0
-    worth: float = 0.0
-    judged: int = 0
 
     def add(self, line: RowRound) -> None:
         self.rows += 1
@@ -56,9 +53,6 @@ class Group:
         if line.expected is not None and line.drafted:
             self.expected += line.expected
             self.came += line.accepted
-        if line.worth is not None:
-            self.worth += line.worth
-            self.judged += 1
 
     def to_json(self, pace: float) -> dict[str, Any]:
         """Plain data. `pace` is how much slower the machine was than its profile."""
@@ -74,17 +68,11 @@ class Group:
             "goodput_over_plain": self.over_plain(pace),
             "expected_accepted": self.expected or None,
             "came_of_them": self.came if self.expected else None,
-            "expected_over_plain": self.expected_over_plain,
         }
 
     def over_plain(self, pace: float) -> float | None:
         """Tokens per second over plain decoding's, which emits one token per row-round."""
         return self.emitted / self.rows * pace * self.plain / self.seconds if self.seconds else None
-
-    @property
-    def expected_over_plain(self) -> float | None:
-        """The same as the policy expected it, where it said so."""
-        return self.worth / self.judged if self.judged else None
 
 
 @dataclass(frozen=True)
@@ -103,8 +91,6 @@ class RowRound:
     nodes: int
     emitted: int
     expected: float | None  # accepted tokens
-    worth: float | None
-    propensity: float | None
     seconds: float
     plain: float
     reads_prompt: bool
@@ -230,7 +216,7 @@ def explain(log: JournalLog, policy: str, *, request: str | None = None, rounds:
 
 def _lines(log: JournalLog, logged: LoggedRound, costs: CostTable) -> list[RowRound]:
     own, whole, size = logged.own, logged.whole, logged.size
-    told, expected = own.provenance, own.expected
+    expected = own.expected
     plain = costs.plain_seconds(size, float(whole.context.sum())) / size
     return [
         RowRound(
@@ -246,8 +232,6 @@ def _lines(log: JournalLog, logged: LoggedRound, costs: CostTable) -> list[RowRo
             nodes=int(own.nodes[i]),
             emitted=int(own.emitted[i]),
             expected=None if expected is None else _known(expected.accepted[i]),
-            worth=None if told is None else _known(told.worth[i]),
-            propensity=None if told is None else _known(told.propensities[i]),
             seconds=own.total_seconds / size,
             plain=plain,
             reads_prompt=whole.prefill_tokens > 0,

@@ -40,9 +40,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     one.set_defaults(run=_diff)
     add_simulate_arguments(actions.add_parser("simulate", help="what policies would have earned on recorded requests"))
     _add_explain(actions.add_parser("explain", help="why a policy chose what it did, from a server's journal"))
-    _add_estimate(
-        actions.add_parser("estimate", help="what a policy would have earned, from the journal of one that explores")
-    )
     _add_tune(actions.add_parser("tune", help="search a policy's parameters on tapes; held-out prompts decide"))
     one = actions.add_parser("import", help="make a policy of another engine's configuration")
     one.add_argument("engine", choices=["sglang", "vllm"], help="whose configuration it is")
@@ -91,23 +88,6 @@ def _add_explain(parser: argparse.ArgumentParser) -> None:
     add("--rounds", type=int, metavar="N", help="also print the last N rounds")
     add_table_forms(parser, json=True)
     parser.set_defaults(run=later("adaptspec.commands.run_journal_analysis:run_explain"))
-
-
-def _add_estimate(parser: argparse.ArgumentParser) -> None:
-    parser.description = (
-        "Estimate what a policy would have earned on the traffic of a journal, from rounds in which the policy that "
-        "served did by chance what this one would have done, each weighted by one over the probability of that "
-        "(importance weighting). Measured times and tokens only: no tape, no model of costs. Needs the journal of a "
-        "policy that explores, best one made for it (examples/logging_policy.yaml), and no guard that overrules it."
-    )
-    add = parser.add_argument
-    add_policy(parser, "policy", help="the policy to judge: one without stop rules")
-    add("--journal", type=Path, required=True, metavar="FILE", help="the file given to serve --journal")
-    add("--logged", metavar="NAME", help="the policy whose rounds to use (default: who explored most)")
-    add("--clip", type=float, default=50.0, metavar="W", help="the largest weight of a round (default: %(default)s)")
-    add("--level", type=float, default=0.95, metavar="P", help="of the confidence interval (default: %(default)s)")
-    add("--json", action="store_true", help="print one JSON object")
-    parser.set_defaults(run=later("adaptspec.commands.run_journal_analysis:run_estimate"))
 
 
 def _add_tune(parser: argparse.ArgumentParser) -> None:

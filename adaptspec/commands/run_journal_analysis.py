@@ -1,20 +1,15 @@
-"""What `adaptspec policy explain` and `policy estimate` make of a journal; the exit status is 0."""
+"""What `adaptspec policy explain` makes of a journal; the exit status is 0."""
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 
 from adaptspec.analysis.explain import Explanation, Group, RowRound, explain
-from adaptspec.analysis.importance_weighting import Interval
 from adaptspec.analysis.journal_rounds import JournalLog, named_policy, served_policy
-from adaptspec.analysis.off_policy import OffPolicyEstimate, estimate, exploring_policies
 from adaptspec.commands.arguments import tell
-from adaptspec.control.language.build import load_policy_spec
-from adaptspec.control.language.library import find_policy
 from adaptspec.control.language.spec import PolicySpec
-from adaptspec.errors import ConfigError, JournalError
+from adaptspec.errors import ConfigError
 from adaptspec.quantity import quantity
 from adaptspec.tables import Table
 from adaptspec.types import REASON_WORDS
@@ -89,7 +84,7 @@ def _reasons_table(found: Explanation) -> Table:
 
 def _depths_table(found: Explanation) -> Table:
     """What each depth earned, and what was expected of it."""
-    columns = ("depth", "share", "first token", "accepted", "expected", "tokens", "over plain", "expected over plain")
+    columns = ("depth", "share", "first token", "accepted", "expected", "tokens", "over plain")
     table = Table(*columns, title="what each depth earned (per request and round)")
     for depth in sorted(found.depths):
         group = found.depths[depth]
@@ -102,7 +97,6 @@ def _depths_table(found: Explanation) -> Table:
             f"{group.expected / drafting:.2f}" if group.expected else "-",
             f"{group.emitted / group.rows:.2f}",
             _ratio(group.over_plain(found.pace)),
-            _ratio(group.expected_over_plain),
         )
     return table
 
@@ -144,20 +138,13 @@ def _rounds_table(lines: Sequence[RowRound]) -> Table:
             "-" if line.expected is None or not line.depth else f"{line.expected:.2f}",
             f"{line.seconds * line.size * 1e3:.1f}",
             *([line.decided_by] if conditional else []),
-            _why(line),
+            line.reason.name.lower(),
         )
     return table
 
 
-def _why(line: RowRound) -> str:
-    words = line.reason.name.lower()
-    if line.propensity is not None and line.propensity < 1.0:
-        words += f", p {line.propensity:.2f}"
-    return words if line.worth is None else f"{words}, expected {line.worth:.2f} x"
-
-
 def _estimates(found: Explanation) -> Iterator[str]:
-    total, ratio, worth = found.total, found.goodput_expected_over_came, found.total.expected_over_plain
+    total, ratio = found.total, found.goodput_expected_over_came
     if total.expected:
         yield (
             f"Where it drafted it expected {total.expected / total.drafting:.2f} accepted tokens and got "
@@ -165,8 +152,6 @@ def _estimates(found: Explanation) -> Iterator[str]:
         )
     if ratio is not None:
         yield f"It expected {ratio:.2f} x the tokens per second that came."
-    if worth is not None:
-        yield f"When it picked depths it expected {worth:.2f} x plain decoding of them, on average."
 
 
 def _overruling(found: Explanation) -> Iterator[str]:
@@ -191,60 +176,3 @@ def _ratio(value: float | None) -> str:
 
 def _count(number: int, noun: str) -> str:
     return f"{number} {noun}{'' if number == 1 else 's'}"
-
-
-def run_estimate(arguments: argparse.Namespace) -> int:
-    """Estimate a policy from the journal of another. Raises JournalError: it cannot be read, has no propensities, or
-    too little overlap with the policy; ConfigError, PolicyError: an argument or the policy cannot be used.
-    """
-    if not arguments.clip >= 1.0:
-        raise ConfigError(f"--clip {arguments.clip:g}: the largest weight is at least 1")
-    if not 0.5 <= arguments.level < 1.0:
-        raise ConfigError(f"--level {arguments.level:g}: give a probability from 0.5 to below 1, such as 0.95")
-    spec = load_policy_spec(find_policy(arguments.policy))
-    logged = arguments.logged or _explored_most(arguments.journal)
-    found = estimate(JournalLog(arguments.journal), spec, logged, clip=arguments.clip, level=arguments.level)
-    return tell(arguments, found.to_json(), _estimated(found, arguments.level))
-
-
-def _explored_most(path: Path) -> str:
-    log = JournalLog(path)
-    explored = exploring_policies(log)
-    if not explored:
-        raise JournalError(
-            f"{path}: no round was decided by chance (there are no propensities), by any of its policies "
-            f"({', '.join(log.policies) or 'none'}); serve one that explores, such as examples/logging_policy.yaml, or "
-            "simulate on a tape"
-        )
-    return explored.most_common(1)[0][0]
-
-
-def _estimated(found: OffPolicyEstimate, level: float) -> Iterator[str]:
-    result = found.result
-    yield from (
-        f"{found.policy} would have delivered {result.goodput.value:,.0f} tokens per second "
-        f"({level:.0%}: {_range(result.goodput, 0)}),",
-        f"{result.over_logged.value:.3f} x ({_range(result.over_logged, 3)}) the {result.logged:,.0f} of "
-        f"{found.logged}, which served.",
-        f"From {found.rounds:,} rounds: it decides alike in {result.matched:,}, which weigh as much as "
-        f"{result.effective:,.0f} decisions of equal weight.",
-    )
-    if result.clipped > 0.0:
-        yield f"{result.clipped:.1%} of the weight was clipped, which draws the estimate towards {found.logged}."
-    gone = [f"{count:,} {why}" for why, count in found.left_out.items() if count and why != "impossible"]
-    if gone:
-        yield f"Left out: {', '.join(gone)}."
-    if found.learns:
-        yield (
-            f"{found.policy} learns as it goes: here it learned from those {result.matched:,} rounds only, and was "
-            "judged meanwhile. Where it serves it may do better; simulate it on a tape to know."
-        )
-    if found.uncovered > 0.1:
-        yield (
-            f"In {found.uncovered:.0%} of the rounds {found.logged} could not have done what {found.policy} would do: "
-            "the estimate is for the others, which may be unlike them."
-        )
-
-
-def _range(interval: Interval, digits: int) -> str:
-    return f"{interval.low:,.{digits}f} to {interval.high:,.{digits}f}"

@@ -142,8 +142,7 @@ class Dwell:
         held, known = self._depth[rows], self._depth[rows] >= 0
         dwelling = known & (self._age[rows] < self._rounds[np.minimum(signals.tasks, len(self._rounds) - 1)])
         other = dwelling & (depths > 0) & (drafter != self._drafter[rows])
-        if choice.provenance is None:  # a try is for one round, where it is not an arm that a bandit plays
-            other |= known & (choice.reasons == int(Reason.EXPLORE))
+        other |= known & (choice.reasons == int(Reason.EXPLORE))
         young = dwelling & ~other & (held != depths)
         kept = np.where(young | other, held, depths)
         self._age[rows] = np.where(kept == held, self._age[rows] + 1, 1)

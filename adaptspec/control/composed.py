@@ -117,13 +117,11 @@ class ComposedPolicy(Policy):
         expected = choice.expected
         if expected is None and choice.value is not None:
             expected = choice.value.expected(choice.depths, choice.drafter)
-        told = choice.provenance
         return Decision(
             choice.depths,
             choice.reasons,
             choice.drafter,
             stop,
-            told,
             temperature,
             expected=expected,
             tree=tree,

@@ -12,25 +12,20 @@ The tasks of rows are those of their requests at `start`. `Decision.drafter` ind
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain
 
 import numpy as np
 
 from adaptspec.control.cost import CostTable
 from adaptspec.control.policy import BatchSignals, Decision, Policy, deepest_search
-from adaptspec.control.rollout import LIVE, Rollout, ShadowSpec, Shares
+from adaptspec.control.rollout import LIVE, Rollout, Shares
 from adaptspec.control.rows import DrafterNumbers, Rows, decide_by_group, learn_by_group, some
-from adaptspec.control.shadow import ShadowEstimate, ShadowPolicy
 from adaptspec.control.tasks import Labels
 from adaptspec.decision_tables import StopTable
 from adaptspec.errors import ConfigError, UnknownModelError
 from adaptspec.request import Request
 from adaptspec.types import FloatArray, IntArray, Reason, RoundRecord, nobody
-
-_log = logging.getLogger(__name__)
 
 
 @dataclass(eq=False)
@@ -59,7 +54,7 @@ class Controller:
         rollouts: Mapping[str, Rollout] | None = None,
     ) -> None:
         """`drafters` are the engine's, in its order. `cost` is corrected by every round if given. `labels` are those
-        that the policies were built with. `rollouts` says which are canaries or shadows; the others are live.
+        that the policies were built with. `rollouts` says which are canaries; the others are live.
 
         Raises ConfigError if the default is not among the live policies, a policy wants a drafter the engine lacks, or
         the canaries want more than all requests.
@@ -69,8 +64,7 @@ class Controller:
             live = [name for name, rollout in self._rollouts.items() if rollout == LIVE]
             raise ConfigError(f"there is no policy {default!r}; there are: {', '.join(live) or 'none'}")
         self._shares = Shares(self._rollouts)
-        watching = [name for name, rollout in self._rollouts.items() if isinstance(rollout, ShadowSpec)]
-        self.policies = {name: policy for name, policy in policies.items() if name not in watching}
+        self.policies = dict(policies)  # replaced and never changed: other threads may be reading
         self.default = default
         self._drafters = tuple(drafters)
         self._slots = [_Slot(name, policy, self._numbers(name, policy)) for name, policy in self.policies.items()]
@@ -78,8 +72,6 @@ class Controller:
         self.labels = labels or Labels()
         self._rows = Rows(max_rows)
         self._decided = 0
-        # Other threads may be reading: these mappings, and `policies`, are replaced and never changed.
-        self._shadows = {name: self._shadow(name, policies[name], self._rollouts) for name in watching}
 
     @property
     def search_depth(self) -> int:
@@ -92,23 +84,12 @@ class Controller:
         return self._deepest_search() is not None
 
     def _deepest_search(self) -> int | None:
-        running = [slot.policy for slot in self._slots if slot.running]
-        return deepest_search([*running, *(shadow.policy for shadow in self._shadows.values())])
+        return deepest_search([slot.policy for slot in self._slots if slot.running])
 
     @property
     def asked(self) -> set[int]:
-        """The engine's numbers of drafters that a policy with rows goes by, or one that watches."""
-        running = (slot.numbers.watched for slot in self._slots if slot.running)
-        return {*chain(*running), *chain(*(shadow.watched for shadow in self._shadows.values()))}
-
-    @property
-    def everyone(self) -> dict[str, Policy]:
-        """All policies that learn: those that act, and those that watch."""
-        return {**self.policies, **{name: shadow.policy for name, shadow in self._shadows.items()}}
-
-    def estimates(self) -> tuple[ShadowEstimate, ...]:
-        """What each shadow would have earned; may be asked from any thread."""
-        return tuple(shadow.estimate for shadow in self._shadows.values())
+        """The engine's numbers of drafters that a policy with rows goes by."""
+        return {drafter for slot in self._slots if slot.running for drafter in slot.numbers.watched}
 
     def assigned(self, request: Request) -> str:
         """The policy of a request: the one it names, else the canary whose share it falls in, else the default."""
@@ -119,23 +100,14 @@ class Controller:
 
         Called between rounds. `wanted` names policies of requests that have yet to start: those of them that were
         dropped stay for these. Nothing has changed if it raises.
-        Raises ConfigError if it wants a drafter the engine lacks, the default would no longer be live, a policy that
-        serves would only watch, or the canaries would want more than all requests.
+        Raises ConfigError if it wants a drafter the engine lacks, the default would no longer be live, or the canaries
+        would want more than all requests.
         """
         rollouts = {**self._rollouts, name: rollout}
         shares = Shares(rollouts)
-        if isinstance(rollout, ShadowSpec):
-            if name in self.policies:
-                raise ConfigError(f"{name} serves requests; give the shadow a name of its own")
-            shadow = self._shadow(name, policy, rollouts)
-            for row in self._rows.of(self._slot_of(shadow.against)):
-                shadow.start(row)
-            self._shadows = {**self._shadows, name: shadow}
-        elif name == self.default and rollout != LIVE:
+        if name == self.default and rollout != LIVE:
             raise ConfigError(f"{name} is the default policy; give the {rollout.mode} a name of its own")
-        else:
-            self._put(name, policy, wanted)
-            self._drop_shadow(name)
+        self._put(name, policy, wanted)
         self._rollouts, self._shares = rollouts, shares
         self._rows.keys[:] = [self.labels.keys.number(key) for key in self._rows.key_names]
 
@@ -143,16 +115,12 @@ class Controller:
         """From the next round on, have a policy no longer; requests that have come to it keep it to their end.
 
         Called between rounds. Nothing has changed if it raises.
-        Raises ConfigError if it is the default, or a shadow watches it.
+        Raises ConfigError if it is the default.
         """
-        watchers = [shadow.policy for shadow in self.estimates() if shadow.against == name]
         if name == self.default:
             raise ConfigError(f"{name} is the default policy, which serves requests that name none; it cannot go")
-        if watchers:
-            raise ConfigError(f"the shadow {watchers[0]} watches {name}; delete the shadow first")
         self._rollouts = {other: rollout for other, rollout in self._rollouts.items() if other != name}
         self._shares = Shares(self._rollouts)
-        self._drop_shadow(name)
         self.policies = {other: policy for other, policy in self.policies.items() if other != name}
 
     def check(self, name: str, policy: Policy) -> None:
@@ -162,17 +130,16 @@ class Controller:
     def start(self, row: int, request: Request) -> None:
         """A request begins decoding in `row`. Raises UnknownModelError if it names a policy that is not here."""
         asked, name = request.speculation, self.assigned(request)
-        if all(slot.name != name for slot in self._slots):
+        which = next((which for which, slot in enumerate(self._slots) if slot.name == name), None)
+        if which is None:
             there = f"there is no policy {name!r} here; served are: {', '.join(self.policies)}"
             raise UnknownModelError(there, "adaptspec.policy")
         self.finish(row)
-        which = self._slot_of(name)
         task = 0 if asked.task is None else self.labels.tasks.add(asked.task)
         self._rows.start(row, which, task, asked)
         self._rows.key_names[row], self._rows.keys[row] = request.key, self.labels.keys.number(request.key)
         self._slots[which].running += 1
         self._slots[which].policy.start(row)
-        self._each_shadow(lambda shadow: shadow.start(row) if shadow.against == name else None)
 
     def finish(self, row: int) -> None:
         """The request in `row` has ended; a free row is left alone."""
@@ -181,7 +148,6 @@ class Controller:
             self._rows.finish(row)
             slot.running -= 1
             slot.policy.finish(row)
-            self._each_shadow(lambda shadow: shadow.finish(row))
 
     def decide(self, signals: BatchSignals) -> Decision:
         """Depth, reason and engine drafter of every row, and the stop rule of the round."""
@@ -194,10 +160,6 @@ class Controller:
         policies = mine.policies[signals.rows]
         decision = decide_by_group(policies, self._decide_one, signals)
         decision.number, decision.tasks, decision.policies = self._decided, signals.tasks, policies
-        if self._shadows:
-            self._each_shadow(lambda shadow: shadow.decide(signals))
-            shadowed = (which for shadow in self._shadows.values() for which in shadow.watched)
-            decision.watched = tuple(sorted({*decision.watched, *shadowed}))
         if mine.with_thresholds:
             decision.stop = _with_floors(decision.stop, mine.thresholds[signals.rows])
         return decision
@@ -211,17 +173,12 @@ class Controller:
             record = replace(record, tasks=rows.tasks[record.rows], policies=rows.policies[record.rows])
         if self._cost is not None:
             self._cost.observe(record, self._drafters)
-        if self._shadows:
-            self._each_shadow(lambda shadow: shadow.learn(record))
         learn_by_group(record.policies, self._teach, record)
 
     def _teach(self, which: int, record: RoundRecord) -> None:
         slot = self._slots[which]
         if not 0 < record.decision <= slot.since:  # else it comes late, and is of another policy that was here
             slot.policy.learn(slot.numbers.record(record))
-
-    def _slot_of(self, name: str) -> int:
-        return next(which for which, slot in enumerate(self._slots) if slot.name == name)
 
     def _put(self, name: str, policy: Policy, wanted: Collection[str]) -> None:
         new = _Slot(name, policy, self._numbers(name, policy), since=self._decided)
@@ -238,29 +195,6 @@ class Controller:
             new.running = old.running
             self._slots[which] = new
         self.policies = {**self.policies, name: policy}
-
-    def _drop_shadow(self, name: str) -> None:
-        self._shadows = {other: shadow for other, shadow in self._shadows.items() if other != name}
-
-    def _each_shadow(self, call: Callable[[ShadowPolicy], None]) -> None:
-        """Call all shadows. One that raises is left out from then on, and the log says why."""
-        for shadow in self._shadows.values():
-            try:
-                call(shadow)
-            except Exception:  # noqa: BLE001 - a policy on trial must never cost a request its answer
-                _log.exception("the shadow policy %s failed; it no longer watches", shadow.name)
-                self._drop_shadow(shadow.name)
-
-    def _shadow(self, name: str, policy: Policy, rollouts: Mapping[str, Rollout]) -> ShadowPolicy:
-        rollout = rollouts[name]
-        against = (rollout.against if isinstance(rollout, ShadowSpec) else None) or self.default
-        if self._cost is None:
-            raise ConfigError(f"the shadow {name} cannot be estimated without a cost table; profile the machine")
-        if against not in self.policies:
-            raise ConfigError(f"the shadow {name} watches {against!r}; served are: {', '.join(self.policies)}")
-        self._numbers(name, policy)  # refuses drafters that are not loaded
-        rows, tasks = len(self._rows.taken), self.labels.tasks.size
-        return ShadowPolicy(name, policy, against, self._drafters, rows, cost=self._cost, tasks=tasks)
 
     def _decide_one(self, which: int, signals: BatchSignals) -> Decision:
         """A policy's decision as the engine is told it."""

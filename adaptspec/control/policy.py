@@ -10,7 +10,7 @@ import numpy as np
 
 from adaptspec.decision_tables import StopTable, TemperatureTable, TreeTable
 from adaptspec.errors import StateError
-from adaptspec.types import BoolArray, Expected, FloatArray, IntArray, Provenance, RoundRecord, nobody
+from adaptspec.types import BoolArray, Expected, FloatArray, IntArray, RoundRecord, nobody
 
 T = TypeVar("T")
 # Sums of differences; all else that is kept counts something.
@@ -104,19 +104,18 @@ class Union:
 class Decision:
     """Depth, reason and drafter per row, and when drafts stop before their depth (None: never). Data alone.
 
-    `drafter` indexes the policy's `drafters`; the controller translates it to the engine's. `provenance` is told by
-    policies that explore, `expected` by those that estimate. `temperature` None: tokens are drawn from the draft's
-    distribution as it is. `tree` None: drafts are chains. The rest is the controller's: `watched` are the drafters to
-    score where they do not draft, if that is free (see `RoundRecord.shadow`), in the engine's numbers; `number`, and
-    the `tasks` and `policies` of the rows [B], which the round's record bears, however late. `decided_by` names for
-    each row the policy that `when:` chose; it is empty where no policy has a `when:`.
+    `drafter` indexes the policy's `drafters`; the controller translates it to the engine's. `expected` is set by
+    policies that estimate. `temperature` None: tokens are drawn from the draft's distribution as it is. `tree` None:
+    drafts are chains. The rest is the controller's: `watched` are the drafters to score where they do not draft, if
+    that is free (see `RoundRecord.shadow`), in the engine's numbers; `number`, and the `tasks` and `policies` of the
+    rows [B], which the round's record bears, however late. `decided_by` names for each row the policy that `when:`
+    chose; it is empty where no policy has a `when:`.
     """
 
     depths: IntArray
     reasons: IntArray
     drafter: IntArray
     stop: StopTable | None = None
-    provenance: Provenance | None = None
     temperature: TemperatureTable | None = None
     watched: tuple[int, ...] = ()
     expected: Expected | None = None

@@ -1,4 +1,4 @@
-"""Which policy meets which traffic: live, a canary or a shadow; and `when:`, another policy for some of it."""
+"""Which policy meets which traffic: live or a canary; and `when:`, another policy for some of it."""
 
 from __future__ import annotations
 
@@ -24,13 +24,6 @@ class LiveSpec(Part):
     mode: Literal["live"]
 
 
-class ShadowSpec(Part):
-    """Decides without acting, beside the policy that acts; what it would have earned is reported."""
-
-    mode: Literal["shadow"]
-    against: str | None = Field(default=None, description="The policy whose requests it watches. Absent: the default.")
-
-
 class CanarySpec(Part):
     """Takes a share of the requests that name no policy, and those that name it."""
 
@@ -38,7 +31,7 @@ class CanarySpec(Part):
     percent: float = Field(gt=0.0, le=100.0, description="Of the requests that name no policy, by their id.")
 
 
-Rollout = LiveSpec | ShadowSpec | CanarySpec
+Rollout = LiveSpec | CanarySpec
 RolloutSpec = Annotated[Rollout, Field(discriminator="mode"), Short("mode")]
 LIVE = LiveSpec(mode="live")
 

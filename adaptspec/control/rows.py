@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from adaptspec.control.policy import BatchSignals, Decision, Policy, T, Union
+from adaptspec.control.policy import BatchSignals, Decision, Policy, Union
 from adaptspec.decision_tables import StopTable, TemperatureTable, TreeTable
 from adaptspec.request import SpeculationParams
-from adaptspec.types import BoolArray, Expected, FloatArray, IntArray, Provenance, RoundRecord
+from adaptspec.types import BoolArray, Expected, FloatArray, IntArray, RoundRecord
 
 _UNBOUND = int(np.iinfo(np.int64).max)
 
@@ -157,10 +157,9 @@ def _joined(parts: Sequence[tuple[IntArray, Decision]], rows: int) -> Decision:
         reasons,
         drafter,
         StopTable.stacked([(mine, part.stop) for mine, part in parts], rows),
-        _filled(lambda: _no_provenance(rows), [(mine, part.provenance) for mine, part in parts]),
         TemperatureTable.stacked([(mine, part.temperature) for mine, part in parts], rows),
         tuple(sorted({which for _, part in parts for which in part.watched})),
-        _filled(lambda: Expected(np.nan, np.full(rows, np.nan)), [(mine, part.expected) for mine, part in parts]),
+        _expected(parts, rows),
         tree=TreeTable.stacked([(mine, part.tree) for mine, part in parts], rows),
         union=Union.stacked([(mine, part.union) for mine, part in parts], rows),
         decided_by=_names(parts, rows),
@@ -178,19 +177,12 @@ def _names(parts: Sequence[tuple[IntArray, Decision]], rows: int) -> tuple[str, 
     return tuple(names)
 
 
-def _no_provenance(rows: int) -> Provenance:
-    unknown, nobody = np.full(rows, np.nan), np.full(rows, -1, dtype=np.int64)
-    return Provenance(nobody, unknown, nobody.copy(), unknown.copy())
-
-
-def _filled(empty: Callable[[], T], parts: Sequence[tuple[IntArray, T | None]]) -> T | None:
-    """A whole with the parts' arrays at their rows; None where there are no parts."""
-    known = [(mine, part) for mine, part in parts if part is not None]
+def _expected(parts: Sequence[tuple[IntArray, Decision]], rows: int) -> Expected | None:
+    """`Decision.expected` of all rows: accepted tokens by row, and no goodput of the whole round; None without any."""
+    known = [(mine, part.expected) for mine, part in parts if part.expected is not None]
     if not known:
         return None
-    whole = empty()
-    for mine, part in known:
-        for name, values in vars(whole).items():
-            if isinstance(values, np.ndarray):
-                values[mine] = getattr(part, name)
+    whole = Expected(np.nan, np.full(rows, np.nan))
+    for mine, expected in known:
+        whole.accepted[mine] = expected.accepted
     return whole

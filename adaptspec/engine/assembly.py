@@ -313,7 +313,7 @@ def _specs(config: EngineConfig, labels: Labels) -> tuple[list[PolicySpec], dict
 
 
 def _asked(config: EngineConfig, labels: Labels, here: Sequence[str]) -> list[tuple[Path, PolicySpec]]:
-    """The policies asked for, each file once. Canaries and shadows alone leave the default what it is without them."""
+    """The policies asked for, each file once. Canaries alone leave the default what it is without them."""
     paths = {path.resolve(): path for path in map(find_policy, config.policy_names)}
     asked = [(path, load_policy_spec(path, labels, here)) for path in paths.values()]
     if not any(spec.rollout == LIVE for _, spec in asked):

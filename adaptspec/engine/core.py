@@ -70,7 +70,7 @@ class EngineCore:
         Raises:
             ConfigError: a method would be biased by what a drafter of its policy may leave out.
         """
-        for name, policy in controller.everyone.items():
+        for name, policy in controller.policies.items():
             methods[name].check(name, policy, executor.anticipating)
         self.executor = executor
         self.controller = controller
@@ -287,7 +287,6 @@ class EngineCore:
             tasks=decision.tasks,
             policies=decision.policies,
             decided_by=decision.decided_by,
-            provenance=decision.provenance,
             expected=decision.expected,
             shadow=shadow,
             shadow_drafted=shadow_drafted,

@@ -95,7 +95,6 @@ class Deciding:
             and batch.decoding == last.decoding
             and self._controller.policies is last.policies
             and not self._controller.searches
-            and not self._controller.estimates()
         )
 
     def _signals(self, batch: Batch) -> BatchSignals:

@@ -15,8 +15,7 @@ from adaptspec.control.language.build import build_policy, found_among, found_ne
 from adaptspec.control.language.spec import PolicySpec
 from adaptspec.control.language.yaml_source import read_text
 from adaptspec.control.policy import Policy
-from adaptspec.control.rollout import LIVE, Reloads, Rollout, ShadowSpec
-from adaptspec.control.shadow import ShadowEstimate
+from adaptspec.control.rollout import LIVE, Reloads, Rollout
 from adaptspec.control.state import PolicyState, signature
 from adaptspec.engine.async_engine import AsyncEngine
 from adaptspec.engine.core import EngineCore
@@ -51,7 +50,7 @@ class ServedPolicy:
 
     @property
     def mode(self) -> str:
-        """How it meets traffic: live, canary or shadow."""
+        """How it meets traffic: live or canary."""
         return self.spec.rollout.mode
 
     @property
@@ -106,7 +105,7 @@ class PolicyManager:
 
     @property
     def served(self) -> tuple[ServedPolicy, ...]:
-        """Every policy as it runs now, canaries and shadows too."""
+        """Every policy as it runs now, canaries too."""
         return tuple(self._served.values())
 
     @property
@@ -121,13 +120,6 @@ class PolicyManager:
     def listen(self, reloaded: Callable[[str], None]) -> None:
         """Have `reloaded` called with the name of every policy that comes anew, on the thread that brings it."""
         self._listeners.append(reloaded)
-
-    def on_request(self) -> tuple[ServedPolicy, ...]:
-        """Those that a request may ask for: shadows only watch."""
-        return tuple(policy for policy in self.served if not isinstance(policy.spec.rollout, ShadowSpec))
-
-    def estimates(self) -> tuple[ShadowEstimate, ...]:
-        return self._core.controller.estimates()
 
     def check(self, text: str, source: str = "<policy>") -> str:
         """The name of the policy in a text, if it could be served. Changes nothing, and waits for no round.
@@ -184,7 +176,7 @@ class PolicyManager:
 
         Raises:
             UnknownModelError: there is none of this name.
-            ConfigError: it is the default, or a shadow watches it.
+            ConfigError: it is the default.
             EngineError: the engine has stopped.
         """
         with self._lock:
@@ -307,7 +299,7 @@ def adopt_policy(
             of its methods cannot judge.
     """
     check_policy(core, name, policy, methods)
-    before = core.controller.everyone.get(name)
+    before = core.controller.policies.get(name)
     carried = carry and before is not None and _carry(before, policy, name)
     core.controller.adopt(name, policy, rollout, {sequence.policy for sequence in core.scheduler.waiting})
     core.methods[name] = methods
@@ -319,7 +311,7 @@ def adopt_policy(
 
 def learned(core: EngineCore) -> dict[str, dict[str, FloatArray]]:
     """Between rounds: copies of what policies have learned, by name; those that learn nothing are left out."""
-    known = {name: policy.learned() for name, policy in core.controller.everyone.items()}
+    known = {name: policy.learned() for name, policy in core.controller.policies.items()}
     return {name: arrays for name, arrays in known.items() if arrays}
 
 
@@ -329,16 +321,16 @@ def restore(core: EngineCore, learned: Mapping[str, Mapping[str, FloatArray]]) -
     Raises:
         StateError: one of them cannot.
     """
-    everyone = core.controller.everyone
-    before = {name: everyone[name].learned() for name in learned}
+    policies = core.controller.policies
+    before = {name: policies[name].learned() for name in learned}
     done: list[str] = []
     try:
         for name, arrays in learned.items():
-            everyone[name].restore(arrays)
+            policies[name].restore(arrays)
             done.append(name)
     except StateError as error:
         for restored in done:
-            everyone[restored].restore(before[restored])
+            policies[restored].restore(before[restored])
         raise StateError(f"policy {name}: {error}") from error
 
 

@@ -47,8 +47,8 @@ class Waiting:
 
 
 def of_one_mind(decision: Decision) -> bool:
-    """Whether what is right for one of its rows is allowed for all of them, and none was drawn by lot."""
-    return decision.provenance is None and all(len(set(of.tolist())) <= 1 for of in (decision.policies, decision.tasks))
+    """Whether what is right for one of its rows is allowed for all of them."""
+    return all(len(set(of.tolist())) <= 1 for of in (decision.policies, decision.tasks))
 
 
 def made(step: Waiting, told: Told) -> Step:
@@ -78,12 +78,7 @@ def round_of(
     verify = max(seconds - spent, _LEAST_SHARE * seconds)
     rows, depths, tasks, policies = of.rows, of.depths, decision.tasks, decision.policies
     decided_by = decision.decided_by
-    reasons, drafter, provenance, expected = (
-        decision.reasons,
-        decision.drafter,
-        decision.provenance,
-        decision.expected,
-    )
+    reasons, drafter, expected = decision.reasons, decision.drafter, decision.expected
     if told.ids != of.ids:
         at = {name: place for place, name in enumerate(of.ids)}
         told = told.take([place for place, name in enumerate(told.ids) if name in at])
@@ -93,7 +88,6 @@ def round_of(
         rows, depths, tasks, policies, reasons, drafter = (
             one[own] if len(one) else one for one in (rows, depths, tasks, policies, reasons, drafter)
         )
-        provenance = None if provenance is None else provenance.take(own)
         expected = None if expected is None else expected.take(own)
         decided_by = tuple(decided_by[i] for i in own.tolist()) if decided_by else ()
     size, deepest = len(rows), int(told.drafted.max())
@@ -120,7 +114,6 @@ def round_of(
         draft_seconds=draft,
         verify_seconds=verify,
         total_seconds=draft + verify,
-        provenance=provenance,
         expected=expected,
         ended=time.monotonic(),
         decision=decision.number,

@@ -13,7 +13,7 @@ from adaptspec.control.host import DRAFTER, Host, narrow
 from adaptspec.control.language.build import build_policy, load_policy_spec
 from adaptspec.control.language.library import find_policy
 from adaptspec.control.language.spec import PolicySpec
-from adaptspec.control.rollout import Reloads, ShadowSpec
+from adaptspec.control.rollout import Reloads
 from adaptspec.control.state import PolicyState, signature
 from adaptspec.control.step_times import StepTimes
 from adaptspec.control.tasks import Labels
@@ -101,7 +101,7 @@ class ServedPolicies:
             spec = self._waiting.pop(0)
             with self.labels.kept_if_done():
                 policy = build_policy(spec, cost, self._max_rows, self.labels)
-                known = controller.everyone[spec.name].learned()
+                known = controller.policies[spec.name].learned()
                 carried = signature(spec) == signature(self.specs[spec.name])
                 if carried and known:
                     policy.restore(known)
@@ -112,7 +112,7 @@ class ServedPolicies:
 
     def learned(self, controller: Controller) -> dict[str, PolicyState]:
         """Copies of what policies have learned."""
-        known = {name: policy.learned() for name, policy in controller.everyone.items()}
+        known = {name: policy.learned() for name, policy in controller.policies.items()}
         return {name: PolicyState(signature(self.specs[name]), arrays) for name, arrays in known.items() if arrays}
 
     def restore(self, controller: Controller, states: Mapping[str, PolicyState]) -> None:
@@ -120,13 +120,13 @@ class ServedPolicies:
         for name, state in states.items():
             if name in self.specs and signature(self.specs[name]) == state.signature:
                 try:
-                    controller.everyone[name].restore(state.arrays)
+                    controller.policies[name].restore(state.arrays)
                 except StateError as error:
                     _log.warning("what was learned of policy %s is not used: %s", name, error)
 
     def can_decide(self, name: str | None) -> bool:
         """Whether requests may ask for it."""
-        return name is None or (name in self.specs and not isinstance(self.specs[name].rollout, ShadowSpec))
+        return name is None or name in self.specs
 
     def _read(self, path: Path) -> tuple[PolicySpec, tuple[str, ...]]:
         spec, notes = narrow(load_policy_spec(path), self._host)

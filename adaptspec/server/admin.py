@@ -42,20 +42,10 @@ class PolicyList(Listed[PolicyCard]):
     """All of them."""
 
 
-class ShadowEstimate(Answer):
-    """What a shadow policy would have earned."""
-
-    against: str
-    rounds: int
-    goodput_ratio: float
-    guessed: float
-
-
 class RunningPolicy(PolicyText):
-    """A policy that runs; only a shadow has an estimate."""
+    """A policy that runs; `mode` is live or canary."""
 
     mode: str
-    estimate: ShadowEstimate | None = None
 
 
 class RunningPolicies(Listed[RunningPolicy]):
@@ -104,7 +94,7 @@ class ReloadedFiles(Listed[ReloadedFile]):
 async def policies(http: web.Request) -> web.Response:
     """Policies that requests may name."""
     manager = http.app[POLICIES]
-    cards = [PolicyCard(**_card(one, manager.default)) for one in manager.on_request()]
+    cards = [PolicyCard(**_card(one, manager.default)) for one in manager.served]
     return web.json_response(PolicyList(object="list", data=cards).written())
 
 
@@ -112,7 +102,7 @@ async def policies(http: web.Request) -> web.Response:
 async def policy(http: web.Request) -> web.Response:
     """A policy that requests may name, as YAML too."""
     manager, name = http.app[POLICIES], http.match_info["policy"]
-    for one in manager.on_request():
+    for one in manager.served:
         if one.name == name:
             return web.json_response(PolicyText(**_card(one, manager.default), yaml=one.text).written())
     raise web.HTTPNotFound
@@ -165,7 +155,7 @@ async def put(http: web.Request) -> web.Response:
 async def delete(http: web.Request) -> web.Response:
     """Serve a policy no longer.
 
-    Requests that have come to it keep it. 409 for the default, and for one that a shadow watches.
+    Requests that have come to it keep it. 409 for the default.
     """
     name = http.match_info["name"]
     try:
@@ -216,14 +206,9 @@ def _unknown(name: str) -> RefusedError:
 
 
 def _running(manager: PolicyManager) -> list[RunningPolicy]:
-    estimates = {estimate.policy: estimate for estimate in manager.estimates()}
-    cards = []
-    for policy in manager.served:
-        card = RunningPolicy(**_card(policy, manager.default), mode=policy.mode, yaml=policy.text)
-        if policy.name in estimates:
-            card.estimate = ShadowEstimate.model_validate(estimates[policy.name], from_attributes=True)
-        cards.append(card)
-    return cards
+    return [
+        RunningPolicy(**_card(policy, manager.default), mode=policy.mode, yaml=policy.text) for policy in manager.served
+    ]
 
 
 def _card(policy: ServedPolicy, default: str) -> Json:

@@ -90,7 +90,7 @@ class Simulator:
             executor,
             controller,
             inputs,
-            dict.fromkeys(controller.everyone, TaskMethods(make_method("coupled"))),
+            dict.fromkeys(controller.policies, TaskMethods(make_method("coupled"))),
             sinks=[self],
             limits=EngineLimits(rows, settings.prefill_tokens or 1, settings.max_depth),
             timer=lambda: executor.now,

@@ -14,7 +14,6 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from adaptspec.control.rollout import Reloads
-from adaptspec.control.shadow import ShadowEstimate
 from adaptspec.telemetry.earnings import EarningsSnapshot, Estimate
 from adaptspec.telemetry.totals import DEPTH_LABELS, Totals
 from adaptspec.types import Reason
@@ -129,18 +128,6 @@ def host_families(ignored: Mapping[str, int], opted_out: int, errors: int, *, de
     yield CounterMetricFamily("adaptspec_host_failures", help_text, errors)
     help_text = "1: nothing is decided until the next start, since too much has failed"
     yield GaugeMetricFamily("adaptspec_host_detached", help_text, detached)
-
-
-def shadow_families(estimates: Iterable[ShadowEstimate]) -> Iterator[Metric]:
-    """What shadow policies would have earned."""
-    known = list(estimates)
-    for name, help_text, attribute in (
-        ("goodput_ratio", "Estimated goodput of a shadow policy over that of the policy that acts", "goodput_ratio"),
-        ("guessed_ratio", "Share of a shadow policy's tokens that are estimated beyond what was observed", "guessed"),
-        ("rounds", "Rounds that the estimate of a shadow policy rests on", "rounds"),
-    ):
-        samples = [(one.policy, getattr(one, attribute)) for one in known]
-        yield _gauge(f"adaptspec_shadow_{name}", help_text, ["policy"], samples)
 
 
 def earning_families(seen: EarningsSnapshot) -> Iterator[Metric]:

@@ -39,7 +39,7 @@ class RowRound(NamedTuple):
     Confidence and entropy are of the first drafted token. `path` has the rank of each accepted token among its
     drafter's candidates, and is None of a chain, whose ranks are all 0. Of the whole round: when it `ended` on the
     monotonic clock, what it took, the rows of its `batch`, whether any of them was to draft, the tokens that `came`,
-    the `goodput` that was expected and that of the `other` choice. Unknown is NaN, and -1 for an arm.
+    the `goodput` that was expected and that of the `other` choice. Unknown is NaN.
     """
 
     depth: int
@@ -52,8 +52,6 @@ class RowRound(NamedTuple):
     confidence: float
     entropy: float
     expected: float  # tokens to be accepted
-    arm: int
-    propensity: float
     decided_by: str  # see `RoundRecord.decided_by`
     number: int
     ended: float
@@ -72,7 +70,7 @@ Columns = Mapping[str, tuple[Any, ...]]
 
 def rows_of(record: RoundRecord, ended: float) -> Iterator[Row]:
     """A round as each of its requests has it."""
-    told, unknown = record.provenance, repeat(nan)
+    unknown = repeat(nan)
     scored, expected = record.confidence.shape[1] > 0, record.expected
     whole = (
         *(record.number, ended, record.total_seconds, len(record.request_ids)),
@@ -90,8 +88,6 @@ def rows_of(record: RoundRecord, ended: float) -> Iterator[Row]:
         record.confidence[:, 0].tolist() if scored else unknown,
         record.entropy[:, 0].tolist() if scored else unknown,
         unknown if expected is None else expected.accepted.tolist(),
-        repeat(-1) if told is None else told.arms.tolist(),
-        unknown if told is None else told.propensities.tolist(),
         record.decided_by or repeat(""),
         *map(repeat, whole),
         strict=False,  # what is the same for all has no end

@@ -7,7 +7,6 @@ begin with `adaptspec.`.
 from __future__ import annotations
 
 import json
-import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
@@ -145,12 +144,6 @@ def _rounds(history: RoundHistory, drafters: Sequence[str]) -> Attributes:
     if depths:
         said["adaptspec.decision.tier"] = depths[-1]
         said["adaptspec.decision.arm"] = _choice(drafters, who[-1], depths[-1])
-    arms = rounds["arm"]
-    if any(arm >= 0 for arm in arms):
-        chances = rounds["propensity"]
-        said["adaptspec.decision.arms"] = json.dumps(arms)
-        said["adaptspec.decision.propensities"] = json.dumps([None if math.isnan(one) else one for one in chances])
-        said["adaptspec.decision.propensity"] = chances[-1]
     return said
 
 

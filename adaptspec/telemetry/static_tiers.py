@@ -12,7 +12,7 @@ import numpy as np
 
 from adaptspec.control.acceptance import Acceptance
 from adaptspec.control.cost import batch_bucket
-from adaptspec.control.shadow import Counterfactual
+from adaptspec.control.counterfactual import Counterfactual
 from adaptspec.telemetry.round_seconds import RoundSeconds, drafted_in, features
 from adaptspec.telemetry.totals import gathered
 from adaptspec.types import BoolArray, FloatArray, IntArray, RoundRecord
@@ -175,7 +175,7 @@ class StaticTiers:
     def _rounds(self, which: int, rows: RoundRecord) -> _Rounds:
         """How many rounds of each tier of a drafter the rows' [N] tokens take."""
         emitted = rows.emitted[:, None]
-        known = Counterfactual.of(rows, np.full(len(rows.rows), which, dtype=np.int64), _DEEPEST)
+        known = Counterfactual.of(rows, which)
         ran = (rows.drafter == which) & (rows.depths > 0)
         ended = rows.emitted < rows.accepted + 1
         certain = ran & (ended | ~known.open)
@@ -266,7 +266,6 @@ def together(records: Sequence[RoundRecord], rows: IntArray) -> RoundRecord:
         tasks=np.concatenate([r.tasks if len(r.tasks) else np.zeros_like(r.rows) for r in records]),
         policies=rows[:0],
         decided_by=(),
-        provenance=None,
         expected=None,
         shadow=_scores("shadow", records),
         shadow_drafted=_scores("shadow_drafted", records),

@@ -166,9 +166,6 @@ class Timeline:
             "confidence": _mean(record.confidence[i]),
             **self._tree(record, i),
         }
-        if record.provenance is not None:
-            told["arm"] = int(record.provenance.arms[i])
-            told["propensity"] = _known(record.provenance.propensities[i])
         if record.expected is not None:
             told["expected_accepted"] = _known(record.expected.accepted[i])
         return {name: value for name, value in told.items() if value is not None}

@@ -16,8 +16,6 @@ from adaptspec.simulation.replay import replay
 from adaptspec.simulation.scenarios import Stream
 from adaptspec.types import RoundRecord
 
-# Each request explores by itself.
-LOGGING = Path(__file__).parents[2] / "examples" / "logging_policy.yaml"
 DRAFTERS = ("draft-model", "ngram")
 
 

@@ -38,7 +38,6 @@ def test_the_parts_add_up_to_the_journal(name: str, batch: int, tmp_path: Path) 
         float(record.expected.accepted[record.drafted > 0].sum()) for record in records if record.expected is not None
     )
     assert found.total.expected == pytest.approx(expected)
-    assert (found.total.judged > 0) == (name == "thompson")
     assert found.to_json()["requests"] == len(found.requests)
 
 

@@ -1,4 +1,4 @@
-"""`policy explain` and `policy estimate`: from a journal to words, tables and one object."""
+"""`policy explain`: from a journal to words, tables and one object."""
 
 from __future__ import annotations
 
@@ -70,16 +70,3 @@ def test_without_a_policy_it_is_the_journals_own(tmp_path: Path, capsys: pytest.
     assert "rounds of other policies, too: mine (12 requests)" in told
     assert main(["policy", "explain", "--journal", str(path), "--request", mine[0].request_ids[0], "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["policy"] == "mine"
-
-
-def test_the_command_finds_who_explored_and_says_how_sure_it_is(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["policy", "estimate", "off", "--journal", str(log)]) == 0
-    told = capsys.readouterr().out
-    assert "off would have delivered" in told
-    assert "95%" in told
-    assert "of logging, which served" in told
-    assert main(["policy", "estimate", "static-3", "--journal", str(log), "--json", "--level", "0.8"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert found["goodput"]["low"] < found["goodput"]["value"] < found["goodput"]["high"]
-    assert main(["policy", "estimate", "off", "--journal", str(log), "--clip", "0.5"]) == 2
-    assert main(["policy", "estimate", "off", "--journal", str(log), "--level", "1"]) == 2

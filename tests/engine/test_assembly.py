@@ -192,16 +192,13 @@ def test_the_shortest_context_serves(target_path: Path, draft_path: Path) -> Non
     assert done[0].stats.drafted > 0
 
 
-def test_a_canary_or_shadow_alone_leaves_the_default_what_it_is(target_path: Path, tmp_path: Path) -> None:
+def test_a_canary_alone_leaves_the_default_what_it_is(target_path: Path, tmp_path: Path) -> None:
     """The first live policy asked for is the default; with none of them live, what would be without them."""
-    more = ", drafters: [ngram], rollout: "
-    choose = "{algorithm: static, depth: 2}"
-    canary = policy_file(tmp_path / "c.yaml", "new", choose, more + "{mode: canary, percent: 9}")
-    shadow = policy_file(tmp_path / "s.yaml", "watch", choose, more + "{mode: shadow}")
-    built = build(EngineConfig(str(target_path), policies=(canary, shadow), limits=SMALL))
+    more = ", drafters: [ngram], rollout: {mode: canary, percent: 9}"
+    canary = policy_file(tmp_path / "c.yaml", "new", "{algorithm: static, depth: 2}", more)
+    built = build(EngineConfig(str(target_path), policies=(canary,), limits=SMALL))
     assert built.core.controller.default == "goodput-ngram"
     assert "new" in built.core.controller.policies
-    assert "watch" not in built.core.controller.policies
     assert built.files["new"] == Path(canary)
     assert built.files.keys() == {spec.name for spec in built.specs}
     assert built.pair == built.target.info.fingerprint

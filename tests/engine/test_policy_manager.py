@@ -97,13 +97,13 @@ async def test_what_is_sent_uses_what_is_served(tmp_path: Path) -> None:
     [
         ("nonsense", "sent:1:1: "),
         (static("main", 3, "  rollout: {mode: canary, percent: 5}\n"), "default policy"),
-        (static("x", 3, "  rollout: {mode: shadow, against: nobody}\n"), "nobody"),
+        (static("x", 3, "  rollout: {mode: shadow}\n"), "no mode 'shadow' any more; .*policy simulate --journal"),
         (
             static("x", 3, "  when: [{batch-size: {at-least: 2}, use: 1.yaml}]\n"),
             "sent:6:43: .*by their names",
         ),
         (static("main", 12, "  tasks: {acme: {off: true}}\n"), "up to 12 tokens.*restart"),
-        (static("main", 3, "  rollout: {mode: shadow}\n  tasks: {acme: {off: true}}\n"), "serves requests"),
+        (static("main", 3, "  rollout: {mode: canary, percent: 5}\n  tasks: {acme: {off: true}}\n"), "default policy"),
         (static("x", 3, "  when: [{api-key: [gold, other], use: off}]\n"), "give the key another name"),
     ],
 )
@@ -140,21 +140,15 @@ async def test_two_files_of_one_name_are_refused(tmp_path: Path) -> None:
         assert one.desk.reloads == replace(before, refused=2), "a file that says what is served is no reload"
 
 
-async def test_canaries_take_their_share_and_shadows_cannot_be_asked_for(tmp_path: Path) -> None:
+async def test_canaries_take_their_share(tmp_path: Path) -> None:
     """From the whole engine's side: who served a request stands in its answer."""
     canary = static("new", 5, "  rollout: {mode: canary, percent: 50}\n")
-    shadow = static("watch", 7, "  rollout: {mode: shadow}\n")
-    async with desk_of(tmp_path, [canary, static("main", 3), shadow]) as one:
+    async with desk_of(tmp_path, [canary, static("main", 3)]) as one:
         assert one.desk.default == "main", "the first live one"
         served = await asyncio.gather(*(one.served(asking(i)) for i in range(20)))
         assert 4 < served.count("new") < 16
         assert one.front.policies == ("new", "main")
-        assert [policy.name for policy in one.desk.on_request()] == ["new", "main"]
-        assert [policy.mode for policy in one.desk.served] == ["canary", "live", "shadow"]
-        (estimate,) = one.desk.estimates()
-        assert (estimate.policy, estimate.against) == ("watch", "main")
-        assert estimate.rounds > 50
-        assert 0.3 < estimate.goodput_ratio < 3.0
+        assert [policy.mode for policy in one.desk.served] == ["canary", "live"]
 
 
 async def test_a_request_keeps_the_policy_it_was_given(tmp_path: Path) -> None:
@@ -220,23 +214,20 @@ async def test_a_policy_can_go_and_those_that_run_keep_it(tmp_path: Path) -> Non
         assert await one.served(asking(20, "other")) == "other"
 
 
-async def test_what_others_need_cannot_go(tmp_path: Path) -> None:
-    """The default, and what a shadow watches; nothing has changed then. Shadows and canaries can go."""
+async def test_the_default_cannot_go(tmp_path: Path) -> None:
+    """Nothing has changed then; canaries can go."""
     async with desk_of(tmp_path, [static("main", 3), static("other", 2)]) as one:
-        await asyncio.to_thread(one.desk.apply, static("watch", 1, "  rollout: {mode: shadow, against: other}\n"))
         await asyncio.to_thread(one.desk.apply, static("few", 1, "  rollout: {mode: canary, percent: 100}\n"))
         before = one.desk.served
-        for name, problem in (("main", "default policy"), ("other", "the shadow watch watches other")):
-            with pytest.raises(ConfigError, match=problem):
-                await asyncio.to_thread(one.desk.remove, name)
+        with pytest.raises(ConfigError, match="default policy"):
+            await asyncio.to_thread(one.desk.remove, "main")
         with pytest.raises(UnknownModelError, match="nobody"):
             await asyncio.to_thread(one.desk.remove, "nobody")
         assert one.desk.served == before
         assert await one.served(asking(1)) == "few"
-        for name in ("few", "watch", "other"):
+        for name in ("few", "other"):
             await asyncio.to_thread(one.desk.remove, name)
         assert await one.served(asking(2)) == "main"
-        assert one.desk.estimates() == ()
 
 
 async def test_only_so_many_policies_are_served(tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ from adaptspec.journal import (
 )
 from adaptspec.simulation.draft_view import AfterMiss
 from adaptspec.simulation.tape_file import load_tape, save_tape
-from adaptspec.types import Expected, Provenance
+from adaptspec.types import Expected
 from tests.control.helpers import record as round_of
 from tests.files.commands import printed
 from tests.files.contracts import Document, name_set
@@ -59,7 +59,6 @@ def journal_entries() -> list[Entry]:
     chain = replace(round_of([5, 1, 0], [2, 1, 0]), number=1, ended=17.25, caught_up=2)
     explored = replace(
         branching(STRAIGHT, number=3),
-        provenance=Provenance(np.array([3]), np.array([0.25]), np.array([2]), np.array([1.5])),
         shadow=np.array([[4], [-1]]),
         shadow_drafted=np.array([[5], [-1]]),
         stated=np.array([[[np.nan] * 3], [[0.5, 0.25, np.nan]]]),

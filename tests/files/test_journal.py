@@ -19,7 +19,7 @@ from hypothesis.extra.numpy import arrays
 from adaptspec.decision_tables import CANDIDATES
 from adaptspec.errors import JournalError
 from adaptspec.journal import Entry, LinesDropped, read_entries, read_journal, to_line
-from adaptspec.types import Expected, Provenance, RoundRecord, nobody
+from adaptspec.types import Expected, RoundRecord, nobody
 from tests.control.helpers import record
 from tests.files.samples import FINISHED, HEADER, SAMPLES, STARTED
 from tests.records import same
@@ -52,9 +52,8 @@ def rounds(draw: st.DrawFn) -> RoundRecord:
         name: draw(arrays("int64", rows, elements=st.integers(-1, 2**40)))
         for name in ("rows", "depths", "reasons", "drafter", "drafted", "accepted", "emitted", "context")
     }
-    explores, drafters = draw(st.booleans()), draw(st.integers(0, 2))
+    drafters = draw(st.integers(0, 2))
     reals = arrays("float64", rows, elements=FLOATS)
-    small = arrays("int64", rows, elements=st.integers(-1, 9))
     scores = arrays("float64", (rows, deepest, len(CANDIDATES)), elements=FLOATS)
     hindsight = st.none() | arrays("int64", (drafters, rows), elements=st.integers(-1, 9))
     return RoundRecord(
@@ -69,7 +68,6 @@ def rounds(draw: st.DrawFn) -> RoundRecord:
         draft_seconds=draw(SECONDS),
         verify_seconds=draw(SECONDS),
         total_seconds=draw(SECONDS),
-        provenance=Provenance(draw(small), draw(reals), draw(small), draw(reals)) if explores else None,
         shadow=draw(hindsight),
         shadow_drafted=draw(hindsight),
         expected=Expected(draw(FLOATS), draw(reals), draw(FLOATS)) if draw(st.booleans()) else None,

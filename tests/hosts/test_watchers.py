@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from adaptspec.cli import main
+from adaptspec.control.language.library import find_policy
 from adaptspec.errors import ConfigError
 from adaptspec.hosts.pilot import Pilot
 from adaptspec.hosts.settings import NOT_SERVED, UNKNOWN, PilotSettings, read_wishes
@@ -22,7 +23,6 @@ from tests.policies.tapes import agreements
 from tests.telemetry.otlp import collecting
 
 PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
-EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
 def free_port() -> int:
@@ -71,7 +71,7 @@ def test_the_journal_says_what_was_done(policy: str, lag: int, tmp_path: Path) -
 @pytest.mark.whole
 def test_it_is_read_as_any_other(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """`policy explain` and `simulate` say something of it."""
-    journal = served(tmp_path, str(EXAMPLES / "logging_policy.yaml"), 3000, 1)
+    journal = served(tmp_path, "exp3", 3000, 1)
     assert main(["policy", "explain", "--journal", str(journal)]) == 0
     assert "drafted" in capsys.readouterr().out
     assert main(["policy", "simulate", "--policy", "static-3", "--journal", str(journal)]) == 0
@@ -170,7 +170,7 @@ def test_the_standard_variables_ask_for_traces(monkeypatch: pytest.MonkeyPatch) 
 def test_metrics_say_what_did_not_go_as_asked(tmp_path: Path) -> None:
     """Wishes that were ignored, by one of few reasons; opt-outs, texts that are no policies, and failures."""
     policy, port = tmp_path / "p.yaml", free_port()
-    policy.write_text((EXAMPLES / "logging_policy.yaml").read_text())
+    policy.write_text(find_policy("static-3").read_text())
     pilot = Pilot(PilotSettings(policy=str(policy), metrics_port=port), VLLM, 8)
     assert {value for name, value in scraped(port).items() if name.startswith("adaptspec_host_")} == {0.0}
     for number, extra in enumerate([{"adaptspec_max_depth": 0}, {"adaptspec_policy": "x"}, {"adaptspec_a{}": 1}] * 2):

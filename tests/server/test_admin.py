@@ -36,29 +36,14 @@ class Applied:
     carried: bool = False
 
 
-@dataclass(frozen=True)
-class Estimate:
-    policy: str = "watch"
-    against: str = "main"
-    rounds: int = 12
-    goodput_ratio: float = 1.25
-    guessed: float = 0.1
-
-
 @dataclass
 class FakeDesk:
     """Keeps what it was sent; refuses what it is told to."""
 
-    served: tuple[Policy, ...] = (Policy("main"), Policy("new", "canary"), Policy("watch", "shadow"))
+    served: tuple[Policy, ...] = (Policy("main"), Policy("new", "canary"))
     default: str = "main"
     sent: list[tuple[str, str]] = field(default_factory=list)
     refusal: Exception | None = None
-
-    def on_request(self) -> tuple[Policy, ...]:
-        return self.served[:2]
-
-    def estimates(self) -> tuple[Estimate, ...]:
-        return (Estimate(),)
 
     def check(self, text: str, source: str) -> str:
         if self.refusal is not None:
@@ -101,7 +86,7 @@ async def admin(engine: Any, tokenizer: Any, desk: FakeDesk) -> AsyncIterator[Cl
 
 
 async def test_users_see_what_they_may_ask_for(admin: Client) -> None:
-    """Names, descriptions and the default; no YAML, no shadows, no key needed."""
+    """Names, descriptions and the default; no YAML, no key needed."""
     async with admin.get("/v1/policies") as response:
         body = await response.json()
     assert response.status == 200
@@ -112,16 +97,13 @@ async def test_users_see_what_they_may_ask_for(admin: Client) -> None:
 
 
 async def test_the_admin_sees_everything_that_runs(admin: Client) -> None:
-    """Modes, YAML, and what a shadow would have earned."""
+    """Modes and YAML."""
     async with admin.get("/admin/policies", headers=BEARER) as response:
         body = await response.json()
     assert [(policy["id"], policy["mode"], policy["yaml"]) for policy in body["data"]] == [
         ("main", "live", "spec: {}"),
         ("new", "canary", "spec: {}"),
-        ("watch", "shadow", "spec: {}"),
     ]
-    assert "estimate" not in body["data"][0]
-    assert body["data"][2]["estimate"] == {"against": "main", "rounds": 12, "goodput_ratio": 1.25, "guessed": 0.1}
 
 
 async def test_a_policy_is_sent_as_yaml(admin: Client, desk: FakeDesk) -> None:
@@ -182,7 +164,7 @@ async def test_a_policy_is_deleted_unless_others_need_it(admin: Client, desk: Fa
     """404 for one that is not here, 409 with the reason for one that cannot go; the key is needed."""
     async with admin.delete("/admin/policies/new", headers=BEARER) as response:
         assert (response.status, await response.json()) == (200, {"name": "new", "deleted": True})
-    assert [policy.name for policy in desk.served] == ["main", "watch"]
+    assert [policy.name for policy in desk.served] == ["main"]
     async with admin.delete("/admin/policies/new", headers=BEARER) as response:
         assert (response.status, (await response.json())["error"]["code"]) == (404, "policy_not_found")
     desk.refusal = ConfigError("main is the default policy")

@@ -65,7 +65,7 @@ async def test_what_was_learned_is_saved_and_forgotten(admin: Client, keeper: Ke
     keeper.works = False
     assert (await ask(admin, "POST", "/admin/state/save"))[0] == 400
     assert keeper.saved == 2
-    assert await ask(admin, "POST", "/admin/state/reset") == (200, {"reset": ["main", "new", "watch"]})
+    assert await ask(admin, "POST", "/admin/state/reset") == (200, {"reset": ["main", "new"]})
 
 
 async def test_policies_are_looked_at_and_put_by_name(admin: Client, desk: FakeDesk) -> None:

@@ -8,11 +8,10 @@ import subprocess
 import pytest
 
 from adaptspec.control.rollout import Reloads
-from adaptspec.control.shadow import ShadowEstimate
 from adaptspec.engine.async_engine import EngineStats
 from adaptspec.request import Request
 from adaptspec.telemetry.earnings import Earnings
-from adaptspec.telemetry.metric_families import earning_families, load_families, reload_families, shadow_families
+from adaptspec.telemetry.metric_families import earning_families, load_families, reload_families
 from adaptspec.telemetry.metrics import Metrics
 from tests.control.helpers import record, table
 from tests.telemetry.feeding import made
@@ -26,7 +25,6 @@ def exposition() -> str:
     earnings.begin(table(), ("draft-model", "ngram"), 1, 1)
     metrics.watch(lambda: load_families(EngineStats(1, 0)))
     metrics.watch(lambda: earning_families(earnings.snapshot()))
-    metrics.watch(lambda: shadow_families([ShadowEstimate("watch", "acts", 7, 1.1, 0.2)]))
     metrics.watch(lambda: reload_families(Reloads(1, 0, 1.7e9)))
     metrics.watch_count("adaptspec_trace_dropped_spans", "Spans that nobody received", lambda: 3)
     metrics.responded("/v1/completions", 200)

@@ -18,7 +18,7 @@ from adaptspec.control.language.schema import Part
 from adaptspec.control.policy import BatchSignals, Learner, Policy, Union
 from adaptspec.control.tasks import Labels
 from adaptspec.decision_tables import StopTable
-from adaptspec.types import Expected, FloatArray, IntArray, Provenance, Reason, RoundRecord, nobody
+from adaptspec.types import Expected, FloatArray, IntArray, Reason, RoundRecord, nobody
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,7 +49,7 @@ class Choice:
     """Depths asked for (0 <= depth <= limits) and why; `value` where the algorithm knows costs and acceptance.
 
     `drafter` [B] indexes the policy's drafters (left out: the first everywhere). `stop` is one that the algorithm
-    brings itself, in place of the policy's rule. `provenance` is told by algorithms that explore.
+    brings itself, in place of the policy's rule.
     """
 
     depths: IntArray
@@ -57,7 +57,6 @@ class Choice:
     value: ExpectedValue | None = None
     drafter: IntArray = field(default_factory=nobody)
     stop: StopTable | None = None
-    provenance: Provenance | None = None
     expected: Expected | None = None  # where it is not what `value` says of these depths
     union: Union | None = None  # model-free drafters beside others
 
@@ -133,7 +132,6 @@ class AlgorithmSpec(Part):
     takes_tiers: ClassVar[bool] = False  # a policy may say tiers or max-depth beside it
     takes_drafters: ClassVar[bool] = False  # it chooses among several drafters
     has_value: ClassVar[bool] = False  # its choices have a `value`
-    weighs_found: ClassVar[bool] = False  # what it does depends on what n-gram drafters find
     default_tiers: ClassVar[tuple[int, ...]] = tuple(range(8))
 
     def build(self, parts: Parts) -> Algorithm:

@@ -68,13 +68,12 @@ class View:
 
 @dataclass(frozen=True)
 class Pick:
-    """Arms for m contexts, the probability with which each was picked, and whether it is played to learn.
+    """Arms for m contexts, and whether each is played to learn.
 
     `memo` [m, X] is what the algorithm wants to know again when it observes how the pick did.
     """
 
     arms: IntArray
-    propensities: FloatArray
     exploring: BoolArray
     memo: FloatArray
 
@@ -95,15 +94,9 @@ class ArmSelector(Learner):
         """What contexts saw, and the memo [G, X] of the picks that it was seen under."""
 
     def highest(self, scores: FloatArray, view: View) -> Pick:
-        """The arms of the highest scores [..., m, K].
-
-        Of several draws the first is played, and its propensity is the share of all that agree with it. An arm is
-        explored if it is not the best known.
-        """
-        size = len(view.contexts)
-        chosen = np.where(view.playable, scores, -np.inf).argmax(axis=-1).reshape(-1, size)
-        agree = (chosen == chosen[0]).mean(axis=0)
-        return Pick(chosen[0], agree, chosen[0] != view.best_known, np.zeros((size, 0)))
+        """The arms of the highest scores [m, K]; an arm is explored if it is not the best known."""
+        chosen = np.where(view.playable, scores, -np.inf).argmax(axis=1)
+        return Pick(chosen, chosen != view.best_known, np.zeros((len(chosen), 0)))
 
     def draw(self, chances: FloatArray) -> IntArray:
         """[m] an arm by each row of chances [m, K], which sums to 1."""

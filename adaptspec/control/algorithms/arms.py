@@ -104,7 +104,7 @@ class Arms:
         made = decide_by_group(arms, played, signals)
         reasons = np.where(self.opaque[arms], made.reasons, choice.reasons)
         stop = made.stop if some(made.depths) else None
-        return Choice(made.depths, reasons, drafter=made.drafter, stop=stop, provenance=choice.provenance)
+        return Choice(made.depths, reasons, drafter=made.drafter, stop=stop)
 
     def learn(self, record: RoundRecord) -> None:
         """Teach stop rules and nested policies; these learn from all rounds, as if they had decided them."""

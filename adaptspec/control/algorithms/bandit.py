@@ -15,7 +15,7 @@ from adaptspec.control.algorithms.arms import Arms, ArmSpec, build_arms
 from adaptspec.control.algorithms.ledger import Ledger, Played, Rewarder, Scope
 from adaptspec.control.policy import BatchSignals, Pending, deepest_search
 from adaptspec.control.rows import places_of
-from adaptspec.types import FloatArray, IntArray, Provenance, Reason, RoundRecord
+from adaptspec.types import FloatArray, IntArray, Reason, RoundRecord
 
 # An arm that is picked again is kept for twice as long, up to so many times the dwell: what is settled costs no time.
 _LONGEST = 4
@@ -137,9 +137,7 @@ class Bandit(Algorithm):
         beat = max(1, dwell // 2) if ledger.scope == "request" else 1
         self._episodes = Episodes(ledger.count, dwell, beat, arms.off)
         self._rewarder = Rewarder(arms, parts.cost, parts.drafters)
-        # Of each context's arm: why it is played, the chance that it was picked with, and the ratio expected of it.
-        self._why: IntArray = np.zeros(ledger.count, dtype=np.int64)
-        self._chance, self._worth = (np.full(ledger.count, np.nan) for _ in range(2))
+        self._why: IntArray = np.zeros(ledger.count, dtype=np.int64)  # the reason of each context's arm
         self._memo: FloatArray = np.zeros((ledger.count, 0))
         self._nested = [nested for nested in arms.policies if nested is not None]
         self._room: IntArray = np.zeros(parts.max_rows, dtype=np.int64)  # the highest limit of each row's request
@@ -212,10 +210,7 @@ class Bandit(Algorithm):
             self._settle()
             self._pick(due, contexts, bucket, signals)
         arms = self._episodes.arms[contexts]
-        told = Provenance(arms, self._chance[contexts], contexts, self._worth[contexts])
-        choice = Choice(
-            self._arms.depths[arms], self._why[contexts], drafter=self._arms.drafters[arms], provenance=told
-        )
+        choice = Choice(self._arms.depths[arms], self._why[contexts], drafter=self._arms.drafters[arms])
         until, memo = int(self._episodes.due[contexts].min()), self._memo[contexts]
         return _Plan(signals.rows, signals.round_size, until, contexts, arms, bucket, memo, choice)
 
@@ -240,8 +235,7 @@ class Bandit(Algorithm):
         pick = self._index.pick(view)
         if self._memo.shape[1] != pick.memo.shape[1]:
             self._memo = np.zeros((len(self._memo), pick.memo.shape[1]))
-        self._memo[due], self._chance[due] = pick.memo, pick.propensities
-        self._worth[due] = view.of(view.ratio, pick.arms)[:, 0]
+        self._memo[due] = pick.memo
         drafting = np.where(pick.exploring, int(Reason.EXPLORE), int(Reason.POLICY))
         self._why[due] = np.where(arms.depths[pick.arms] > 0, drafting, int(Reason.OFF))
         episodes.begin(due, pick, self._now, belongs.sum(axis=1))

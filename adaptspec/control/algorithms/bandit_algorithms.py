@@ -14,8 +14,6 @@ from adaptspec.control.algorithms.bandit import BanditSpec
 from adaptspec.control.algorithms.ledger import EARNED, SPENT, Ledger, N, Observed, Scope
 from adaptspec.types import BoolArray, FloatArray, IntArray
 
-# Draws from which the propensity of Thompson sampling is counted.
-_DRAWS = 32
 # Exponential weights explore once in about so many rounds.
 _STRETCH = 192.0
 
@@ -29,7 +27,7 @@ class Ucb(ArmSelector):
     where this departs from the paper: what arms were seen in together is no reason to explore.
 
     Regimes: few arms, stationary or slowly changing traffic; an arm that is not seen comes back when its counts have
-    faded, about every 1 / (1 - discount) rounds. Deterministic: propensities are 1.
+    faded, about every 1 / (1 - discount) rounds. Deterministic.
     Source: Garivier and Moulines 2011, "On Upper-Confidence Bound Policies for Switching Bandit Problems".
     """
 
@@ -52,8 +50,7 @@ class Thompson(ArmSelector):
     with the best known one, both with one round of prior belief; off is 1 without error.
 
     Regimes: as UCB, but explores in proportion to the chance of being best, so it wastes less where arms are nearly
-    alike, and several contexts spread over arms instead of moving together. Propensities are the share of all draws
-    that choose the same arm: good enough for off-policy estimates.
+    alike, and several contexts spread over arms instead of moving together.
     Source: Thompson 1933; discounting as in Raj and Kalyani 2017, "Taming Non-stationary Bandits".
     """
 
@@ -62,7 +59,7 @@ class Thompson(ArmSelector):
         self._scale = scale
 
     def pick(self, view: View) -> Pick:
-        noise = self.rng.standard_normal((1 + _DRAWS, *view.ratio.shape))
+        noise = self.rng.standard_normal(view.ratio.shape)
         return self.highest(view.ratio + self._scale * view.lacking * noise, view)
 
 
@@ -78,7 +75,7 @@ class Exp3(ArmSelector):
     reverse; x is an episode's length over 192 rounds, more while little is remembered.
 
     Regimes: traffic that changes at will, or works against a learner that can be predicted; pays for this with noise
-    where traffic is steady. Propensities are P.
+    where traffic is steady.
     Sources: Neu 2015, "Explore no more" (Exp3-IX); Alon et al. 2017, "Nonstochastic Multi-Armed Bandits with
     Graph-Structured Feedback" (Exp3-SET); Dudik et al. 2011, "Doubly Robust Policy Evaluation and Learning".
     """
@@ -121,7 +118,7 @@ class Exp3(ArmSelector):
         chances = (1.0 - share) * weights + share * exploration
         drawn = self.draw(chances)
         memo = np.hstack((view.ratio, chances @ arms.reveals))
-        return Pick(drawn, chances[every, drawn], above[every, drawn] & (weights[every, drawn] < 0.5), memo)
+        return Pick(drawn, above[every, drawn] & (weights[every, drawn] < 0.5), memo)
 
 
 class LinUcb(ArmSelector):
@@ -136,7 +133,7 @@ class LinUcb(ArmSelector):
 
     Regimes: mixed traffic in which the moment says which arm pays: it shares among tasks, batch sizes and requests what
     a table per context would have to learn anew for each. Misled where goodput is far from linear in x.
-    Deterministic: propensities are 1.
+    Deterministic.
     Source: Li et al. 2010, "A Contextual-Bandit Approach to Personalized News Article Recommendation" (disjoint).
     """
 
@@ -181,7 +178,7 @@ class Nightjar(ArmSelector):
 
     Regimes: load is what varies, and changes from hour to hour rather than from minute to minute: what it found at
     one batch size it uses again when that returns. Nothing fades unless `discount` says so; with a discount no block
-    outlasts what is remembered. Propensities are the bin's.
+    outlasts what is remembered.
     Source: Li et al. 2025, "Nightjar: Dynamic Adaptive Speculative Decoding for Large Language Models Serving"
     (arXiv 2512.22420), after the binned greedy exploration of Luo et al. 2018, "Efficient Contextual Bandits in
     Non-stationary Worlds". Ours differs in that a round also counts for the shallower arms it tells of, and that a
@@ -213,7 +210,7 @@ class Nightjar(ArmSelector):
         chances = share[:, None] * worth / worth.sum(axis=1, keepdims=True)
         chances[every, best] += 1.0 - share
         arms = self.draw(chances)
-        return Pick(arms, chances[every, arms], arms != best, np.zeros((len(best), 0)))
+        return Pick(arms, arms != best, np.zeros((len(best), 0)))
 
     def _worth_exploring(self, view: View, best: IntArray) -> BoolArray:
         """[m, K] what can be played and tells something new: neither off, which is known, nor what the best arm's

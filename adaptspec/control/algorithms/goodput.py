@@ -68,7 +68,6 @@ class GoodputSpec(AlgorithmSpec):
     takes_tiers: ClassVar[bool] = True
     has_value: ClassVar[bool] = True
     takes_drafters: ClassVar[bool] = True
-    weighs_found: ClassVar[bool] = True
 
     algorithm: Literal["goodput"]
     discount: float = Field(

@@ -195,7 +195,10 @@ class Rewarder:
             told[..., 0] = seen
             told[..., 1] = earned[..., self._cut_of]
             told[..., 2] = spent[..., self._cut_of]
-            told[:, every, arms, 1], told[:, every, arms, 2] = emitted, whole
+            # A host may draft deeper than the arm asks for: then the arm's is what the round says of its depth.
+            exact = depths <= kinds.depths[arms]
+            told[:, every, arms, 1] = np.where(exact, emitted, told[:, every, arms, 1])
+            told[:, every, arms, 2] = np.where(exact, whole, told[:, every, arms, 2])
             told[..., 1:] *= told[..., :1]
         if kinds.off is not None:
             # Nothing is earned that was not known, but time goes by.

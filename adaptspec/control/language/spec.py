@@ -239,7 +239,7 @@ class BodySpec(Part):
         f"your own that requests name. {OTHER!r} are those of no known task.",
     )
     guard: GuardSpec = Field(default=GuardSpec(), description="What may overrule the algorithm.")
-    rollout: RolloutSpec = Field(default=LIVE, description="Live, a canary with a share of traffic, or only watching.")
+    rollout: RolloutSpec = Field(default=LIVE, description="Live, or a canary with a share of traffic.")
 
     @model_validator(mode="after")
     def _fits_together(self) -> BodySpec:

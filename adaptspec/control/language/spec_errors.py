@@ -15,7 +15,11 @@ from adaptspec.control.language.yaml_source import Problem, Source, shown
 
 _NO_MAPPING = ("model_type", "model_attributes_type", "dict_type")
 # What to write in place of what there once was.
-_GONE = {("algorithm", "hedge"): "write {algorithm: goodput}, which chooses among the drafters in every round"}
+_GONE = {
+    ("algorithm", "hedge"): "write {algorithm: goodput}, which chooses among the drafters in every round",
+    ("mode", "shadow"): "replay a journal with `adaptspec policy simulate --journal FILE --policy NEW`, or write "
+    "{mode: canary, percent: 1} to serve a policy to some requests",
+}
 
 
 def problems_of(source: Source, error: ValidationError, schema: Mapping[str, Any]) -> list[Problem]:

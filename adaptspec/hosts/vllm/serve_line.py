@@ -56,7 +56,7 @@ def _found(name: str) -> str:
 
 def _depths(policies: ServedPolicies, host: Host, rows: int) -> list[int]:
     """All depths that the policies may ask for, ascending."""
-    built = policies.controller(CostTable(StepTimes().profile(DRAFTER, rows, host))).everyone
+    built = policies.controller(CostTable(StepTimes().profile(DRAFTER, rows, host))).policies
     depths = set()
     for name, spec in policies.specs.items():
         most = built[name].max_depth

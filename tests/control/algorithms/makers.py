@@ -98,7 +98,7 @@ class Scripted(ArmSelector):
         self.views.append(view)
         arm = self._script.pop(0) if len(self._script) > 1 else self._script[0]
         size = len(view.contexts)
-        return Pick(np.full(size, arm), np.ones(size), np.zeros(size, dtype=np.bool_), np.zeros((size, 0)))
+        return Pick(np.full(size, arm), np.zeros(size, dtype=np.bool_), np.zeros((size, 0)))
 
 
 def scripted(script: Sequence[int], scope: Scope = "batch-bucket", arms: Arms | None = None) -> tuple[Bandit, Scripted]:

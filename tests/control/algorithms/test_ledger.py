@@ -114,6 +114,13 @@ def test_a_guard_that_came_between_is_not_the_arms_doing() -> None:
     assert cut[:, 0].tolist() == [0.0, 1.0, 1.0, 0.0]
 
 
+def test_drafts_deeper_than_the_arm_count_as_far_as_it_goes() -> None:
+    """A host may draft alike for all rows: the arm earns what a round of its own depth would have."""
+    deep = rewards([record([7], [5])], [ONE])[0]
+    assert deep[ONE] == pytest.approx(rewards([record([1], [1])], [ONE])[0, ONE], rel=1e-6)
+    assert not deep[THREE:].any()
+
+
 def test_a_drafter_still_reading_says_nothing_of_its_drafts() -> None:
     made = record([0], [0], depths=[7])
     assert not rewards([made], [SEVEN], cache_gap=[2000]).any()

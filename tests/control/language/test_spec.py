@@ -61,7 +61,7 @@ SHORT_FORMS = [
     ("choose: goodput, stop: marginal-goodput", "choose: {algorithm: goodput}, stop: {rule: marginal-goodput}"),
     ("choose: goodput, verification: block", "choose: {algorithm: goodput}, verification: {method: block}"),
     ("choose: goodput, draft-temperature: dynamic", "choose: {algorithm: goodput}, draft-temperature: {mode: dynamic}"),
-    ("choose: goodput, rollout: shadow", "choose: {algorithm: goodput}, rollout: {mode: shadow}"),
+    ("choose: goodput, rollout: live", "choose: {algorithm: goodput}, rollout: {mode: live}"),
     ("choose: goodput, guard: {never-slower: true}", "choose: {algorithm: goodput}, guard: {never-slower: {}}"),
     ("choose: goodput, guard: {never-slower: false}", "choose: {algorithm: goodput}"),
     (

@@ -25,7 +25,7 @@ from tests.hosts.vllm.served import free_port, served, wait_for
 pytestmark = [pytest.mark.hosts, pytest.mark.timeout(300)]
 
 STORY = "Once upon a time there was a little girl who"
-# As examples/logging_policy.yaml, but that all requests draw one depth: in a short run more rounds are alike.
+# Depths go by chance, so that a short run has rounds at all of them.
 GUIDE = """\
 apiVersion: adaptspec.dev/v1
 kind: SpeculationPolicy

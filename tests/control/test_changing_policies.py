@@ -1,17 +1,15 @@
-"""Policies come, go and move from shadow over canary to live; a shadow that fails is left out."""
+"""Policies come, go and move from canary to live while requests run."""
 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
 from adaptspec.control.algorithms.depth_rules import Static
 from adaptspec.control.composed import ComposedPolicy
 from adaptspec.control.controller import Controller
-from adaptspec.control.policy import BatchSignals, Decision
-from adaptspec.control.rollout import LIVE, CanarySpec, Rollout, ShadowSpec
+from adaptspec.control.rollout import LIVE, CanarySpec, Rollout
 from adaptspec.control.tasks import Labels, Names
 from adaptspec.errors import ConfigError
 from adaptspec.request import Request, SpeculationParams
@@ -19,17 +17,15 @@ from adaptspec.types import RoundRecord
 from tests.control.helpers import record, signals, table
 
 LABELS = Labels(Names(("code",)))
-WATCH = ShadowSpec(mode="shadow")
 
 
 class Watcher(ComposedPolicy):
-    """A fixed depth that remembers its rows; `failing` names the method that raises."""
+    """A fixed depth that remembers its rows."""
 
-    def __init__(self, depth: int = 2, failing: str = "", drafters: tuple[str, ...] = ("draft-model",)) -> None:
+    def __init__(self, depth: int = 2, drafters: tuple[str, ...] = ("draft-model",)) -> None:
         super().__init__(Static(depth), drafters)
         self.live: set[int] = set()
         self.told: list[RoundRecord] = []
-        self.failing = failing
 
     def start(self, row: int) -> None:
         self.live.add(row)
@@ -37,14 +33,7 @@ class Watcher(ComposedPolicy):
     def finish(self, row: int) -> None:
         self.live.remove(row)
 
-    def decide(self, signals: BatchSignals) -> Decision:
-        if self.failing == "decide":
-            raise RuntimeError("no idea")
-        return super().decide(signals)
-
     def learn(self, record: RoundRecord) -> None:
-        if self.failing == "learn":
-            raise RuntimeError("no notes")
         self.told.append(record)
 
 
@@ -54,22 +43,6 @@ def request(policy: str | None = None, name: str = "r") -> Request:
 
 def controller(policies: dict[str, Watcher], rollouts: dict[str, Rollout]) -> Controller:
     return Controller(policies, "a", ("draft-model", "ngram"), 8, cost=table(), labels=LABELS, rollouts=rollouts)
-
-
-@pytest.mark.parametrize("failing", ["decide", "learn"])
-def test_a_shadow_that_fails_is_left_out_and_nothing_else_happens(failing: str, caplog: Any) -> None:
-    """A policy on trial costs no request its answer."""
-    acting = Watcher()
-    one = controller({"a": acting, "s": Watcher(failing=failing), "t": Watcher(3)}, {"s": WATCH, "t": WATCH})
-    for number in range(3):
-        one.start(0, request())
-        decision = one.decide(signals([7]))
-        assert decision.depths.tolist() == [2]
-        one.learn(replace(record([2], [1]), decision=decision.number))
-        one.finish(0)
-        assert len(acting.told) == number + 1
-    assert [estimate.policy for estimate in one.estimates()] == ["t"]
-    assert "shadow policy s failed" in caplog.text
 
 
 def test_a_canary_takes_its_share_of_those_who_name_nobody() -> None:
@@ -100,18 +73,9 @@ def test_running_requests_move_to_the_new_policy() -> None:
     assert (len(old.told), len(new.told), new.live) == (0, 1, {2})
 
 
-def test_a_policy_goes_from_shadow_over_canary_to_live() -> None:
-    """The usual way of one on trial; what it watched is started when it comes while requests run."""
+def test_a_policy_goes_from_canary_to_live() -> None:
     one = controller({"a": Watcher()}, {})
-    one.start(0, request())
-    new = Watcher(4)
-    one.adopt("new", new, WATCH)
-    assert new.live == {0}
-    number = one.decide(signals([7])).number
-    one.learn(replace(record([2], [2]), decision=number))
-    assert one.estimates()[0].rounds == 1
     one.adopt("new", Watcher(4), CanarySpec(mode="canary", percent=100.0))
-    assert not one.estimates()
     assert one.assigned(request(name="x")) == "new"
     one.adopt("new", Watcher(4), LIVE)
     assert one.assigned(request(name="x")) == "a"
@@ -127,15 +91,11 @@ def test_what_cannot_be_adopted_changes_nothing() -> None:
     one.adopt("c", Watcher(), half)
     refused: list[tuple[str, Watcher, Rollout, str]] = [
         ("a", Watcher(drafters=("medusa",)), LIVE, "medusa"),
-        ("x", Watcher(drafters=("medusa",)), WATCH, "medusa"),
         ("a", Watcher(), CanarySpec(mode="canary", percent=30.0), "default policy"),
-        ("a", Watcher(), WATCH, "serves requests"),
-        ("b", Watcher(), WATCH, "serves requests"),
         ("d", Watcher(), half, "120 percent"),
-        ("x", Watcher(), ShadowSpec(mode="shadow", against="nobody"), "nobody"),
     ]
     for name, policy, rollout, problem in refused:
         with pytest.raises(ConfigError, match=problem):
             one.adopt(name, policy, rollout)
-        assert (set(one.everyone), a.live, policy.live) == ({"a", "b", "c"}, {0}, set())
+        assert (set(one.policies), a.live, policy.live) == ({"a", "b", "c"}, {0}, set())
     assert one.decide(signals([7])).depths.tolist() == [2]

@@ -1,0 +1,43 @@
+"""What a round that was run says of the chains that some drafter would have proposed in it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from adaptspec.types import BoolArray, IntArray, RoundRecord
+
+
+@dataclass(frozen=True)
+class Counterfactual:
+    """Per row, all [B]: how much of a drafter's chain was compared with what the target wrote, and how much agreed.
+
+    The first `seen` tokens were compared, and `kept` of those agreed before the first that did not. `open`: all that
+    were seen agreed, and what would have come next is unknown. `most` bounds the draft where the drafter had nothing
+    more to say (n-grams without a match).
+    """
+
+    seen: IntArray
+    kept: IntArray
+    open: BoolArray
+    most: IntArray
+
+    @classmethod
+    def of(cls, record: RoundRecord, drafter: int) -> Counterfactual:
+        """Of a drafter in the round's numbers: from what ran, else from what was scored.
+
+        Of drafts that branched, their main chains count.
+        """
+        told, main = record.told_of(drafter), record.trunk()
+        # A drafter that states no entropy has no distribution, and asks no stop rule: it ends where it has nothing more
+        # to say.
+        silent = np.isnan(main.entropy).all(axis=1)
+        ended = np.where(told.ran, silent & (told.drafted < main.depths), told.drafted < main.emitted)
+        ran_out = told.known & ended
+        return cls(
+            seen=told.drafted,
+            kept=told.right,
+            open=(told.right == told.drafted) & ~ran_out,
+            most=np.where(ran_out, told.drafted, np.iinfo(np.int64).max),
+        )
