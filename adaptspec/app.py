@@ -250,7 +250,8 @@ async def _keep_history(built: Built, engine: AsyncEngine, folder: Path, closing
 def _check_key_names(config: ServeConfig, built: Built) -> None:
     """Say where a policy waits for an API key that nobody has."""
     known = {name for _, name in map(named_key, config.api_keys)}
-    missing = [name for name in built.core.controller.labels.keys.own if name not in known]
+    asked = [name for spec in built.specs for when in spec.spec.when for name in when.keys]
+    missing = [name for name in dict.fromkeys(asked) if name not in known]
     if missing:
         _log.warning(
             "policies ask for API keys called %s, and no key is: name one in --api-key-file, as in KEY # %s",

@@ -13,12 +13,8 @@ import numpy as np
 
 from adaptspec.types import BoolArray, FloatArray, IntArray
 
-# Draft temperatures go by the entropy of the distribution that a token is drawn from: edges of the bins, in nats.
-ENTROPY_EDGES = (0.1, 0.3, 0.6, 1.0, 1.5, 2.2, 3.0)
-ENTROPY_BINS = len(ENTROPY_EDGES) + 1
-# Draft temperatures that drafted tokens are scored at.
-CANDIDATES = (0.5, 0.65, 0.8, 0.9, 1.0, 1.1, 1.25, 1.5)
-_EDGES: FloatArray = np.array(ENTROPY_EDGES)
+# Entropy in nats from which a draft counts as unsure: that of an even choice among seven tokens.
+UNSURE = 2.0
 # What a column holds for a row that has no such bound.
 _UNBOUND = {"entropy": np.inf, "calibration": 1.0, "unstated": 1.0, "step": -1.0}  # others: 0
 
@@ -212,35 +208,23 @@ class TreeTable:
         return np.append(np.minimum(depths[:rows], most), depths[rows:])
 
 
-@dataclass(frozen=True, eq=False)
-class TemperatureTable:
-    """Temperatures [B, `ENTROPY_BINS`] of drafted tokens, by the entropy of the distribution each is drawn from.
+def draft_temperatures(ends: FloatArray, entropy: FloatArray) -> FloatArray:
+    """Temperatures [N] of the next drafted tokens, on top of their requests' own: below 1 sharpens, above 1 flattens.
 
-    They come on top of the request's own: below 1 sharpens, above 1 flattens. Looked up with what is known before the
-    token is drawn, so it is exact under every lossless verification, which is told what was really drawn from.
-    `scored`: this round's drafts are to be scored at every candidate temperature (`RoundRecord.temperature_scores`).
+    low + (high - low) * min(entropy / 2, 1), where `ends` [N, 2] are low and high, and `entropy` [N] (nats) is that of
+    the distribution that the token would be drawn from at 1. It is known before the token is drawn, so every lossless
+    verification stays exact: it gets the distribution that the token was really drawn from.
     """
-
-    values: FloatArray
-    scored: bool = False
-
-    def at(self, index: IntArray, entropy: FloatArray) -> FloatArray:
-        """Temperatures of the next tokens of the rows at `index`, from the entropy at temperature 1. All [N]."""
-        found: FloatArray = self.values[index, _EDGES.searchsorted(entropy)]
-        return found
-
-    @staticmethod
-    def stacked(parts: Sequence[tuple[IntArray, TemperatureTable | None]], rows: int) -> TemperatureTable | None:
-        """One table for `rows` rows, from those for the rows at these positions; rows of None are drawn as they are."""
-        known = [(at, table) for at, table in parts if table is not None]
-        if not known:
-            return None
-        values: FloatArray = np.ones((rows, ENTROPY_BINS))
-        for at, table in known:
-            values[at] = table.values
-        return TemperatureTable(values, any(table.scored for _, table in known))
+    low, high = ends.T
+    return np.asarray(low + (high - low) * np.minimum(entropy / UNSURE, 1.0))
 
 
-def entropy_bins(entropy: FloatArray) -> IntArray:
-    """The bin of each entropy; any shape, no NaN."""
-    return _EDGES.searchsorted(entropy)
+def stacked_temperatures(parts: Sequence[tuple[IntArray, FloatArray | None]], rows: int) -> FloatArray | None:
+    """The ends [rows, 2] of `draft_temperatures` from those of parts of the rows; None: all are drawn as they are."""
+    known = [(at, ends) for at, ends in parts if ends is not None]
+    if not known:
+        return None
+    whole: FloatArray = np.ones((rows, 2))
+    for at, ends in known:
+        whole[at] = ends
+    return whole

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +16,14 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import TypeAdapter, ValidationError
 
-from adaptspec.decision_tables import CANDIDATES
 from adaptspec.errors import JournalError
 from adaptspec.files import open_file
 from adaptspec.trees import Branches, Tree
 from adaptspec.types import PER_ROW, Expected, FloatArray, IntArray, RoundRecord
 
-# 3: rounds and requests say when. 4: drafts may branch, and who knew chains only would misread them. Rounds of older
-# programs also have `arms`, `propensities`, `draws` and `worth` of policies that explored; these are skipped.
+# 3: rounds and requests say when. 4: drafts may branch, and who knew chains only would misread them. What
+# rounds of older programs also have is skipped: `arms`, `propensities`, `draws` and `worth` of policies that explored,
+# `temperature_scores`, and `decided_by`.
 JOURNAL_VERSION = 4
 _READ = (3, JOURNAL_VERSION)
 
@@ -80,7 +80,6 @@ class RequestFinished:
     to_first_token: float | None
     ended: float
     nodes: int | None = None  # None: as many as `drafted`, since nothing branched when it was written
-    decided_by: Mapping[str, int] = field(default_factory=dict)  # see `SpeculationStats.decided_by`
 
 
 @dataclass(frozen=True)
@@ -129,15 +128,11 @@ def round_to_plain(record: RoundRecord) -> dict[str, Any]:
         "confidence": _ragged(record.confidence),
         "entropy": _ragged(record.entropy),
     }
-    if record.decided_by:
-        plain["decided_by"] = list(record.decided_by)
     if record.expected is not None:
         accepted = _nulled(record.expected.accepted.tolist())
         plain["expected"] = {"goodput": _nulled(record.expected.goodput), "accepted": accepted}
         if not math.isnan(record.expected.other):
             plain["expected"]["other"] = record.expected.other
-    if record.temperature_scores is not None:
-        plain["temperature_scores"] = _nulled(record.temperature_scores.tolist())
     if record.stated is not None:
         plain |= {"stated": list(map(_ragged, record.stated)), "stated_deepest": record.stated.shape[2]}
     if record.branches is not None:
@@ -179,14 +174,10 @@ def round_from_plain(plain: Mapping[str, Any]) -> RoundRecord:
         values |= {name: int(plain[name]) for name in _COUNTS} | {name: float(plain[name]) for name in _SECONDS}
         values |= {name: _filled(plain[name], rows, deepest) for name in ("confidence", "entropy")}
         values["ended"] = float(_floats(plain["ended"]))
-        if "decided_by" in plain:
-            values["decided_by"] = _strings(plain["decided_by"], rows)
         if "expected" in plain:
             told = plain["expected"]
             goodput, other = (float(_floats(value)) for value in (told["goodput"], told.get("other")))
             values["expected"] = Expected(goodput, _floats(told["accepted"], rows), other)
-        if "temperature_scores" in plain:
-            values["temperature_scores"] = _floats(plain["temperature_scores"], rows, deepest, len(CANDIDATES))
         if "stated" in plain:
             values["stated"] = _stated(plain["stated"], rows, int(plain["stated_deepest"]))
         if "branches" in plain:

@@ -64,8 +64,7 @@ class SpeculationStats:
     `drafted` counts the tokens of each round's longest path, so that acceptance is that of depths, whatever else was
     tried beside them; `nodes` counts all tokens that were submitted for verification. Entry j of
     `accepted_per_position` counts the rounds whose draft was accepted at position j (0-based); `rounds` counts the
-    rounds that emitted; `draft_rounds` those of them that drafted. `decided_by` counts them by the policy that the
-    `when:` of `policy` chose, most rounds first; it is empty without a `when:`.
+    rounds that emitted; `draft_rounds` those of them that drafted. `policy` is the one that decided for the request.
     """
 
     policy: str = ""
@@ -79,7 +78,6 @@ class SpeculationStats:
     task_detected: bool = False  # read off the prompt, not named by the request
     lossy: bool = False  # the policy's verification may have kept what the target alone would not have written
     nodes: int = 0
-    decided_by: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def acceptance_rate(self) -> float:
@@ -229,15 +227,11 @@ class RoundRecord:
     stated: FloatArray | None = None
     expected: Expected | None = None  # None where the policy estimates nothing
     ended: float = nan
-    # [B, D, candidates]: how surely each drafted token would have been accepted at each candidate draft temperature;
-    # NaN where nobody scored it. None in rounds that are not scored.
-    temperature_scores: FloatArray | None = None
     branches: Branches | None = None  # None in rounds whose drafts are chains
     decision: int = 0  # the number of the decision that it ran: its outcome may come after later decisions
     # [B] the controller's numbers of each row's task and policy, as its decision told them; empty in journals.
     tasks: IntArray = field(default_factory=nobody)
     policies: IntArray = field(default_factory=nobody)
-    decided_by: tuple[str, ...] = ()  # [B] the policy that `when:` chose for each row; () where no policy has a `when:`
     stands_for: int = 1  # rounds: itself, and those without drafts since the last that was learned from; no journal's
 
     @property
@@ -300,17 +294,14 @@ class RoundRecord:
         taken: dict[str, Any] = vars(self) | {name: getattr(self, name)[index] for name in PER_ROW}
         taken.pop("_drafting", None)
         taken["request_ids"] = tuple(self.request_ids[i] for i in index.tolist())
-        for name in ("confidence", "entropy", "temperature_scores"):
-            if (value := getattr(self, name)) is not None:
-                taken[name] = value[index, :deepest]
+        for name in ("confidence", "entropy"):
+            taken[name] = getattr(self, name)[index, :deepest]
         for name in PER_DRAFTER:
             if (value := getattr(self, name)) is not None:
                 taken[name] = value[:, index]
         for name in ("tasks", "policies"):
             if len(value := getattr(self, name)):
                 taken[name] = value[index]
-        if self.decided_by:
-            taken["decided_by"] = tuple(self.decided_by[i] for i in index.tolist())
         for name in ("expected", "branches"):
             if (value := getattr(self, name)) is not None:
                 taken[name] = value.take(index)

@@ -1,7 +1,6 @@
 """The reference of the policy language as Markdown: every field of the JSON Schema with its type, default and meaning.
 
-`python -m tests.policy_reference` writes it into a checkout's policies/README.md, below what stands there
-by hand.
+`python -m tests.policy_reference` writes it into a checkout's policies/REFERENCE.md.
 """
 
 from __future__ import annotations
@@ -13,25 +12,28 @@ from typing import Any
 
 from adaptspec.control.language.spec import schema
 
-MARK = "<!-- Below: python -m tests.policy_reference -->\n"
-README = Path(__file__).parents[1] / "policies" / "README.md"
+REFERENCE = Path(__file__).parents[1] / "policies" / "REFERENCE.md"
+HEAD = (
+    "<!-- Written by python -m tests.policy_reference -->\n\n# Fields of a policy\n\n"
+    "[README.md](README.md) has recipes. Where no default stands, a field that is absent changes nothing.\n"
+)
 Schema = Mapping[str, Any]
 SHORT = (
     "If all other keys have defaults, write the name instead of the mapping: `choose: goodput` is\n"
-    "`choose: {algorithm: goodput}`, `stop: none` is `stop: {rule: none}`, and `never-slower: true` is\n"
-    "`never-slower: {}`. `never-slower: false` leaves that guard off."
+    "`choose: {algorithm: goodput}`, `stop: none` is `stop: {rule: none}`, and `never-slower: on` is\n"
+    "`never-slower: {}`. `never-slower: off` leaves that guard out."
 )
 
 
 def reference(body: Schema) -> str:
     """Sections for the file and all that may stand in it, each part where it is first met."""
-    lines = ["## Fields", "", "Where no default stands, a field that is absent changes nothing.", "", SHORT]
+    lines = [HEAD, SHORT]
     waiting: list[tuple[str, Schema]] = [("", body)]
     met = {id(body)}
     while waiting:
         path, part = waiting.pop(0)
         title = f"`{path}`" if path else "The file"
-        lines += ["", f'### <a id="{part["title"]}"></a>{title}', "", part["description"]]
+        lines += ["", f'## <a id="{part["title"]}"></a>{title}', "", part["description"]]
         fields = part.get("properties", {})
         lines += ["", "| field | what | default | meaning |", "|---|---|---|---|"] if fields else []
         for key, field in fields.items():
@@ -106,5 +108,4 @@ def _flow(value: object) -> str:
 
 
 if __name__ == "__main__":
-    by_hand = README.read_text(encoding="utf-8").partition(MARK)[0]
-    README.write_text(by_hand + MARK + "\n" + reference(schema()), encoding="utf-8")
+    REFERENCE.write_text(reference(schema()), encoding="utf-8")

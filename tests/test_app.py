@@ -91,7 +91,7 @@ async def test_it_keeps_what_it_learns_writes_its_journal_and_reloads(
             async with session.post(f"{url}/v1/completions", json=body) as response:
                 assert response.status == 200
         assert [card["id"] for card in (await get(session, f"{url}/v1/policies"))["data"]][:2] == ["main", "other"]
-        changed = MAIN + "  guard: {dwell-rounds: 4}\n"
+        changed = MAIN + "  guard: {max-batch-size: 64}\n"
         async with session.post(f"{url}/admin/policies", data=changed, headers=KEY) as response:
             assert await response.json() == {"name": "main", "replaced": True, "carried": True}
         os.kill(os.getpid(), signal.SIGHUP)  # the file still says what it said

@@ -7,11 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from adaptspec.decision_tables import (
-    ENTROPY_BINS,
     RowStop,
     StopEvaluator,
     StopTable,
-    TemperatureTable,
+    draft_temperatures,
+    stacked_temperatures,
 )
 from adaptspec.types import FloatArray, IntArray
 
@@ -138,14 +138,14 @@ def test_rows_of_different_rules_in_one_table_do_as_each_alone(
     assert lengths(again, sure, spread) == together
 
 
+def test_draft_temperatures_rise_with_the_entropy_up_to_two_nats() -> None:
+    ends = np.array([[0.5, 1.5]] * 4 + [[0.8, 0.8]])
+    assert draft_temperatures(ends, np.array([0.0, 0.5, 2.0, 9.0, 1.0])).tolist() == [0.5, 0.75, 1.5, 1.5, 0.8]
+
+
 def test_policies_in_one_round_keep_their_own_temperatures() -> None:
-    cold = TemperatureTable(np.full((2, ENTROPY_BINS), 0.8))
-    scored = TemperatureTable(np.full((1, ENTROPY_BINS), 1.25), scored=True)
-    both = TemperatureTable.stacked([(np.array([0, 2]), cold), (np.array([1]), scored), (np.array([3]), None)], 4)
+    fixed, dynamic = np.array([[0.8, 0.8]] * 2), np.array([[0.5, 1.5]])
+    both = stacked_temperatures([(np.array([0, 2]), fixed), (np.array([1]), dynamic), (np.array([3]), None)], 4)
     assert both is not None
-    assert both.scored
-    assert both.at(np.arange(4), np.full(4, 0.5)).tolist() == [0.8, 1.25, 0.8, 1.0]
-    alone = TemperatureTable.stacked([(np.array([0, 2]), cold)], 4)
-    assert alone is not None
-    assert not alone.scored
-    assert TemperatureTable.stacked([(np.arange(4), None)], 4) is None
+    assert both.tolist() == [[0.8, 0.8], [0.5, 1.5], [0.8, 0.8], [1.0, 1.0]]
+    assert stacked_temperatures([(np.arange(4), None)], 4) is None

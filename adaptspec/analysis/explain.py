@@ -94,7 +94,6 @@ class RowRound:
     seconds: float
     plain: float
     reads_prompt: bool
-    decided_by: str  # the policy that `when:` chose; "" where the policy has no `when:`
 
     def to_json(self) -> dict[str, Any]:
         return {**vars(self), "reason": self.reason.name.lower()}
@@ -111,7 +110,6 @@ class Explanation:
     reasons: defaultdict[Reason, Group] = field(default_factory=lambda: defaultdict(Group))
     depths: defaultdict[int, Group] = field(default_factory=lambda: defaultdict(Group))
     tasks: defaultdict[str, Group] = field(default_factory=lambda: defaultdict(Group))
-    decided_by: defaultdict[str, Group] = field(default_factory=lambda: defaultdict(Group))
     requests: set[str] = field(default_factory=set)
     rounds: int = 0
     switches: int = 0
@@ -151,8 +149,6 @@ class Explanation:
                 task = self.tasks[line.task or "unknown"]
                 for group in (self.total, self.reasons[line.reason], self.depths[line.depth], task):
                     group.add(line)
-                if line.decided_by:
-                    self.decided_by[line.decided_by].add(line)
         if whole.prefill_tokens:
             return
         if not whole.drafted.any() and not whole.draft_steps:
@@ -173,7 +169,6 @@ class Explanation:
             "total": self.total.to_json(pace) if self.total.rows else None,
             "reasons": {reason.name.lower(): group.to_json(pace) for reason, group in self.reasons.items()},
             "depths": {str(depth): self.depths[depth].to_json(pace) for depth in sorted(self.depths)},
-            "decided_by": {name: group.to_json(pace) for name, group in self.decided_by.items()},
             "tasks": {task: group.to_json(pace) for task, group in self.tasks.items()},
             "depth_changes": self.switches,
             "switched_off_by_guard": self.guarding.switched_off,
@@ -235,7 +230,6 @@ def _lines(log: JournalLog, logged: LoggedRound, costs: CostTable) -> list[RowRo
             seconds=own.total_seconds / size,
             plain=plain,
             reads_prompt=whole.prefill_tokens > 0,
-            decided_by=own.decided_by[i] if own.decided_by else "",
         )
         for i, name in enumerate(own.request_ids)
     ]

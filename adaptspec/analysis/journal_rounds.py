@@ -45,7 +45,6 @@ class JournalLog:
     finished: dict[str, RequestFinished] = field(default_factory=dict)
     missing_lines: int = 0
     strays: int = 0
-    decided_by: Counter[str] = field(default_factory=Counter)  # row-rounds by the policy that a `when:` chose
 
     @property
     def policies(self) -> Counter[str]:
@@ -70,21 +69,15 @@ class JournalLog:
     def rounds(self, policy: str | None) -> Iterator[LoggedRound]:
         """Rounds in which a policy decided rows, oldest first; None: any policy.
 
-        A policy decides the rows of its requests, and those that the `when:` of another policy leaves to it. Raises
-        JournalError: it is no journal, or the models changed within it.
+        A policy decides the rows of its requests. Raises JournalError: it is no journal, or the models changed within
+        it.
         """
         for entry in read_entries(self.path):
             match entry:
                 case RoundRecord():
                     known = [self.requests.get(name) for name in entry.request_ids]
                     self.strays += known.count(None)
-                    names = entry.decided_by or [""] * len(known)
-                    self.decided_by.update(name for name in names if name)
-                    mine = [
-                        i
-                        for i, (one, name) in enumerate(zip(known, names, strict=True))
-                        if one and policy in (None, one.policy, name)
-                    ]
+                    mine = [i for i, one in enumerate(known) if one and policy in (None, one.policy)]
                     if mine:
                         yield LoggedRound(entry if len(mine) == len(known) else entry.take(np.array(mine)), entry)
                 case RequestStarted():

@@ -28,7 +28,7 @@ from adaptspec.engine.assembly import Built, make_executor
 from adaptspec.engine.core import EngineCore
 from adaptspec.engine.engine_config import EngineConfig
 from adaptspec.engine.inputs import InputProcessor
-from adaptspec.engine.task_methods import TaskMethods
+from adaptspec.engine.policy_settings import PolicySettings
 from adaptspec.models.pass_range import exactness
 from adaptspec.request import Grammar, Request, SamplingParams
 from adaptspec.simulation.replay import static_spec
@@ -190,7 +190,7 @@ def _random_engine(
         make_executor(built.target, drafters, limits, eager=built.target.info.eager),
         Controller({"random": policy}, "random", names, rows),
         InputProcessor(built.target.info, built.tokenizer),
-        {"random": TaskMethods(Coupled())},
+        {"random": PolicySettings(Coupled())},
         limits=limits,
     )
 

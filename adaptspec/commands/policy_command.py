@@ -200,12 +200,14 @@ def _check(path: Path) -> PolicySpec:
     """Read it and build it once, as a server would."""
     from adaptspec.control.cost import CostProfile, CostTable
     from adaptspec.control.language.build import build_policy, load_policy_spec
+    from adaptspec.control.routing import with_used
     from adaptspec.control.tasks import Labels
 
     labels = Labels()
     spec = load_policy_spec(path, labels)
     try:
-        build_policy(spec, CostTable(CostProfile((1,), (1,), ((1.0,),))), 1, labels)
+        for one in with_used([spec]):
+            build_policy(one, CostTable(CostProfile((1,), (1,), ((1.0,),))), 1, labels)
     except ConfigError as error:
         raise PolicyError(f"{path}:1:1: {error}") from error
     return spec

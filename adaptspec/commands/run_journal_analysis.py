@@ -36,8 +36,6 @@ def run_explain(arguments: argparse.Namespace) -> int:
         said.append(f"The journal has rounds of other policies, too: {', '.join(others)}; name one to explain it.")
     if found.total.rows:
         said += [_reasons_table(found), _depths_table(found), _tasks_table(found)]
-        if found.decided_by:
-            said.append(_shares(found, found.decided_by, "policy", "by the policy that `when` chose"))
     if found.lines:
         said.append(_rounds_table(found.lines))
     return tell(arguments, found.to_json(), said)
@@ -121,10 +119,9 @@ def _shares(found: Explanation, groups: Mapping[str, Group], what: str, title: s
 def _rounds_table(lines: Sequence[RowRound]) -> Table:
     several = len({line.request for line in lines}) > 1
     names = ["round", "request"] if several else ["round"]
-    conditional = any(line.decided_by for line in lines)
     branched = any(line.nodes > line.drafted for line in lines)
     figures = ("rows", "depth", "drafted", *(["nodes"] if branched else []), "accepted", "expected", "ms")
-    columns = [*names, *figures, *(["policy"] if conditional else []), "why"]
+    columns = [*names, *figures, "why"]
     table = Table(*columns, title="rounds" if several else lines[0].request, keys=len(names))
     for line in lines:
         table.add_row(
@@ -137,7 +134,6 @@ def _rounds_table(lines: Sequence[RowRound]) -> Table:
             str(line.accepted),
             "-" if line.expected is None or not line.depth else f"{line.expected:.2f}",
             f"{line.seconds * line.size * 1e3:.1f}",
-            *([line.decided_by] if conditional else []),
             line.reason.name.lower(),
         )
     return table

@@ -1,4 +1,4 @@
-"""How deep a round may draft at all, by batch size, free memory and task; and how long a row keeps its depth.
+"""How deep a round may draft at all, by batch size and task.
 
 An algorithm plans below ceilings, so that nothing it decides is cut off afterwards; tiers of tasks lower its choice.
 """
@@ -56,44 +56,27 @@ class Bounds(Part):
     depth_by_batch_size: Ranges | None = Field(
         default=None, description="Ceilings as [first batch size, last batch size, deepest draft] ranges."
     )
-    min_free_memory: float | None = Field(
-        default=None, ge=0.0, le=1.0, description="No drafts while less than this share of the cache is free."
-    )
 
     def of(self, signals: BatchSignals) -> int:
         """The deepest draft any row may have in this round."""
         if self.max_batch_size is not None and signals.round_size > self.max_batch_size:
             return 0
-        if self.min_free_memory is not None and signals.free_memory < self.min_free_memory:
-            return 0
         ranges = self.depth_by_batch_size
         return _UNBOUND if ranges is None else depth_at(ranges, signals.round_size)
 
-    def over(self, usual: Bounds) -> Bounds:
-        """These, and those of `usual` where these say nothing."""
-        own = {name: getattr(self, name) for name in Bounds.model_fields}
-        return Bounds.model_construct(
-            **{name: getattr(usual, name) if value is None else value for name, value in own.items()}
-        )
-
 
 class Ceilings:
-    """Bounds of the whole round, those that some tasks have instead, and the deepest draft of single tasks."""
+    """Bounds of the whole round, and the deepest draft of single tasks."""
 
-    def __init__(
-        self, bounds: Bounds, deepest: Mapping[int, int], tasks: int, task_bounds: Mapping[int, Bounds] | None = None
-    ) -> None:
-        """`deepest` and `task_bounds`, which take the place of `bounds`: by task number, below `tasks`."""
-        self._bounds, self._task_bounds = bounds, task_bounds or {}
+    def __init__(self, bounds: Bounds, deepest: Mapping[int, int], tasks: int) -> None:
+        """`deepest`: by task number, below `tasks`."""
+        self._bounds = bounds
         self._deepest: IntArray = np.full(tasks, _UNBOUND, dtype=np.int64)
         self._deepest[list(deepest)] = list(deepest.values())
 
     def limits(self, signals: BatchSignals) -> IntArray:
         """What the rows may draft [B]: `signals.limits` itself where nothing bounds them."""
-        of_task = np.full_like(self._deepest, self._bounds.of(signals))
-        for task, bounds in self._task_bounds.items():
-            of_task[task] = bounds.of(signals)
-        of_row = np.minimum(of_task, self._deepest)[signals.tasks]
+        of_row = np.minimum(self._deepest[signals.tasks], self._bounds.of(signals))
         return np.minimum(signals.limits, of_row) if np.count_nonzero(of_row < _UNBOUND) else signals.limits
 
 
@@ -115,42 +98,3 @@ class TaskTiers:
             return choice
         reasons = np.where(lowered, int(Reason.CEILING), choice.reasons)
         return replace(choice, depths=depths, reasons=reasons, expected=None)
-
-
-class Dwell:
-    """A row that changed its depth keeps it for `rounds` rounds, as far as its limit allows."""
-
-    def __init__(self, rounds: int, rows: int, task_rounds: Mapping[int, int] | None = None) -> None:
-        """`task_rounds`: by task number, where a task has its own."""
-        most = max(task_rounds or {}, default=0)
-        self._rounds: IntArray = np.full(most + 2, rounds, dtype=np.int64)  # by task; the last one: of all others
-        for task, own in (task_rounds or {}).items():
-            self._rounds[task] = own
-        self._depth: IntArray = np.full(rows, -1, dtype=np.int64)
-        self._age: IntArray = np.zeros(rows, dtype=np.int64)
-        self._drafter: IntArray = np.zeros(rows, dtype=np.int64)
-
-    def start(self, row: int) -> None:
-        """A new request may begin at any depth."""
-        self._depth[row] = -1
-
-    def hold(self, signals: BatchSignals, choice: Choice) -> Choice:
-        """The choice after dwelling. A depth is one of its drafter's: what another drafts meanwhile is let through, and
-        so are tries.
-        """
-        rows, depths, drafter = signals.rows, choice.depths, choice.drafter
-        held, known = self._depth[rows], self._depth[rows] >= 0
-        dwelling = known & (self._age[rows] < self._rounds[np.minimum(signals.tasks, len(self._rounds) - 1)])
-        other = dwelling & (depths > 0) & (drafter != self._drafter[rows])
-        other |= known & (choice.reasons == int(Reason.EXPLORE))
-        young = dwelling & ~other & (held != depths)
-        kept = np.where(young | other, held, depths)
-        self._age[rows] = np.where(kept == held, self._age[rows] + 1, 1)
-        self._drafter[rows] = np.where(dwelling, self._drafter[rows], drafter)
-        self._depth[rows] = kept
-        if not young.any():
-            return choice.within(signals.limits)
-        reasons = np.where(young, int(Reason.DWELL), choice.reasons)
-        depths = np.minimum(np.where(young, held, depths), signals.limits)
-        drafter = np.where(young, self._drafter[rows], drafter)
-        return replace(choice, depths=depths, reasons=reasons, drafter=drafter, expected=None)

@@ -10,8 +10,7 @@ import numpy as np
 from adaptspec.control.algorithms.algorithm import Algorithm, Choice
 from adaptspec.control.algorithms.goodput import Goodput
 from adaptspec.control.branching import Branching
-from adaptspec.control.ceilings import Ceilings, Dwell, TaskTiers
-from adaptspec.control.draft_temperature import DraftTemperature
+from adaptspec.control.ceilings import Ceilings, TaskTiers
 from adaptspec.control.guard import Guard, Mode
 from adaptspec.control.policy import BatchSignals, Decision, Learner, Policy
 from adaptspec.control.rows import some
@@ -22,18 +21,17 @@ from adaptspec.types import FloatArray, IntArray, Reason, RoundRecord
 
 @dataclass(eq=False)
 class ComposedPolicy(Policy):
-    """Guard and ceilings -> algorithm -> dwell -> tiers of tasks -> stop rule."""
+    """Guard and ceilings -> algorithm -> tiers of tasks -> stop rule."""
 
     algorithm: Algorithm
     drafters: tuple[str, ...]
     stop: StopRule = field(default_factory=StopRule)
     guard: Guard | None = None
-    dwell: Dwell | None = None
     ceilings: Ceilings | None = None
     task_tiers: TaskTiers | None = None
     task_stops: Mapping[int, StopRule] = field(default_factory=dict)
     values: Goodput | None = None  # says what a stop rule asks for where the algorithm expects nothing
-    temperature: DraftTemperature | None = None
+    draft_temperature: tuple[float, float] | None = None  # of certain tokens, and of unsure ones
     branching: Branching | None = None  # None: drafts are chains
     _stacked: tuple[bytes, tuple[StopTable | None, ...], StopTable | None] | None = None
 
@@ -46,7 +44,7 @@ class ComposedPolicy(Policy):
 
     def start(self, row: int) -> None:
         self.algorithm.start(row)
-        for part in (self.guard, self.dwell, self.values):
+        for part in (self.guard, self.values):
             if part is not None:
                 part.start(row)
 
@@ -66,8 +64,6 @@ class ComposedPolicy(Policy):
         choice = self.algorithm.choose(signals)
         if mode is Mode.PROBE:
             choice = replace(choice, reasons=np.where(choice.depths > 0, int(Reason.PROBE), choice.reasons))
-        elif self.dwell is not None:
-            choice = self.dwell.hold(signals, choice)
         if self.task_tiers is not None:
             choice = self.task_tiers.lower(choice, signals.tasks)
         if lowered is not limits:
@@ -85,20 +81,17 @@ class ComposedPolicy(Policy):
                 rule.learn(record.take(np.flatnonzero(mine)))
         if self.values is not None:
             self.values.learn(record)
-        if self.temperature is not None and record.temperature_scores is not None:
-            self.temperature.learn(record)
         if self.guard is not None:
             self.guard.after(record)
 
     def state(self) -> dict[str, FloatArray]:
-        """The algorithm's, and under names of their own those of stop rules, values and the draft temperature.
+        """The algorithm's, and under names of their own those of stop rules and values.
 
         A guard measures anew: whether speculation loses is a matter of this machine at this hour, and where it does a
-        guard finds out within the time of a dozen plain rounds. Dwelling is a matter of rows, which do not outlive us.
+        guard finds out within the time of a dozen plain rounds.
         """
         known = self.algorithm.state()
-        parts: dict[str, Learner | None]
-        parts = {"stop": self.stop, "outlook": self.values, "temperature": self.temperature}
+        parts: dict[str, Learner | None] = {"stop": self.stop, "outlook": self.values}
         parts.update({f"stop-of-task-{task}": rule for task, rule in self.task_stops.items()})
         for name, part in parts.items():
             if part is not None:
@@ -113,7 +106,8 @@ class ComposedPolicy(Policy):
                 priced = replace(choice, value=self.values.value(signals))
             stop = self._stop_of(priced, signals.tasks)
             tree = None if self.branching is None else self.branching.table(priced)
-            temperature = None if self.temperature is None else self.temperature.table(len(choice.depths))
+            if self.draft_temperature is not None:
+                temperature = np.tile(self.draft_temperature, (len(choice.depths), 1))
         expected = choice.expected
         if expected is None and choice.value is not None:
             expected = choice.value.expected(choice.depths, choice.drafter)

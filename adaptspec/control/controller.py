@@ -19,7 +19,8 @@ import numpy as np
 
 from adaptspec.control.cost import CostTable
 from adaptspec.control.policy import BatchSignals, Decision, Policy, deepest_search
-from adaptspec.control.rollout import LIVE, Rollout, Shares
+from adaptspec.control.rollout import LIVE, Rollout
+from adaptspec.control.routing import Route, Router
 from adaptspec.control.rows import DrafterNumbers, Rows, decide_by_group, learn_by_group, some
 from adaptspec.control.tasks import Labels
 from adaptspec.decision_tables import StopTable
@@ -52,9 +53,11 @@ class Controller:
         cost: CostTable | None = None,
         labels: Labels | None = None,
         rollouts: Mapping[str, Rollout] | None = None,
+        routes: Sequence[Route] = (),
     ) -> None:
         """`drafters` are the engine's, in its order. `cost` is corrected by every round if given. `labels` are those
-        that the policies were built with. `rollouts` says which are canaries; the others are live.
+        that the policies were built with. `rollouts` says which are canaries; the others are live. `routes` are the
+        default policy's.
 
         Raises ConfigError if the default is not among the live policies, a policy wants a drafter the engine lacks, or
         the canaries want more than all requests.
@@ -63,9 +66,10 @@ class Controller:
         if default not in policies or self._rollouts[default] != LIVE:
             live = [name for name, rollout in self._rollouts.items() if rollout == LIVE]
             raise ConfigError(f"there is no policy {default!r}; there are: {', '.join(live) or 'none'}")
-        self._shares = Shares(self._rollouts)
+        self._router = Router(default, self._rollouts, routes)
         self.policies = dict(policies)  # replaced and never changed: other threads may be reading
         self.default = default
+        self._check_routes(routes, self.policies)
         self._drafters = tuple(drafters)
         self._slots = [_Slot(name, policy, self._numbers(name, policy)) for name, policy in self.policies.items()]
         self._cost = cost
@@ -92,35 +96,45 @@ class Controller:
         return {drafter for slot in self._slots if slot.running for drafter in slot.numbers.watched}
 
     def assigned(self, request: Request) -> str:
-        """The policy of a request: the one it names, else the canary whose share it falls in, else the default."""
-        return request.speculation.policy or self._shares.taker(request.id) or self.default
+        """The policy of a request: see `Router`."""
+        return self._router.policy_of(request)
 
-    def adopt(self, name: str, policy: Policy, rollout: Rollout = LIVE, wanted: Collection[str] = ()) -> None:
+    def adopt(
+        self,
+        name: str,
+        policy: Policy,
+        rollout: Rollout = LIVE,
+        wanted: Collection[str] = (),
+        routes: Sequence[Route] = (),
+    ) -> None:
         """From the next round on, have a policy, in place of one of its name; rows that ran under that start anew.
 
         Called between rounds. `wanted` names policies of requests that have yet to start: those of them that were
-        dropped stay for these. Nothing has changed if it raises.
-        Raises ConfigError if it wants a drafter the engine lacks, the default would no longer be live, or the canaries
-        would want more than all requests.
+        dropped stay for these. `routes` are its `when:`, which counts for the default. Nothing has changed if it
+        raises.
+        Raises ConfigError if it wants a drafter the engine lacks, the default would no longer be live, the canaries
+        would want more than all requests, or a route leads to no policy.
         """
         rollouts = {**self._rollouts, name: rollout}
-        shares = Shares(rollouts)
+        router = Router(self.default, rollouts, routes if name == self.default else self._router.routes)
+        self._check_routes(router.routes, self.policies)
         if name == self.default and rollout != LIVE:
             raise ConfigError(f"{name} is the default policy; give the {rollout.mode} a name of its own")
         self._put(name, policy, wanted)
-        self._rollouts, self._shares = rollouts, shares
-        self._rows.keys[:] = [self.labels.keys.number(key) for key in self._rows.key_names]
+        self._rollouts, self._router = rollouts, router
 
     def drop(self, name: str) -> None:
         """From the next round on, have a policy no longer; requests that have come to it keep it to their end.
 
         Called between rounds. Nothing has changed if it raises.
-        Raises ConfigError if it is the default.
+        Raises ConfigError if it is the default, or its `when:` uses it.
         """
         if name == self.default:
             raise ConfigError(f"{name} is the default policy, which serves requests that name none; it cannot go")
+        if any(route.policy == name for route in self._router.routes):
+            raise ConfigError(f"{self.default} uses {name} (when); change that first")
         self._rollouts = {other: rollout for other, rollout in self._rollouts.items() if other != name}
-        self._shares = Shares(self._rollouts)
+        self._router = Router(self.default, self._rollouts, self._router.routes)
         self.policies = {other: policy for other, policy in self.policies.items() if other != name}
 
     def check(self, name: str, policy: Policy) -> None:
@@ -137,7 +151,6 @@ class Controller:
         self.finish(row)
         task = 0 if asked.task is None else self.labels.tasks.add(asked.task)
         self._rows.start(row, which, task, asked)
-        self._rows.key_names[row], self._rows.keys[row] = request.key, self.labels.keys.number(request.key)
         self._slots[which].running += 1
         self._slots[which].policy.start(row)
 
@@ -156,7 +169,6 @@ class Controller:
         self._decided += 1
         mine = self._rows
         signals.number, signals.tasks = self._decided, mine.tasks[signals.rows]
-        signals.keys = mine.keys[signals.rows] if self.labels.keys.own else None
         policies = mine.policies[signals.rows]
         decision = decide_by_group(policies, self._decide_one, signals)
         decision.number, decision.tasks, decision.policies = self._decided, signals.tasks, policies
@@ -212,6 +224,12 @@ class Controller:
         bound = short & (decision.depths == signals.limits)
         own = signals.limits >= self._rows.ceilings[signals.rows]
         return np.where(bound, np.where(own, int(Reason.REQUEST), int(Reason.CEILING)), decision.reasons)
+
+    @staticmethod
+    def _check_routes(routes: Sequence[Route], policies: Mapping[str, Policy]) -> None:
+        missing = [route.policy for route in routes if route.policy not in policies]
+        if missing:
+            raise ConfigError(f"`when` uses the policy {missing[0]!r}; served are: {', '.join(policies)}")
 
     def _numbers(self, name: str, policy: Policy) -> DrafterNumbers:
         missing = [drafter for drafter in policy.wanted if drafter not in self._drafters]

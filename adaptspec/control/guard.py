@@ -8,12 +8,11 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Annotated, NamedTuple
 
-import numpy as np
 from pydantic import Field
 
 from adaptspec.control.ceilings import Bounds
 from adaptspec.control.cost import CostTable, batch_bucket
-from adaptspec.control.language.schema import Part, Short
+from adaptspec.control.language.schema import Part, Short, without_default
 from adaptspec.control.policy import BatchSignals, Pending
 from adaptspec.control.rows import total
 from adaptspec.types import Reason, RoundRecord
@@ -51,22 +50,18 @@ class GuardSpec(Bounds):
     """What keeps a policy from losing for long."""
 
     never_slower: Annotated[NeverSlowerSpec | None, Short()] = Field(
-        default=None, description="Measure what is delivered against plain decoding; off where it is less."
-    )
-    disable_below_acceptance: float | None = Field(
-        default=None, ge=0.0, le=1.0, description="Off where fewer first drafted tokens than this share are accepted."
+        default=None,
+        json_schema_extra=without_default,
+        description="Measure what is delivered against plain decoding; off where it is less. Absent: on, but for "
+        "static, which runs at its depth.",
     )
     probe: Annotated[ProbeSpec, Short()] = Field(
         default=ProbeSpec(), description="How speculation that was switched off comes back."
     )
-    dwell_rounds: int = Field(
-        default=0, ge=0, le=10_000, description="Rounds a request keeps a depth before the next change."
-    )
 
     def build(self, cost: CostTable) -> Guard | None:
         """What switches a policy off and on again; None where nothing may."""
-        asked = self.never_slower is not None or self.disable_below_acceptance is not None
-        return Guard(self, cost) if asked else None
+        return None if self.never_slower is None else Guard(self, cost)
 
 
 class Mode(Enum):
@@ -82,11 +77,11 @@ class Guard:
     """Never slower than plain decoding, measured; off is recoverable.
 
     States: running, off, probing. Running becomes off when windows of delivered goodput (emitted tokens over
-    seconds, sums) fall below plain decoding's at the same batch size, or acceptance at the first position falls below
-    its floor. Off becomes probing after a number of emitted tokens that grows each time, until a window is won while
-    running: luck in the few rounds of a probe starts no oscillation. A window or probe ends early once it has cost as
-    much as it may, so that even a hopeless draft costs little. A new request shortens what is left of the wait by its
-    share of the batch, by half where it is alone: what lost on the last may pay on this one.
+    seconds, sums) fall below plain decoding's at the same batch size. Off becomes probing after a number of emitted
+    tokens that grows each time, until a window is won while running: luck in the few rounds of a probe starts no
+    oscillation. A window or probe ends early once it has cost as much as it may, so that even a hopeless draft costs
+    little. A new request shortens what is left of the wait by its share of the batch, by half where it is alone: what
+    lost on the last may pay on this one.
 
     A round is booked under what held when it was decided, however late it is told of. One that was decided before a
     switch says nothing of what came after; one that was decided without a guard is nothing to it.
@@ -96,7 +91,8 @@ class Guard:
     """
 
     def __init__(self, spec: GuardSpec, cost: CostTable) -> None:
-        self._spec = spec
+        assert spec.never_slower is not None, "there is no guard without rules"
+        self._rules, self._probe = spec.never_slower, spec.probe
         self._cost = cost
         self._mode = Mode.RUN
         self._wait = float(spec.probe.after_tokens)
@@ -122,7 +118,7 @@ class Guard:
         if self._mode is Mode.OFF and self._left <= 0.0:
             self._mode, self._probed, self._window = Mode.PROBE, 0, _Window()
         mode = self._mode
-        if mode is Mode.RUN and self._spec.never_slower is not None and self._baseline.due:
+        if mode is Mode.RUN and self._baseline.due:
             mode, self._baseline.stale = Mode.PLAIN_ONCE, 0  # once, even if the next is decided before it is told of
         rows = 0 if signals.beside or signals.prefill_tokens else len(signals.rows)
         self._pending.put(signals.number, _Decided(mode, self._baseline, rows))
@@ -158,9 +154,6 @@ class Guard:
         window = self._window
         plain = self._plain_seconds(record) * baseline.ratio
         window.add(total(record.emitted) / len(record.rows), record.total_seconds / plain)
-        if self._spec.disable_below_acceptance is not None:
-            window.kept += np.count_nonzero(record.accepted)
-            window.drafting += np.count_nonzero(record.drafted)
 
     def _plain_seconds(self, record: RoundRecord) -> float:
         rows, self._price_age = len(record.rows), self._price_age + 1
@@ -192,33 +185,30 @@ class Guard:
         self._window, self._losses = _Window(), 0
 
     def _judge(self) -> None:
-        rules, window = self._spec.never_slower, self._window
-        if window.rounds < (rules.window_rounds if rules else 32) and not window.hopeless:
+        window = self._window
+        if window.rounds < self._rules.window_rounds and not window.hopeless:
             return
         self._window = _Window()
         if not self._lost(window):
-            self._losses, self._wait = 0, float(self._spec.probe.after_tokens)
+            self._losses, self._wait = 0, float(self._probe.after_tokens)
             return
         self._losses += 1
-        if self._losses >= (rules.losing_windows if rules else 1):
+        if self._losses >= self._rules.losing_windows:
             self._switch_off()
 
     def _lost(self, window: _Window) -> bool:
-        rules, floor = self._spec.never_slower, self._spec.disable_below_acceptance
         # Beyond its own noise, by two standard errors: unlucky rounds come in windows, too.
-        slow = rules is not None and window.ratio + 2.0 * window.error < 1.0 - rules.margin
-        return slow or (floor is not None and window.first_acceptance < floor)
+        return window.ratio + 2.0 * window.error < 1.0 - self._rules.margin
 
     def _switch_off(self) -> None:
         self._mode, self._left, self._losses = Mode.OFF, self._wait, 0
-        self._wait = min(self._wait * self._spec.probe.backoff, _LONGEST_WAIT)
+        self._wait = min(self._wait * self._probe.backoff, _LONGEST_WAIT)
 
 
 class _Window:
     """Sums over some rounds, in units of plain rounds."""
 
     def __init__(self) -> None:
-        self.kept, self.drafting = 0, 0  # rows whose first token was accepted, of those that drafted
         self.rounds = 0
         self.lost = 0.0  # by all that was spent
         self._earned = 0.0
@@ -250,10 +240,6 @@ class _Window:
             return 0.0
         spread = self._squares - (self._spent - self._earned) ** 2 / self.rounds
         return math.sqrt(max(spread, 0.0) * self.rounds / (self.rounds - 1)) / self._spent
-
-    @property
-    def first_acceptance(self) -> float:
-        return self.kept / self.drafting if self.drafting else 1.0
 
 
 class _Baseline:

@@ -8,7 +8,7 @@ from typing import Any
 
 from adaptspec.control.algorithms.algorithm import lowered
 from adaptspec.control.algorithms.bandit import BanditSpec
-from adaptspec.control.ceilings import DEEPEST, Bounds
+from adaptspec.control.ceilings import DEEPEST
 from adaptspec.control.language.spec import PolicySpec
 from adaptspec.control.language.yaml_source import Problem, policy_error
 from adaptspec.control.stopping import NoStopSpec
@@ -24,7 +24,7 @@ class Host:
     `drafters`: its own method by the name that policies have for it, such as {"draft-model": "eagle3"}; what is not
     there cannot draft. `deepest`: tokens of a draft at most; `tiers`: the only depths it has, None: any up to that.
     `requests`: requests are known by their ids, so that each may have a policy, a task and a depth; else all of a batch
-    verify alike. `memory`: it says how much of its cache is free. `verification`: what it calls its own method, which
+    verify alike. `verification`: what it calls its own method, which
     is lossless. `ahead`: drafts are drawn at the end of a step and verified in the next. `lag`: decisions whose outcome
     is not known when the next is made.
 
@@ -37,7 +37,6 @@ class Host:
     deepest: int
     tiers: tuple[int, ...] | None = None
     requests: bool = True
-    memory: bool = True
     verification: str = "rejection sampling"
     ahead: bool = True
     lag: int = 1
@@ -56,7 +55,6 @@ SGLANG = Host(
     {DRAFTER: "eagle"},
     DEEPEST,
     requests=False,
-    memory=False,
     verification="target-only sampling",
     ahead=False,
 )
@@ -74,11 +72,6 @@ def narrow(spec: PolicySpec, host: Host) -> tuple[PolicySpec, Sequence[Problem]]
 
     Raises PolicyError where the text would be another one than the policy asks for, or nothing would be left to do.
     """
-    used: dict[str, PolicySpec] = {}
-    notes: list[Problem] = []
-    for name, other in spec.used.items():
-        used[name], others = narrow(other, host)
-        notes += others
     work = _Narrowing(spec, host)
     work.verification()
     work.requests()
@@ -88,6 +81,11 @@ def narrow(spec: PolicySpec, host: Host) -> tuple[PolicySpec, Sequence[Problem]]
     work.drafts()
     if work.refused:
         raise policy_error(work.refused)
+    used: dict[str, PolicySpec] = {}
+    notes: list[Problem] = []
+    for case in work.body.get("when", spec.spec.when):
+        used[case.use], others = narrow(spec.used[case.use], host)
+        notes += others
     return spec.changed(work.body, used), sorted({*notes, *work.notes})
 
 
@@ -103,18 +101,13 @@ class _Narrowing:
 
     def verification(self) -> None:
         """Lossless methods all keep the target's distribution; a lossy one would write other text than asked for."""
-        spec = self.spec
-        for where, method in (
-            (("spec",), spec.verification),
-            *((("spec", "tasks", name), one) for name, one in spec.task_verifications.items()),
-        ):
-            place, name = (*where, "verification"), self.host.name
-            if getattr(method, "lossy", False):
-                said = f"{method.method} is lossy, and {name} verifies by {self.host.verification}, which is lossless: "
-                self._refuse(place, f"{said}its text would be another one; give verification {{method: coupled}}")
-            elif self._written(place):
-                said = f"{name} verifies by its own {self.host.verification}, lossless in distribution; {method.method}"
-                self._note(place, f"{said} is not used")
+        method, where, name = self.spec.verification, ("spec", "verification"), self.host.name
+        if getattr(method, "lossy", False):
+            said = f"{method.method} is lossy, and {name} verifies by {self.host.verification}, which is lossless: "
+            self._refuse(where, f"{said}its text would be another one; give verification {{method: coupled}}")
+        elif self._written(where):
+            said = f"{name} verifies by its own {self.host.verification}, lossless in distribution; {method.method}"
+            self._note(where, f"{said} is not used")
 
     def drafters(self) -> None:
         """A host drafts with one method; what policies call it is not how it drafts."""
@@ -167,7 +160,8 @@ class _Narrowing:
         spec, body, name = self.spec, self.spec.spec, self.host.name
         unseen = f"{name} does not tell how sure a draft is while it drafts; it is left out: drafts go to the depth"
         if body.stop.rule != "none":
-            self._note(("spec", "stop"), unseen)
+            if self._written(("spec", "stop")):
+                self._note(("spec", "stop"), unseen)
             self.body["stop"] = NoStopSpec(rule="none")
         for task, one in self.body.get("tasks", body.tasks).items():
             if one.stop is not None:
@@ -197,8 +191,8 @@ class _Narrowing:
         body, host = self.spec.spec, self.host
         for place, case in enumerate(body.when):
             said = f"{host.name} does not tell whose API key a request has" if case.api_key is not None else ""
-            if case.prompt_tokens is not None and not host.requests:
-                said = f"{host.name} does not tell how long prompts are"
+            if (case.prompt_tokens is not None or case.task is not None) and not host.requests:
+                said = f"{host.name} does not tell requests apart"
             if said:
                 self._note(("spec", "when", place), f"{said}; the case is left out")
                 kept = self.body.get("when", body.when)
@@ -206,13 +200,6 @@ class _Narrowing:
         if body.tasks and not host.requests:
             self._note(("spec", "tasks"), f"{host.name} does not tell requests apart; what is of tasks is left out")
             self.body["tasks"] = {}
-        if not host.memory:
-            guards: dict[tuple[str, ...], Bounds] = {("spec", "guard"): body.guard}
-            guards |= {("spec", "tasks", name, "guard"): task.guard for name, task in body.tasks.items()}
-            for where, guard in guards.items():
-                if guard.min_free_memory is not None:
-                    said = f"{host.name} does not tell how much memory is free; it never binds"
-                    self._note((*where, "min-free-memory"), said)
 
     def _task(self, name: str, **changed: Any) -> None:
         tasks = self.body.get("tasks", self.spec.spec.tasks)

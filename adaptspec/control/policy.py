@@ -8,13 +8,11 @@ from typing import Generic, TypeVar
 
 import numpy as np
 
-from adaptspec.decision_tables import StopTable, TemperatureTable, TreeTable
+from adaptspec.decision_tables import StopTable, TreeTable
 from adaptspec.errors import StateError
 from adaptspec.types import BoolArray, Expected, FloatArray, IntArray, RoundRecord, nobody
 
 T = TypeVar("T")
-# Sums of differences; all else that is kept counts something.
-_SIGNED = "gains"
 
 
 @dataclass(eq=False, slots=True)
@@ -28,9 +26,8 @@ class BatchSignals:
     n-gram drafter has found for each row, within the limits: known before the round, since looking is free. It is 0 for
     drafters that cannot tell, and where nobody asked (see `Policy.search_depth`). `stated` [drafters, B, depth] is how
     sure they are of each token they found, NaN beyond and where one does not say; None: nobody says. `position` counts
-    the tokens a row has emitted. `beside` counts rows that decode in the same round under other policies; `free_memory`
-    is the share of the cache that no row holds. The controller fills in `tasks` (0: unknown), `keys`, the numbers of
-    API keys (0: none that a policy names; None: no policy names any), and `number`, the decision's.
+    the tokens a row has emitted. `beside` counts rows that decode in the same round under other policies. The
+    controller fills in `tasks` (0: unknown) and `number`, the decision's.
     """
 
     rows: IntArray
@@ -42,8 +39,6 @@ class BatchSignals:
     position: IntArray
     prefill_tokens: int = 0
     beside: int = 0
-    free_memory: float = 1.0
-    keys: IntArray | None = None
     number: int = 0
     stated: FloatArray | None = None
 
@@ -67,8 +62,6 @@ class BatchSignals:
             self.position[index],
             self.prefill_tokens,
             self.round_size - len(index),
-            self.free_memory,
-            None if self.keys is None else self.keys[index],
             self.number,
             None if self.stated is None else self.stated[:, index],
         )
@@ -105,18 +98,17 @@ class Decision:
     """Depth, reason and drafter per row, and when drafts stop before their depth (None: never). Data alone.
 
     `drafter` indexes the policy's `drafters`; the controller translates it to the engine's. `expected` is set by
-    policies that estimate. `temperature` None: tokens are drawn from the draft's distribution as it is. `tree` None:
-    drafts are chains. The rest is the controller's: `watched` are the drafters to score where they do not draft, if
-    that is free (see `RoundRecord.shadow`), in the engine's numbers; `number`, and the `tasks` and `policies` of the
-    rows [B], which the round's record bears, however late. `decided_by` names for each row the policy that `when:`
-    chose; it is empty where no policy has a `when:`.
+    policies that estimate. `draft_temperature` [B, 2] are the ends of `draft_temperatures`; None: tokens are drawn from
+    the draft's distribution as it is. `tree` None: drafts are chains. The rest is the controller's: `watched` are the
+    drafters to score where they do not draft, if that is free (see `RoundRecord.shadow`), in the engine's numbers;
+    `number`, and the `tasks` and `policies` of the rows [B], which the round's record bears, however late.
     """
 
     depths: IntArray
     reasons: IntArray
     drafter: IntArray
     stop: StopTable | None = None
-    temperature: TemperatureTable | None = None
+    draft_temperature: FloatArray | None = None
     watched: tuple[int, ...] = ()
     expected: Expected | None = None
     number: int = 0
@@ -124,7 +116,6 @@ class Decision:
     policies: IntArray = field(default_factory=nobody)
     tree: TreeTable | None = None
     union: Union | None = None
-    decided_by: tuple[str, ...] = ()
 
 
 class Pending(Generic[T]):
@@ -191,7 +182,7 @@ def _checked(learned: Mapping[str, FloatArray], name: str, shape: tuple[int, ...
         raise StateError(f"{name!r} has the shape {list(found.shape)}, not {list(shape)}: it is of other arms")
     if not np.isfinite(found).all():
         raise StateError(f"{name!r} holds a value that is no finite number; forget this state and learn anew")
-    if not name.endswith(_SIGNED) and (found < 0.0).any():
+    if (found < 0.0).any():
         raise StateError(f"{name!r} has a negative count; forget this state and learn anew")
     return found
 

@@ -1,21 +1,19 @@
-"""Which policy meets which traffic: live or a canary; and `when:`, another policy for some of it."""
+"""Which requests a policy serves: `rollout:` (live or a canary), and `when:`, another policy for some."""
 
 from __future__ import annotations
 
+import difflib
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-import numpy as np
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from adaptspec.control.language.schema import Part, PolicyName, Short
-from adaptspec.control.policy import BatchSignals, Decision, Pending, Policy, deepest_search
-from adaptspec.control.rows import DrafterNumbers, decide_by_group, learn_by_group, places_of
-from adaptspec.control.tasks import OTHER, Names
-from adaptspec.errors import ConfigError, PolicyError
-from adaptspec.types import BoolArray, FloatArray, IntArray, RoundRecord, nobody
+from adaptspec.control.tasks import OTHER, TASKS
+from adaptspec.errors import ConfigError
+from adaptspec.request import LABEL_WORDS, Request, is_label
 
 
 class LiveSpec(Part):
@@ -75,6 +73,19 @@ class Shares:
         return next((name for end, name in self._ends if place < end), None)
 
 
+def _task_name(name: str) -> str:
+    """A task's name. One that is nearly that of a known task is more likely a slip than a task of one's own."""
+    if not is_label(name):
+        raise ValueError(f"a task's name must be {LABEL_WORDS}")
+    near = [] if name in TASKS else difflib.get_close_matches(name.lower(), TASKS, n=1, cutoff=0.85)
+    if near:
+        raise ValueError(f"did you mean {near[0]!r}? A task of your own needs a name that is less like a known one's")
+    return name
+
+
+TaskName = Annotated[str, AfterValidator(_task_name), Field(examples=[*TASKS, OTHER])]
+
+
 class RangeSpec(Part):
     """From one number to another, both included; one of them may be left out."""
 
@@ -89,118 +100,46 @@ class RangeSpec(Part):
             raise ValueError(f"nothing is at least {self.at_least} and at most {self.at_most}; swap the two")
         return self
 
-    def holds(self, values: IntArray) -> BoolArray:
-        meant: BoolArray = values >= (self.at_least or 0)
-        return meant if self.at_most is None else meant & (values <= self.at_most)
+    def holds(self, value: int) -> bool:
+        return (self.at_least or 0) <= value and (self.at_most is None or value <= self.at_most)
 
 
 class WhenSpec(Part):
-    """Another policy for some requests or rounds. Of several conditions all must hold."""
+    """Another policy for some requests, chosen once, when a request arrives. Of several conditions all must hold."""
 
     prompt_tokens: RangeSpec | None = Field(default=None, description="The length of the prompt.")
-    batch_size: RangeSpec | None = Field(default=None, description="Requests that decode in the round.")
+    task: TaskName | Annotated[list[TaskName], Field(min_length=1)] | None = Field(
+        default=None, description="The task of the request, named by it or detected, or a list of tasks."
+    )
     api_key: str | list[str] | None = Field(
         default=None, description="The name of the request's API key, or a list of names: see --api-key-file."
     )
     use: PolicyName = Field(
         min_length=1,
-        description="The policy that decides then: the name of one that ships, or a file. A policy that is sent to a "
-        "server names one that ships or is served.",
+        description="The policy that decides for them: the name of one that ships, or a file, from the folder of this "
+        "one. A policy that is sent to a server names one that ships or is served.",
     )
 
     @model_validator(mode="after")
     def _some(self) -> WhenSpec:
         if self.api_key is not None and not all(self.keys or [""]):
             raise ValueError("api-key needs the name of a key, or several")
-        if self.prompt_tokens is None and self.batch_size is None and self.api_key is None:
-            raise ValueError("give a condition: prompt-tokens, batch-size or api-key")
+        if self.prompt_tokens is None and self.task is None and self.api_key is None:
+            raise ValueError("give a condition: task, prompt-tokens or api-key")
         return self
 
     @property
     def keys(self) -> list[str]:
         return [self.api_key] if isinstance(self.api_key, str) else self.api_key or []
 
-
-class Case:
-    """One entry of `when:`, and the policy that it names, which may be the one of other entries too."""
-
-    def __init__(self, spec: WhenSpec, policy: Policy, keys: Names) -> None:
-        """`keys` gives numbers to names of API keys. Raises PolicyError for a name that can have none."""
-        self.spec, self.policy = spec, policy
-        where = "spec.when.api-key"
-        if OTHER in spec.keys:
-            raise PolicyError(f"{where}: {OTHER!r} is what all other keys count as; give the key another name")
-        self.keys = tuple(keys.add(name) for name in spec.keys)
-        if not all(self.keys):
-            raise PolicyError(f"{where}: policies name {len(keys.own)} API keys already, and there is room for no more")
-
-    def holds(self, signals: BatchSignals) -> BoolArray:
-        spec, rows = self.spec, len(signals.rows)
-        held: BoolArray = np.ones(rows, dtype=np.bool_)
-        if spec.prompt_tokens is not None:
-            held &= spec.prompt_tokens.holds(signals.context - signals.position)
-        if spec.batch_size is not None:
-            held &= spec.batch_size.holds(np.full(rows, signals.round_size))
-        if self.keys:
-            held &= False if signals.keys is None else np.isin(signals.keys, self.keys)
-        return held
-
-
-class ConditionalPolicy(Policy):
-    """The policy of the first case that holds, row by row and round by round; else the usual one.
-
-    Each learns from the rounds that it decided, and from no others: what a guard or a bandit makes of a round rests on
-    having chosen it.
-    """
-
-    def __init__(self, usual: Policy, cases: Sequence[Case], name: str, names: Sequence[str]) -> None:
-        """`name` is the policy's own, `names` are those of the policies of the `cases`."""
-        self._cases = tuple(cases)
-        self._policies = list(dict.fromkeys([usual, *(one.policy for one in cases)]))
-        self._turn = [self._policies.index(one.policy) for one in cases]
-        by_policy = {id(one.policy): used for one, used in zip(cases, names, strict=True)}
-        self._names = [by_policy.get(id(policy), name) for policy in self._policies]
-        self.drafters = tuple(dict.fromkeys(n for p in self._policies for n in p.wanted)) or usual.drafters
-        self.max_depth = max(policy.max_depth for policy in self._policies)
-        self._numbers = [DrafterNumbers(policy.wanted, self.drafters) for policy in self._policies]
-        self._pending: Pending[tuple[IntArray, IntArray]] = Pending()  # rows, and who decided for each
-
     @property
-    def search_depth(self) -> int | None:
-        return deepest_search(self._policies)
+    def tasks(self) -> list[str]:
+        return [self.task] if isinstance(self.task, str) else self.task or []
 
-    def start(self, row: int) -> None:
-        for policy in self._policies:
-            policy.start(row)
-
-    def finish(self, row: int) -> None:
-        for policy in self._policies:
-            policy.finish(row)
-
-    def decide(self, signals: BatchSignals) -> Decision:
-        who: IntArray = np.zeros(len(signals.rows), dtype=np.int64)
-        for turn, one in zip(reversed(self._turn), reversed(self._cases), strict=True):
-            who[one.holds(signals)] = turn
-        self._pending.put(signals.number, (signals.rows, who))
-        decision = decide_by_group(
-            who, lambda turn, own: self._numbers[turn].decided(self._policies[turn], own), signals
-        )
-        decision.decided_by = tuple(self._names[turn] for turn in who.tolist())
-        return decision
-
-    def learn(self, record: RoundRecord) -> None:
-        rows, who = self._pending.take(record.decision) or (nobody(), nobody())
-        places = places_of(record.rows, rows)
-        if places is None:
-            return  # decided by another
-        learn_by_group(who[places], self._learn, record)
-
-    def state(self) -> dict[str, FloatArray]:
-        """The usual policy's, and by their order those of the others."""
-        known = self._policies[0].state()
-        for turn, policy in enumerate(self._policies[1:], start=1):
-            known.update({f"@when-{turn}/{name}": values for name, values in policy.state().items()})
-        return known
-
-    def _learn(self, turn: int, record: RoundRecord) -> None:
-        self._policies[turn].learn(self._numbers[turn].record(record))
+    def holds(self, request: Request) -> bool:
+        """Whether it is one of these requests; its task is known by now."""
+        if self.prompt_tokens is not None and not self.prompt_tokens.holds(len(request.prompt)):
+            return False
+        if self.task is not None and (request.speculation.task or OTHER) not in self.tasks:
+            return False
+        return self.api_key is None or request.key in self.keys

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from adaptspec.control.policy import BatchSignals, Decision, Policy, Union
-from adaptspec.decision_tables import StopTable, TemperatureTable, TreeTable
+from adaptspec.decision_tables import StopTable, TreeTable, stacked_temperatures
 from adaptspec.request import SpeculationParams
 from adaptspec.types import BoolArray, Expected, FloatArray, IntArray, RoundRecord
 
@@ -46,8 +46,7 @@ class Rows:
     """
 
     def __init__(self, rows: int) -> None:
-        self.policies, self.tasks, self.keys = (np.zeros(rows, dtype=np.int64) for _ in range(3))
-        self.key_names: list[str | None] = [None] * rows  # a policy that comes later may ask for them
+        self.policies, self.tasks = (np.zeros(rows, dtype=np.int64) for _ in range(2))
         self.ceilings: IntArray = np.full(rows, _UNBOUND)
         self.thresholds: FloatArray = np.full(rows, np.nan)
         self.taken = [False] * rows
@@ -157,24 +156,12 @@ def _joined(parts: Sequence[tuple[IntArray, Decision]], rows: int) -> Decision:
         reasons,
         drafter,
         StopTable.stacked([(mine, part.stop) for mine, part in parts], rows),
-        TemperatureTable.stacked([(mine, part.temperature) for mine, part in parts], rows),
+        stacked_temperatures([(mine, part.draft_temperature) for mine, part in parts], rows),
         tuple(sorted({which for _, part in parts for which in part.watched})),
         _expected(parts, rows),
         tree=TreeTable.stacked([(mine, part.tree) for mine, part in parts], rows),
         union=Union.stacked([(mine, part.union) for mine, part in parts], rows),
-        decided_by=_names(parts, rows),
     )
-
-
-def _names(parts: Sequence[tuple[IntArray, Decision]], rows: int) -> tuple[str, ...]:
-    """`Decision.decided_by` of all rows; "" for rows of policies without a `when:`."""
-    if not any(part.decided_by for _, part in parts):
-        return ()
-    names = [""] * rows
-    for mine, part in parts:
-        for row, name in zip(mine.tolist(), part.decided_by, strict=False):
-            names[row] = name
-    return tuple(names)
 
 
 def _expected(parts: Sequence[tuple[IntArray, Decision]], rows: int) -> Expected | None:

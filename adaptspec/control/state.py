@@ -59,8 +59,8 @@ class LearnedState:
 def signature(spec: PolicySpec) -> str:
     """A short hash of what a policy counts: algorithm, arms, depths, drafters, verification, tasks.
 
-    Numbers that stand alone (a discount, a prior) are left out: what was seen stays true when they are tuned. Of
-    policies that it uses, and of when it does, nothing is: each learns from rounds that the others leave to it.
+    Numbers that stand alone (a discount, a prior) are left out: what was seen stays true when they are tuned. So is
+    `when`: each policy learns from its own requests, whichever these are.
     """
     body = spec.spec
     parts: dict[str, Any] = {
@@ -72,12 +72,6 @@ def signature(spec: PolicySpec) -> str:
     }
     if spec.spec.max_width > 1:
         parts["branches"] = True  # what side nodes bring is counted, too
-    if spec.spec.when:
-        parts["when"] = [one.model_dump(mode="json") for one in spec.spec.when]
-    if spec.used:
-        parts["used"] = {name: other.spec.model_dump(mode="json") for name, other in spec.used.items()}
-    if spec.task_verifications:  # absent, the hash stays what it was for those that never had any
-        parts["task-verification"] = {n: v.model_dump(mode="json") for n, v in spec.task_verifications.items()}
     return hashlib.blake2b(json.dumps(parts, sort_keys=True).encode(), digest_size=8).hexdigest()
 
 

@@ -261,21 +261,19 @@ class Names:
 
 @dataclass(frozen=True)
 class Labels:
-    """The labels of one engine. Of API keys only those that policies name have numbers."""
+    """The labels of one engine."""
 
     tasks: Names = field(default_factory=lambda: Names(TASKS))
-    keys: Names = field(default_factory=Names)
 
     def copy(self) -> Labels:
-        return Labels(self.tasks.copy(), self.keys.copy())
+        return Labels(self.tasks.copy())
 
     @contextmanager
     def kept_if_done(self) -> Iterator[None]:
         """Names that are added inside stay only if nothing is raised there."""
-        before = [(names, len(names.own)) for names in (self.tasks, self.keys)]
+        before = len(self.tasks.own)
         try:
             yield
         except BaseException:
-            for names, count in before:
-                names.forget(count)
+            self.tasks.forget(before)
             raise

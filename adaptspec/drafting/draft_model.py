@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from adaptspec.decision_tables import draft_temperatures
 from adaptspec.drafting.drafter import DraftJob, Loaded
 from adaptspec.drafting.tree_growth import FedNodes, ModelTrees
 from adaptspec.errors import ConfigError
@@ -85,9 +86,7 @@ class DraftModelDrafter:
             return draft
         draft = Draft.empty(len(job.rows), int(depths.max(initial=0)))
         room = *draft.tokens.shape, job.sampling.vocab_size
-        scored = job.temperature is not None and job.temperature.scored
         distribution = np.zeros(room, dtype=np.float32) if job.keep_distribution else None
-        own_scores = np.zeros(room, dtype=np.float32) if scored else None
         steps, stop = 0, None if job.stop is None else job.stop.begin(active)
         if not len(active) and len(packed.rows):
             self.runner.forward(packed)  # nobody drafts yet, but prompts are read on
@@ -99,8 +98,6 @@ class DraftModelDrafter:
             drawn, sure, drawn_from = _draw(job, scores, active, offsets)
             if distribution is not None:
                 distribution[active, steps] = job.sampling.probabilities(drawn_from, active)
-            if own_scores is not None:
-                own_scores[active, steps] = scores
             draft.tokens[active, steps] = drawn
             draft.confidence[active, steps] = sure.confidence
             draft.entropy[active, steps] = sure.entropy
@@ -116,7 +113,7 @@ class DraftModelDrafter:
             packed = Packed(job.rows[active], ones, drawn, ones)
         for i in first.active.tolist():
             self.note(int(job.rows[i]), len(job.tokens[i]), draft.tokens[i, : draft.counts[i]].tolist())
-        return replace(draft, distribution=distribution, steps=steps, caught_up=first.caught_up, scores=own_scores)
+        return replace(draft, distribution=distribution, steps=steps, caught_up=first.caught_up)
 
     def commit(self, row: int, valid: int, tokens: list[int]) -> None:
         """See `Drafter.commit`. Of what was drafted for it stays what the text went on with, whoever proposed that."""
@@ -188,9 +185,9 @@ def _draw(job: DraftJob, scores: Floats, active: IntArray, offsets: IntArray) ->
     Of what was drawn with the target's noise that is known, too: softmax(log q + g) foretells agreement better than q.
     """
     drawn_from, spread = scores, None
-    if job.temperature is not None:
+    if job.draft_temperature is not None:
         spread = entropies(scores)
-        drawn_from = tempered(scores, job.temperature.at(active, spread))
+        drawn_from = tempered(scores, draft_temperatures(job.draft_temperature[active], spread))
     if job.shares_noise and job.sampling.sampled[active].any():
         tokens, confidence = leading(job.sampling.perturbed(drawn_from, active, offsets), 1)
         spread = entropies(scores) if spread is None else spread

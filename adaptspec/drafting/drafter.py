@@ -9,13 +9,13 @@ from typing import Protocol, runtime_checkable
 
 from transformers import PreTrainedTokenizerFast
 
-from adaptspec.decision_tables import StopTable, TemperatureTable, TreeTable
+from adaptspec.decision_tables import StopTable, TreeTable
 from adaptspec.drafters import DRAFTERS, available_drafters
 from adaptspec.drafting.corpus_counts import CorpusCounts
 from adaptspec.models.draft import Draft, NodeChoices
 from adaptspec.models.runner import Runner
 from adaptspec.models.sampling import RowSampling, SamplingBatch
-from adaptspec.types import IntArray
+from adaptspec.types import FloatArray, IntArray
 
 
 @dataclass(frozen=True)
@@ -24,9 +24,8 @@ class DraftJob:
 
     Depth 0 leaves a row out. `shares_noise`: guess with the target's noise (coupled) or with noise
     of one's own. `keep_distribution`: return what sampled tokens were drawn from. `stop`: when rows stop before
-    their depth (None: never). `temperature`: what to divide the scores by before drawing (None: draw from them as they
-    are); in rounds that are scored, return the scores before that, unless drafts branch. `tree`: which candidates
-    beside its first choice a drafter may submit (None: drafts are chains).
+    their depth (None: never). `draft_temperature` [B, 2]: see `draft_temperatures` (None: draw from the scores as they
+    are). `tree`: which candidates beside its first choice a drafter may submit (None: drafts are chains).
     """
 
     rows: IntArray  # [B]
@@ -36,7 +35,7 @@ class DraftJob:
     shares_noise: bool = True
     keep_distribution: bool = False
     stop: StopTable | None = None
-    temperature: TemperatureTable | None = None
+    draft_temperature: FloatArray | None = None
     tree: TreeTable | None = None
 
 

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from adaptspec.decision_tables import RowStop, StopTable, TreeTable
+from adaptspec.decision_tables import RowStop, StopTable, TreeTable, draft_temperatures
 from adaptspec.drafting.drafter import DraftJob
 from adaptspec.drafting.submitted_nodes import best_nodes, submitted
 from adaptspec.models.draft import Draft
@@ -238,8 +238,8 @@ class ModelTrees(TreeGrowth):
         offsets = np.full(len(front), steps, dtype=np.int64)
         scores = job.sampling.process(logits, index, [tree.path(number) for tree, number in front])
         spread, drawn_from = entropies(scores), scores
-        if job.temperature is not None:
-            drawn_from = tempered(scores, job.temperature.at(index, spread))
+        if job.draft_temperature is not None:
+            drawn_from = tempered(scores, draft_temperatures(job.draft_temperature[index], spread))
         perturbed = job.sampling.perturbed(drawn_from, index, offsets)
         tokens, confidence = leading(perturbed, max(tree.width for tree, _ in front))
         drawn = zip(tokens.tolist(), confidence.tolist(), spread.tolist(), strict=True)

@@ -19,6 +19,7 @@ from adaptspec.control.language.build import build_policy, load_policy_spec
 from adaptspec.control.language.library import find_policy, shipped_policies
 from adaptspec.control.language.spec import PolicySpec
 from adaptspec.control.rollout import LIVE, Shares
+from adaptspec.control.routing import routes_of, with_used
 from adaptspec.control.tasks import Labels, TaskDetector
 from adaptspec.drafters import available_drafters
 from adaptspec.drafting.corpus_counts import FILE as COUNTS
@@ -30,8 +31,8 @@ from adaptspec.engine.engine_config import AUTO, EngineConfig, model_place
 from adaptspec.engine.inputs import InputProcessor
 from adaptspec.engine.model_executor import ModelExecutor
 from adaptspec.engine.model_set import load_models
+from adaptspec.engine.policy_settings import PolicySettings
 from adaptspec.engine.profiler import Progress, no_progress, profiled_costs, warm_up
-from adaptspec.engine.task_methods import TaskMethods
 from adaptspec.errors import ConfigError
 from adaptspec.gpu.device_decoder import DeviceDecoder
 from adaptspec.models.chat.chat_template import ChatTemplate, use_template
@@ -232,23 +233,31 @@ def assemble(
     """
     labels = labels or Labels()
     names = [drafter.name for drafter in drafters]
-    specs = [spec.with_drafters(names) for spec in specs]
-    policies = {spec.name: build_policy(spec, costs, limits.max_rows, labels) for spec in specs}
-    if len(policies) < len(specs):
-        twice = next(spec.name for i, spec in enumerate(specs) if any(spec.name == s.name for s in specs[:i]))
+    twice = next((spec.name for i, spec in enumerate(specs) if any(spec.name == s.name for s in specs[:i])), None)
+    if twice is not None:
         raise ConfigError(f"two policies are called {twice}; rename one of them")
+    specs = with_used([spec.with_drafters(names) for spec in specs])
+    policies = {spec.name: build_policy(spec, costs, limits.max_rows, labels) for spec in specs}
     deepest = max(policy.max_depth for policy in policies.values())
     limits = replace(limits.settled(cpu=target.device.type == "cpu"), max_depth=min(limits.max_depth, deepest))
-    live = [spec.name for spec in specs if spec.rollout == LIVE]
+    live = [spec for spec in specs if spec.rollout == LIVE]
     if not live:
         raise ConfigError("no policy is live: requests that name none need one; give a policy without rollout")
-    rollouts = {spec.name: spec.rollout for spec in specs}
-    controller = Controller(policies, live[0], names, limits.max_rows, cost=costs, labels=labels, rollouts=rollouts)
+    controller = Controller(
+        policies,
+        live[0].name,
+        names,
+        limits.max_rows,
+        cost=costs,
+        labels=labels,
+        rollouts={spec.name: spec.rollout for spec in specs},
+        routes=routes_of(live[0]),
+    )
     return EngineCore(
         make(target, drafters) if make else make_executor(target, drafters, limits, eager=target.info.eager),
         controller,
         InputProcessor(target.info, tokenizer, detector),
-        {spec.name: TaskMethods.of(spec) for spec in specs},
+        {spec.name: PolicySettings.of(spec) for spec in specs},
         sinks=sinks,
         limits=limits,
         timer=timer,
@@ -288,12 +297,18 @@ def _any_costs() -> CostTable:
 
 
 def _specs(config: EngineConfig, labels: Labels) -> tuple[list[PolicySpec], dict[str, Path]]:
-    """The policies asked for, then every shipped one that the drafters to come can run; and the file of each."""
+    """The policies asked for, those that they use, then every shipped one that the drafters to come can run; and the
+    file of each.
+    """
     here = available_drafters(draft=config.draft_model is not None)
     wanted: dict[str, Path] = {}
     specs = []
     trial = labels.copy()
-    for path, spec in _asked(config, trial, here):
+    asked = _asked(config, trial, here)
+    used = {other.path.resolve(): other for _, spec in asked for other in spec.used.values()}
+    for path, _ in asked:
+        used.pop(path.resolve(), None)
+    for path, spec in [*asked, *((other.path, other) for other in used.values())]:
         if spec.name in wanted:
             raise ConfigError(
                 f"{wanted[spec.name]} and {path} both hold a policy called {spec.name}; rename one (metadata.name)"

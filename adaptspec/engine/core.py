@@ -20,9 +20,9 @@ from adaptspec.control.tasks import OTHER
 from adaptspec.engine.deciding import Deciding
 from adaptspec.engine.executor import Clock, Executor, Flight, Kept, Landed
 from adaptspec.engine.inputs import InputProcessor
+from adaptspec.engine.policy_settings import PolicySettings
 from adaptspec.engine.scheduler import Scheduler, held_row
 from adaptspec.engine.sequence import Sequence as Seq
-from adaptspec.engine.task_methods import TaskMethods
 from adaptspec.errors import ConfigError, UnknownModelError
 from adaptspec.models.draft import Draft
 from adaptspec.progress import report_progress
@@ -57,25 +57,25 @@ class EngineCore:
         executor: Executor,
         controller: Controller,
         inputs: InputProcessor,
-        methods: Mapping[str, TaskMethods],
+        settings: Mapping[str, PolicySettings],
         *,
         sinks: Sequence[Sink] = (),
         limits: EngineLimits = EngineLimits(),
         timer: Callable[[], float] = time.perf_counter,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`methods` say for every policy of the controller how drafts are judged. `timer` gives the seconds that rounds
+        """`settings` are those of every policy of the controller. `timer` gives the seconds that rounds
         are timed by: costs are learned from nothing else; `clock` says when something happened.
 
         Raises:
             ConfigError: a method would be biased by what a drafter of its policy may leave out.
         """
         for name, policy in controller.policies.items():
-            methods[name].check(name, policy, executor.anticipating)
+            settings[name].check(name, policy, executor.anticipating)
         self.executor = executor
         self.controller = controller
         self.inputs = inputs
-        self.methods = dict(methods)
+        self.settings = dict(settings)
         self.limits = limits = limits.settled(cpu=True)
         self.scheduler = Scheduler(
             executor.cache,
@@ -138,8 +138,8 @@ class EngineCore:
         request = self.inputs.with_task(request)
         task, policy = self._numbered(request.speculation.task), self.controller.assigned(request)
         request = replace(request, speculation=replace(request.speculation, task=task, policy=policy))
-        sequence = self.inputs.sequence(request, self.methods[policy].get(task))
-        sequence.scope = self.methods[policy].scope(request.key)
+        sequence = self.inputs.sequence(request, self.settings[policy].method)
+        sequence.scope = self.settings[policy].scope(request.key)
         self.scheduler.add(sequence)
         return []
 
@@ -230,8 +230,7 @@ class EngineCore:
             if gained is not None and i < len(emitted):
                 emitted[i] = gained
                 accepted = min(int(landed.verdict.accepted[i]), gained)
-                chosen = landed.flight.decision.decided_by
-                sequence.count_round(int(drafted[i]), accepted, int(draft.counts[i]), chosen[i] if chosen else "")
+                sequence.count_round(int(drafted[i]), accepted, int(draft.counts[i]))
         return emitted
 
     def _read_text(self, sequence: Seq) -> int | None:
@@ -258,7 +257,7 @@ class EngineCore:
     def _record(self, landed: Landed, emitted: IntArray) -> RoundRecord:
         (batch, signals, decision, _, _, clock), draft, verdict, _, there, shadows, seconds, verified = landed
         self._number += 1
-        size, prefill, scores = len(emitted), batch.prefill_tokens, verdict.temperature_scores
+        size, prefill = len(emitted), batch.prefill_tokens
         deepest = draft.tokens.shape[1] if draft.tree is None else int(draft.chain.max(initial=0))
         shadow_drafted, shadow = shadows or (None, None)
         record = RoundRecord(
@@ -286,12 +285,10 @@ class EngineCore:
             decision=decision.number,
             tasks=decision.tasks,
             policies=decision.policies,
-            decided_by=decision.decided_by,
             expected=decision.expected,
             shadow=shadow,
             shadow_drafted=shadow_drafted,
             stated=signals.stated,
-            temperature_scores=None if scores is None else scores[:size],
         )
         return record if there is None else record.take(there)
 

@@ -119,7 +119,6 @@ class Deciding:
             cache_gap=signals[3 : 3 + drafters],
             found=signals[3 + drafters :],
             prefill_tokens=batch.prefill_tokens,
-            free_memory=executor.cache.free_memory,
             stated=offers.stated,
         )
 

@@ -103,9 +103,8 @@ class DeviceExecutor(ModelExecutor):
     def _fits(self, batch: Batch, decision: Decision) -> bool:
         """Whether the device can run the round whole."""
         emitting = batch.emitting
-        scored = decision.temperature is not None and decision.temperature.scored
         asked = any(chunk.scored for chunk in batch.chunks)
-        if not (emitting or batch.chunks) or scored or asked or any(s.method != Coupled() for s in emitting):
+        if not (emitting or batch.chunks) or asked or any(s.method != Coupled() for s in emitting):
             return False
         tree, others = decision.tree, (decision.drafter != self._which) & (decision.depths > 0)
         return tree is None or not (others & (tree.width > 1)).any()
@@ -146,7 +145,7 @@ class DeviceExecutor(ModelExecutor):
             np.array([-1 if (most := s.request.sampling.logprobs) is None else most for s in emitting], dtype=np.int64),
             size,
             decision.stop,
-            decision.temperature,
+            decision.draft_temperature,
             nodes,
             tree if some(nodes - depths) else None,
         )

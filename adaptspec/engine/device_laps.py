@@ -87,7 +87,7 @@ class DeviceLaps:
             told=-each,
             decoding=count,
             stop=None,
-            warmth=None,
+            draft_temperature=None,
             nodes=each * (depth if drafts else 0),
             tree=None,
         )

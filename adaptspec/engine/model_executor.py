@@ -12,7 +12,7 @@ import torch
 
 from adaptspec.control.policy import Decision, Union
 from adaptspec.control.rows import some
-from adaptspec.decision_tables import CANDIDATES, TreeTable
+from adaptspec.decision_tables import TreeTable
 from adaptspec.drafters import states_confidence
 from adaptspec.drafting.draft_model import DraftModelDrafter
 from adaptspec.drafting.drafter import Drafter, DraftJob, ModelFreeDrafter, Observing, RowStart
@@ -28,7 +28,6 @@ from adaptspec.models.runner import Packed, Runner
 from adaptspec.models.sampling import RowSampling, SamplingBatch
 from adaptspec.progress import report_progress
 from adaptspec.types import BoolArray, IntArray, TokenLogprob
-from adaptspec.verification.draft_scores import score_temperatures
 from adaptspec.verification.method import VerifyResult, window_starts
 
 _log = logging.getLogger(__name__)
@@ -161,7 +160,7 @@ class ModelExecutor:
                 keep_distribution=how.needs_distribution and not sampling.plain_greedy,
                 stop=decision.stop,
                 # Nothing can be gained where every row takes the likeliest token.
-                temperature=None if sampling.plain_greedy else decision.temperature,
+                draft_temperature=None if sampling.plain_greedy else decision.draft_temperature,
                 tree=branching,
             )
             parts.append(self._drafters[which].propose(job))
@@ -196,12 +195,7 @@ class ModelExecutor:
             verdict = replace(verdict, accepted=np.where(whole, verdict.accepted, 0))
         score_output(emitting, logits, draft, verdict)
         self._observe(batch, draft, verdict)
-        if draft.scores is None or draft.tree is not None:
-            return verdict  # scores are laid out by depth
-        shares = np.array([s.method.shares_noise for s in emitting], dtype=np.bool_)
-        sampling = self._sampled(emitting)
-        scores = score_temperatures(logits, draft, verdict, sampling, shares_noise=shares, temperatures=CANDIDATES)
-        return replace(verdict, temperature_scores=scores)
+        return verdict
 
     def _observe(self, batch: Batch, draft: Draft, verdict: VerifyResult) -> None:
         """Tell drafters that ask for it what the target chose after their nodes."""

@@ -15,11 +15,12 @@ from adaptspec.control.language.build import build_policy, found_among, found_ne
 from adaptspec.control.language.spec import PolicySpec
 from adaptspec.control.language.yaml_source import read_text
 from adaptspec.control.policy import Policy
-from adaptspec.control.rollout import LIVE, Reloads, Rollout
+from adaptspec.control.rollout import Reloads
+from adaptspec.control.routing import routes_of, with_used
 from adaptspec.control.state import PolicyState, signature
 from adaptspec.engine.async_engine import AsyncEngine
 from adaptspec.engine.core import EngineCore
-from adaptspec.engine.task_methods import TaskMethods
+from adaptspec.engine.policy_settings import PolicySettings
 from adaptspec.errors import ConfigError, StateError, UnknownModelError
 from adaptspec.quantity import quantity
 from adaptspec.types import FloatArray
@@ -38,11 +39,6 @@ class ServedPolicy:
     @property
     def name(self) -> str:
         return self.spec.name
-
-    @property
-    def files(self) -> tuple[Path, ...]:
-        """Its file and those that it uses, which may be gone; none where it was sent."""
-        return () if self.path is None else (self.path, *self.spec.used_files)
 
     @property
     def description(self) -> str:
@@ -94,10 +90,10 @@ class PolicyManager:
         self._core = core
         self._costs = costs
         here = core.executor.drafters
-        served = [
-            ServedPolicy(spec.with_drafters(here), read_text(files[spec.name]), files[spec.name]) for spec in specs
-        ]
-        self._served = {policy.name: policy for policy in served}
+        served = [(spec, files.get(spec.name, spec.path)) for spec in with_used(specs)]
+        self._served = {
+            spec.name: ServedPolicy(spec.with_drafters(here), read_text(path), path) for spec, path in served
+        }
         self._most = most
         self.reloads = Reloads()
         self._listeners: list[Callable[[str], None]] = []
@@ -128,9 +124,11 @@ class PolicyManager:
             PolicyError, ConfigError: it cannot be used; says why, and where.
         """
         spec = self._parsed(text, source, None)
-        policy = build_policy(spec, self._costs, self._core.limits.max_rows, self._core.controller.labels.copy())
-        check_policy(self._core, spec.name, policy, TaskMethods.of(spec))
-        self._check_room(spec.name)
+        labels, core = self._core.controller.labels.copy(), self._core
+        for one in (spec, *self._more(spec)):
+            policy = build_policy(one, self._costs, core.limits.max_rows, labels)
+            check_policy(core, one.name, policy, PolicySettings.of(one))
+        self._check_room(spec)
         return spec.name
 
     def apply(self, text: str, source: str = "<policy>", path: Path | None = None) -> Applied:
@@ -149,9 +147,7 @@ class PolicyManager:
         """The same for a file; None if it says what is served already. Raises as `apply` does."""
         with self._counted():
             text = read_text(path)
-            same = next((policy for policy in self.served if policy.path == path and policy.text == text), None)
-            # What it uses may have changed.
-            if same is not None and same.spec.used in ({}, self._parsed(text, str(path), path).used):
+            if any(policy.path == path and policy.text == text for policy in self.served):
                 return None
         return self.apply(text, str(path), path)
 
@@ -189,17 +185,26 @@ class PolicyManager:
         """Have every policy learn anew, from the next round on. Raises EngineError if the engine has stopped."""
         with self._lock:
             for policy in self.served:
-                self._adopt(policy.spec)
+                self._adopt([policy.spec])
             return [policy.name for policy in self.served]
 
-    def _adopt(self, spec: PolicySpec, *, carry: bool = False) -> bool:
-        """Build a policy and have it from the next round on. On the engine's thread, where requests name tasks too."""
-        methods, core = TaskMethods.of(spec), self._core
+    def _adopt(self, specs: Sequence[PolicySpec], *, carry: bool = False) -> bool:
+        """Build policies and have them from the next round on, or none of them. On the engine's thread, where requests
+        name tasks too. Returns whether what the last one had learned was carried over.
+        """
+        core, here = self._core, set(self._core.controller.policies)
 
         def adopted() -> bool:
             with core.controller.labels.kept_if_done():
-                policy = build_policy(spec, self._costs, core.limits.max_rows, core.controller.labels)
-                return adopt_policy(core, spec.name, policy, methods, spec.rollout, carry=carry)
+                made = [build_policy(spec, self._costs, core.limits.max_rows, core.controller.labels) for spec in specs]
+                try:
+                    for spec, policy in zip(specs, made, strict=True):
+                        carried = adopt_policy(core, spec, policy, carry=carry)
+                except BaseException:
+                    for name in set(core.controller.policies) - here:
+                        core.controller.drop(name)
+                    raise
+                return carried
 
         return self._engine.call(adopted).result()
 
@@ -208,11 +213,13 @@ class PolicyManager:
         with self._lock:
             before = self._served.get(spec.name)
             _check_owner(spec.name, path, before)
-            self._check_room(spec.name)
+            self._check_room(spec)
+            more = self._more(spec)
             new = ServedPolicy(spec, text, path or (before.path if before is not None else None))
-            carried = self._adopt(spec, carry=before is not None and before.signature == new.signature)
+            served = [*(ServedPolicy(one, read_text(one.path), one.path) for one in more), new]
+            carried = self._adopt([*more, spec], carry=before is not None and before.signature == new.signature)
             # Others may be reading: the mapping they have stays as it is.
-            self._served = {**self._served, spec.name: new}
+            self._served = self._served | {policy.name: policy for policy in served}
             now = self.reloads
             self.reloads = replace(now, applied=now.applied + 1, last_applied=time.time())
         for note in spec.notes():
@@ -227,8 +234,20 @@ class PolicyManager:
         find = found_among(served) if path is None else found_next_to(path.parent)
         return parse_policy_spec(text, source, self._core.controller.labels, self._core.executor.drafters, find)
 
-    def _check_room(self, name: str) -> None:
-        if name not in self._served and len(self._served) >= self._most:
+    def _more(self, spec: PolicySpec) -> list[PolicySpec]:
+        """The policies that it uses and that are not served yet. Raises ConfigError: one has another's name."""
+        more = []
+        for one in with_used([spec])[1:]:
+            served = self._served.get(one.name)
+            if served is None:
+                more.append(one)
+            elif served.spec is not one:
+                _check_owner(one.name, one.path, served)
+        return more
+
+    def _check_room(self, spec: PolicySpec) -> None:
+        new = {spec.name, *(one.name for one in self._more(spec))} - self._served.keys()
+        if new and len(self._served) + len(new) > self._most:
             raise ConfigError(
                 f"the server has {quantity(len(self._served), 'policy', 'policies')}, and no more than {self._most} "
                 "may be; delete one, replace one, or start the server with a higher --limit policies=N"
@@ -272,11 +291,13 @@ class PolicyManager:
 
 def _check_owner(name: str, path: Path | None, before: ServedPolicy | None) -> None:
     """Two files of one name would take turns at every change; a text that was sent may replace anything."""
-    if path is not None and before is not None and before.path not in (None, path):
+    if path is None or before is None or before.path is None:
+        return
+    if before.path.resolve() != path.resolve():
         raise ConfigError(f"{before.path} and {path} both hold a policy called {name}; rename one (metadata.name)")
 
 
-def check_policy(core: EngineCore, name: str, policy: Policy, methods: TaskMethods) -> None:
+def check_policy(core: EngineCore, name: str, policy: Policy, settings: PolicySettings) -> None:
     """Raise ConfigError if a policy cannot run here; touches no state, so any thread may call it."""
     room = core.limits.max_depth
     if policy.max_depth > room:
@@ -285,27 +306,27 @@ def check_policy(core: EngineCore, name: str, policy: Policy, methods: TaskMetho
             f"{room}: restart it with this policy among --policy"
         )
     core.controller.check(name, policy)
-    methods.check(name, policy, core.executor.anticipating)
+    settings.check(name, policy, core.executor.anticipating)
 
 
-def adopt_policy(
-    core: EngineCore, name: str, policy: Policy, methods: TaskMethods, rollout: Rollout = LIVE, *, carry: bool = False
-) -> bool:
-    """Between rounds: from the next one on, have a policy, in place of one of its name. Returns whether what that one
-    had learned was carried over, which `carry` asks for. Nothing has changed if it raises.
+def adopt_policy(core: EngineCore, spec: PolicySpec, policy: Policy, *, carry: bool = False) -> bool:
+    """Between rounds: from the next one on, have the policy of a spec, in place of one of its name. Returns whether
+    what that one had learned was carried over, which `carry` asks for. Nothing has changed if it raises.
 
     Raises:
-        ConfigError: see `Controller.adopt`; or it drafts deeper than this engine has room for, or by a drafter that one
-            of its methods cannot judge.
+        ConfigError: see `Controller.adopt`; or it drafts deeper than this engine has room for, or by a drafter that
+            its verification cannot judge.
     """
-    check_policy(core, name, policy, methods)
+    name, settings = spec.name, PolicySettings.of(spec)
+    check_policy(core, name, policy, settings)
     before = core.controller.policies.get(name)
     carried = carry and before is not None and _carry(before, policy, name)
-    core.controller.adopt(name, policy, rollout, {sequence.policy for sequence in core.scheduler.waiting})
-    core.methods[name] = methods
+    waiting = {sequence.policy for sequence in core.scheduler.waiting}
+    core.controller.adopt(name, policy, spec.rollout, waiting, routes_of(spec))
+    core.settings[name] = settings
     for sequence in (*core.scheduler.running, *core.scheduler.waiting):
         if sequence.policy == name:
-            sequence.judge_by(methods.get(sequence.request.speculation.task))
+            sequence.judge_by(settings.method)
     return carried
 
 

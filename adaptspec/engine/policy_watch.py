@@ -11,7 +11,6 @@ from adaptspec.errors import AdaptSpecError
 from adaptspec.files import FileMark, file_mark
 
 _log = logging.getLogger(__name__)
-_Mark = tuple[FileMark | None, ...]
 
 
 class PolicyWatch:
@@ -52,8 +51,6 @@ class PolicyWatch:
                 kept = ", what it had learned was kept" if applied.carried else ""
                 _log.warning("policy %s was reloaded from %s%s", applied.name, path, kept)
 
-    def _marks(self) -> dict[Path, _Mark]:
-        """By the file of each policy, the marks of it and of those that it uses."""
-        return {
-            files[0]: tuple(map(file_mark, files)) for files in (one.files for one in self._manager.served) if files
-        }
+    def _marks(self) -> dict[Path, FileMark | None]:
+        """By the file of each policy; None: it is gone."""
+        return {one.path: file_mark(one.path) for one in self._manager.served if one.path is not None}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Sequence as SequenceOf
 from dataclasses import replace
 
@@ -175,13 +175,11 @@ class Sequence:
             error=error,
         )
 
-    def count_round(self, drafted: int, accepted: int, nodes: int, decided_by: str = "") -> None:
+    def count_round(self, drafted: int, accepted: int, nodes: int) -> None:
         """Note one decoding round for the request's statistics: of `drafted` tokens along the longest path and `nodes`
-        in all, `accepted` were emitted. `decided_by` is the policy that a `when:` chose for it.
+        in all, `accepted` were emitted.
         """
         self._counts.add(drafted, accepted, nodes)
-        if decided_by:
-            self._counts.decided_by[decided_by] += 1
 
     def delta(self) -> Delta:
         start, self._sent = self._sent, self.emitted
@@ -225,7 +223,6 @@ class _Counts:
         self.accepted = 0
         self.nodes = 0
         self.histogram: list[int] = []
-        self.decided_by = Counter[str]()
 
     def add(self, drafted: int, accepted: int, nodes: int) -> None:
         self.rounds += 1
@@ -247,7 +244,6 @@ class _Counts:
             accepted_per_position=tuple(int(n) for n in at_least[1:]),
             acceptance_histogram=tuple(self.histogram),
             nodes=self.nodes,
-            decided_by=dict(self.decided_by.most_common()),
         )
 
 

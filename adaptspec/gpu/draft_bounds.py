@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from adaptspec.decision_tables import ENTROPY_BINS, StopTable, TemperatureTable
+from adaptspec.decision_tables import UNSURE, StopTable
 
 BINS = 100  # of confidence, by which a table says how likely a token is accepted; coarser tables are repeated
 _COLUMNS = {"confidence": 0.0, "entropy": np.inf, "survival": 0.0, "worth": 0.0, "step": -1.0}
@@ -24,7 +24,7 @@ class Bounds(NamedTuple):
     worth: torch.Tensor
     step: torch.Tensor
     calibration: torch.Tensor  # [B, BINS]
-    warmth: torch.Tensor  # [B, ENTROPY_BINS] draft temperatures
+    draft_temperature: torch.Tensor  # [B, 2] ends of `draft_temperatures`
 
     def goes_on(
         self, step: torch.Tensor, asked: torch.Tensor, sure: torch.Tensor, spread: torch.Tensor, alive: torch.Tensor
@@ -41,19 +41,20 @@ class Bounds(NamedTuple):
         together = (above * worth).sum()
         return asked & (sure >= least) & (spread <= highest) & (above > 0.0) & (together > price)
 
-    def temperatures(self, edges: torch.Tensor, entropy: torch.Tensor) -> torch.Tensor:
-        """Of the next tokens [B], by the entropy [B] of what they would be drawn from; `edges` are ENTROPY_EDGES."""
-        return self.warmth.gather(1, torch.searchsorted(edges, entropy).unsqueeze(1)).squeeze(1)
+    def temperatures(self, entropy: torch.Tensor) -> torch.Tensor:
+        """Of the next tokens [B], by the entropy [B] of what they would be drawn from: see `draft_temperatures`."""
+        low, high = self.draft_temperature.unbind(1)
+        return low + (high - low) * (entropy / UNSURE).clamp(max=1.0)
 
 
 def layout(rows: int, steps: int) -> dict[str, tuple[torch.dtype, tuple[int, ...]]]:
     """What `write` fills, for `staging.Block`."""
     columns = dict.fromkeys(_COLUMNS, (torch.float32, (rows, steps)))
-    return {**columns, "calibration": (torch.float32, (rows, BINS)), "warmth": (torch.float32, (rows, ENTROPY_BINS))}
+    return {**columns, "calibration": (torch.float32, (rows, BINS)), "draft_temperature": (torch.float32, (rows, 2))}
 
 
 def write(
-    host: Mapping[str, npt.NDArray[Any]], stop: StopTable | None, temperature: TemperatureTable | None, rows: int
+    host: Mapping[str, npt.NDArray[Any]], stop: StopTable | None, temperature: npt.NDArray[np.float64] | None, rows: int
 ) -> None:
     """Write the tables, which are of the first rows, for `rows` rows; what has no table is never stopped."""
     columns = {} if stop is None else stop.columns()
@@ -64,10 +65,10 @@ def write(
         if values is not None:
             own, wide = column[: len(values)], min(values.shape[1], column.shape[1])
             own[:, :wide], own[:, wide:] = values[:, :wide], values[:, wide - 1 : wide]
-    host["calibration"][:rows] = host["warmth"][:rows] = 1.0
+    host["calibration"][:rows] = host["draft_temperature"][:rows] = 1.0
     calibration = columns.get("calibration")
     if calibration is not None:
         repeated = np.repeat(calibration, BINS // calibration.shape[1], axis=1)
         host["calibration"][: len(calibration)] = repeated
     if temperature is not None:
-        host["warmth"][: len(temperature.values)] = temperature.values
+        host["draft_temperature"][: len(temperature)] = temperature

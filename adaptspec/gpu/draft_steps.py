@@ -9,7 +9,6 @@ from functools import partial
 import torch
 from torch.nn import functional
 
-from adaptspec.decision_tables import ENTROPY_EDGES
 from adaptspec.gpu import combs, draft_bounds
 from adaptspec.gpu.device_decoder import DeviceDecoder, Inputs
 from adaptspec.gpu.graphs import Captured
@@ -49,7 +48,6 @@ class DraftSteps:
         self._alive = torch.ones(rows, device=there)
         self._candidates = combs.Candidates(rows, steps, there)
         self._step = torch.zeros(1, dtype=torch.int64, device=there)
-        self._edges = torch.tensor(ENTROPY_EDGES, device=there)
         self._ends = torch.tensor(sorted(ends) or [-1], dtype=torch.int64, device=there)
         self._token_keys = token_keys(min(model.info.vocab_size, vocab_size), there)
         # Of the latest pass: drawing is captured by itself, as rows with rules have theirs in between.
@@ -124,7 +122,7 @@ class DraftSteps:
         candidates = combs.WIDTH if kind & _WIDE else 1
         found = ops.choose(logits, temperatures, keys, self._token_keys, candidates)
         if kind & _WARM:
-            warmed = temperatures * bounds.temperatures(self._edges, found.entropy)
+            warmed = temperatures * bounds.temperatures(found.entropy)
             again = ops.choose(logits, warmed, keys, self._token_keys, candidates)
             found = again._replace(entropy=found.entropy)  # tables go by the first
         told = (result[name][:rows] for name in Drafts._fields[4:])

@@ -104,7 +104,7 @@ class DeviceRounds:
         self._plan.send()
         self._mark(1 if begun else 0)  # the next one is set once more when all is drafted
         rows, deepest = self._bucket(plan.decoding), int(plan.depths.max(initial=0))
-        warm, wide, ruled = plan.warmth is not None, plan.tree is not None, self._book.ruled
+        warm, wide, ruled = plan.draft_temperature is not None, plan.tree is not None, self._book.ruled
         shape = RoundShape(rows, deepest, warm, wide, width, moving, ruled or bool(len(self._asked)))
         with self.target.group.together("round", "start", shape):
             self.start(shape)
@@ -311,7 +311,7 @@ class DeviceRounds:
         host["rows"][count:] = self.target.cache.nobody
         host["depths"][count:] = host["counts"][count:] = 0
         host["given"][:count, : plan.given.shape[1]] = plan.given
-        draft_bounds.write(host, plan.stop, plan.warmth, count)
+        draft_bounds.write(host, plan.stop, plan.draft_temperature, count)
         if plan.tree is not None:
             combs.write(host, plan.tree, plan.nodes)
         wide = (np.maximum(plan.nodes, plan.counts) + 1)[:decoding]

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from adaptspec.decision_tables import StopTable, TemperatureTable, TreeTable
+from adaptspec.decision_tables import StopTable, TreeTable
 from adaptspec.models.runner import Packed
 from adaptspec.models.sampling import SamplingBatch
 from adaptspec.types import FloatArray, IntArray
@@ -28,7 +28,7 @@ class RoundPlan:
     told: IntArray  # [B] how many alternatives are told of each token, -1: not even its own probability
     decoding: int  # rows
     stop: StopTable | None
-    warmth: TemperatureTable | None
+    draft_temperature: FloatArray | None  # [B, 2] ends of `draft_temperatures`
     nodes: IntArray  # [B] what the draft model's drafts may come to, side nodes and all
     tree: TreeTable | None  # None: they are chains
 

@@ -180,13 +180,11 @@ class Pilot:
             if not self._guests.rows:
                 self._ended = math.nan
 
-    def decide(
-        self, ids: Sequence[str], prefill_tokens: int = 0, free_memory: float = 1.0, *, room: bool = True
-    ) -> Plan:
+    def decide(self, ids: Sequence[str], prefill_tokens: int = 0, *, room: bool = True) -> Plan:
         """How deep the coming drafts go. `ids` are the requests that will have drafts: in an engine that drafts ahead
         those that this step brings to their end, prompts that it completes among them. `prefill_tokens`: tokens of the
-        step that are no drafts and no newest tokens of these requests. `free_memory`: share of the cache. Without
-        `room` nobody can draft, whatever is decided.
+        step that are no drafts and no newest tokens of these requests. Without `room` no row can draft,
+        whatever is decided.
         """
         self._number += 1
         if self.detached:
@@ -199,7 +197,7 @@ class Pilot:
             step = self._going_on(ids, prefill_tokens) if room else None
             if step is None:
                 self._desk.adopt(self._controller, self._costs)
-                step = self._decided(ids, prefill_tokens, free_memory, room=room)
+                step = self._decided(ids, prefill_tokens, room=room)
                 self._own.note("decide", self._clock() - begun)
         self._last = step
         if step is None:
@@ -274,7 +272,7 @@ class Pilot:
         self._number, self._last = self._number + 1, None
         return Plan(self._number, most := self.host.deepest, {name: self._guests.most(name, most) for name in ids})
 
-    def _decided(self, ids: Sequence[str], prefill: int, free_memory: float, *, room: bool) -> Waiting:
+    def _decided(self, ids: Sequence[str], prefill: int, *, room: bool) -> Waiting:
         guests, strangers = self._guests, [name for name in ids if name not in self._guests.rows]
         for name in strangers:
             if name not in self._rowless:
@@ -295,9 +293,7 @@ class Pilot:
             zeros = np.zeros(size, dtype=np.int64)
             none = zeros[None]
             context, written = guests.context(rows), guests.written[rows]
-            decision = self._controller.decide(
-                BatchSignals(rows, zeros, context, limits, none, none, written, prefill, 0, free_memory)
-            )
+            decision = self._controller.decide(BatchSignals(rows, zeros, context, limits, none, none, written, prefill))
             depths = np.maximum(np.minimum(decision.depths, limits), 0)
         plan, depths = self._plan(ids, rows, depths, decision)
         plan.depths.update(dict.fromkeys(set(strangers).difference(ids), 0))

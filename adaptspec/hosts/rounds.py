@@ -77,7 +77,6 @@ def round_of(
     spent = times.draft_seconds(step.drafts, len(step.rows)) + times.prefill_seconds(prefill)
     verify = max(seconds - spent, _LEAST_SHARE * seconds)
     rows, depths, tasks, policies = of.rows, of.depths, decision.tasks, decision.policies
-    decided_by = decision.decided_by
     reasons, drafter, expected = decision.reasons, decision.drafter, decision.expected
     if told.ids != of.ids:
         at = {name: place for place, name in enumerate(of.ids)}
@@ -89,7 +88,6 @@ def round_of(
             one[own] if len(one) else one for one in (rows, depths, tasks, policies, reasons, drafter)
         )
         expected = None if expected is None else expected.take(own)
-        decided_by = tuple(decided_by[i] for i in own.tolist()) if decided_by else ()
     size, deepest = len(rows), int(told.drafted.max())
     steps = max(of.plan.depth - 1, 0) if reads_along else of.plan.depth
     draft = times.draft_seconds(steps, len(of.rows))
@@ -119,6 +117,5 @@ def round_of(
         decision=decision.number,
         tasks=tasks,
         policies=policies,
-        decided_by=decided_by,
         stands_for=stands_for,
     )

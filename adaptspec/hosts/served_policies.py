@@ -14,6 +14,7 @@ from adaptspec.control.language.build import build_policy, load_policy_spec
 from adaptspec.control.language.library import find_policy
 from adaptspec.control.language.spec import PolicySpec
 from adaptspec.control.rollout import Reloads
+from adaptspec.control.routing import routes_of, with_used
 from adaptspec.control.state import PolicyState, signature
 from adaptspec.control.step_times import StepTimes
 from adaptspec.control.tasks import Labels
@@ -21,7 +22,6 @@ from adaptspec.errors import AdaptSpecError, ConfigError, StateError
 from adaptspec.files import FileMark, file_mark
 
 _log = logging.getLogger(__name__)
-_Mark = tuple[FileMark | None, ...]
 
 
 class ServedPolicies:
@@ -39,18 +39,19 @@ class ServedPolicies:
         self.specs: dict[str, PolicySpec] = {}
         self.notes: tuple[str, ...] = ()
         self._files: dict[Path, str] = {}
-        self._seen: dict[Path, _Mark] = {}
+        self._seen: dict[Path, FileMark | None] = {}
         self._bad: set[Path] = set()
         self._waiting: list[PolicySpec] = []
         for path in map(find_policy, names):
             spec, notes = self._read(path)
             if spec.name in self.specs:
                 raise ConfigError(f"{path}: a policy called {spec.name} is there already; name each once")
-            self.specs[spec.name], self._files[path] = spec, spec.name
-            self._seen[path] = self._mark(path, spec)
+            self._serve(path, spec)
             self.notes += notes
         if not self.specs:
             raise ConfigError("no policy is named; give one, such as goodput")
+        for used in with_used(list(self.specs.values()))[len(self.specs) :]:
+            self._serve(used.path, used)
 
     @property
     def default(self) -> str:
@@ -66,28 +67,36 @@ class ServedPolicies:
         policies = {name: build_policy(spec, cost, self._max_rows, self.labels) for name, spec in self.specs.items()}
         rollouts = {name: spec.rollout for name, spec in self.specs.items()}
         return self._controller(
-            policies, self.default, (DRAFTER,), self._max_rows, cost=cost, labels=self.labels, rollouts=rollouts
+            policies,
+            self.default,
+            (DRAFTER,),
+            self._max_rows,
+            cost=cost,
+            labels=self.labels,
+            rollouts=rollouts,
+            routes=routes_of(self.specs[self.default]),
         )
 
     def look(self) -> None:
         """Read files that have changed; what can be used waits for `adopt`, of the rest the log says so once."""
-        for path, name in self._files.items():
-            mark = self._mark(path, self.specs[name])
-            if mark == self._seen[path]:
+        for path, name in list(self._files.items()):
+            mark = file_mark(path)
+            if path in self._seen and mark == self._seen[path]:
                 continue
             self._seen[path] = mark
             try:
                 spec, _ = self._read(path)
                 if spec.name != name:
                     raise ConfigError(f"{path}: it was called {name}, and {spec.name} now; give it its name back")
-                build_policy(spec, self._trial_costs, self._max_rows, self.labels.copy())
+                for one in with_used([spec]):
+                    build_policy(one, self._trial_costs, self._max_rows, self.labels.copy())
             except AdaptSpecError as error:
                 self._refused += 1
                 if path not in self._bad:
                     _log.warning("%s; the policy that was served before stays", error)
                 self._bad.add(path)
             except Exception:  # noqa: BLE001 - it may be the machine's fault, and pass
-                self._seen[path] = ()
+                del self._seen[path]
                 if path not in self._bad:
                     _log.exception("%s cannot be read, which is tried again; the policy served before stays", path)
                 self._bad.add(path)
@@ -100,12 +109,16 @@ class ServedPolicies:
         while self._waiting:
             spec = self._waiting.pop(0)
             with self.labels.kept_if_done():
+                for used in spec.used.values():
+                    if used.name not in self.specs:
+                        controller.adopt(used.name, build_policy(used, cost, self._max_rows, self.labels))
+                        self._serve(used.path, used)
                 policy = build_policy(spec, cost, self._max_rows, self.labels)
                 known = controller.policies[spec.name].learned()
                 carried = signature(spec) == signature(self.specs[spec.name])
                 if carried and known:
                     policy.restore(known)
-                controller.adopt(spec.name, policy, spec.rollout)
+                controller.adopt(spec.name, policy, spec.rollout, routes=routes_of(spec))
             self.specs[spec.name] = spec
             self._applied, self._last_applied = self._applied + 1, time.time()
             _log.warning("policy %s was read again%s", spec.name, ", what it had learned was kept" if carried else "")
@@ -132,6 +145,6 @@ class ServedPolicies:
         spec, notes = narrow(load_policy_spec(path), self._host)
         return spec, tuple(map(str, [*notes, *spec.notes()]))
 
-    def _mark(self, path: Path, spec: PolicySpec) -> _Mark:
-        """What changes when its file does, or one that it uses; None while one is not there."""
-        return tuple(map(file_mark, (path, *spec.used_files)))
+    def _serve(self, path: Path, spec: PolicySpec) -> None:
+        self.specs[spec.name], self._files[path] = spec, spec.name
+        self._seen[path] = file_mark(path)

@@ -18,8 +18,7 @@ class Draft:
 
     `distribution` [B, N, V] is what each token was sampled from, after all processors; it is kept
     only for methods that need it. None means the tokens are point masses (n-gram drafts) or nobody asked.
-    `scores` [B, N, V] are the draft's own scores, before any draft temperature, kept when they are to be compared
-    with the target's; `entropy` is always that of the draft's own distribution. Drafts that branch have neither.
+    Drafts that branch have none. `entropy` is always that of the draft's own distribution.
     """
 
     tokens: IntArray  # [B, N], 0 beyond counts
@@ -29,7 +28,6 @@ class Draft:
     distribution: Floats | None = None
     steps: int = 0  # forward passes of a draft model
     caught_up: int = 0  # tokens fed beyond the usual one or two per row
-    scores: Floats | None = None
     tree: Tree | None = None
 
     @classmethod
@@ -46,7 +44,6 @@ class Draft:
         whole = replace(
             cls.empty(rows, width),
             distribution=_room([part.distribution for part in parts], rows, width),
-            scores=_room([part.scores for part in parts], rows, width),
             steps=sum(part.steps for part in parts),
             caught_up=sum(part.caught_up for part in parts),
         )
@@ -95,7 +92,7 @@ class Draft:
         return [ways[place] for place in range(count) if place not in parents]
 
     def _put(self, part: Draft) -> None:
-        """Fill in the rows that `part` drafts for; scores of no draft model stay 0: no entropy is known there."""
+        """Fill in the rows that `part` drafts for."""
         mine, width = np.flatnonzero(part.counts), part.tokens.shape[1]
         self.counts[mine] = part.counts[mine]
         self.tokens[mine, :width] = part.tokens[mine]
@@ -105,8 +102,6 @@ class Draft:
             self.distribution[mine, :width] = part.distribution[mine]
         elif self.distribution is not None:
             self.distribution[mine[:, None], np.arange(width), part.tokens[mine]] = 1.0
-        if self.scores is not None and part.scores is not None:
-            self.scores[mine, :width] = part.scores[mine]
 
     def take(self, rows: IntArray) -> Draft:
         distribution = None if self.distribution is None else self.distribution[rows]
@@ -120,7 +115,7 @@ class Draft:
         )
 
     def cut(self, counts: IntArray) -> Draft:
-        """The first `counts` [B] nodes of each row; `scores` and `distribution` keep what nobody reads any more."""
+        """The first `counts` [B] nodes of each row; `distribution` keeps nodes that are no longer used."""
         inside = np.arange(self.tokens.shape[1]) < counts[:, None]
         tree = self.tree
         return replace(

@@ -98,7 +98,6 @@ class RunningRequest(LiveRequest):
 class EndedRequest(LiveRequest):
     """One that has ended; what never happened has no time."""
 
-    decided_by: dict[str, int]
     finish: str
     draft_rounds: int
     drafted: int

@@ -11,6 +11,7 @@ from adaptspec.control.controller import Controller
 from adaptspec.control.cost import CostProfile, CostTable
 from adaptspec.control.language.build import build_policy, parse_policy_spec
 from adaptspec.control.language.spec import BlockSpec, CoupledSpec, PolicySpec, RejectionSpec
+from adaptspec.control.routing import routes_of, with_used
 from adaptspec.control.tasks import Labels
 from adaptspec.errors import TapeError
 from adaptspec.simulation.cost_profiles import MachineCosts
@@ -111,22 +112,25 @@ def replay(
     The verification method is the policy's: under `rejection` (and `block`, which never does worse) agreement is drawn
     by chance, from the settings' seed. A draft temperature is left alone: what other tokens it would lead to, a tape
     does not know. Raises TapeError: tape and costs have no drafter in common with the settings, or the verification is
-    lossy, or coupled for some tasks only; PolicyError, ConfigError: the policy cannot be built, or wants a drafter that
-    is not here.
+    lossy, or not the same in policies that it uses; PolicyError, ConfigError: the policy cannot be built, or wants a
+    drafter that is not here.
     """
     if _by_rejection(spec):
         stream = replace(stream, tape=stream.tape.under_rejection(settings.seed))
     cost = CostTable(profile or costs.profile())
     labels = Labels()
     drafters = drafters_of(stream.tape, costs, settings)
-    policy = build_policy(spec.with_drafters(drafters), cost, stream.most_rows, labels)
-    deciding = controller({spec.name: policy}, spec.name, drafters, stream.most_rows, cost=cost, labels=labels)
+    specs = with_used([spec.with_drafters(drafters)])
+    policies = {one.name: build_policy(one, cost, stream.most_rows, labels) for one in specs}
+    deciding = controller(
+        policies, spec.name, drafters, stream.most_rows, cost=cost, labels=labels, routes=routes_of(spec)
+    )
     return run(Simulator(stream, costs, deciding, settings, pace), keep=keep)
 
 
 def _by_rejection(spec: PolicySpec) -> bool:
     """Whether agreement is a matter of chance under a policy; it is all of it, or none."""
-    methods = (spec.verification, *spec.task_verifications.values())
+    methods = [one.verification for one in with_used([spec])]
     lossy = [one.method for one in methods if not isinstance(one, CoupledSpec | RejectionSpec | BlockSpec)]
     if lossy:
         raise TapeError(
@@ -136,8 +140,8 @@ def _by_rejection(spec: PolicySpec) -> bool:
     coupled = {isinstance(one, CoupledSpec) for one in methods}
     if len(coupled) > 1:
         raise TapeError(
-            f"policy {spec.name} verifies some tasks by coupled and others by chance: a tape is replayed in one way; "
-            "simulate it with one method for all tasks"
+            f"policy {spec.name} and those that it uses verify partly by coupled, partly by chance: a tape is replayed "
+            "in one way; simulate them with one method"
         )
     return coupled == {False}
 

@@ -17,7 +17,7 @@ from adaptspec.control.controller import Controller
 from adaptspec.control.policy import BatchSignals, Decision
 from adaptspec.drafters import available_drafters
 from adaptspec.engine.core import EngineCore, EngineLimits
-from adaptspec.engine.task_methods import TaskMethods
+from adaptspec.engine.policy_settings import PolicySettings
 from adaptspec.errors import TapeError
 from adaptspec.request import Request, SpeculationParams
 from adaptspec.simulation.cost_profiles import MachineCosts
@@ -90,7 +90,7 @@ class Simulator:
             executor,
             controller,
             inputs,
-            dict.fromkeys(controller.policies, TaskMethods(make_method("coupled"))),
+            dict.fromkeys(controller.policies, PolicySettings(make_method("coupled"))),
             sinks=[self],
             limits=EngineLimits(rows, settings.prefill_tokens or 1, settings.max_depth),
             timer=lambda: executor.now,

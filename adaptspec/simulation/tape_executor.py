@@ -59,7 +59,7 @@ class TapeSequence(Seq):
     def read(self) -> int:
         return self._gained
 
-    def count_round(self, drafted: int, accepted: int, nodes: int, decided_by: str = "") -> None:
+    def count_round(self, drafted: int, accepted: int, nodes: int) -> None:
         """See `Sequence.count_round`; nobody reads it here."""
 
     def delta(self) -> Delta:

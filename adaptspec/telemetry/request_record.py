@@ -52,7 +52,6 @@ class RowRound(NamedTuple):
     confidence: float
     entropy: float
     expected: float  # tokens to be accepted
-    decided_by: str  # see `RoundRecord.decided_by`
     number: int
     ended: float
     seconds: float
@@ -88,7 +87,6 @@ def rows_of(record: RoundRecord, ended: float) -> Iterator[Row]:
         record.confidence[:, 0].tolist() if scored else unknown,
         record.entropy[:, 0].tolist() if scored else unknown,
         unknown if expected is None else expected.accepted.tolist(),
-        record.decided_by or repeat(""),
         *map(repeat, whole),
         strict=False,  # what is the same for all has no end
     )
@@ -258,7 +256,6 @@ class RequestRecord:
         times = {name: getattr(timings, name) for name in ("arrived", "admitted", "first_token", "finished")}
         return self.card() | {
             "policy": stats.policy,
-            "decided_by": dict(stats.decided_by),
             "finish": self.completion.finish.value,
             "tokens": len(self.completion.tokens),
             **{name: getattr(stats, name) for name in ("rounds", "draft_rounds", "drafted", "accepted", "nodes")},

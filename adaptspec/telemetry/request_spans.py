@@ -67,11 +67,6 @@ def of_answers(completions: Sequence[Completion]) -> Attributes:
         "adaptspec.policy": completions[0].stats.policy,
         "adaptspec.lossy": any(one.stats.lossy for one in completions),
     }
-    decided_by = Counter[str]()
-    for one in completions:
-        decided_by.update(one.stats.decided_by)
-    if decided_by:
-        said["adaptspec.decided_by"] = [name for name, _ in decided_by.most_common()]
     if completions[0].stats.task is not None:
         said["adaptspec.task"] = completions[0].stats.task
     times = [latencies(one.timings) for one in completions]
@@ -111,8 +106,6 @@ def of_decoding(record: RequestRecord, drafters: Sequence[str]) -> Attributes:
             "adaptspec.spec.mean_acceptance_length": stats.mean_acceptance_length,
             "adaptspec.lossy": stats.lossy,
         }
-        if stats.decided_by:
-            said["adaptspec.decided_by"] = list(stats.decided_by)
     return said
 
 
@@ -182,7 +175,6 @@ def _context(record: RequestRecord) -> Attributes:
 def of_round(row: RowRound, drafters: Sequence[str]) -> Attributes:
     """One round of a request; `adaptspec.round` is its number in the journal."""
     tree: Attributes = {} if row.path is None else {"adaptspec.spec.nodes": row.nodes, "adaptspec.spec.path": row.path}
-    chosen: Attributes = {"adaptspec.decided_by": row.decided_by} if row.decided_by else {}
     return {
         "adaptspec.round": row.number,
         "adaptspec.spec.tier": row.depth,
@@ -191,7 +183,6 @@ def of_round(row: RowRound, drafters: Sequence[str]) -> Attributes:
         "adaptspec.spec.reason": _NAMES[row.reason],
         "adaptspec.spec.drafter": drafter_name(drafters, row.drafter) if row.depth else "",
         **tree,
-        **chosen,
     }
 
 

@@ -265,12 +265,10 @@ def together(records: Sequence[RoundRecord], rows: IntArray) -> RoundRecord:
         entropy=np.concatenate([_first_token(record.entropy) for record in records]),
         tasks=np.concatenate([r.tasks if len(r.tasks) else np.zeros_like(r.rows) for r in records]),
         policies=rows[:0],
-        decided_by=(),
         expected=None,
         shadow=_scores("shadow", records),
         shadow_drafted=_scores("shadow_drafted", records),
         stated=None,
-        temperature_scores=None,
         **{name: gathered(records, name) for name in _PER_ROW},  # type: ignore[arg-type]
     )
 

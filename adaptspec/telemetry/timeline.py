@@ -145,8 +145,7 @@ class Timeline:
                 yield from self._open(name, name, None)
             if name in self._running:
                 running = self._running[name]
-                decided_by = record.decided_by[i] if record.decided_by else ""
-                told = self._of_row(record, i, decided_by or running.policy)
+                told = self._of_row(record, i, running.policy)
                 event = slice_event(running.track, _tier_name(int(record.depths[i])), start, length, **told)
                 running.waiting.append(event)
 

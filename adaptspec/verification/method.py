@@ -10,19 +10,15 @@ import numpy as np
 from adaptspec.models.draft import Draft
 from adaptspec.models.sampling import Logits, SamplingBatch
 from adaptspec.trees import Tree
-from adaptspec.types import BoolArray, FloatArray, IntArray
+from adaptspec.types import BoolArray, IntArray
 
 
 @dataclass(frozen=True)
 class VerifyResult:
-    """Per row: how many drafted tokens stay, and the token after them (correction or bonus).
-
-    `temperature_scores` [B, D, candidates] are for the round's record (see `RoundRecord`).
-    """
+    """Per row: how many drafted tokens stay, and the token after them (correction or bonus)."""
 
     accepted: IntArray  # [B]
     following: IntArray  # [B]
-    temperature_scores: FloatArray | None = None
     path: IntArray | None = None  # [B, D] places of the drafted tokens that stay; None: each row's first ones
     choices: IntArray | None = None  # [N] the target's own token at every packed position, told of drafts that branch
 

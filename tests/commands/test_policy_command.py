@@ -19,7 +19,7 @@ def test_policy_show_prints_the_file_with_its_reasons(capsys: pytest.CaptureFixt
 def test_policy_validate_tells_every_fault_of_every_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """One run shows all there is to mend; what is right says so."""
     broken = tmp_path / "broken.yaml"
-    broken.write_text(find_policy("per-task").read_text().replace("margin:", "margn:"))
+    broken.write_text(find_policy("per-task").read_text().replace("max-depth:", "max-dpth:"))
     assert main(["policy", "validate", "goodput", "off"]) == 0
     assert capsys.readouterr().out == "goodput: ok\noff: ok\n"
     assert main(["policy", "validate", str(broken), "goodput", str(tmp_path / "none.yaml")]) == 2
@@ -27,7 +27,7 @@ def test_policy_validate_tells_every_fault_of_every_file(tmp_path: Path, capsys:
     assert shown.out == "goodput: ok\n"
     faults = shown.err.splitlines()
     assert all(line.startswith(str(tmp_path)) for line in faults)
-    assert "(did you mean 'margin'?)" in faults[0]
+    assert "(did you mean 'max-depth'?)" in faults[0]
     assert "no such file" in faults[-1]
 
 

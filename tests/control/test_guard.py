@@ -9,8 +9,6 @@ from itertools import groupby
 import numpy as np
 import pytest
 
-from adaptspec.control.algorithms.algorithm import Choice
-from adaptspec.control.ceilings import Dwell
 from adaptspec.control.cost import CostTable
 from adaptspec.control.guard import Guard, GuardEvents, GuardSpec, Mode
 from adaptspec.control.language.build import build_policy, parse_policy_spec
@@ -20,7 +18,6 @@ from tests.control.helpers import QUIET, record, signals, table
 from tests.fakes import array
 
 SLOWER = GuardSpec.model_validate({"never-slower": {}})
-FLOOR = GuardSpec.model_validate({"disable-below-acceptance": 0.5})
 LOSING, WINNING, PLAIN = record([3], [0]), record([3], [3]), record([0], [0])
 
 
@@ -214,20 +211,6 @@ def test_catching_up_counts_where_every_round_does() -> None:
     assert modes.count(Mode.RUN) < 60
 
 
-def test_low_acceptance_switches_off_where_asked() -> None:
-    assert Mode.OFF in drive(Guard(FLOOR, table()), 60, LOSING)
-    assert Mode.OFF not in drive(Guard(FLOOR, table()), 60, WINNING)
-
-
-def test_a_probe_must_meet_the_floor_too() -> None:
-    """Else it would go on and off for ever where drafts pay but are rarely accepted, or the other way round."""
-    modes = drive(Guard(FLOOR, table()), 3000, LOSING)
-    assert modes.count(Mode.RUN) < 40
-    back = Guard(FLOOR, table())
-    drive(back, 60, LOSING)
-    assert drive(back, 400, WINNING)[-1] is Mode.RUN
-
-
 def test_luck_in_a_probe_starts_no_oscillation() -> None:
     """A probe that wins and a window that loses: the waits grow all the same."""
     guard = Guard(SLOWER, table())
@@ -311,50 +294,6 @@ def test_a_baseline_goes_by_what_the_table_says_when_it_is_taken() -> None:
     for _ in range(300):
         guard.after(winning if guard.mode(signals([7])) is Mode.RUN else plain)
     assert Mode.OFF in drive(guard, 48, record([3], [0], slower=ratio))
-
-
-def chosen(depth: int, drafter: int = 0) -> Choice:
-    return Choice(array(depth), array(int(Reason.POLICY)), drafter=array(drafter))
-
-
-@pytest.mark.parametrize("wanted", [0, 5])
-def test_dwell_keeps_a_changed_depth(wanted: int) -> None:
-    dwell = Dwell(4, 2)
-    now = signals([7], rows=[1])
-    assert dwell.hold(now, chosen(3)).depths.tolist() == [3]
-    held = [dwell.hold(now, chosen(wanted)) for _ in range(4)]
-    assert [choice.depths.item() for choice in held] == [3, 3, 3, wanted]
-    assert held[0].reasons.tolist() == [int(Reason.DWELL)]
-
-
-def test_dwell_holds_a_depth_for_the_drafter_that_it_was_chosen_for() -> None:
-    """An offer that is taken in between is let through; the draft model is not made to draft as deep as a lookup."""
-    dwell, now = Dwell(4, 1), signals([7])
-    assert dwell.hold(now, chosen(2)).depths.tolist() == [2]
-    offer = dwell.hold(now, chosen(6, drafter=1))
-    assert offer.depths.tolist() == [6]
-    assert offer.drafter.tolist() == [1]
-    again = dwell.hold(now, chosen(0))
-    assert again.depths.tolist() == [2]
-    assert again.drafter.tolist() == [0]
-
-
-def test_dwell_lets_tries_through_and_goes_back() -> None:
-    """A try is for one round, whatever a row dwells at; an arm that a bandit plays is none."""
-    dwell, now = Dwell(4, 1), signals([7])
-    assert dwell.hold(now, chosen(3)).depths.tolist() == [3]
-    tried = replace(chosen(4), reasons=array(int(Reason.EXPLORE)))
-    assert dwell.hold(now, tried).depths.tolist() == [4]
-    assert dwell.hold(now, chosen(3)).depths.tolist() == [3]
-    assert dwell.hold(now, chosen(5)).depths.tolist() == [3]
-
-
-def test_dwell_bows_to_limits_and_forgets_with_the_request() -> None:
-    dwell = Dwell(4, 1)
-    dwell.hold(signals([7]), chosen(5))
-    assert dwell.hold(signals([2]), chosen(5)).depths.tolist() == [2]
-    dwell.start(0)
-    assert dwell.hold(signals([7]), chosen(1)).depths.tolist() == [1]
 
 
 @pytest.mark.parametrize("doubted", [False, True])

@@ -9,9 +9,8 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from scipy import special
 
-from adaptspec.decision_tables import ENTROPY_BINS, StopTable, TemperatureTable, entropy_bins
+from adaptspec.decision_tables import StopTable
 from adaptspec.drafting.draft_model import DraftModelDrafter
 from adaptspec.drafting.drafter import DraftJob
 from adaptspec.models.sampling import RowSampling, SamplingBatch
@@ -109,14 +108,15 @@ def test_a_draft_temperature_shapes_what_is_drawn_and_kept_but_not_what_is_repor
     """q is what was drawn from; confidence and entropy stay the draft's own, so that stop rules see no tuning."""
     job = _job([[5, 6], [7, 8]], [1, 1], 0.8, shares_noise=False, keep_distribution=True)
     plain = DraftModelDrafter(TableRunner()).propose(job)
-    quarter = np.where(np.arange(ENTROPY_BINS) == entropy_bins(plain.entropy[:, :1]), 0.25, np.nan)
-    cold = DraftModelDrafter(TableRunner()).propose(replace(job, temperature=TemperatureTable(quarter, scored=True)))
+    ends = np.array([[0.25, 0.25], [0.5, 1.5]])
+    tempered = DraftModelDrafter(TableRunner()).propose(replace(job, draft_temperature=ends))
     assert plain.distribution is not None
-    assert cold.distribution is not None
-    assert cold.scores is not None
-    np.testing.assert_allclose(cold.entropy, plain.entropy)
-    np.testing.assert_allclose(special.softmax(cold.scores, axis=2), plain.distribution, rtol=1e-5)
-    np.testing.assert_allclose(special.softmax(cold.scores / 0.25, axis=2), cold.distribution, rtol=1e-5, atol=1e-9)
+    assert tempered.distribution is not None
+    np.testing.assert_allclose(tempered.entropy, plain.entropy)
+    temperature = np.array([0.25, 0.5 + min(plain.entropy[1, 0] / 2.0, 1.0)])[:, None, None]
+    sharpened = plain.distribution ** (1.0 / temperature)
+    sharpened /= sharpened.sum(axis=2, keepdims=True)
+    np.testing.assert_allclose(tempered.distribution, sharpened, rtol=1e-4, atol=1e-9)
 
 
 @given(depth=st.integers(1, 6), first=st.integers(2, 20), beside=st.booleans(), ends=st.sets(st.integers(0, 23)))

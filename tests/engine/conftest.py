@@ -15,7 +15,7 @@ from adaptspec.drafting.drafter import Drafter
 from adaptspec.engine.core import EngineCore, EngineLimits
 from adaptspec.engine.inputs import InputProcessor
 from adaptspec.engine.model_executor import ModelExecutor
-from adaptspec.engine.task_methods import TaskMethods
+from adaptspec.engine.policy_settings import PolicySettings
 from adaptspec.request import Request
 from adaptspec.types import Completion, Reason, RoundRecord, Sink
 from adaptspec.verification import make_method
@@ -89,7 +89,7 @@ def make_core(
         [drafter.name for drafter in drafters],
         limits.max_rows,
     )
-    methods = {name: TaskMethods(make_method(how)) for name, (_, how) in policies.items()}
+    methods = {name: PolicySettings(make_method(how)) for name, (_, how) in policies.items()}
     inputs = InputProcessor(target.info, tokenizer)
     return EngineCore(executor(target, drafters), controller, inputs, methods, sinks=sinks, limits=limits)
 

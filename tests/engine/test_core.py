@@ -43,8 +43,8 @@ def test_methods_that_weigh_refuse_a_drafter_that_drops_what_it_drew(tmp_path: P
     front = AsyncEngine(core)
     try:
         manager = PolicyManager(front, core, CostTable(COSTS), [spec], {spec.name: file})
-        more = f"  drafters: [draft-model]\n  tasks: {{code: {{verification: {{method: {method}}}}}}}\n"
-        with pytest.raises(ConfigError, match=r"spec\.tasks\.code\.verification"):
+        more = f"  drafters: [draft-model]\n  verification: {{method: {method}}}\n"
+        with pytest.raises(ConfigError, match=r"spec\.verification"):
             manager.apply(static("later", 1, more))
         assert front.policies == ("first",)
     finally:

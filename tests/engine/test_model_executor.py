@@ -1,15 +1,12 @@
-"""What whole rounds report: a draft temperature that is tuned, and scores of drafters that did not run."""
+"""What whole rounds report: scores of drafters that did not run."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from adaptspec.drafting.draft_model import DraftModelDrafter
 from adaptspec.drafting.drafter import DraftJob
 from adaptspec.drafting.ngram import NgramDrafter
 from adaptspec.engine.core import EngineLimits
@@ -17,33 +14,9 @@ from adaptspec.models.sampling import SamplingBatch
 from adaptspec.request import Request, SamplingParams
 from adaptspec.types import Completion, RoundRecord
 from tests.exactness import dictated
-from tests.exactness.harness import Notes, answers, assert_same, plain
-from tests.exactness.worlds import CONTEXT, TOKENIZER, World, table
-from tests.fakes import TableRunner, array
-
-
-class Flat(TableRunner):
-    """The target's own table, too unsure of itself: at temperature 0.65 it would be the target."""
-
-    def logits(self, tokens: list[int]) -> torch.Tensor:
-        return 0.65 * super().logits(tokens)
-
-
-@pytest.mark.parametrize("method", ["coupled", "rejection"])
-def test_tuning_raises_the_acceptance_of_a_draft_that_is_too_flat(method: str) -> None:
-    """And changes no text under `coupled`. Greedy requests are not tuned for."""
-    usual, rates = table("draft-model"), []
-    sampling = [SamplingParams(40, temperature=1.5, seed=i, ignore_eos=True) for i in range(48)]
-    asked = [Request(f"r{i}", (5, 6, 2 + i % 20), one) for i, one in enumerate(sampling)]
-    for more in ("", ", draft-temperature: {mode: dynamic}"):
-        world = World(TableRunner(context=CONTEXT), [DraftModelDrafter(Flat(context=CONTEXT))], TOKENIZER)
-        body = "{choose: {algorithm: dictated, depths: [3]}, drafters: [draft-model], verification: {method: %s}%s}"
-        done = answers(world.engine([dictated.policy(body % (method, more))], EngineLimits(max_rows=4)), asked)
-        late = [done[f"r{i}"].stats for i in range(16, 48)]
-        rates.append(sum(one.accepted for one in late) / sum(one.drafted for one in late))
-        for request in asked if method == "coupled" else ():
-            assert_same(done[request.id], plain(usual, request))
-    assert rates[1] > rates[0] + 0.05
+from tests.exactness.harness import Notes, answers
+from tests.exactness.worlds import table
+from tests.fakes import array
 
 
 def serve(requests: Sequence[Request], choose: str) -> tuple[list[RoundRecord], dict[str, Completion]]:

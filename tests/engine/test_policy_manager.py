@@ -15,7 +15,6 @@ from adaptspec.control.language.build import build_policy, load_policy_spec, par
 from adaptspec.control.rollout import Reloads
 from adaptspec.engine.core import EngineLimits
 from adaptspec.engine.policy_manager import PolicyManager, adopt_policy
-from adaptspec.engine.task_methods import TaskMethods
 from adaptspec.errors import ConfigError, EngineError, PolicyError, StateError, UnknownModelError
 from tests.engine.desk import asking, desk_of
 from tests.engine.policies import COSTS, goodput, static
@@ -29,7 +28,7 @@ async def test_a_policy_is_replaced_while_requests_run(tmp_path: Path) -> None:
         running = [asyncio.create_task(one.served(asking(i))) for i in range(8)]
         await asyncio.sleep(0.01)
         before = (await asyncio.to_thread(one.desk.learned))["main"].arrays["acceptance"].sum()
-        text = goodput("main", "  guard: {dwell-rounds: 3}\n")
+        text = goodput("main", "  guard: {max-batch-size: 64}\n")
         applied = await asyncio.to_thread(one.desk.apply, text)
         assert (applied.name, applied.replaced, applied.carried) == ("main", True, True)
         assert await asyncio.gather(*running) == ["main"] * 8
@@ -64,7 +63,7 @@ def test_text_that_a_lossy_method_judged_stays_marked_after_a_swap() -> None:
     while not any(delta.tokens for delta in core.step()):
         pass
     policy = build_policy(exact, CostTable(COSTS), core.limits.max_rows, core.controller.labels)
-    adopt_policy(core, "main", policy, TaskMethods.of(exact))
+    adopt_policy(core, exact, policy)
     assert not notes.completions, "the first request has more to come"
     while not core.idle:
         core.step()
@@ -84,7 +83,7 @@ async def test_a_new_name_is_a_new_policy(tmp_path: Path) -> None:
 async def test_what_is_sent_uses_what_is_served(tmp_path: Path) -> None:
     """By name, before what ships under it; what uses others itself cannot be used: none nest without end."""
     async with desk_of(tmp_path, [static("main", 3), static("off", 2)]) as one:
-        using = static("using", 1, "  when: [{batch-size: {at-least: 1}, use: off}]\n")
+        using = static("using", 1, "  when: [{prompt-tokens: {at-least: 1}, use: off}]\n")
         assert one.desk.check(using) == "using"
         await asyncio.to_thread(one.desk.apply, using)
         assert one.desk.served[-1].spec.used["off"].spec.choose.model_dump()["depth"] == 2
@@ -99,12 +98,12 @@ async def test_what_is_sent_uses_what_is_served(tmp_path: Path) -> None:
         (static("main", 3, "  rollout: {mode: canary, percent: 5}\n"), "default policy"),
         (static("x", 3, "  rollout: {mode: shadow}\n"), "no mode 'shadow' any more; .*policy simulate --journal"),
         (
-            static("x", 3, "  when: [{batch-size: {at-least: 2}, use: 1.yaml}]\n"),
-            "sent:6:43: .*by their names",
+            static("x", 3, "  when: [{prompt-tokens: {at-least: 2}, use: 1.yaml}]\n"),
+            "sent:6:46: .*by their names",
         ),
         (static("main", 12, "  tasks: {acme: {off: true}}\n"), "up to 12 tokens.*restart"),
         (static("main", 3, "  rollout: {mode: canary, percent: 5}\n  tasks: {acme: {off: true}}\n"), "default policy"),
-        (static("x", 3, "  when: [{api-key: [gold, other], use: off}]\n"), "give the key another name"),
+        (static("x", 3, "  when: [{api-key: gold, use: nothing}]\n"), "there is no policy 'nothing'"),
     ],
 )
 async def test_what_cannot_be_used_changes_nothing(tmp_path: Path, text: str, problem: str) -> None:
@@ -115,7 +114,7 @@ async def test_what_cannot_be_used_changes_nothing(tmp_path: Path, text: str, pr
             await asyncio.to_thread(one.desk.apply, text, "sent")
         assert one.desk.served == before
         assert one.desk.reloads == Reloads(refused=1)
-        assert (one.core.controller.labels.tasks.own, one.core.controller.labels.keys.own) == ((), ())
+        assert one.core.controller.labels.tasks.own == ()
         assert await one.served(asking(1)) == "main"
 
 

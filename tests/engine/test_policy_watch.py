@@ -19,7 +19,7 @@ async def test_a_file_that_changes_is_served(tmp_path: Path) -> None:
     async with desk_of(tmp_path, [static("main", 3), goodput("other")]) as one:
         watch, file = PolicyWatch(one.desk), one.files["main"]
         looking = asyncio.create_task(watch.run(0.01))
-        file.write_text(static("main", 1, "  guard: {dwell-rounds: 2}\n"))
+        file.write_text(static("main", 1, "  guard: {max-batch-size: 64}\n"))
         for _ in range(2000):
             if one.desk.served[0].text == file.read_text():
                 break
@@ -40,18 +40,19 @@ async def test_a_file_that_changes_is_served(tmp_path: Path) -> None:
 async def test_a_file_that_another_uses_is_served_with_it(tmp_path: Path) -> None:
     used = tmp_path / "used.yaml"
     used.write_text(static("used", 1))
-    user = static("main", 3, f"  when: [{{batch-size: {{at-least: 1}}, use: {used}}}]\n")
+    user = static("main", 3, f"  when: [{{prompt-tokens: {{at-least: 1}}, use: {used}}}]\n")
     async with desk_of(tmp_path, [user]) as one:
         watch = PolicyWatch(one.desk)
-        before = one.desk.served[0]
+        assert await one.served(asking(1)) == "used"
+        before = one.desk.served
         await asyncio.to_thread(watch.look)
-        assert one.desk.served[0] is before
+        assert one.desk.served == before
         used.write_text(static("used", 2))
         await asyncio.to_thread(watch.look)
-        assert one.desk.served[0].spec.used[str(used)].spec.choose.depth == 2
+        assert [policy.spec.spec.choose.depth for policy in one.desk.served] == [3, 2]
         used.unlink()
         await asyncio.to_thread(watch.look)
-        assert one.desk.served[0].spec.used[str(used)].spec.choose.depth == 2
+        assert await one.served(asking(2)) == "used"
 
 
 async def test_what_was_sent_stays_until_its_file_changes_or_a_reload_is_asked_for(tmp_path: Path) -> None:

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import ClassVar
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from adaptspec.control.algorithms.algorithm import Choice
-from adaptspec.control.policy import BatchSignals
 from adaptspec.drafting.draft_model import DraftModelDrafter
 from adaptspec.engine.core import EngineCore, EngineLimits
 from adaptspec.request import Request, SamplingParams, SpeculationParams
@@ -141,21 +138,3 @@ def test_prompts_share_a_budget_and_rounds_with_decoding() -> None:
     assert [record.prefill_tokens for record in notes.records][:6] == [8, 8, 8, 8, 2, 0]
     assert not any(record.prefill_tokens for record in notes.records[6:])
     assert all("r0" in record.request_ids for record in notes.records[1:20])
-
-
-class Watching(dictated.Dictated):
-    """Notes how much memory is free."""
-
-    free: ClassVar[list[float]] = []
-
-    def choose(self, signals: BatchSignals) -> Choice:
-        self.free.append(signals.free_memory)
-        return super().choose(signals)
-
-
-def test_policies_see_how_much_of_the_cache_is_free() -> None:
-    """A ceiling by free memory must see the target's cache, not a constant."""
-    spec = dictated.policy(Case(depths="0").policy, kind=Watching)
-    core = table("draft-model", capacity=200).engine([spec], EngineLimits(4, prefill_tokens=8))
-    answers(core, [Request(f"r{i}", (2 + i,) * 20, greedy(8)) for i in range(2)])
-    assert 0.0 < min(Watching.free) < max(Watching.free) < 1.0

@@ -31,6 +31,8 @@ class DictatedSpec(AlgorithmSpec):
     beam: bool = Field(default=False, description="Nodes off the main chain are drafted on from while they are likely.")
     union: bool = Field(default=False, description="The last drafter adds its nodes to those of the first.")
 
+    guarded: ClassVar[bool] = False  # its depths are run as drawn
+
     kind: type | None = Field(default=None, exclude=True, description="A test's own kind of `Dictated`.")
 
     def build(self, parts: Parts) -> Dictated:

@@ -227,7 +227,7 @@ MUTANTS = (
     Mutant(
         "draft-temperature-ignored",
         "adaptspec/drafting/draft_model.py",
-        "drawn_from = tempered(scores, job.temperature.at(active, spread))",
+        "drawn_from = tempered(scores, draft_temperatures(job.draft_temperature[active], spread))",
         "drawn_from = scores",
         "A policy's draft-temperature has no effect.",
         ("tests/drafting/test_draft_model.py",),

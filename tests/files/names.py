@@ -110,8 +110,8 @@ def _fields(lines: Iterable[str]) -> Document:
 def _keys(value: Mapping[str, Any], prefix: str = "") -> Iterable[str]:
     for key, inner in value.items():
         yield prefix + key
-        # The names in `decided_by` are those of policies, and costs have a file format of their own.
-        if isinstance(inner, dict) and key not in ("decided_by", "costs"):
+        # Costs have a file format of their own.
+        if isinstance(inner, dict) and key != "costs":
             yield from _keys(inner, f"{prefix}{key}.")
 
 

@@ -18,7 +18,6 @@ from typing import Any
 import numpy as np
 
 from adaptspec.control.state import LearnedState, PolicyState, read_state, to_bytes
-from adaptspec.decision_tables import CANDIDATES
 from adaptspec.journal import (
     Entry,
     JournalHeader,
@@ -51,7 +50,7 @@ HEADER = JournalHeader(
     clock=1.75e9,
 )
 STARTED = RequestStarted("r", "goodput", "code", 7, 64, 4, 0.5)
-FINISHED = RequestFinished("r", "goodput", "stop", 12, 5, 9, 7, 0.25, 0.01, 0.03, 99.5, 11, {"goodput": 3, "off": 2})
+FINISHED = RequestFinished("r", "goodput", "stop", 12, 5, 9, 7, 0.25, 0.01, 0.03, 99.5, 11)
 
 
 def journal_entries() -> list[Entry]:
@@ -63,8 +62,6 @@ def journal_entries() -> list[Entry]:
         shadow_drafted=np.array([[5], [-1]]),
         stated=np.array([[[np.nan] * 3], [[0.5, 0.25, np.nan]]]),
         expected=Expected(812.5, np.array([1.75]), 700.25),
-        temperature_scores=np.full((1, 3, len(CANDIDATES)), 0.5),
-        decided_by=("goodput",),
         ended=17.5,
     )
     united = branching(replace(CHAIN, drafters=[0, 1]), number=4)
@@ -86,9 +83,9 @@ def _write_journal(path: Path) -> None:
 
 
 def _write_old_journal(path: Path) -> None:
-    """As version 3 wrote it: drafts did not branch, and a finished request had no nodes and no `decided_by`."""
+    """As version 3 wrote it: drafts did not branch, and a finished request had no nodes."""
     finished = json.loads(to_line(FINISHED))
-    del finished["nodes"], finished["decided_by"]
+    del finished["nodes"]
     chain = replace(round_of([2, 1], [1, 1]), number=7)
     lines = [to_line(replace(HEADER, version=3)), to_line(STARTED), to_line(chain), json.dumps(finished)]
     path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")

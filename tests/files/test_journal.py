@@ -16,7 +16,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from adaptspec.decision_tables import CANDIDATES
 from adaptspec.errors import JournalError
 from adaptspec.journal import Entry, LinesDropped, read_entries, read_journal, to_line
 from adaptspec.types import Expected, RoundRecord, nobody
@@ -54,7 +53,6 @@ def rounds(draw: st.DrawFn) -> RoundRecord:
     }
     drafters = draw(st.integers(0, 2))
     reals = arrays("float64", rows, elements=FLOATS)
-    scores = arrays("float64", (rows, deepest, len(CANDIDATES)), elements=FLOATS)
     hindsight = st.none() | arrays("int64", (drafters, rows), elements=st.integers(-1, 9))
     return RoundRecord(
         number=draw(COUNTS),
@@ -71,7 +69,6 @@ def rounds(draw: st.DrawFn) -> RoundRecord:
         shadow=draw(hindsight),
         shadow_drafted=draw(hindsight),
         expected=Expected(draw(FLOATS), draw(reals), draw(FLOATS)) if draw(st.booleans()) else None,
-        temperature_scores=draw(scores) if draw(st.booleans()) else None,
         stated=draw(arrays("float64", (drafters, rows, deepest), elements=FLOATS)) if draw(st.booleans()) else None,
         ended=draw(FLOATS),
         **whole,

@@ -334,7 +334,7 @@ def test_drafts_are_extended_as_by_torch(seed: int) -> None:
     columns = [parts(low, high, rows, steps) for low, high in ((0, 6), (20, 60), (0, 3), (8, 32), (0, 6))]
     if seed % 5 == 0:
         columns = [torch.full_like(columns[0], one) for one in (0.0, np.inf, 0.0, 0.0, -1.0)]
-    bounds = Bounds(*columns, parts(4, 17, rows, BINS), parts(8, 24, rows, 6))
+    bounds = Bounds(*columns, parts(4, 17, rows, BINS), parts(8, 24, rows, 2))
     comb = Comb(
         torch.from_numpy(chance.integers(1, WIDTH + 2, rows)),
         torch.from_numpy(chance.integers(1, 20, rows)),

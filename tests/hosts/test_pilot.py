@@ -156,7 +156,7 @@ def test_whatever_an_engine_says(data: st.DataObject) -> None:
             pilot.leave(data.draw(names), data.draw(st.sampled_from(["stop", "nonsense"])))
         elif what == "decide":
             ids = data.draw(st.lists(names, unique=True))
-            plan = pilot.decide(ids, data.draw(st.integers(0, 99)), data.draw(st.floats(0.0, 1.0)))
+            plan = pilot.decide(ids, data.draw(st.integers(0, 99)))
             assert 0 <= plan.depth <= VLLM.deepest
             assert all(0 <= depth <= plan.depth for depth in plan.depths.values())
             plans.append(plan)

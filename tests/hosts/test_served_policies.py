@@ -41,15 +41,15 @@ def test_garbage_in_the_policy_file(tmp_path: Path, caplog: pytest.LogCaptureFix
 
 def test_a_used_file_is_watched_next_to_the_file_that_names_it(tmp_path: Path) -> None:
     path, used = tmp_path / "mine.yaml", tmp_path / "used.yaml"
-    used.write_text(STATIC % 1)
-    when = "when: [{batch-size: {at-least: 2}, use: used.yaml}]"
+    used.write_text((STATIC % 1).replace("name: mine", "name: used"))
+    when = "when: [{prompt-tokens: {at-least: 2}, use: used.yaml}]"
     path.write_text((STATIC % 3).replace("spec: {", f"spec: {{{when}, "))
     policies = ServedPolicies((str(path),), VLLM, 4)
-    used.write_text(STATIC % 2)
+    used.write_text((STATIC % 2).replace("name: mine", "name: used"))
     policies.look()
     cost = CostTable(StepTimes().profile(DRAFTER, 4, VLLM))
     policies.adopt(policies.controller(cost), cost)
-    assert policies.specs["mine"].used["used.yaml"].spec.choose.depth == 2  # type: ignore[union-attr]
+    assert policies.specs["used"].spec.choose.depth == 2  # type: ignore[union-attr]
     assert policies.reloads.applied == 1
 
 

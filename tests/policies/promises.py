@@ -139,7 +139,6 @@ CORE = (
     Promise("exp3", "bandits-even", 0.955, 1.28, switches=50),  # 0.983 ± 0.011, 1.381 ± 0.040
     Promise("linucb-context", "prompts", 0.945, 1.115),  # 0.986 ± 0.015, 1.178 ± 0.024
     Promise("linucb-context", "tasks", 1.215, 1.245),  # 1.252 ± 0.013, 1.282 ± 0.015
-    Promise("nightjar", "bandits-8", 0.97, 1.05),  # 0.993 ± 0.009, 1.083 ± 0.012
     Promise("tiers", "tasks", 1.21, 1.25),  # 1.259 ± 0.018, 1.289 ± 0.015
     Promise("thompson-request", "mixed-1", 1, 1.085),  # 1.033 ± 0.012, 1.109 ± 0.008
     Promise("ucb-drafters", "lookups-1", 1.15, 1.69),  # 1.182 ± 0.012, 1.790 ± 0.039
@@ -256,19 +255,6 @@ MORE = (
     Promise("linucb-context", "mixed-late-2", 0.98, 1.025),  # 1.010 ± 0.012, 1.051 ± 0.009
     Promise("linucb-context", "mixed-late-3", 0.965, 1.01),  # 1.015 ± 0.019, 1.056 ± 0.018
     Promise("linucb-context", "wrong-late-3", 0.98, 0.98),  # 0.996 ± 0.000, 0.996 ± 0.000
-    Promise("nightjar", "bandits-even", 0.94, 1.255, switches=50),  # 0.976 ± 0.014, 1.371 ± 0.046
-    Promise("nightjar", "bandits-easy", 0.98, 2.33, switches=50),  # 0.999 ± 0.002, 2.478 ± 0.059
-    Promise("nightjar", "wrong-late", 0.97, 0.97, drafting=(0.0, 0.06), switches=50),  # 0.989 ± 0.001, 0.989 ± 0.001
-    Promise("nightjar", "up", 0.79, 1.615),  # 0.861 ± 0.027, 1.781 ± 0.065
-    Promise("nightjar", "down", 0.95, 0.95),  # 0.969 ± 0.001, 0.969 ± 0.001
-    Promise("nightjar", "up-within", 0.865, 1.96),  # 0.944 ± 0.031, 2.319 ± 0.142
-    Promise("nightjar", "down-within", 0.97, 0.97),  # 0.985 ± 0.004, 0.985 ± 0.004
-    Promise("nightjar", "gpu-1", 0.955, 1.43),  # 0.974 ± 0.006, 1.466 ± 0.014
-    Promise("nightjar", "crowd", 0.94, 1.285),  # 0.968 ± 0.011, 1.325 ± 0.015
-    Promise("nightjar", "mixed-late-1", 0.93, 0.97),  # 0.949 ± 0.006, 0.988 ± 0.006
-    Promise("nightjar", "mixed-late-2", 0.925, 0.965),  # 0.952 ± 0.009, 0.990 ± 0.009
-    Promise("nightjar", "mixed-late-3", 0.925, 0.955),  # 0.951 ± 0.010, 0.990 ± 0.013
-    Promise("nightjar", "wrong-late-3", 0.96, 0.96),  # 0.978 ± 0.000, 0.978 ± 0.000
     Promise("draft-temperature", "even-1", 1.01, 1.385),  # 1.035 ± 0.009, 1.462 ± 0.030
     Promise("draft-temperature", "wrong-1", 0.975, 0.975),  # 0.994 ± 0.000, 0.994 ± 0.000
     Promise("draft-temperature", "mixed-4", 0.995, 1.035),  # 1.012 ± 0.004, 1.053 ± 0.006

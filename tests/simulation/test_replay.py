@@ -54,20 +54,6 @@ def test_lossy_verification_cannot_be_followed() -> None:
         replay(parse_policy_spec(text), stream(made_tape(), Schedule((1,))), COSTS)
 
 
-def test_one_tape_is_not_followed_in_two_ways() -> None:
-    """Agreement is either the recorded one or drawn by chance; tasks that differ only within one way are fine."""
-    made = stream(made_tape({"rag": 0.4}, count=4, length=100), Schedule((1,)))
-
-    def played(usual: str, of_task: str) -> int:
-        text = HEAD + f"  choose: {{algorithm: static, depth: 3}}\n  verification: {{method: {usual}}}\n"
-        text += f"  tasks: {{code: {{verification: {{method: {of_task}}}}}}}\n"
-        return replay(parse_policy_spec(text), made, COSTS).accepted
-
-    assert played("rejection", "block") == played("block", "block") != played("coupled", "coupled")
-    with pytest.raises(TapeError, match="one method for all tasks"):
-        played("coupled", "rejection")
-
-
 def test_a_policy_whose_drafter_is_not_on_the_tape_is_refused() -> None:
     tape = one_request([1, 0, 1])
     with pytest.raises(ConfigError, match="ngram"):

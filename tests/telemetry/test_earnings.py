@@ -61,14 +61,6 @@ def test_every_round_is_counted_once_however_often_it_is_read() -> None:
     assert rarely.dropped == often.dropped == 0
 
 
-def test_rounds_of_conditional_policies_are_compared_as_all_others() -> None:
-    """Each of their rounds names the policies that decided; a batch of two such rounds ended the estimate for good."""
-    plain, one = (replace(record([n], [n - n // 3]), decided_by=("when-short",)) for n in (0, 3))
-    named, unnamed = served(40, 8, one, plain=[plain]), served(40, 8, record([3], [2]))
-    assert named.dropped == 0
-    assert named.speedup == unnamed.speedup is not None
-
-
 def test_a_pause_of_the_machine_in_a_round_does_not_count_as_gain() -> None:
     """The estimate was the measured time times the gain: a pause in a round that accepted much counted many times."""
     plain, one = [record([0], [0])] * 20, record([3], [3])

@@ -6,7 +6,7 @@ To add one: one file with its class and its spec, a line in the registry, a test
 from __future__ import annotations
 
 import bisect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
@@ -15,7 +15,7 @@ import numpy as np
 from adaptspec.control.algorithms.round_terms import ModelTerms
 from adaptspec.control.cost import CostTable
 from adaptspec.control.language.schema import Part
-from adaptspec.control.policy import BatchSignals, Learner, Policy, Union
+from adaptspec.control.policy import BatchSignals, Learner, Union
 from adaptspec.control.tasks import Labels
 from adaptspec.decision_tables import StopTable
 from adaptspec.types import Expected, FloatArray, IntArray, Reason, RoundRecord, nobody
@@ -121,7 +121,6 @@ class Parts:
     tiers: tuple[int, ...]  # depths allowed beside 0, ascending
     drafters: tuple[str, ...]  # preferred first
     stops: bool  # a stop rule will cut drafts short
-    policy: Callable[[str], Policy]  # builds one that the file names as a `PolicyName`
     max_width: int = 1  # children of a node of a draft at most; 1: drafts are chains
     labels: Labels = field(default_factory=Labels)  # names of tasks and API keys by their numbers
 
@@ -133,6 +132,8 @@ class AlgorithmSpec(Part):
     takes_drafters: ClassVar[bool] = False  # it chooses among several drafters
     has_value: ClassVar[bool] = False  # its choices have a `value`
     default_tiers: ClassVar[tuple[int, ...]] = tuple(range(8))
+    default_stop: ClassVar[str] = "none"  # the stop rule of a policy that names none
+    guarded: ClassVar[bool] = True  # a policy is never slower than plain decoding, unless it says otherwise
 
     def build(self, parts: Parts) -> Algorithm:
         """The algorithm, once for each policy that names it."""

@@ -110,10 +110,10 @@ def estimates(sums: FloatArray, arms: Arms, costs: FloatArray, entry: FloatArray
     The ratio is sum(earned) / sum(spent), its error from the residuals earned - ratio x spent (the delta method), both
     with one round of prior belief added. `entry` lowers the ratio of arms whose drafter lags.
     """
-    rounds, spent = sums[..., N] + 1.0, sums[..., SPENT] + np.where(arms.opaque, 1.0, costs)
+    rounds, spent = sums[..., N] + 1.0, sums[..., SPENT] + costs
     ratio = (sums[..., EARNED] + _believed(sums, arms)) / spent
     squares = sums[..., EARNED2] - 2.0 * ratio * sums[..., CROSS] + ratio**2 * sums[..., SPENT2]
-    prior = _SPREAD**2 * np.where(arms.opaque, 1.0, arms.depths)
+    prior = _SPREAD**2 * arms.depths
     each = spent / rounds
     spread = np.sqrt((np.maximum(squares, 0.0) + prior) / rounds) / each
     later = each / (each + entry)
@@ -126,7 +126,7 @@ def estimates(sums: FloatArray, arms: Arms, costs: FloatArray, entry: FloatArray
 
 def _believed(sums: FloatArray, arms: Arms) -> FloatArray:
     # Tokens per round of an arm [m, K] before it is seen: as if every token were accepted alike, by the acceptance that
-    # explains what the next shallower arm brought. A policy is believed to be as good as off.
+    # explains what the next shallower arm brought.
     believed = np.ones(sums.shape[:2])
     for arm in arms.ladder:
         below = int(arms.below[arm])
@@ -140,7 +140,7 @@ def _believed(sums: FloatArray, arms: Arms) -> FloatArray:
 
 def enterable(seen: FloatArray, arms: Arms, limits: IntArray) -> BoolArray:
     """[m, K] which arms may be played: within the limits [m] as far as there are such, and not two steps up at once."""
-    fits = (arms.depths <= limits[:, None]) | arms.opaque
+    fits = arms.depths <= limits[:, None]
     fits |= ~fits.any(axis=1, keepdims=True)
     from_below: BoolArray = fits & ((arms.below < 0) | (seen[:, arms.below] >= _SEEN_ENOUGH))
     return np.where(from_below.any(axis=1, keepdims=True), from_below, fits)

@@ -1,4 +1,4 @@
-"""What is around every bandit algorithm: episodes, outcomes by their decision, nested policies."""
+"""What is around every bandit algorithm: episodes, and outcomes by their decision."""
 
 from __future__ import annotations
 
@@ -13,12 +13,14 @@ from adaptspec.control.algorithms.algorithm import Algorithm, AlgorithmSpec, Cho
 from adaptspec.control.algorithms.arm_selection import ArmSelector, Pick, View, enterable, estimates
 from adaptspec.control.algorithms.arms import Arms, ArmSpec, build_arms
 from adaptspec.control.algorithms.ledger import Ledger, Played, Rewarder, Scope
-from adaptspec.control.policy import BatchSignals, Pending, deepest_search
-from adaptspec.control.rows import places_of
+from adaptspec.control.policy import BatchSignals, Pending
 from adaptspec.types import FloatArray, IntArray, Reason, RoundRecord
 
 # An arm that is picked again is kept for twice as long, up to so many times the dwell: what is settled costs no time.
 _LONGEST = 4
+# Rounds that the cost of catching up is spread over: that of two to four episodes. One round too few keeps a lagging
+# drafter off where it pays, too many switches it on and off for nothing.
+_HORIZON = 32.0
 
 
 class BanditSpec(AlgorithmSpec):
@@ -33,21 +35,12 @@ class BanditSpec(AlgorithmSpec):
     )
     scope: Scope = Field(default="task", description="Whose record an arm is chosen by.")
     dwell_rounds: int = Field(default=8, ge=1, le=1000, description="Rounds an arm is kept before the next choice.")
-    horizon_rounds: float = Field(
-        default=32.0, ge=1.0, le=10_000.0, description="Rounds that the cost of catching up is spread over."
-    )
-    prior_rounds: float = Field(
-        default=16.0, ge=0.0, le=10_000.0, description="Rounds that a request believes its task, a task all traffic."
-    )
     discount: float = Field(default=0.993, gt=0.5, le=1.0, description="Per round: how fast what was seen fades.")
 
     def build(self, parts: Parts) -> Bandit:
         arms = build_arms(self.arms, parts)
-        kept = {"discount": self._fading(), "weight": self.prior_rounds}
-        ledger = Ledger(self.scope, parts.max_rows, parts.tasks, len(arms), **kept)
-        return Bandit(
-            arms, self._index(arms, ledger), ledger, parts, dwell=self.dwell_rounds, horizon=self.horizon_rounds
-        )
+        ledger = Ledger(self.scope, parts.max_rows, parts.tasks, len(arms), discount=self.discount)
+        return Bandit(arms, self._index(arms, ledger), ledger, parts, dwell=self.dwell_rounds)
 
     def default_drafters(self, here: Sequence[str]) -> Sequence[str]:
         """One arm per tier uses the first drafter only; arms may name any."""
@@ -61,9 +54,6 @@ class BanditSpec(AlgorithmSpec):
             for one in self.arms
         ]
         return self.model_copy(update={"arms": list({repr(one): one for one in arms}.values())})
-
-    def _fading(self) -> float:
-        return self.discount
 
     def _index(self, arms: Arms, ledger: Ledger) -> ArmSelector:
         raise NotImplementedError(f"{type(self).__name__} says which algorithm it is")
@@ -123,32 +113,25 @@ class Bandit(Algorithm):
     Reward is goodput as a ratio of sums: tokens emitted over seconds attributed to the row, in units of plain decoding
     at the same batch size, so off is exactly 1 (see `Rewarder`). A round credits every arm that it says something
     about, and none that was not really run. An arm whose drafter lags is charged for catching up when arms are
-    compared, spread over `horizon` rounds.
+    compared, spread over `_HORIZON` rounds.
 
     An outcome is credited to the decision whose number it bears, however late it comes. Between episodes a round costs
     a note and a look-up; what a plan's rounds earned is settled at once.
     """
 
-    def __init__(
-        self, arms: Arms, index: ArmSelector, ledger: Ledger, parts: Parts, *, dwell: int = 8, horizon: float = 32.0
-    ) -> None:
-        self._arms, self._index, self._ledger, self._horizon = arms, index, ledger, horizon
+    def __init__(self, arms: Arms, index: ArmSelector, ledger: Ledger, parts: Parts, *, dwell: int = 8) -> None:
+        self._arms, self._index, self._ledger = arms, index, ledger
         self.max_depth = int(arms.depths.max())
         beat = max(1, dwell // 2) if ledger.scope == "request" else 1
         self._episodes = Episodes(ledger.count, dwell, beat, arms.off)
         self._rewarder = Rewarder(arms, parts.cost, parts.drafters)
         self._why: IntArray = np.zeros(ledger.count, dtype=np.int64)  # the reason of each context's arm
         self._memo: FloatArray = np.zeros((ledger.count, 0))
-        self._nested = [nested for nested in arms.policies if nested is not None]
         self._room: IntArray = np.zeros(parts.max_rows, dtype=np.int64)  # the highest limit of each row's request
         self._now = 0
         self._plan: _Plan | None = None
-        self._pending: Pending[tuple[_Plan, BatchSignals, IntArray]] = Pending()  # and the depths asked for
+        self._pending: Pending[tuple[_Plan, BatchSignals]] = Pending()
         self._unsettled: list[_Plan] = []
-
-    @property
-    def search_depth(self) -> int | None:
-        return deepest_search([nested.policy for nested in self._nested])
 
     def start(self, row: int) -> None:
         self._settle()
@@ -156,14 +139,7 @@ class Bandit(Algorithm):
         if self._ledger.scope == "request":
             self._episodes.start(context, self._now)
             self._index.start(context)
-        for nested in self._nested:
-            nested.policy.start(row)
         self._room[row], self._plan = 0, None
-
-    def finish(self, row: int) -> None:
-        """What the row taught is learned with the next episode's end."""
-        for nested in self._nested:
-            nested.policy.finish(row)
 
     def choose(self, signals: BatchSignals) -> Choice:
         self._now += 1
@@ -172,33 +148,27 @@ class Bandit(Algorithm):
             plan = self._plan = self._replan(signals)
         choice = plan.choice
         choice = self._arms.play(choice, plan.arms, signals) if self._arms.split else choice.within(signals.limits)
-        self._pending.put(signals.number, (plan, signals, choice.depths))
+        self._pending.put(signals.number, (plan, signals))
         return choice
 
     def learn(self, record: RoundRecord) -> None:
-        """See `Algorithm.learn`. A round that was decided without this algorithm teaches only nested policies."""
+        """See `Algorithm.learn`. A round that was decided without this algorithm teaches only stop rules."""
         if self._arms.split:
             self._arms.learn(record)
         pending = self._pending.take(record.decision)
         if pending is None:
             return
-        plan, signals, asked = pending
-        places = places_of(plan.rows, record.rows)
-        if places is None:  # some of them did not run
+        plan, signals = pending
+        if plan.rows.tobytes() != record.rows.tobytes():  # some of them did not run
             return
-        if len(places) < len(record.rows):  # it is an arm of another policy, and chose for some of the rows
-            record = record.take(places)
         if not plan.played:
             self._unsettled.append(plan)
         cache_gap = signals.cache_gap[self._arms.drafters[plan.arms], np.arange(len(plan.arms))]
-        plan.played.append(Played(asked, cache_gap, not signals.beside and not signals.prefill_tokens, record))
+        plan.played.append(Played(cache_gap, not signals.beside and not signals.prefill_tokens, record))
 
     def state(self) -> dict[str, FloatArray]:
         self._settle()
-        known = {**self._ledger.state(), **self._index.state()}
-        for nested in self._nested:
-            known.update({f"{nested.name}/{name}": value for name, value in nested.policy.state().items()})
-        return known
+        return {**self._ledger.state(), **self._index.state()}
 
     def _replan(self, signals: BatchSignals) -> _Plan:
         contexts = self._ledger.of(signals.rows, signals.tasks)
@@ -219,7 +189,7 @@ class Bandit(Algorithm):
         belongs = contexts == due[:, None]  # [m, B]
         shares = belongs / belongs.sum(axis=1, keepdims=True)
         costs, catch_up = self._rewarder.arm_costs(size, float(signals.context.sum()))
-        entry = (shares @ signals.cache_gap.T)[:, arms.drafters] * (catch_up / self._horizon)
+        entry = (shares @ signals.cache_gap.T)[:, arms.drafters] * (catch_up / _HORIZON)
         known = estimates(self._ledger.read(due, bucket), arms, costs, entry)
         view = View(
             contexts=due,

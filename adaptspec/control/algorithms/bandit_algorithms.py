@@ -12,7 +12,7 @@ from adaptspec.control.algorithms.arm_selection import ArmSelector, Pick, View
 from adaptspec.control.algorithms.arms import Arms
 from adaptspec.control.algorithms.bandit import BanditSpec
 from adaptspec.control.algorithms.ledger import EARNED, SPENT, Ledger, N, Observed, Scope
-from adaptspec.types import BoolArray, FloatArray, IntArray
+from adaptspec.types import FloatArray
 
 # Exponential weights explore once in about so many rounds.
 _STRETCH = 192.0
@@ -167,75 +167,11 @@ class LinUcb(ArmSelector):
         return {"a": self._a, "b": self._b}
 
 
-class Nightjar(ArmSelector):
-    """Time at each batch size comes in blocks of 1, 2, 4 ... bins; an arm is locked for a bin. The b-th bin of a block
-        explores with probability 1 / b: an arm drawn uniformly from those that could be best and that the best one's
-        rounds tell nothing of;
-        exploits otherwise: argmax over arms of sum(earned) / (sum(spent) + switching cost) + its standard error.
-
-    The switching cost is what the drafter must catch up after a spell of off, and the error only that of what the
-    arm was not seen in together with the best (a few unlucky bins shall not rule an arm out for good).
-
-    Regimes: load is what varies, and changes from hour to hour rather than from minute to minute: what it found at
-    one batch size it uses again when that returns. Nothing fades unless `discount` says so; with a discount no block
-    outlasts what is remembered.
-    Source: Li et al. 2025, "Nightjar: Dynamic Adaptive Speculative Decoding for Large Language Models Serving"
-    (arXiv 2512.22420), after the binned greedy exploration of Luo et al. 2018, "Efficient Contextual Bandits in
-    Non-stationary Worlds". Ours differs in that a round also counts for the shallower arms it tells of, and that a
-    deeper arm is not entered before the next shallower one was seen.
-    """
-
-    def __init__(self, arms: Arms, ledger: Ledger, dwell: int = 8, seed: int = 0) -> None:
-        super().__init__(arms, ledger, seed)
-        self._dwell = dwell
-        # A block that outlasts what is remembered would explore more rarely than is forgotten.
-        remembered = 1.0 / max(1.0 - ledger.discount, 1e-12) / dwell
-        self._longest = int(np.log2(max(remembered, 1.0)))
-        self._block, self._bin = (np.zeros((ledger.count, ledger.buckets), dtype=np.int64) for _ in range(2))
-
-    def start(self, context: int) -> None:
-        self._block[context] = self._bin[context] = 0
-
-    def pick(self, view: View) -> Pick:
-        at, every = (view.contexts, view.bucket), np.arange(len(view.contexts))
-        over = self._bin[at] >= 1 << np.minimum(self._block[at], self._longest)
-        # An episode of an arm that is picked again lasts for several bins.
-        bins = np.maximum(view.rounds // self._dwell, 1)
-        self._block[at] += over
-        self._bin[at] = np.where(over, 1, self._bin[at] + bins)
-        share = np.where(over, 1.0, bins / self._bin[at])
-        optimistic = np.where(view.playable & (view.seen >= 1.0), view.ratio + view.lacking, -np.inf)
-        best = np.where(np.isfinite(optimistic.max(axis=1)), optimistic.argmax(axis=1), view.best_known)
-        worth = self._worth_exploring(view, best)
-        chances = share[:, None] * worth / worth.sum(axis=1, keepdims=True)
-        chances[every, best] += 1.0 - share
-        arms = self.draw(chances)
-        return Pick(arms, arms != best, np.zeros((len(best), 0)))
-
-    def _worth_exploring(self, view: View, best: IntArray) -> BoolArray:
-        """[m, K] what can be played and tells something new: neither off, which is known, nor what the best arm's
-        rounds tell of anyway, nor what is two errors short of it. Where nothing is left, or the best is off, which
-        trying costs most to leave, the best stays among them.
-        """
-        short = (view.seen >= 1.0) & (view.ratio + 2.0 * view.error < view.of(view.ratio, best))
-        found: BoolArray = view.playable & ~((self.arms.below >= 0) & short) & ~self.arms.reveals[best]
-        if self.arms.off is not None:
-            found[:, self.arms.off] = False
-        found[np.arange(len(best)), best] = (best == self.arms.off) | ~found.any(axis=1)
-        return found
-
-
 class UcbSpec(BanditSpec):
     """`choose:` of upper confidence bounds."""
 
     algorithm: Literal["ucb"]
     optimism: float = Field(default=0.3, ge=0.0, le=10.0, description="How much uncertainty counts in an arm's favour.")
-    window: int | None = Field(
-        default=None, ge=16, le=100_000, description="Remember about so many rounds, in place of `discount`."
-    )
-
-    def _fading(self) -> float:
-        return self.discount if self.window is None else 1.0 - 1.0 / self.window
 
     def _index(self, arms: Arms, ledger: Ledger) -> ArmSelector:
         return Ucb(arms, ledger, self.optimism)
@@ -274,15 +210,3 @@ class LinUcbSpec(BanditSpec):
 
     def _index(self, arms: Arms, ledger: Ledger) -> ArmSelector:
         return LinUcb(arms, ledger, self.optimism, self.ridge)
-
-
-class NightjarSpec(BanditSpec):
-    """`choose:` of binned exploration per batch size."""
-
-    algorithm: Literal["nightjar"]
-    scope: Scope = Field(default="batch-bucket", description="Whose record an arm is chosen by.")
-    discount: float = Field(default=1.0, gt=0.5, le=1.0, description="Per round: how fast what was seen fades.")
-    seed: int = Field(default=0, ge=0, description="Of the random draws.")
-
-    def _index(self, arms: Arms, ledger: Ledger) -> ArmSelector:
-        return Nightjar(arms, ledger, self.dwell_rounds, self.seed)

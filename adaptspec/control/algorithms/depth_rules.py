@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import bisect
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, field_validator
 
@@ -29,6 +29,8 @@ class Static(OneDepth):
 
 class StaticSpec(AlgorithmSpec):
     """`choose:` of a fixed depth."""
+
+    guarded: ClassVar[bool] = False  # a yardstick runs at its depth
 
     algorithm: Literal["static"]
     depth: int = Field(ge=0, le=64, description="Tokens drafted per request and round; 0 is plain decoding.")

@@ -68,18 +68,16 @@ class GoodputSpec(AlgorithmSpec):
     takes_tiers: ClassVar[bool] = True
     has_value: ClassVar[bool] = True
     takes_drafters: ClassVar[bool] = True
+    default_stop: ClassVar[str] = "marginal-goodput"
 
     algorithm: Literal["goodput"]
-    discount: float = Field(
-        default=AcceptanceSettings.row, gt=0.5, le=1.0, description="Per round of a request: how fast counts fade."
-    )
     prior: PriorSpec = Field(default=_PRIOR, description="What is believed at first.")
     optimism: float = Field(
         default=GoodputSettings.optimism, ge=0.0, le=2.0, description="Exploration of rarely reached positions."
     )
 
     def build(self, parts: Parts) -> Goodput:
-        acceptance = AcceptanceSettings(self.prior.acceptance, self.prior.weight, row=self.discount)
+        acceptance = AcceptanceSettings(self.prior.acceptance, self.prior.weight)
         settings = GoodputSettings(
             parts.tiers,
             parts.drafters,

@@ -14,11 +14,13 @@ from adaptspec.control.policy import BatchSignals, Learner
 from adaptspec.control.tasks import TASKS
 from adaptspec.types import FloatArray, IntArray, RoundRecord
 
-Scope = Literal["request", "task", "batch-bucket", "global"]
+Scope = Literal["request", "task", "global"]
 # Rounds n, earned e, spent s, and their second moments: what a ratio of sums and its error are made of.
 N, EARNED, SPENT, EARNED2, CROSS, SPENT2 = range(6)
 # Scales that bring every feature to about 0 to 1.
 _BATCH, _ENTROPY, _CONTEXT, _POSITION, _LENGTH = 6.0, 4.0, 12.0, 8.0, 8.0
+# Rounds of an arm that a request believes its task, and a task all traffic: about two episodes.
+_PRIOR = 16.0
 # How fast a request's acceptance length follows its drafts.
 _FOLLOWS = 0.25
 # A round that took more than so many times what it should, or less than one over it, is a hiccup: no arm's doing.
@@ -37,17 +39,15 @@ class Observed(NamedTuple):
 class Ledger(Learner):
     """Sums [contexts, buckets, K, 6] of all traffic, then each task, then each request, as far as the scope goes.
 
-    `request`: a context per request, leaning on its task; `task`: one per task, leaning on all traffic; `batch-bucket`:
-    one for all; `global`: one, and batch sizes count as alike. The others keep sums per bucket of 1, 2, 3-4, 5-8 ...
-    rows. A context is read as its own sums plus those of the level above, scaled down to at most `weight` rounds of
-    each arm: a new request begins with what its task is like, and soon goes by its own record.
+    `request`: a context per request, leaning on its task; `task`: one per task, leaning on all traffic; `global`: one
+    for all. Each keeps sums per bucket of 1, 2, 3-4, 5-8 ... rows. A context is read as its own sums plus those of the
+    level above, scaled down to at most `_PRIOR` rounds of each arm: a new request begins with what its task is like,
+    and soon goes by its own record.
     """
 
-    def __init__(
-        self, scope: Scope, rows: int, tasks: int, arms: int, *, discount: float = 0.993, weight: float = 16.0
-    ) -> None:
-        self.scope, self.discount, self._weight, self._rows = scope, discount, weight, rows
-        self.buckets = 1 if scope == "global" else batch_bucket(rows) + 1
+    def __init__(self, scope: Scope, rows: int, tasks: int, arms: int, *, discount: float = 0.993) -> None:
+        self.scope, self.discount, self._rows = scope, discount, rows
+        self.buckets = batch_bucket(rows) + 1
         # Two contexts for each row, in turns: outcomes of the last request may come while the next one runs.
         sizes = [1, tasks, 2 * rows][: {"task": 2, "request": 3}.get(scope, 1)]
         self.count = sizes[-1]
@@ -107,7 +107,7 @@ class Ledger(Learner):
         levels = self._sums[self._path(contexts), bucket]
         found: FloatArray = levels[0]
         for own in levels[1:]:
-            found = own + np.minimum(1.0, self._weight / np.maximum(found[..., :1], 1e-9)) * found
+            found = own + np.minimum(1.0, _PRIOR / np.maximum(found[..., :1], 1e-9)) * found
         return found
 
     def note(self, rows: IntArray, contexts: IntArray, records: Sequence[RoundRecord]) -> None:
@@ -144,9 +144,8 @@ class Ledger(Learner):
 
 
 class Played(NamedTuple):
-    """A round: depths asked for [B], what each row's drafter had to catch up [B], whether no other rows took part."""
+    """A round: what each row's drafter had to catch up [B], whether no other rows took part."""
 
-    asked: IntArray
     cache_gap: IntArray
     alone: bool
     record: RoundRecord
@@ -180,14 +179,10 @@ class Rewarder:
         drafted = np.stack([record.drafted for record in records])
         told = np.zeros((*drafted.shape, len(kinds), 3))
         every = np.arange(len(arms))
-        if depths.any() or kinds.opaque.any():
+        if depths.any():
             # Reading what it has missed may take a drafter several rounds, in which its rows do not draft yet.
             reading = (drafted == 0) & (np.stack([one.cache_gap for one in played]) > 0)
             seen = kinds.reveals[arms] & (kinds.depths <= depths[..., None]) & ~reading[..., None]
-            if kinds.opaque.any():
-                as_asked = depths == np.stack([one.asked for one in played])
-                mine = np.arange(len(kinds)) == arms[:, None]
-                seen = np.where(kinds.opaque, mine & as_asked[..., None], seen)
             emitted = np.stack([record.emitted for record in records])
             accepted = np.stack([record.accepted for record in records])
             spent, whole = self._spent(arms, size, drafted, played)

@@ -18,23 +18,14 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args
 from pydantic import Field
 
 from adaptspec.control.algorithms.algorithm import AlgorithmSpec
-from adaptspec.control.algorithms.bandit_algorithms import Exp3Spec, LinUcbSpec, NightjarSpec, ThompsonSpec, UcbSpec
+from adaptspec.control.algorithms.bandit_algorithms import Exp3Spec, LinUcbSpec, ThompsonSpec, UcbSpec
 from adaptspec.control.algorithms.depth_rules import BatchTableSpec, EmaTiersSpec, StaticSpec
 from adaptspec.control.algorithms.goodput import GoodputSpec
 from adaptspec.control.algorithms.slo import SloSpec
 from adaptspec.control.language.schema import Short
 
 Shipped = (
-    StaticSpec
-    | BatchTableSpec
-    | EmaTiersSpec
-    | GoodputSpec
-    | UcbSpec
-    | ThompsonSpec
-    | Exp3Spec
-    | LinUcbSpec
-    | NightjarSpec
-    | SloSpec
+    StaticSpec | BatchTableSpec | EmaTiersSpec | GoodputSpec | UcbSpec | ThompsonSpec | Exp3Spec | LinUcbSpec | SloSpec
 )
 GROUP = "adaptspec.policies"
 _log = logging.getLogger(__name__)

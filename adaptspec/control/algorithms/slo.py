@@ -18,6 +18,10 @@ from adaptspec.types import FloatArray, IntArray, Reason, RoundRecord
 _REVIEW_ROUNDS = 4
 # A row ahead of its target may idle, one behind may hurry, up to these multiples of the target.
 _MOST, _LEAST = 4.0, 0.25
+# Tokens within which a row makes up lost time, and the share of the time that is kept in reserve.
+_HORIZON, _MARGIN = 16.0, 0.05
+# Per round of a request: how fast counts fade; and what is believed at first.
+_DISCOUNT, _PRIOR = 0.99, PriorSpec()
 
 
 class Slo(Goodput):
@@ -26,7 +30,7 @@ class Slo(Goodput):
     maximise (B + sum of gains) / T  subject to  T / (1 + gains of row r) <= allowed_r  for every row r.
 
     allowed_r is the target, more for a row that is ahead of it and less for one that is behind, so that measured pace
-    (tokens emitted over seconds since it began) meets the target within `horizon_tokens`. Where no depths keep every
+    (tokens emitted over seconds since it began) meets the target within `_HORIZON` tokens. Where no depths keep every
     pace, the worst row's violation is made least. All rows of a batch share T: deep drafts of a row that hurries cost
     the others time, and drafts of rows with time to spare may be what makes it late. The least drafting that
     keeps all paces is found first (see `keep_pace`), then goodput's own depths are let in as far as they fit.
@@ -38,11 +42,10 @@ class Slo(Goodput):
     """
 
     def __init__(self, spec: SloSpec, parts: Parts) -> None:
-        acceptance = AcceptanceSettings(spec.prior.acceptance, spec.prior.weight, row=spec.discount)
+        acceptance = AcceptanceSettings(_PRIOR.acceptance, _PRIOR.weight, row=_DISCOUNT)
         settings = GoodputSettings(parts.tiers, parts.drafters[:1], acceptance, parts.stops, parts.max_width)
         super().__init__(parts.cost, parts.max_rows, parts.tasks, settings)
-        self._target = spec.time_per_output_token_ms / 1e3 * (1.0 - spec.margin)
-        self._horizon = spec.horizon_tokens
+        self._target = spec.time_per_output_token_ms / 1e3 * (1.0 - _MARGIN)
         self._seconds: FloatArray = np.zeros(parts.max_rows)
         self._tokens: FloatArray = np.zeros(parts.max_rows)
         # Depths that keep the pace, by row; -1: goodput's own will do.
@@ -94,7 +97,7 @@ class Slo(Goodput):
         """Seconds per token from here on [B], so that the whole meets the target at the horizon."""
         target = self._target
         ahead = target * self._tokens[rows] - self._seconds[rows]
-        return np.clip(target + ahead / self._horizon, _LEAST * target, _MOST * target)
+        return np.clip(target + ahead / _HORIZON, _LEAST * target, _MOST * target)
 
 
 def keep_pace(terms: RoundTerms, allowed: FloatArray) -> tuple[IntArray, float]:
@@ -167,10 +170,6 @@ class SloSpec(AlgorithmSpec):
 
     algorithm: Literal["slo"]
     time_per_output_token_ms: float = Field(gt=0.0, le=60_000.0, description="Promised to every request, on average.")
-    horizon_tokens: float = Field(default=16.0, ge=1.0, description="Tokens within which a row makes up lost time.")
-    margin: float = Field(default=0.05, ge=0.0, lt=0.9, description="Share of the time kept in reserve.")
-    discount: float = Field(default=0.99, gt=0.5, le=1.0, description="Per round of a request: how fast counts fade.")
-    prior: PriorSpec = Field(default=PriorSpec(), description="What is believed at first.")
 
     def build(self, parts: Parts) -> Slo:
         return Slo(self, parts)

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from adaptspec.control.algorithms.algorithm import Parts
 from adaptspec.control.algorithms.goodput import Goodput, GoodputSettings
 from adaptspec.control.branching import Branching
-from adaptspec.control.ceilings import Bounds, Ceilings, Dwell, TaskTiers
+from adaptspec.control.ceilings import Bounds, Ceilings, TaskTiers
 from adaptspec.control.composed import ComposedPolicy
 from adaptspec.control.cost import CostTable
 from adaptspec.control.language.library import find_policy, shipped_policies, unknown_policy
@@ -20,7 +20,6 @@ from adaptspec.control.language.spec import PolicySpec, TaskSpec, schema
 from adaptspec.control.language.spec_errors import problems_of
 from adaptspec.control.language.yaml_source import Problem, Source, parse_yaml, policy_error, read_yaml
 from adaptspec.control.policy import Policy
-from adaptspec.control.rollout import Case, ConditionalPolicy
 from adaptspec.control.tasks import OTHER, Labels
 from adaptspec.drafters import DRAFTERS, default_drafters
 from adaptspec.errors import PolicyError
@@ -83,17 +82,14 @@ def parse_policy_spec(
 
 
 def build_policy(spec: PolicySpec, cost: CostTable, max_rows: int, labels: Labels | None = None) -> Policy:
-    """The policy a spec describes. `labels` are the controller's: names that are new to them are added.
+    """The policy a spec describes, without those that its `when:` uses.
 
-    Where the spec leaves its drafters open, it is built for a server that has every drafter. Raises PolicyError if it
-    names more tasks than there is room for, or its arms do not fit.
+    `labels` are the controller's: names that are new to them are added. Where the spec leaves its drafters open, it is
+    built for a server that has every drafter. Raises PolicyError if it names more tasks than there is room for, or its
+    arms do not fit.
     """
     spec = spec.with_drafters(tuple(DRAFTERS))
     body, labels = spec.spec, labels or Labels()
-
-    def arm(name: str) -> Policy:
-        return build_policy(spec.used[name], cost, max_rows, labels)
-
     parts = Parts(
         cost=cost,
         max_rows=max_rows,
@@ -101,7 +97,6 @@ def build_policy(spec: PolicySpec, cost: CostTable, max_rows: int, labels: Label
         tiers=spec.tiers,
         drafters=spec.drafters,
         stops=body.stop.rule != "none",
-        policy=arm,
         max_width=body.max_width,
         labels=labels,
     )
@@ -114,38 +109,25 @@ def build_policy(spec: PolicySpec, cost: CostTable, max_rows: int, labels: Label
         depths = tuple(range(1, 1 + algorithm.max_depth))
         settings = GoodputSettings(depths, spec.drafters, max_width=body.max_width)
         values = Goodput(cost, max_rows, parts.tasks, settings)
-    usual = ComposedPolicy(
+    return ComposedPolicy(
         algorithm,
         spec.drafters,
         stop=body.stop.build(),
         guard=body.guard.build(cost) if algorithm.max_depth else None,
-        dwell=_dwell(spec, overrides, max_rows),
         ceilings=_ceilings(spec, overrides, parts.tasks) if algorithm.max_depth else None,
         task_tiers=_task_tiers(overrides, parts.tasks, algorithm.max_depth),
         task_stops={task: stop.build() for task, stop in stops.items()},
         values=values,
-        temperature=None if body.draft_temperature is None else body.draft_temperature.build(),
+        draft_temperature=None if body.draft_temperature is None else body.draft_temperature.ends,
         branching=Branching(body.max_width, body.max_nodes) if body.max_width > 1 else None,
     )
-    if not body.when:
-        return usual
-    policies = {one.use: arm(one.use) for one in body.when}
-    cases = [Case(one, policies[one.use], labels.keys) for one in body.when]
-    return ConditionalPolicy(usual, cases, spec.name, [spec.used[one.use].name for one in body.when])
 
 
 def _ceilings(spec: PolicySpec, overrides: Mapping[int, TaskSpec], tasks: int) -> Ceilings | None:
-    usual = Bounds().over(spec.spec.guard)
+    guard = spec.spec.guard
+    bounds = Bounds.model_construct(max_batch_size=guard.max_batch_size, depth_by_batch_size=guard.depth_by_batch_size)
     bound = {task: override.deepest for task, override in overrides.items() if override.deepest is not None}
-    own = {task: bounds for task, override in overrides.items() if (bounds := override.guard.over(usual)) != usual}
-    return Ceilings(usual, bound, tasks, own) if bound or own or usual != Bounds() else None
-
-
-def _dwell(spec: PolicySpec, overrides: Mapping[int, TaskSpec], max_rows: int) -> Dwell | None:
-    usual = spec.spec.guard.dwell_rounds
-    guards = {task: override.guard for task, override in overrides.items()}
-    own = {task: guard.dwell_rounds for task, guard in guards.items() if guard.dwell_rounds is not None}
-    return Dwell(usual, max_rows, own) if usual or any(own.values()) else None
+    return Ceilings(bounds, bound, tasks) if bound or bounds != Bounds() else None
 
 
 def _task_tiers(overrides: Mapping[int, TaskSpec], tasks: int, deepest: int) -> TaskTiers | None:

@@ -34,12 +34,16 @@ class Part(BaseModel):
     model_config = ConfigDict(alias_generator=kebab, frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
 
+# Words for true and false where a mapping may be switched: text in YAML 1.2, and booleans in YAML 1.1.
+_SWITCHES = {"on": True, "off": False}
+
+
 @dataclass(frozen=True)
 class Short:
     """Annotates a mapping of a policy file that one word may stand for, here and in the JSON Schema.
 
-    With a `key`, a word is that key's value: `choose: goodput` is `choose: {algorithm: goodput}`. Without, `true` is a
-    mapping that leaves everything at its default, and `false` is null, where the mapping may be null.
+    With a `key`, a word is that key's value: `choose: goodput` is `choose: {algorithm: goodput}`. Without, `true` or
+    `on` is a mapping that leaves everything at its default, and `false` or `off` is null, where it may be null.
     """
 
     key: str | None = None
@@ -50,7 +54,8 @@ class Short:
         def spelled_out(value: object) -> object:
             if self.key is not None:
                 return {self.key: value} if isinstance(value, str) else value
-            return words.get(value, value) if isinstance(value, bool) else value
+            switch = _SWITCHES.get(value, value) if isinstance(value, str) else value
+            return words.get(switch, value) if isinstance(switch, bool) else value
 
         return core_schema.no_info_before_validator_function(spelled_out, handler(source))
 
@@ -62,8 +67,8 @@ class Short:
             words = [word for word, keys in needed.items() if {self.key}.issuperset(keys)]
             return {**written, "oneOf": [*written["oneOf"], {"enum": words}]}
         if "anyOf" in written:
-            return {**written, "anyOf": [*written["anyOf"], {"type": "boolean"}]}
-        return {"anyOf": [written, {"const": True}]}
+            return {**written, "anyOf": [*written["anyOf"], {"enum": [True, False, *_SWITCHES]}]}
+        return {"anyOf": [written, {"enum": [True, "on"]}]}
 
 
 @dataclass(frozen=True)
@@ -88,6 +93,11 @@ def _found(name: str, info: ValidationInfo) -> str:
 
 
 PolicyName = Annotated[str, AfterValidator(_found)]
+
+
+def without_default(schema: dict[str, Any]) -> None:
+    """`json_schema_extra` of a field whose default depends on others: its description says how."""
+    schema.pop("default")
 
 
 class EditorSchema(GenerateJsonSchema):

@@ -2,40 +2,35 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, PrivateAttr, WithJsonSchema, model_validator
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Field,
+    PrivateAttr,
+    ValidationInfo,
+    WithJsonSchema,
+    field_validator,
+    model_validator,
+)
 
 from adaptspec.control.algorithms.depth_rules import StaticSpec
 from adaptspec.control.algorithms.registry import ChooseSpec
-from adaptspec.control.ceilings import DEEPEST, Bounds
+from adaptspec.control.ceilings import DEEPEST
 from adaptspec.control.draft_temperature import DraftTemperatureSpec
 from adaptspec.control.guard import GuardSpec
-from adaptspec.control.language.library import is_file_name
-from adaptspec.control.language.schema import EditorSchema, Part, Short, Uses, suggestion
+from adaptspec.control.language.schema import EditorSchema, Part, Short, Uses, suggestion, without_default
 from adaptspec.control.language.yaml_source import Problem, Source, shown
-from adaptspec.control.rollout import LIVE, Rollout, RolloutSpec, WhenSpec
+from adaptspec.control.rollout import LIVE, Rollout, RolloutSpec, TaskName, WhenSpec
 from adaptspec.control.stopping import NoStopSpec, StopSpec
 from adaptspec.control.tasks import MOST_OWN, OTHER, TASKS
 from adaptspec.drafters import DRAFTERS, Kind, default_drafters, kind_of
-from adaptspec.request import LABEL_WORDS, is_label
 
 API_VERSION = "adaptspec.dev/v1"
 _ONLY_NAMED = ", ".join(name for name, entry in DRAFTERS.items() if not entry.by_default)
-_OF_WHOLE_ROUNDS = ("never-slower", "disable-below-acceptance", "probe")
-
-
-def _label(name: str) -> str:
-    """A task's name. One that is nearly that of a known task is more likely a slip than a task of one's own."""
-    if not is_label(name):
-        raise ValueError(f"a task's name must be {LABEL_WORDS}")
-    near = [] if name in TASKS else difflib.get_close_matches(name.lower(), TASKS, n=1, cutoff=0.85)
-    if near:
-        raise ValueError(f"did you mean {near[0]!r}? A task of your own needs a name that is less like a known one's")
-    return name
 
 
 def _drafter(name: str) -> str:
@@ -74,7 +69,6 @@ Tiers = Annotated[
 ]
 History = Literal["none", "key", "server"]
 Drafter = Annotated[str, AfterValidator(_drafter), Field(json_schema_extra=lambda s: s.update(enum=list(DRAFTERS)))]
-TaskName = Annotated[str, AfterValidator(_label), Field(examples=[*TASKS, OTHER])]
 
 
 class _Method(Part):
@@ -145,25 +139,6 @@ VerificationSpec = Annotated[
 ]
 
 
-class TaskGuardSpec(Bounds):
-    """What may overrule the algorithm for one task; what is absent is as the policy's guard has it."""
-
-    dwell_rounds: int | None = Field(
-        default=None, ge=0, le=10_000, description="Rounds a request keeps a depth before the next change."
-    )
-
-    @model_validator(mode="before")
-    @classmethod
-    def _of_one_task(cls, data: Any) -> Any:
-        for key in _OF_WHOLE_ROUNDS:
-            if isinstance(data, dict) and key in data:
-                raise ValueError(
-                    f"{key} judges whole rounds, which tasks share: write it under spec.guard; "
-                    "for one task there are off, max-depth, tiers and stop"
-                )
-        return data
-
-
 class TaskSpec(Part):
     """What is different for one task."""
 
@@ -173,10 +148,6 @@ class TaskSpec(Part):
     )
     max_depth: int | None = Field(default=None, ge=0, le=DEEPEST, description="Its deepest draft.")
     off: bool = Field(default=False, description="Never draft for it.")
-    guard: TaskGuardSpec = Field(default=TaskGuardSpec(), description="Ceilings and dwelling of its own.")
-    verification: VerificationSpec | None = Field(
-        default=None, description="Which of its drafted tokens are kept; absent: as the policy says."
-    )
 
     @model_validator(mode="after")
     def _one_bound(self) -> TaskSpec:
@@ -198,6 +169,9 @@ class MetadataSpec(Part):
 
     name: str = Field(pattern=r"^[a-z0-9][a-z0-9._-]{0,62}$", description="Lower case letters, digits, '-', '.', '_'.")
     description: str = Field(default="", max_length=400, description="One line for lists: when to use it.")
+
+
+_NO_STOP, _NO_GUARD = NoStopSpec(rule="none"), GuardSpec()
 
 
 class BodySpec(Part):
@@ -226,9 +200,16 @@ class BodySpec(Part):
         "How fast an answer comes can tell whether the like of it was served before.",
     )
     when: Annotated[list[WhenSpec], Field(max_length=16)] = Field(
-        default=[], description="Other policies for some requests or rounds: the first whose conditions hold decides."
+        default=[],
+        description="Other policies for some requests that name none, where this is the default policy: the first "
+        "whose conditions hold decides.",
     )
-    stop: StopSpec = Field(default=NoStopSpec(rule="none"), description="When a draft ends before its depth.")
+    stop: StopSpec = Field(
+        default=_NO_STOP,
+        validate_default=True,
+        json_schema_extra=without_default,
+        description="When a draft ends before its depth. Absent: marginal-goodput with goodput, else none.",
+    )
     verification: VerificationSpec = Field(default=CoupledSpec(), description="Which drafted tokens are kept.")
     draft_temperature: DraftTemperatureSpec | None = Field(
         default=None, description="Sharpen or flatten the draft's distribution. Absent: leave it as it is."
@@ -238,8 +219,29 @@ class BodySpec(Part):
         description=f"What is different for requests of a task, by its name: one that prompts are told by, or one of "
         f"your own that requests name. {OTHER!r} are those of no known task.",
     )
-    guard: GuardSpec = Field(default=GuardSpec(), description="What may overrule the algorithm.")
+    guard: GuardSpec = Field(
+        default=_NO_GUARD,
+        validate_default=True,
+        json_schema_extra=without_default,
+        description="What may overrule the algorithm.",
+    )
     rollout: RolloutSpec = Field(default=LIVE, description="Live, or a canary with a share of traffic.")
+
+    @field_validator("stop", mode="before")
+    @classmethod
+    def _own_stop(cls, stop: Any, info: ValidationInfo) -> Any:
+        """Absent, it is the algorithm's."""
+        choose = info.data.get("choose")
+        return {"rule": choose.default_stop} if stop is _NO_STOP and choose is not None else stop
+
+    @field_validator("guard", mode="before")
+    @classmethod
+    def _own_guard(cls, guard: Any, info: ValidationInfo) -> Any:
+        """never-slower is on where it is absent, but for algorithms that are yardsticks."""
+        choose, written = info.data.get("choose"), {} if guard is _NO_GUARD else guard
+        if choose is None or not choose.guarded or not isinstance(written, dict):
+            return guard
+        return {"never-slower": True} | written
 
     @model_validator(mode="after")
     def _fits_together(self) -> BodySpec:
@@ -309,6 +311,11 @@ class PolicySpec(Part):
         """The text that it was read from, which says where its values stand."""
         return self._source
 
+    @property
+    def path(self) -> Path:
+        """The file that it was read from."""
+        return Path(self._source.path)
+
     def changed(self, body: Mapping[str, Any], used: Mapping[str, PolicySpec]) -> PolicySpec:
         """The same with other values in `spec`, and others for the policies that it uses. Nothing is checked."""
         copy = self.model_copy(update={"spec": self.spec.model_copy(update=dict(body))})
@@ -323,16 +330,6 @@ class PolicySpec(Part):
     def verification(self) -> VerificationSpec:
         """Which drafted tokens are kept: a method's name and its parameters."""
         return self.spec.verification
-
-    @property
-    def task_verifications(self) -> dict[str, VerificationSpec]:
-        """The same for tasks that have a method of their own, by name."""
-        return {name: task.verification for name, task in self.spec.tasks.items() if task.verification is not None}
-
-    @property
-    def used_files(self) -> tuple[Path, ...]:
-        """The files of the policies that it names by a path."""
-        return tuple(Path(other.source.path) for name, other in self.used.items() if is_file_name(name))
 
     @property
     def drafters(self) -> tuple[str, ...]:
@@ -390,24 +387,23 @@ class PolicySpec(Part):
     def notes(self) -> list[Problem]:
         """What is allowed and may not be meant: tasks that no prompt is ever detected as."""
         detected = ", ".join(TASKS)
+        named: list[tuple[tuple[object, ...], str]] = [(("spec", "tasks", name), name) for name in self.spec.tasks]
+        for number, when in enumerate(self.spec.when):
+            named += [(("spec", "when", number, "task"), name) for name in when.tasks]
         return [
             self.source.problem(
-                ("spec", "tasks", name),
+                where,
                 f"no prompt is detected as {name!r} (detected are: {detected}); this applies only to requests that "
                 f'name it: {{"adaptspec": {{"task": "{name}"}}}}',
                 at_key=True,
             )
-            for name in self.spec.tasks
+            for where, name in named
             if name not in TASKS and name != OTHER
         ]
 
     def uses(self) -> list[tuple[tuple[object, ...], str]]:
         """Where the file names other policies, and which."""
-        arms = [arm.policy for arm in getattr(self.spec.choose, "arms", None) or ()]
-        return [
-            *((("spec", "when", number, "use"), one.use) for number, one in enumerate(self.spec.when)),
-            *((("spec", "choose", "arms", number, "policy"), name) for number, name in enumerate(arms) if name),
-        ]
+        return [(("spec", "when", number, "use"), one.use) for number, one in enumerate(self.spec.when)]
 
     def clashes(self) -> Iterator[tuple[tuple[object, ...], str]]:
         """What does not go together, and no part knows alone: where, and what is wrong."""
@@ -417,16 +413,6 @@ class PolicySpec(Part):
             if takes_tiers and beyond:
                 known = ", ".join(map(str, (0, *self.tiers)))
                 yield ("spec", "tasks", name, "tiers"), f"{beyond[0]} is none of the policy's depths ({known})"
-        for where, name in self.uses():
-            other = self.used[name]
-            if other.verification != self.verification or other.task_verifications:
-                yield (
-                    where,
-                    f"{name} verifies otherwise; a request is verified in one way, which is this policy's: give both "
-                    "the same verification",
-                )
-            if "arms" in where and other.spec.draft_temperature is not None:
-                yield where, f"{name} sets a draft temperature, which an arm cannot: set it in this policy"
 
 
 def schema() -> dict[str, Any]:

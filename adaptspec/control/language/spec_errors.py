@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from fnmatch import fnmatchcase
 from typing import Any
 
 from pydantic import ValidationError
@@ -14,11 +15,31 @@ from adaptspec.control.language.schema import suggestion
 from adaptspec.control.language.yaml_source import Problem, Source, shown
 
 _NO_MAPPING = ("model_type", "model_attributes_type", "dict_type")
-# What to write in place of what there once was.
-_GONE = {
-    ("algorithm", "hedge"): "write {algorithm: goodput}, which chooses among the drafters in every round",
-    ("mode", "shadow"): "replay a journal with `adaptspec policy simulate --journal FILE --policy NEW`, or write "
-    "{mode: canary, percent: 1} to serve a policy to some requests",
+# Keys and values of earlier versions, and what to write instead. A key is its path in the file, where the variant that
+# it belongs to is a step of its own; a value follows its key; `*` is any part of a path.
+REMOVED: Mapping[str, str] = {
+    "spec.choose.algorithm: hedge": "write {algorithm: goodput}, which chooses among the drafters in every round",
+    "spec.choose.algorithm: nightjar": "write {algorithm: ucb, scope: global}, which learns for each batch size, too",
+    "spec.choose.*.arms.*.policy": "an arm is a depth, with a stop rule or a drafter; `when` gives requests a policy",
+    "spec.choose.*.horizon-rounds": "leave it out: the cost of catching up is spread over 32 rounds",
+    "spec.choose.*.prior-rounds": "leave it out: a request believes its task for 16 rounds, a task all traffic",
+    "spec.choose.ucb.window": "write discount: 1 - 1 / window, such as 0.99 for 100 rounds",
+    "spec.choose.*.scope: batch-bucket": "write global: every scope keeps batch sizes apart",
+    "spec.choose.goodput.discount": "leave it out: what a request showed fades at one rate",
+    "spec.choose.slo.horizon-tokens": "leave it out: lost time is made up within 16 tokens",
+    "spec.choose.slo.margin": "leave it out, or ask for a shorter time-per-output-token-ms",
+    "spec.choose.slo.discount": "leave it out: what a request showed fades at one rate",
+    "spec.choose.slo.prior": "leave it out: slo begins with one belief, and learns",
+    "spec.guard.disable-below-acceptance": "write never-slower: true, which measures whether drafting pays",
+    "spec.guard.min-free-memory": "leave it out: the scheduler never drafts beyond the free cache",
+    "spec.guard.dwell-rounds": "leave it out; bandits have dwell-rounds under choose",
+    "spec.tasks.*.guard": "give the task another policy: when: [{task: NAME, use: POLICY}]",
+    "spec.when.*.batch-size": "write guard.depth-by-batch-size: [[first batch size, last batch size, depth], ...]",
+    "spec.draft-temperature.dynamic.score-every": "leave it out: the temperature follows the draft's entropy",
+    "spec.draft-temperature.dynamic.gain": "leave it out, or write a range that is nearer to 1",
+    "spec.tasks.*.verification": "give the task another policy: when: [{task: NAME, use: POLICY}]",
+    "spec.rollout.mode: shadow": "replay a journal with `adaptspec policy simulate --journal FILE --policy NEW`, or "
+    "write {mode: canary, percent: 1} to serve a policy to some requests",
 }
 
 
@@ -61,6 +82,9 @@ def _problem(source: Source, problem: ErrorDetails, schema: Mapping[str, Any]) -
     where, kind = problem["loc"], problem["type"]
     context = problem.get("ctx", {})
     if kind in ("extra_forbidden", "invalid_key"):
+        instead = _instead_of(where)
+        if instead is not None:
+            return source.problem(where, f"there is no {where[-1]} any more; {instead}", at_key=True)
         known = known_keys(schema, where[:-1])
         near = suggestion(str(where[-1]), known)
         there = f"; there are: {', '.join(known)}" if known else ""
@@ -72,7 +96,15 @@ def _problem(source: Source, problem: ErrorDetails, schema: Mapping[str, Any]) -
     if kind in _NO_MAPPING:
         keys = known_keys(schema, where)
         return source.problem(where, f"a mapping is needed here{' with ' + ', '.join(keys) if keys else ''}")
-    return source.problem(where, _said(problem), at_key=where[-1:] == ("[key]",))
+    instead = _instead_of(where, problem["input"]) if kind == "literal_error" else None
+    said = f"there is no {where[-1]} {shown(problem['input'])} any more; {instead}" if instead else _said(problem)
+    return source.problem(where, said, at_key=where[-1:] == ("[key]",))
+
+
+def _instead_of(where: Sequence[object], value: object = None) -> str | None:
+    """What to write instead of a removed key, or of a removed value of a key; None: there never was such a one."""
+    path = ".".join(map(str, where)) + ("" if value is None else f": {value}")
+    return next((instead for pattern, instead in REMOVED.items() if fnmatchcase(path, pattern)), None)
 
 
 def _said(problem: ErrorDetails) -> str:
@@ -91,7 +123,7 @@ def _unknown_variant(source: Source, where: Sequence[object], context: Mapping[s
     key = context["discriminator"].strip("'")
     if "tag" not in context:
         return source.problem(where, f"{key!r} is missing")
-    instead = _GONE.get((key, context["tag"]))
+    instead = _instead_of((*where, key), context["tag"])
     if instead is not None:
         return source.problem((*where, key), f"there is no {key} {shown(context['tag'])} any more; {instead}")
     failed = INSTALLED.failed.get(context["tag"]) if key == "algorithm" else None

@@ -51,7 +51,7 @@ def _depths(spec: PolicySpec) -> set[int]:
     own = {depth for depth in every[1:] if choose.kept_to([one for one in every if one != depth]) != choose}
     free = spec.tiers if choose.takes_tiers and spec.drafts else ()
     chosen = free if spec.spec.tiers is not None or len(free) <= len(_LADDER) else set(free) & set(_LADDER)
-    return own.union(chosen, *(_depths(other) for other in spec.used.values()))
+    return own.union(chosen)
 
 
 class PolicySteps:

@@ -133,7 +133,7 @@ class _Adaptive(Scheduler):  # type: ignore[misc]  # vLLM is not there where typ
         prefill = max(0, step.total_num_scheduled_tokens - drafts - len(ids))
         # Where one row is so near the end of the draft's context, vLLM drafts for nobody, and calls zeros drafts.
         room = longest + self.num_spec_tokens <= self._drafts_until
-        return self._pilot.decide(ids, prefill, 1.0 - self.kv_cache_manager.usage, room=room)
+        return self._pilot.decide(ids, prefill, room=room)
 
     def _enter(self, id_: str, request: Request) -> None:
         wishes, ignored = read_wishes(request.sampling_params.extra_args)

@@ -65,7 +65,6 @@ SCHEDULING: Contract = {
     "vllm.config.vllm:VllmConfig.use_v2_model_runner": ("self", ""),
     "vllm.config.model:ModelConfig": ("", "model max_model_len"),
     "vllm.config.cache:CacheConfig": ("", "enable_prefix_caching"),
-    "vllm.v1.core.kv_cache_manager:KVCacheManager.usage": ("self", ""),
     "vllm.config.scheduler:SchedulerConfig": ("", "max_num_seqs async_scheduling"),
     "vllm.config.parallel:ParallelConfig": ("", "data_parallel_size pipeline_parallel_size worker_extension_cls"),
     "vllm.sampling_params:SamplingParams": ("", "extra_args temperature"),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 import uuid
 from abc import ABC, abstractmethod
-from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Sequence
 from contextlib import aclosing
 from itertools import zip_longest
@@ -67,13 +66,9 @@ class Usage(Answer):
 
 
 class OwnMetrics(Answer):
-    """What AdaptSpec adds to the metrics of speculative decoding.
-
-    `decided_by`: rounds by the policy that the `when:` of `policy` chose, most rounds first; empty without a `when:`.
-    """
+    """What AdaptSpec adds to the metrics of speculative decoding. `policy` is the one that decided."""
 
     policy: str
-    decided_by: dict[str, int]
     rounds: int
     accepted_per_position: list[int]
     task: str | None
@@ -145,12 +140,8 @@ def metrics(completions: Iterable[Completion]) -> Metrics:
         accepted=sum(one.accepted for one in stats),
     )
     histogram = _columns([one.acceptance_histogram for one in stats])
-    decided_by = Counter[str]()
-    for one in stats:
-        decided_by.update(one.decided_by)
     own = OwnMetrics(
         policy=stats[0].policy if stats else "",
-        decided_by=dict(decided_by.most_common()),
         rounds=sum(one.rounds for one in stats),
         accepted_per_position=_columns([one.accepted_per_position for one in stats]),
         task=stats[0].task if len({one.task for one in stats}) == 1 else None,

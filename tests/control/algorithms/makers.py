@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -11,7 +11,6 @@ from adaptspec.control.algorithms.arm_selection import ArmSelector, Pick, View
 from adaptspec.control.algorithms.arms import Arms
 from adaptspec.control.algorithms.bandit import Bandit
 from adaptspec.control.algorithms.ledger import Ledger, Played, Scope
-from adaptspec.control.policy import Policy
 from adaptspec.types import FloatArray, RoundRecord
 from tests.control.helpers import table
 
@@ -22,19 +21,14 @@ def ladder() -> Arms:
     return Arms(LADDER)
 
 
-def no_policy(name: str) -> Policy:
-    raise AssertionError(f"nobody names {name}")
-
-
 def parts(
     rows: int = 4,
     tasks: int = 2,
     drafters: tuple[str, ...] = ("draft-model",),
     *,
     stops: bool = False,
-    policy: Callable[[str], Policy] | None = None,
 ) -> Parts:
-    return Parts(table(), rows, tasks, (1, 3, 7), drafters, stops, policy or no_policy)
+    return Parts(table(), rows, tasks, (1, 3, 7), drafters, stops)
 
 
 def ledger(scope: Scope = "request", rows: int = 4, tasks: int = 2, discount: float = 1.0) -> Ledger:
@@ -47,7 +41,7 @@ def played(
     """Rounds that ran as they were decided."""
     size = len(records[0].rows)
     behind = np.zeros(size, dtype=np.int64) if cache_gap is None else np.array(cache_gap)
-    return [Played(record.depths, behind, alone, record) for record in records]
+    return [Played(behind, alone, record) for record in records]
 
 
 def view(
@@ -101,7 +95,7 @@ class Scripted(ArmSelector):
         return Pick(np.full(size, arm), np.zeros(size, dtype=np.bool_), np.zeros((size, 0)))
 
 
-def scripted(script: Sequence[int], scope: Scope = "batch-bucket", arms: Arms | None = None) -> tuple[Bandit, Scripted]:
+def scripted(script: Sequence[int], scope: Scope = "global", arms: Arms | None = None) -> tuple[Bandit, Scripted]:
     kinds = arms or ladder()
     of = Ledger(scope, 4, 2, len(kinds), discount=1.0)
     index = Scripted(kinds, of, script)

@@ -38,17 +38,6 @@ def test_rounds_a_guard_took_over_teach_nothing() -> None:
     assert not bandit.learned()["sums.all"].any()
 
 
-def test_one_that_chose_for_some_rows_learns_from_these() -> None:
-    """As an arm of another policy, whose other arms ran in the rest of the batch."""
-    bandit, _ = scripted([3], "task")
-    bandit.start(0)
-    bandit.start(1)
-    bandit.choose(signals([7], rows=[1], tasks=[1]))
-    bandit.learn(record([7, 7], [7, 2]))
-    assert bandit.learned()["sums.task"][:, :, 3, 0].sum(axis=1).tolist() == [0.0, 1.0]
-    assert bandit.learned()["sums.task"][1, 0, 3, 1] == 3.0
-
-
 def test_an_outcome_counts_for_the_decision_that_it_is_of() -> None:
     """Told two rounds late, and of requests that have ended, as if at once: nothing is lost, nothing goes astray."""
     late, at_once = scripted([1, 3, 2], "request")[0], scripted([1, 3, 2], "request")[0]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from adaptspec.control.algorithms.bandit_algorithms import Exp3, LinUcb, Nightjar, Thompson, Ucb
+from adaptspec.control.algorithms.bandit_algorithms import Exp3, LinUcb, Thompson, Ucb
 from adaptspec.control.algorithms.ledger import Observed
 from adaptspec.types import FloatArray
 from tests.control.algorithms.makers import ladder, ledger, view
@@ -73,17 +73,3 @@ def test_linucb_gives_each_moment_its_arm() -> None:
     state = (np.inf, 50.0, 50.0, 50.0), (1.0, 1.0, 1.0, 1.0)
     picked = [index.pick(view(*state, features=features(*x))).arms[0] for x in ((0, 0.0), (0, 1.0), (1, 0.0))]
     assert picked == [3, 1, 0]
-
-
-# Close enough that none is ruled out, and seen together.
-CLOSE = view((np.inf, 5.0, 5.0, 5.0), (1.0, 1.2, 1.4, 1.3), contexts=100)
-
-
-def test_nightjar_explores_by_its_bins() -> None:
-    """Only the arm above the best tells anything new: the first bin explores it, of the next two each with one half."""
-    index = Nightjar(ladder(), ledger(rows=50))
-    assert set(index.pick(CLOSE).arms.tolist()) == {3}
-    index.pick(CLOSE)
-    second = index.pick(CLOSE).arms
-    assert set(second.tolist()) == {2, 3}
-    assert 0.3 < (second == 3).mean() < 0.7

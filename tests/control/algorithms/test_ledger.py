@@ -168,7 +168,7 @@ def test_arms_that_branch_pay_for_what_stands_beside() -> None:
     arm = int(np.flatnonzero(arms.depths == 3)[0])
     comb, chain = branching(Grown([-1, 0, 1, -1, -1, 1], 3)), record([3], [0])
     told = [
-        own.rewards(np.array([arm]), 1, [Played(one.depths, np.zeros(1, dtype=np.int64), alone=False, record=one)])
+        own.rewards(np.array([arm]), 1, [Played(np.zeros(1, dtype=np.int64), alone=False, record=one)])
         for one in (comb, chain)
     ]
     plain = table().plain_seconds(1, 100.0)

@@ -70,16 +70,16 @@ def test_a_missing_drafter_is_answered_with_what_to_write() -> None:
     with pytest.raises(PolicyError, match=r"^p:5:\d+: spec.choose.arms.0.drafter: drafts with draft-model"):
         read("{algorithm: ucb, arms: [{depth: 2, drafter: draft-model}, {depth: 0}]}", WITHOUT)
     with pytest.raises(PolicyError, match=r"^p:6:\d+: spec.when.0.use: slo drafts with draft-model.*has: ngram"):
-        read(GOODPUT, WITHOUT, "  when: [{batch-size: {at-least: 2}, use: slo}]\n")
+        read(GOODPUT, WITHOUT, "  when: [{prompt-tokens: {at-least: 2}, use: slo}]\n")
 
 
 @pytest.mark.parametrize(
     "spec",
     [
         f"{HEAD}  choose: {GOODPUT}\n  tiers: [off, 1, 3]\n  stop: {{rule: marginal-goodput}}\n"
-        "  tasks: {code: {tiers: [off, 1]}, story: {max-depth: 2}}\n  guard: {never-slower: {}, dwell-rounds: 2}\n",
+        "  tasks: {code: {tiers: [off, 1]}, story: {max-depth: 2}}\n  guard: {never-slower: {}, max-batch-size: 4}\n",
         f"{HEAD}  choose: {UCB}\n",
-        f"{HEAD}  choose: {STATIC}\n  max-width: 2\n  draft-temperature: {{mode: dynamic}}\n",
+        f"{HEAD}  choose: {STATIC}\n  max-width: 2\n  draft-temperature: {{mode: dynamic, range: [0.8, 1.2]}}\n",
         f"{HEAD}  choose: {{algorithm: slo, time-per-output-token-ms: 40}}\n",
     ],
 )
@@ -114,7 +114,7 @@ def test_files_are_found_next_to_the_file_that_names_them(tmp_path: Path, monkey
         path.mkdir()
         (path / "promise.yaml").write_text(find_policy("static-3").read_text().replace("static-3", path.name))
     outer = folder / "outer.yaml"
-    outer.write_text(f"{HEAD}  choose: {GOODPUT}\n  when: [{{batch-size: {{at-least: 2}}, use: promise.yaml}}]\n")
+    outer.write_text(f"{HEAD}  choose: {GOODPUT}\n  when: [{{prompt-tokens: {{at-least: 2}}, use: promise.yaml}}]\n")
     monkeypatch.chdir(elsewhere)
     for name in (outer, Path("../policies/outer.yaml")):
         assert load_policy_spec(name).used["promise.yaml"].name == "policies"

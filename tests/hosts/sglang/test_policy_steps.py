@@ -50,8 +50,8 @@ def _policy(folder: Path, body: str) -> str:
         ("{choose: {algorithm: batch-table, schedule: [[1, 4, 6], [5, 64, 2]]}}", [0, 2, 6]),
         ("{choose: {algorithm: ema-tiers, ladders: {1: {tiers: [1, 8]}}}}", [0, 1, 8]),
         (
-            "{max-depth: 2, choose: {algorithm: goodput}, when: [{use: static-3, batch-size: {at-least: 4}}]}",
-            [0, 1, 2, 3],
+            "{max-depth: 2, choose: {algorithm: goodput}, when: [{use: static-3, prompt-tokens: {at-least: 4}}]}",
+            [0, 1, 2],
         ),
     ],
 )

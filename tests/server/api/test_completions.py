@@ -40,7 +40,6 @@ async def test_answers_in_openai_shape_with_usage_and_metrics(post: Any, engine:
         "num_spec_tokens": 3,
         "adaptspec": {
             "policy": "goodput",
-            "decided_by": {},
             "rounds": 5,
             "accepted_per_position": [2, 1, 0],
             "task": None,

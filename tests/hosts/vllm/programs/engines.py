@@ -61,9 +61,8 @@ class RandomPilot:
         self.here.remove(id_)
         self.told[finish] += 1
 
-    def decide(self, ids: list[str], prefill: int, free: float, *, room: bool) -> Plan:
+    def decide(self, ids: list[str], prefill: int, *, room: bool) -> Plan:
         assert prefill >= 0
-        assert 0.0 <= free <= 1.0
         if not room:
             return Plan(0, 0)
         if self.chance.random() < 0.1:

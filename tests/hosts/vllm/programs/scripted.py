@@ -145,13 +145,8 @@ class Late(AsyncScheduler):
 
 
 def blind(scheduler: Any) -> None:
-    """From now on nothing can be decided: how full the cache is cannot be read, which vLLM itself wants for its log."""
-
-    def usage(_: Any) -> float:
-        raise RuntimeError("it has another name")
-
-    scheduler.log_stats, kind = False, type(scheduler.kv_cache_manager)
-    scheduler.kv_cache_manager.__class__ = type("Blind", (kind,), {"usage": property(usage)})
+    """From now on nothing can be decided: how far the draft may read is not known."""
+    del scheduler._drafts_until
 
 
 def main(steps: int) -> None:

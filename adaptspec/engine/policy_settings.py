@@ -1,0 +1,48 @@
+"""What the engine itself does by a policy: how drafts are verified, and whose text they may come from."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from adaptspec.control.language.spec import History, PolicySpec
+from adaptspec.control.policy import Policy
+from adaptspec.errors import ConfigError
+from adaptspec.verification import make_method
+from adaptspec.verification.method import Method
+
+
+@dataclass(frozen=True)
+class PolicySettings:
+    """How the requests of a policy are verified, and whose text they may be drafted from."""
+
+    method: Method
+    history: History = "key"
+
+    @classmethod
+    def of(cls, spec: PolicySpec) -> PolicySettings:
+        """The settings of a policy file."""
+        return cls(make_method(spec.verification.method, spec.verification.parameters), spec.history)
+
+    def scope(self, key: str | None) -> str | None:
+        """Requests of one scope are drafted from each other's text; None: from the request's text alone. `key` is the
+        name of its API key.
+        """
+        if self.history == "server":
+            return "server"
+        return None if self.history == "none" or key is None else f"key {key}"
+
+    def check(self, name: str, policy: Policy, anticipating: Sequence[str]) -> None:
+        """Refuse a method that would be biased by what one of the policy's drafters may leave out.
+
+        Raises:
+            ConfigError: it weighs tokens by what they were drawn from, and the policy drafts with one of the
+                `anticipating` drafters.
+        """
+        choosy = [drafter for drafter in anticipating if policy.max_depth and drafter in policy.drafters]
+        if choosy and self.method.needs_distribution:
+            raise ConfigError(
+                f"policy {name}: spec.verification: {self.method.name} weighs each drafted token by what it was drawn "
+                f"from, but {choosy[0]} may drop tokens for what they are, which would change how likely texts are: "
+                "use coupled, or another drafter"
+            )
