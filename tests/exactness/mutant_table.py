@@ -740,8 +740,8 @@ MUTANTS = (
     Mutant(
         "guard-acts-on-noise",
         "adaptspec/control/guard.py",
-        "window.ratio + 2.0 * window.error < 1.0 - rules.margin",
-        "window.ratio < 1.0 - rules.margin",
+        "window.ratio + 2.0 * window.error < 1.0 - self._rules.margin",
+        "window.ratio < 1.0 - self._rules.margin",
         "On a busy machine speculation that pays is switched off.",
         ("tests/control/test_guard.py",),
         quick=True,

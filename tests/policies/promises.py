@@ -141,7 +141,7 @@ CORE = (
     Promise("linucb-context", "tasks", 1.215, 1.245),  # 1.252 ± 0.013, 1.282 ± 0.015
     Promise("tiers", "tasks", 1.21, 1.25),  # 1.259 ± 0.018, 1.289 ± 0.015
     Promise("thompson-request", "mixed-1", 1, 1.085),  # 1.033 ± 0.012, 1.109 ± 0.008
-    Promise("ucb-drafters", "lookups-1", 1.15, 1.69),  # 1.182 ± 0.012, 1.790 ± 0.039
+    Promise("ucb-drafters", "lookups-1", 1.005, 1.565),  # 1.081 ± 0.028, 1.635 ± 0.026
     Promise("static-3", "even-4", 0.94, 1.215),  # 0.972 ± 0.012, 1.281 ± 0.025
     Promise("vllm-batch-table", "crowd", 0.98, 1.325),  # 0.996 ± 0.005, 1.364 ± 0.015
     Promise("sglang-ema", "up", 0.97, 1.93),  # 0.996 ± 0.010, 2.061 ± 0.051

@@ -70,7 +70,7 @@ def test_every_attribute_of_vllms_that_is_used_is_in_the_contract() -> None:
     known = {word for place, (_, names) in told.items() for word in re.findall(r"\w+", f"{place} {names}")}
     files = [HOSTS / "vllm" / name for name in ("__init__.py", "adaptive_scheduler.py", "contract.py", "skip_draft.py")]
     used = {name: path.name for path in files for name in of_vllm(path)}
-    assert {"usage", "extra_args", "model", "use_v2_model_runner", "_free_request"} <= used.keys()
+    assert {"extra_args", "model", "use_v2_model_runner", "_free_request"} <= used.keys()
     assert {name: file for name, file in used.items() if name not in known} == OWN_WAYS
 
 
