@@ -23,7 +23,8 @@ from adaptspec.types import PER_ROW, Expected, FloatArray, IntArray, RoundRecord
 
 # 3: rounds and requests say when. 4: drafts may branch, and who knew chains only would misread them. What
 # rounds of older programs also have is skipped: `arms`, `propensities`, `draws` and `worth` of policies that explored,
-# `temperature_scores`, and `decided_by`.
+# and `temperature_scores`. `decided_by`, the policy that `when:` chose for a row, is not read either: such
+# rounds count for the policy that their requests started with.
 JOURNAL_VERSION = 4
 _READ = (3, JOURNAL_VERSION)
 

@@ -39,7 +39,7 @@ class Reason(IntEnum):
     PROBE = 3  # speculation is off, this round tests whether it pays again
     OFF = 4  # the algorithm expects drafting to lose
     GUARD = 5  # a guard switched speculation off
-    CEILING = 6  # batch too large, memory short, no room, or the task's own bound
+    CEILING = 6  # batch too large, no room, or the task's bound
     REQUEST = 7  # the request's own max_depth
     DWELL = 9  # kept because the last switch was too recent (8 was never given, and stays free)
 
@@ -50,7 +50,7 @@ REASON_WORDS: Mapping[Reason, str] = {
     Reason.EXPLORE: "to learn: it was not sure how this depth does",
     Reason.PROBE: "off, and tried again to see whether drafting pays by now",
     Reason.OFF: "no drafts: they were expected to lose",
-    Reason.GUARD: "drafting measured slower than plain decoding, or too little was accepted",
+    Reason.GUARD: "drafting measured slower than plain decoding",
     Reason.CEILING: "no room for more: the answer's end, the batch, memory, or the task's own bound",
     Reason.REQUEST: "the request's own max_depth",
     Reason.DWELL: "kept: the last change was too recent",

@@ -79,7 +79,7 @@ def _what(field: Schema) -> str:
         words = field["discriminator"]["mapping"].items()
         said = "one of " + ", ".join(f"[{word}](#{_name({'$ref': ref})})" for word, ref in words)
         short = sorted(word for option in field["oneOf"] for word in option.get("enum", ()))
-        said += f", or one word: {', '.join(f'`{word}`' for word in short)}"
+        said += f", or one word: {', '.join(f'`{word}`' for word in short)}" if short else ""
     elif field["type"] == "array":
         said = f"list of: {_what(field['items'])}"
     elif field["type"] == "object":

@@ -55,12 +55,13 @@ async def test_the_policy_that_when_chose_is_reported_everywhere(
                 answers = await asyncio.gather(
                     ask(session, url, SHORT), ask(session, url, LONG), ask(session, url, LONG, policy="off")
                 )
-                live = await get(session, f"{url}/admin/requests", headers={"Authorization": "Bearer key"})
+                live = await get(session, f"{url}/live/snapshot", headers={"Authorization": "Bearer key"})
         finally:
             await server.stop()
     said = [answer["metrics"]["speculative_decoding"]["adaptspec"] for answer in answers]
     assert [one["policy"] for one in said] == ["outer", "promise", "off"]
-    assert live is not None
+    ended = {request["id"]: request["policy"] for request in live["recent"]}
+    assert [ended[answer["id"]] for answer in answers] == ["outer", "promise", "off"]
 
     finished = {entry.id: entry for entry in read_entries(journal) if isinstance(entry, RequestFinished)}
     entries = [finished[answer["id"]] for answer in answers]

@@ -135,9 +135,10 @@ def import_sglang(path: Path) -> str:
     }
     remarks = [
         f"Imported from {path.name}, an adaptive speculation configuration of SGLang: it decides as it did there.",
-        "Where drafting loses it keeps trying, as it knows no costs: `guard: {never-slower: {}}` prevents that.",
+        "It knows no costs, so it keeps trying where drafting loses: `never-slower: on` under `guard` prevents that.",
     ]
-    return policy_text("sglang-import", "SGLang's adaptive rule, imported", {"choose": choose}, remarks)
+    spec = {"choose": choose, "guard": {"never-slower": "off"}}
+    return policy_text("sglang-import", "SGLang's adaptive rule, imported", spec, remarks)
 
 
 def import_vllm(path: Path) -> str:
@@ -145,11 +146,13 @@ def import_vllm(path: Path) -> str:
     source, data = _read(path)
     config = _validated(_Vllm, data, source)
     spec: dict[str, Any] = {"drafters": ["ngram" if config.looks_up else "draft-model"], "choose": config.choose()}
+    guard: dict[str, Any] = {"never-slower": "off"}
     if config.disable_by_batch_size is not None:
-        spec["guard"] = {"max-batch-size": config.disable_by_batch_size}
+        guard["max-batch-size"] = config.disable_by_batch_size
+    spec["guard"] = guard
     remarks = [
         f"Imported from {path.name}, a speculative configuration of vLLM: it drafts as deep as it did there.",
-        "It runs on where drafting loses: `guard: {never-slower: {}}` prevents that.",
+        "It goes on where drafting loses: `never-slower: on` under `guard` prevents that.",
     ]
     if config.model is not None and not config.looks_up:
         remarks.append(f"The draft model is not part of a policy; serve with --draft {config.model!r}.")

@@ -167,13 +167,13 @@ class Controller:
         if not len(signals.rows):
             return Decision(nobody(), nobody(), nobody())
         self._decided += 1
-        mine = self._rows
-        signals.number, signals.tasks = self._decided, mine.tasks[signals.rows]
-        policies = mine.policies[signals.rows]
+        rows = self._rows
+        signals.number, signals.tasks = self._decided, rows.tasks[signals.rows]
+        policies = rows.policies[signals.rows]
         decision = decide_by_group(policies, self._decide_one, signals)
         decision.number, decision.tasks, decision.policies = self._decided, signals.tasks, policies
-        if mine.with_thresholds:
-            decision.stop = _with_floors(decision.stop, mine.thresholds[signals.rows])
+        if rows.with_thresholds:
+            decision.stop = _with_floors(decision.stop, rows.thresholds[signals.rows])
         return decision
 
     def learn(self, record: RoundRecord) -> None:

@@ -14,8 +14,8 @@ class Counterfactual:
     """Per row, all [B]: how much of a drafter's chain was compared with what the target wrote, and how much agreed.
 
     The first `seen` tokens were compared, and `kept` of those agreed before the first that did not. `open`: all that
-    were seen agreed, and what would have come next is unknown. `most` bounds the draft where the drafter had nothing
-    more to say (n-grams without a match).
+    were seen agreed, and what would have come next is unknown. `most` bounds the draft where the drafter proposed
+    nothing more (n-grams without a match).
     """
 
     seen: IntArray
@@ -29,15 +29,15 @@ class Counterfactual:
 
         Of drafts that branched, their main chains count.
         """
-        told, main = record.told_of(drafter), record.trunk()
-        # A drafter that states no entropy has no distribution, and asks no stop rule: it ends where it has nothing more
-        # to say.
+        chain, main = record.told_of(drafter), record.trunk()
+        # A drafter without entropies has no distribution, so no stop rule applies: its draft ends where it proposes no
+        # further token.
         silent = np.isnan(main.entropy).all(axis=1)
-        ended = np.where(told.ran, silent & (told.drafted < main.depths), told.drafted < main.emitted)
-        ran_out = told.known & ended
+        ended = np.where(chain.ran, silent & (chain.drafted < main.depths), chain.drafted < main.emitted)
+        ran_out = chain.known & ended
         return cls(
-            seen=told.drafted,
-            kept=told.right,
-            open=(told.right == told.drafted) & ~ran_out,
-            most=np.where(ran_out, told.drafted, np.iinfo(np.int64).max),
+            seen=chain.drafted,
+            kept=chain.right,
+            open=(chain.right == chain.drafted) & ~ran_out,
+            most=np.where(ran_out, chain.drafted, np.iinfo(np.int64).max),
         )

@@ -29,7 +29,10 @@ class DynamicTemperatureSpec(Part):
 
     mode: Literal["dynamic"]
     range: list[float] = Field(
-        min_length=2, max_length=2, description="[low, high]: of certain tokens, and of those of 2 nats or more."
+        min_length=2,
+        max_length=2,
+        description="[low, high], such as [0.8, 1.2]: of certain tokens, and of those of 2 nats or more.",
+        examples=[[0.8, 1.2]],
     )
 
     @field_validator("range")

@@ -53,7 +53,7 @@ class GuardSpec(Bounds):
         default=None,
         json_schema_extra=without_default,
         description="Measure what is delivered against plain decoding; off where it is less. Absent: on, but for "
-        "static, which runs at its depth.",
+        "static, which runs at its depth, and slo, which may give up throughput for a request's pace.",
     )
     probe: Annotated[ProbeSpec, Short()] = Field(
         default=ProbeSpec(), description="How speculation that was switched off comes back."

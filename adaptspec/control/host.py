@@ -1,4 +1,4 @@
-"""What another engine can do as a host of policies, and how a policy is fitted to it."""
+"""What another engine can do as a host of policies, and how a policy is restricted to that."""
 
 from __future__ import annotations
 
@@ -19,14 +19,13 @@ DRAFTER = "draft-model"
 
 @dataclass(frozen=True)
 class Host:
-    """What an engine lets a control plane decide, and what it tells of rounds.
+    """What an engine lets a control plane decide, and what it reports of rounds.
 
     `drafters`: its own method by the name that policies have for it, such as {"draft-model": "eagle3"}; what is not
     there cannot draft. `deepest`: tokens of a draft at most; `tiers`: the only depths it has, None: any up to that.
     `requests`: requests are known by their ids, so that each may have a policy, a task and a depth; else all of a batch
-    verify alike. `verification`: what it calls its own method, which
-    is lossless. `ahead`: drafts are drawn at the end of a step and verified in the next. `lag`: decisions whose outcome
-    is not known when the next is made.
+    verify alike. `verification`: the engine's name for its method, which is lossless. `ahead`: drafts are drawn at the
+    end of a step and verified in the next. `lag`: decisions whose outcome is not known when the next is made.
 
     In all of them the batch drafts as deep as its deepest row, the draft reads along at depth 0 at the price of a first
     token, and drafts are chains that go to their depth, at the host's own temperature.
@@ -48,7 +47,7 @@ class Host:
         return (0, *sorted({depth for depth in every if 0 < depth <= self.deepest}))
 
 
-# As they are by themselves; whoever has started one knows its method, its depths and its lag.
+# Before an engine is started: its method, depths and lag are known then.
 VLLM = Host("vLLM", {DRAFTER: "draft_model"}, DEEPEST)
 SGLANG = Host(
     "SGLang",
@@ -60,6 +59,7 @@ SGLANG = Host(
 )
 # What hosts call methods without a model, and what policies do; all others are draft models to a policy.
 _MODEL_FREE = {"ngram": "ngram"}
+_REQUESTS = "which requests are in a batch"
 
 
 def drafters_of(method: str) -> Mapping[str, str]:
@@ -118,18 +118,18 @@ class _Narrowing:
         if not kept:
             said = f"drafts with {', '.join(named) or 'a draft model'}, which {host.name} does not have here"
             self._refuse(where, f"{said}; it drafts with {here}: name that, or choose another policy")
-        for place, name in enumerate(named):
+        for number, name in enumerate(named):
             if kept and name not in kept:
-                self._note((*where, place), f"{name} is left out: {host.name} drafts with {here}")
+                self._note((*where, number), f"{name} is left out: {host.name} drafts with {here}")
         self.body["drafters"] = [DRAFTER]
         choose, at = spec.spec.choose, ("spec", "choose", "arms")
         if kept and isinstance(choose, BanditSpec) and choose.arms is not None:
             arms = []
-            for place, arm in enumerate(choose.arms):
+            for number, arm in enumerate(choose.arms):
                 if arm.drafter in (None, *kept):
                     arms.append(arm.model_copy(update={"drafter": None}))
                 else:
-                    self._note((*at, place), f"the arm is left out: {host.name} drafts with {here}")
+                    self._note((*at, number), f"the arm is left out: {host.name} drafts with {here}")
             if not arms:
                 self._refuse(at, f"no arm is left: {host.name} drafts with {here}")
             self.body["choose"] = choose.model_copy(update={"arms": arms})
@@ -156,9 +156,11 @@ class _Narrowing:
                     self._task(name, tiers=sorted({lowered(tier, (0, *tiers)) for tier in task.tiers}))
 
     def drafts(self) -> None:
-        """What a host's drafts cannot do: end early, branch, be drawn otherwise."""
+        """Leave out what a host's drafts cannot do: end early, branch, be drawn at another temperature."""
         spec, body, name = self.spec, self.spec.spec, self.host.name
-        unseen = f"{name} does not tell how sure a draft is while it drafts; it is left out: drafts go to the depth"
+        unseen = (
+            f"{name} does not report confidence while it drafts: the stop rule is left out, drafts go to their depth"
+        )
         if body.stop.rule != "none":
             if self._written(("spec", "stop")):
                 self._note(("spec", "stop"), unseen)
@@ -169,36 +171,36 @@ class _Narrowing:
                 self._task(task, stop=None)
         choose = self.body.get("choose", body.choose)
         arms = (isinstance(choose, BanditSpec) and choose.arms) or []
-        for place, arm in enumerate(arms):
+        for number, arm in enumerate(arms):
             if arm.stop is not None:
-                self._note(("spec", "choose", "arms", place, "stop"), unseen)
+                self._note(("spec", "choose", "arms", number, "stop"), unseen)
         if any(arm.stop for arm in arms):
             plain = [arm.model_copy(update={"stop": None}) for arm in arms]
             self.body["choose"] = choose.model_copy(update={"arms": list({repr(a): a for a in plain}.values())})
         if body.draft_temperature is not None:
-            self._note(("spec", "draft-temperature"), f"{name} draws its drafts as it does; it is left out")
+            self._note(("spec", "draft-temperature"), f"{name} draws drafts at its own temperature; it is left out")
             self.body["draft_temperature"] = None
         if body.max_width > 1:
             self._note(("spec", "max-width"), f"drafts are chains inside {name}; it is left out")
             self.body["max_width"] = 1
         if not self.host.requests and spec.drafts:
             self._note(
-                ("spec", "choose"), f"{name} has one depth for the whole batch: what differs is brought together"
+                ("spec", "choose"), f"{name} has one depth for the whole batch: the deepest of its requests' depths"
             )
 
     def requests(self) -> None:
-        """What a host does not tell of requests."""
+        """Leave out what depends on facts about requests that a host does not report."""
         body, host = self.spec.spec, self.host
-        for place, case in enumerate(body.when):
-            said = f"{host.name} does not tell whose API key a request has" if case.api_key is not None else ""
+        for number, case in enumerate(body.when):
+            missing = "API keys of requests" if case.api_key is not None else ""
             if (case.prompt_tokens is not None or case.task is not None) and not host.requests:
-                said = f"{host.name} does not tell requests apart"
-            if said:
-                self._note(("spec", "when", place), f"{said}; the case is left out")
+                missing = _REQUESTS
+            if missing:
+                self._note(("spec", "when", number), f"{host.name} does not report {missing}; the entry is left out")
                 kept = self.body.get("when", body.when)
                 self.body["when"] = [one for one in kept if one is not case]
         if body.tasks and not host.requests:
-            self._note(("spec", "tasks"), f"{host.name} does not tell requests apart; what is of tasks is left out")
+            self._note(("spec", "tasks"), f"{host.name} does not report {_REQUESTS}; tasks are left out")
             self.body["tasks"] = {}
 
     def _task(self, name: str, **changed: Any) -> None:

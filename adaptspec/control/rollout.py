@@ -23,10 +23,12 @@ class LiveSpec(Part):
 
 
 class CanarySpec(Part):
-    """Takes a share of the requests that name no policy, and those that name it."""
+    """Serves a share of the requests that name no policy and match no `when`, and those that name it."""
 
     mode: Literal["canary"]
-    percent: float = Field(gt=0.0, le=100.0, description="Of the requests that name no policy, by their id.")
+    percent: float = Field(
+        gt=0.0, le=100.0, description="Of the requests that name no policy and match no `when`, by their id."
+    )
 
 
 Rollout = LiveSpec | CanarySpec
@@ -69,8 +71,8 @@ class Shares:
         if not self._ends:
             return None
         digest = hashlib.blake2b(request_id.encode(), digest_size=8).digest()
-        place = int.from_bytes(digest, "big") / 2.0**64
-        return next((name for end, name in self._ends if place < end), None)
+        position = int.from_bytes(digest, "big") / 2.0**64
+        return next((name for end, name in self._ends if position < end), None)
 
 
 def _task_name(name: str) -> str:

@@ -30,15 +30,6 @@ def alike(values: IntArray, value: int) -> bool:
     return bool(np.count_nonzero(values == value) == len(values))
 
 
-def places_of(rows: IntArray, among: IntArray) -> IntArray | None:
-    """Where each of `rows` [N] stands in `among`, which holds each row once; None where one of them does not."""
-    if rows.tobytes() == among.tobytes():
-        return np.arange(len(rows))
-    at = {row: place for place, row in enumerate(among.tolist())}
-    found = [at.get(row, -1) for row in rows.tolist()]
-    return None if -1 in found else np.array(found, dtype=np.int64)
-
-
 class Rows:
     """What belongs to the request in each row, as arrays [rows]: signals and records carry it, no part keeps a copy.
 

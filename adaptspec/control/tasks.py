@@ -1,9 +1,9 @@
-"""The tasks that acceptance is learned apart for, telling them from the text of a prompt, and numbers for their names.
+"""The tasks that acceptance is learned apart for, their detection in the text of a prompt, and numbers for their names.
 
 A request names its task as a hint, else `TaskDetector` reads it off the prompt: by a few rules where the prompt states
 its task outright, else from hashed character n-grams. Both give the same result on every machine: rules match text, and
-n-grams are hashed from UTF-8 bytes in integer arithmetic. A task is a line in tables of counts, so there is room for so
-many; what finds none counts as `OTHER`. API keys that policies name are numbered alike.
+n-grams are hashed from UTF-8 bytes in integer arithmetic. A task is a line in tables of counts, so there is room for
+`MOST_OWN` further names; a task without a number counts as `OTHER`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from adaptspec.types import FloatArray, IntArray
 TASKS = ("chat", "code", "instruction", "json", "math", "rag", "story", "summarize", "template", "translate")
 
 OTHER = "other"  # number 0: whatever has no number of its own
-MOST_OWN = 64  # names of users' own, of each kind
+MOST_OWN = 64  # names of tasks that users add
 
 MIN_CONFIDENCE = 0.5  # below it a guess is more often wrong than right
 SHIPPED = Path(__file__).parent / "data" / "tasks.npz"
@@ -261,7 +261,7 @@ class Names:
 
 @dataclass(frozen=True)
 class Labels:
-    """The labels of one engine."""
+    """The numbers of one engine's task names."""
 
     tasks: Names = field(default_factory=lambda: Names(TASKS))
 

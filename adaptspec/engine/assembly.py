@@ -308,6 +308,7 @@ def _specs(config: EngineConfig, labels: Labels) -> tuple[list[PolicySpec], dict
     used = {other.path.resolve(): other for _, spec in asked for other in spec.used.values()}
     for path, _ in asked:
         used.pop(path.resolve(), None)
+    default = next(spec for _, spec in asked if spec.rollout == LIVE)
     for path, spec in [*asked, *((other.path, other) for other in used.values())]:
         if spec.name in wanted:
             raise ConfigError(
@@ -315,7 +316,7 @@ def _specs(config: EngineConfig, labels: Labels) -> tuple[list[PolicySpec], dict
             )
         wanted[spec.name] = path
         specs.append(spec)
-        for note in spec.notes():
+        for note in spec.notes(default=spec is default):
             _log.warning("%s", note)
         build_policy(spec, _any_costs(), config.limits.max_rows, trial)
     Shares({spec.name: spec.rollout for spec in specs})  # refuses canaries that want more than there is

@@ -16,7 +16,7 @@ from adaptspec.control.language.spec import PolicySpec
 from adaptspec.control.language.yaml_source import read_text
 from adaptspec.control.policy import Policy
 from adaptspec.control.rollout import Reloads
-from adaptspec.control.routing import routes_of, with_used
+from adaptspec.control.routing import check_file, check_when, routes_of, with_used
 from adaptspec.control.state import PolicyState, signature
 from adaptspec.engine.async_engine import AsyncEngine
 from adaptspec.engine.core import EngineCore
@@ -26,6 +26,7 @@ from adaptspec.quantity import quantity
 from adaptspec.types import FloatArray
 
 _log = logging.getLogger(__name__)
+_NOT_RESTORED = "what policy %s had learned is not used (%s); it learns anew"
 
 
 @dataclass(frozen=True)
@@ -124,6 +125,7 @@ class PolicyManager:
             PolicyError, ConfigError: it cannot be used; says why, and where.
         """
         spec = self._parsed(text, source, None)
+        self._check_names(spec, None)
         labels, core = self._core.controller.labels.copy(), self._core
         for one in (spec, *self._more(spec)):
             policy = build_policy(one, self._costs, core.limits.max_rows, labels)
@@ -212,7 +214,7 @@ class PolicyManager:
         spec = self._parsed(text, source, path)
         with self._lock:
             before = self._served.get(spec.name)
-            _check_owner(spec.name, path, before)
+            self._check_names(spec, path)
             self._check_room(spec)
             more = self._more(spec)
             new = ServedPolicy(spec, text, path or (before.path if before is not None else None))
@@ -222,14 +224,16 @@ class PolicyManager:
             self._served = self._served | {policy.name: policy for policy in served}
             now = self.reloads
             self.reloads = replace(now, applied=now.applied + 1, last_applied=time.time())
-        for note in spec.notes():
+        for note in spec.notes(default=spec.name == self.default):
             _log.warning("%s", note)
         for listener in self._listeners:
             listener(spec.name)
         return Applied(spec.name, before is not None, carried)
 
     def _parsed(self, text: str, source: str, path: Path | None) -> PolicySpec:
-        """What was sent may name policies, but no files: whoever sends it might learn what is in them."""
+        """The policy in a text. One that a client sends may use policies by name, but no files: an error could show
+        the client what is in them.
+        """
         served = {name: policy.spec for name, policy in self._served.items()}
         find = found_among(served) if path is None else found_next_to(path.parent)
         return parse_policy_spec(text, source, self._core.controller.labels, self._core.executor.drafters, find)
@@ -241,9 +245,22 @@ class PolicyManager:
             served = self._served.get(one.name)
             if served is None:
                 more.append(one)
-            elif served.spec is not one:
-                _check_owner(one.name, one.path, served)
+            elif served.spec is not one and served.path is not None:
+                check_file(one.name, one.path, served.path)
         return more
+
+    def _check_names(self, spec: PolicySpec, path: Path | None) -> None:
+        """Raises ConfigError: two files have one name, a file has another name than before, or a policy that another
+        one uses has `when:`. A text that was sent (without `path`) may replace any policy.
+        """
+        check_when(spec, (policy.spec for policy in self.served if policy.name != spec.name))
+        if path is None:
+            return
+        before = self._served.get(spec.name)
+        if before is not None and before.path is not None:
+            check_file(spec.name, path, before.path)
+        if before is None and (known := [policy.name for policy in self.served if policy.path == path]):
+            raise ConfigError(f"{path}: it was called {known[0]}, and {spec.name} now; give it its name back")
 
     def _check_room(self, spec: PolicySpec) -> None:
         new = {spec.name, *(one.name for one in self._more(spec))} - self._served.keys()
@@ -270,31 +287,25 @@ class PolicyManager:
             return {name: PolicyState(self._served[name].signature, arrays) for name, arrays in known.items()}
 
     def restore(self, states: Mapping[str, PolicyState], tasks: Sequence[str] = ()) -> list[str]:
-        """Before the first request: go on from what was learned elsewhere. Returns the policies that do.
+        """Before the first request: go on from what was learned elsewhere. Returns the names of the policies that do.
 
-        States of policies that are not served, or have other arms now, are left alone.
+        States of policies that are not served are left alone. A state that does not fit its policy, such as one of
+        other arms, is not used, and the log says so.
 
         Raises:
-            StateError: a state cannot be of the policy it says it is of, or its `tasks` have other numbers here; then
-                none is used.
+            StateError: the `tasks` have other numbers here; then no state is used.
         """
         if not self._core.controller.labels.tasks.follow(tasks):
             raise StateError("the tasks that it names have other numbers here")
-        fitting = {
-            name: state.arrays
-            for name, state in states.items()
-            if name in self._served and self._served[name].signature == state.signature
-        }
-        self._engine.call(lambda: restore(self._core, fitting)).result()
-        return list(fitting)
-
-
-def _check_owner(name: str, path: Path | None, before: ServedPolicy | None) -> None:
-    """Two files of one name would take turns at every change; a text that was sent may replace anything."""
-    if path is None or before is None or before.path is None:
-        return
-    if before.path.resolve() != path.resolve():
-        raise ConfigError(f"{before.path} and {path} both hold a policy called {name}; rename one (metadata.name)")
+        fitting: dict[str, Mapping[str, FloatArray]] = {}
+        for name, state in states.items():
+            if name not in self._served:
+                continue
+            if self._served[name].signature == state.signature:
+                fitting[name] = state.arrays
+            else:
+                _log.warning(_NOT_RESTORED, name, "its depths, drafters or verification were others")
+        return self._engine.call(lambda: restore(self._core, fitting)).result()
 
 
 def check_policy(core: EngineCore, name: str, policy: Policy, settings: PolicySettings) -> None:
@@ -310,8 +321,9 @@ def check_policy(core: EngineCore, name: str, policy: Policy, settings: PolicySe
 
 
 def adopt_policy(core: EngineCore, spec: PolicySpec, policy: Policy, *, carry: bool = False) -> bool:
-    """Between rounds: from the next one on, have the policy of a spec, in place of one of its name. Returns whether
-    what that one had learned was carried over, which `carry` asks for. Nothing has changed if it raises.
+    """Serve the policy of a spec from the next round on, in place of the one of the same name if there is one. Called
+    between rounds. With `carry`, the new policy goes on from what the old one has learned. Returns whether it does.
+    Nothing has changed if it raises.
 
     Raises:
         ConfigError: see `Controller.adopt`; or it drafts deeper than this engine has room for, or by a drafter that
@@ -336,23 +348,19 @@ def learned(core: EngineCore) -> dict[str, dict[str, FloatArray]]:
     return {name: arrays for name, arrays in known.items() if arrays}
 
 
-def restore(core: EngineCore, learned: Mapping[str, Mapping[str, FloatArray]]) -> None:
-    """Before the first round: let policies go on from what they learned elsewhere, all of them or none.
-
-    Raises:
-        StateError: one of them cannot.
+def restore(core: EngineCore, learned: Mapping[str, Mapping[str, FloatArray]]) -> list[str]:
+    """Before the first round: let policies go on from what they learned elsewhere. Returns the names of those that do;
+    of each of the others, the log says why it cannot.
     """
-    policies = core.controller.policies
-    before = {name: policies[name].learned() for name in learned}
-    done: list[str] = []
-    try:
-        for name, arrays in learned.items():
-            policies[name].restore(arrays)
-            done.append(name)
-    except StateError as error:
-        for restored in done:
-            policies[restored].restore(before[restored])
-        raise StateError(f"policy {name}: {error}") from error
+    restored = []
+    for name, arrays in learned.items():
+        try:
+            core.controller.policies[name].restore(arrays)
+        except StateError as error:
+            _log.warning(_NOT_RESTORED, name, error)
+        else:
+            restored.append(name)
+    return restored
 
 
 def _carry(before: Policy, policy: Policy, name: str) -> bool:
@@ -360,6 +368,6 @@ def _carry(before: Policy, policy: Policy, name: str) -> bool:
     try:
         policy.restore(learned)
     except StateError as error:
-        _log.warning("what policy %s had learned does not fit its new arms (%s); it learns anew", name, error)
+        _log.warning(_NOT_RESTORED, name, error)
         return False
     return bool(learned)

@@ -1,4 +1,4 @@
-"""What the engine itself does by a policy: how drafts are verified, and whose text they may come from."""
+"""The settings of a policy that the engine applies: the verification method, and the scope of the counts drafter."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from adaptspec.verification.method import Method
 
 @dataclass(frozen=True)
 class PolicySettings:
-    """How the requests of a policy are verified, and whose text they may be drafted from."""
+    """How the requests of a policy are verified, and which earlier requests they may be drafted from."""
 
     method: Method
     history: History = "key"

@@ -55,9 +55,9 @@ class Desk:
             self._known = states
         traces = settings.traces if host.requests else TraceSettings(TraceLevel.OFF)
         if not host.requests and settings.traces.endpoint is not None:
-            raise ConfigError(f"traces: {host.name} does not tell requests apart; leave them out")
+            raise ConfigError(f"traces: {host.name} does not report which requests are in a batch; leave traces out")
         if settings.traces.content:
-            raise ConfigError(f"traces: {host.name} does not tell texts; leave content out")
+            raise ConfigError(f"traces: {host.name} does not report texts; leave content out")
         self.watchers: Watchers | None = None  # none, unless somebody is to watch
         if settings.journal is not None or settings.metrics_port is not None or traces.enabled:
             self.watchers = Watchers(models, settings.journal, settings.metrics_port, traces, max_rows)

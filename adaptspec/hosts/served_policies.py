@@ -14,7 +14,7 @@ from adaptspec.control.language.build import build_policy, load_policy_spec
 from adaptspec.control.language.library import find_policy
 from adaptspec.control.language.spec import PolicySpec
 from adaptspec.control.rollout import Reloads
-from adaptspec.control.routing import routes_of, with_used
+from adaptspec.control.routing import check_file, check_when, routes_of, with_used
 from adaptspec.control.state import PolicyState, signature
 from adaptspec.control.step_times import StepTimes
 from adaptspec.control.tasks import Labels
@@ -88,6 +88,7 @@ class ServedPolicies:
                 spec, _ = self._read(path)
                 if spec.name != name:
                     raise ConfigError(f"{path}: it was called {name}, and {spec.name} now; give it its name back")
+                self._check_names(spec)
                 for one in with_used([spec]):
                     build_policy(one, self._trial_costs, self._max_rows, self.labels.copy())
             except AdaptSpecError as error:
@@ -111,7 +112,8 @@ class ServedPolicies:
             with self.labels.kept_if_done():
                 for used in spec.used.values():
                     if used.name not in self.specs:
-                        controller.adopt(used.name, build_policy(used, cost, self._max_rows, self.labels))
+                        built = build_policy(used, cost, self._max_rows, self.labels)
+                        controller.adopt(used.name, built, used.rollout)
                         self._serve(used.path, used)
                 policy = build_policy(spec, cost, self._max_rows, self.labels)
                 known = controller.policies[spec.name].learned()
@@ -129,13 +131,16 @@ class ServedPolicies:
         return {name: PolicyState(signature(self.specs[name]), arrays) for name, arrays in known.items() if arrays}
 
     def restore(self, controller: Controller, states: Mapping[str, PolicyState]) -> None:
-        """Have policies go on from states that are of their arms."""
+        """Have policies go on from states that are of their arms; of each of the others, the log says why it cannot."""
         for name, state in states.items():
-            if name in self.specs and signature(self.specs[name]) == state.signature:
-                try:
-                    controller.policies[name].restore(state.arrays)
-                except StateError as error:
-                    _log.warning("what was learned of policy %s is not used: %s", name, error)
+            if name not in self.specs:
+                continue
+            try:
+                if signature(self.specs[name]) != state.signature:
+                    raise StateError("its depths, drafters or verification were others")
+                controller.policies[name].restore(state.arrays)
+            except StateError as error:
+                _log.warning("what policy %s had learned is not used (%s); it learns anew", name, error)
 
     def can_decide(self, name: str | None) -> bool:
         """Whether requests may ask for it."""
@@ -143,7 +148,18 @@ class ServedPolicies:
 
     def _read(self, path: Path) -> tuple[PolicySpec, tuple[str, ...]]:
         spec, notes = narrow(load_policy_spec(path), self._host)
-        return spec, tuple(map(str, [*notes, *spec.notes()]))
+        default = not self.specs or spec.name == self.default
+        return spec, tuple(map(str, [*notes, *spec.notes(default=default)]))
+
+    def _check_names(self, spec: PolicySpec) -> None:
+        """Raises ConfigError: a policy that it uses has the name of one from another file, or another policy uses it
+        and it has `when:`.
+        """
+        known = [*self.specs.values(), *self._waiting]
+        check_when(spec, (other for other in known if other.name != spec.name))
+        files = {one.name: one.path for other in known for one in (other, *other.used.values())}
+        for used in spec.used.values():
+            check_file(used.name, used.path, files.get(used.name, used.path))
 
     def _serve(self, path: Path, spec: PolicySpec) -> None:
         self.specs[spec.name], self._files[path] = spec, spec.name

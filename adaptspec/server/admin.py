@@ -155,7 +155,7 @@ async def put(http: web.Request) -> web.Response:
 async def delete(http: web.Request) -> web.Response:
     """Serve a policy no longer.
 
-    Requests that have come to it keep it. 409 for the default.
+    Requests that have come to it keep it. 409 for the default, or one that its `when:` uses.
     """
     name = http.match_info["name"]
     try:

@@ -138,7 +138,8 @@ class Simulator:
             if read and tape.lengths[index] <= 1:
                 continue  # its only token is there
             name = f"{tape.ids[index]}#{self._started}"  # a request may come several times
-            self._core.add(Request(name, (0,), speculation=SpeculationParams(task=tape.tasks[index] or None)))
+            prompt = range(int(tape.prompt_tokens[index]))  # only its length is known
+            self._core.add(Request(name, prompt, speculation=SpeculationParams(task=tape.tasks[index] or None)))
 
     def _factors(self) -> tuple[float, float, float]:
         """What multiplies a round's drafting, its verify pass and the rest."""

@@ -11,7 +11,7 @@ from adaptspec.cli import main
     ("arguments", "status", "said"),
     [
         (["goodput", "--for", "vllm", "--depth", "5"], 0, "goodput.yaml:10:14: spec.max-depth: vLLM drafts up to 5"),
-        (["per-task", "--for", "sglang"], 0, "spec.tasks: SGLang does not tell requests apart"),
+        (["per-task", "--for", "sglang"], 0, "spec.tasks: SGLang does not report which requests are in a batch"),
         (["lookahead", "--for", "vllm"], 1, "drafts with lookahead, which vLLM does not have here"),
         (["goodput-ngram", "--for", "vllm", "--method", "ngram"], 0, ""),
         (["off", "--for", "vllm"], 0, ""),

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from adaptspec.cli import main
+from adaptspec.control.language.build import parse_policy_spec
 from adaptspec.control.language.library import find_policy
 
 
@@ -50,6 +51,23 @@ def test_policy_validate_notes_tasks_that_no_prompt_is_detected_as(
     assert '{"adaptspec": {"task": "coding"}}' in note
 
 
+def test_policy_validate_notes_routes_that_never_count(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A canary is never the default policy, whose `when` alone counts."""
+    mine = tmp_path / "mine.yaml"
+    text = (
+        "apiVersion: adaptspec.dev/v1\nkind: SpeculationPolicy\nmetadata: {name: mine}\nspec:\n"
+        "  choose: goodput\n  when: [{task: code, use: off}]\n"
+    )
+    mine.write_text(text + "  rollout: {mode: canary, percent: 5}\n")
+    assert main(["policy", "validate", str(mine)]) == 0
+    assert capsys.readouterr().err == (
+        f"note: {mine}:6:3: spec.when: `when` counts only in the default policy, which this one is not\n"
+    )
+    mine.write_text(text)
+    assert main(["policy", "validate", str(mine)]) == 0
+    assert not capsys.readouterr().err
+
+
 def test_policy_schema_is_the_committed_one(capsys: pytest.CaptureFixture[str]) -> None:
     """For editors that look elsewhere."""
     assert main(["policy", "schema"]) == 0
@@ -66,7 +84,7 @@ def test_policy_diff_tells_what_a_change_means(capsys: pytest.CaptureFixture[str
 
 
 def test_policy_import_writes_a_policy_that_is_valid(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """To the terminal or to a file, which is never overwritten."""
+    """To the terminal or to a file, which is never overwritten. Without a guard, which the other engine has not."""
     config, policy = tmp_path / "config.json", tmp_path / "mine.yaml"
     config.write_text('{"num_speculative_tokens": 4, "method": "ngram"}')
     assert main(["policy", "import", "vllm", str(config)]) == 0
@@ -74,6 +92,18 @@ def test_policy_import_writes_a_policy_that_is_valid(tmp_path: Path, capsys: pyt
     assert main(["policy", "import", "vllm", str(config), "-o", str(policy)]) == 0
     assert policy.read_text() == printed
     assert main(["policy", "validate", str(policy)]) == 0
+    for engine, text in (
+        ("vllm", '{"num_speculative_tokens": 4, "disable_by_batch_size": 8}'),
+        ("vllm", '{"num_speculative_tokens_per_batch_size": [[1, 8, 3]]}'),
+        ("sglang", "{}"),
+    ):
+        other = tmp_path / "other.json"
+        other.write_text(text)
+        capsys.readouterr()
+        assert main(["policy", "import", engine, str(other)]) == 0
+        guard = parse_policy_spec(capsys.readouterr().out).spec.guard
+        assert guard.never_slower is None
+        assert guard.max_batch_size == (8 if "disable" in text else None)
     assert main(["policy", "import", "sglang", str(config)]) == 2
     assert main(["policy", "import", "vllm", str(config), "-o", str(policy)]) == 2
     shown = capsys.readouterr().err.splitlines()

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from adaptspec.control.language.build import found_among, parse_policy_spec
+from adaptspec.control.language.build import found_among, load_policy_spec, parse_policy_spec
 from adaptspec.control.rollout import CanarySpec, Shares
 from adaptspec.errors import ConfigError, PolicyError
 
@@ -54,12 +54,22 @@ STATIC = "  choose: {algorithm: static, depth: 5}\n"
 
 
 def test_policies_that_use_others_are_refused(tmp_path: Path) -> None:
-    """A file that uses itself as well: none is read for ever."""
     inner = tmp_path / "inner.yaml"
-    for used in ("static-3", inner):
-        inner.write_text(f"{HEAD}{STATIC}  when: [{{task: code, use: {used}}}]\n")
-        with pytest.raises(PolicyError, match=rf"^p:6:28: .*inner\.yaml:6:28: .*cannot use '.*{used}'"):
-            parse_policy_spec(f"{HEAD}{STATIC}  when: [{{task: code, use: {inner}}}]\n", "p")
+    inner.write_text(f"{HEAD}{STATIC}  when: [{{task: code, use: static-3}}]\n")
+    with pytest.raises(PolicyError, match=r"^p:6:28: .*inner\.yaml:6:28: .*cannot use 'static-3'"):
+        parse_policy_spec(f"{HEAD}{STATIC}  when: [{{task: code, use: {inner}}}]\n", "p")
+
+
+def test_a_policy_cannot_use_itself(tmp_path: Path) -> None:
+    """By its file or by its name, read from a file or sent; also where one of its name is served already."""
+    path = tmp_path / "file.yaml"
+    for used in ("file.yaml", path, "mine"):
+        path.write_text(f"{HEAD}{STATIC}  when: [{{task: code, use: {used}}}]\n")
+        with pytest.raises(PolicyError, match=r"file\.yaml:6:28: spec\.when\.0\.use: a policy cannot use itself"):
+            load_policy_spec(path)
+    served = {"mine": parse_policy_spec(f"{HEAD}{STATIC}  when: [{{task: code, use: off}}]\n")}
+    with pytest.raises(PolicyError, match=r"^p:6:28: spec\.when\.0\.use: a policy cannot use itself"):
+        parse_policy_spec(path.read_text(), "p", find=found_among(served))
 
 
 def test_a_policy_that_is_sent_names_no_files(tmp_path: Path) -> None:
@@ -69,7 +79,7 @@ def test_a_policy_that_is_sent_names_no_files(tmp_path: Path) -> None:
     find = found_among({"mine": mine, "using": using})
     secret = tmp_path / "secret.yaml"
     secret.write_text("password")
-    when = f"{HEAD}{STATIC}  when: [{{task: code, use: %s}}]\n"
+    when = f"{HEAD.replace('mine', 'sent')}{STATIC}  when: [{{task: code, use: %s}}]\n"
     for path in (str(secret), str(tmp_path / "gone.yaml"), "/etc/passwd"):
         with pytest.raises(PolicyError, match=r"^p:\d:\d+: .*uses others by their names, no files") as refused:
             parse_policy_spec(when % path, "p", find=find)

@@ -55,6 +55,18 @@ def test_a_pair_and_its_shipped_policies(target_path: Path, draft_path: Path) ->
     assert len(set(outputs.values())) == 1, outputs
 
 
+def test_routes_of_a_policy_that_is_not_the_default_are_noted(
+    target_path: Path, draft_path: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """They never count."""
+    when = ", when: [{task: code, use: off}]"
+    names = ("main", "other")
+    files = tuple(policy_file(tmp_path / f"{name}.yaml", name, "goodput", when) for name in names)
+    Engine.from_config(EngineConfig(str(target_path), str(draft_path), files, limits=SMALL))
+    noted = [record.message for record in caplog.records if "counts only in the default policy" in record.message]
+    assert [note.split(": ")[0] for note in noted] == [f"{files[1]}:4:25"]
+
+
 def _broken(*_: object) -> CostTable:
     raise ZeroDivisionError
 

@@ -7,6 +7,7 @@ import os
 import resource
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -189,20 +190,47 @@ async def test_it_saves_while_requests_run(tmp_path: Path) -> None:
         await asyncio.to_thread(kept.close)
 
 
-async def test_a_state_that_no_policy_can_have_is_put_aside(tmp_path: Path, caplog: Any) -> None:
-    """Well-formed, of the right models, and impossible: negative counts."""
+@pytest.mark.parametrize(
+    ("damage", "reason"),
+    [
+        (lambda array: array - 1.0, "negative"),  # well-formed, and impossible
+        (lambda array: array[..., :-1], "shape"),  # such as of an earlier version with the same signature
+    ],
+)
+async def test_a_state_that_a_policy_cannot_have_costs_no_other_policy_its_own(
+    tmp_path: Path, caplog: Any, damage: Callable[[np.ndarray], np.ndarray], reason: str
+) -> None:
     folder = tmp_path / "state"
     folder.mkdir()
-    async with desk_of(tmp_path, [goodput("main")]) as one:
-        known = (await asyncio.to_thread(one.desk.learned))["main"]
-        wrong = PolicyState(known.signature, {key: array - 1.0 for key, array in known.arrays.items()})
-        (folder / FILE).write_bytes(to_bytes(LearnedState("pair", {"main": wrong})))
+    async with desk_of(tmp_path, [goodput("main"), goodput("other")]) as one:
+        known = await asyncio.to_thread(one.desk.learned)
+        wrong = {key: damage(array) for key, array in known["main"].arrays.items()}
+        right = {key: array + 1.0 for key, array in known["other"].arrays.items()}
+        saved = {"main": replace(known["main"], arrays=wrong), "other": replace(known["other"], arrays=right)}
+        (folder / FILE).write_bytes(to_bytes(LearnedState("pair", saved)))
         kept = await asyncio.to_thread(keeper, one, folder)
-        assert "negative" in caplog.text
-        assert (folder / f"{FILE}.quarantined-1").exists()
+        assert "what policy main had learned is not used" in caplog.text
+        assert reason in caplog.text
+        assert not (folder / f"{FILE}.quarantined-1").exists()
+        now = await asyncio.to_thread(one.desk.learned)
+        assert not now["main"].arrays["acceptance"].any()
+        assert np.array_equal(now["other"].arrays["acceptance"], right["acceptance"])
         await one.served(asking(1))
         await asyncio.to_thread(kept.close)
         assert (read_state(folder / FILE).policies["main"].arrays["acceptance"] >= 0.0).all()
+
+
+async def test_tasks_that_have_other_numbers_here_put_a_state_aside(tmp_path: Path, caplog: Any) -> None:
+    """Counts of one task would be those of another."""
+    folder = tmp_path / "state"
+    folder.mkdir()
+    async with desk_of(tmp_path, [goodput("main", "  tasks: {acme: {max-depth: 2}}\n")]) as one:
+        known = await asyncio.to_thread(one.desk.learned)
+        (folder / FILE).write_bytes(to_bytes(LearnedState("pair", known, ("umbrella", "acme"))))
+        kept = await asyncio.to_thread(keeper, one, folder)
+        assert "other numbers here" in caplog.text
+        assert (folder / f"{FILE}.quarantined-1").exists()
+        await asyncio.to_thread(kept.close)
 
 
 async def test_closing_after_the_engine_has_died_hangs_nobody(tmp_path: Path, caplog: Any) -> None:

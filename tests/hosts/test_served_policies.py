@@ -8,10 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from adaptspec.control.controller import Controller
 from adaptspec.control.cost import CostTable
 from adaptspec.control.host import DRAFTER, Host
 from adaptspec.control.step_times import StepTimes
 from adaptspec.hosts.served_policies import ServedPolicies
+from adaptspec.request import Request
 from tests.hosts.test_pilot import STATIC
 from tests.policies.hosted import VLLM, piloted, serve
 
@@ -51,6 +53,63 @@ def test_a_used_file_is_watched_next_to_the_file_that_names_it(tmp_path: Path) -
     policies.adopt(policies.controller(cost), cost)
     assert policies.specs["used"].spec.choose.depth == 2  # type: ignore[union-attr]
     assert policies.reloads.applied == 1
+
+
+USED = STATIC.replace("name: mine", "name: used")
+WHEN = "spec: {when: [{prompt-tokens: {at-least: 1000}, use: %s}], "
+
+
+def adopted(policies: ServedPolicies) -> Controller:
+    """The controller after files were looked at."""
+    cost = CostTable(StepTimes().profile(DRAFTER, 4, VLLM))
+    controller = policies.controller(cost)
+    policies.look()
+    policies.adopt(controller, cost)
+    return controller
+
+
+def test_a_used_policy_that_comes_with_a_reload_keeps_its_rollout(tmp_path: Path) -> None:
+    """As at a start: a canary takes its share of the requests that match no `when`."""
+    path = tmp_path / "mine.yaml"
+    path.write_text(STATIC % 3)
+    (tmp_path / "used.yaml").write_text((USED % 1).replace("spec: {", "spec: {rollout: {mode: canary, percent: 100}, "))
+    policies = ServedPolicies((str(path),), VLLM, 4)
+    path.write_text((STATIC % 3).replace("spec: {", WHEN % "used.yaml"))
+    assert adopted(policies).assigned(Request("r", (1,))) == "used"
+    again = ServedPolicies((str(path),), VLLM, 4)
+    assert adopted(again).assigned(Request("r", (1,))) == "used"
+
+
+def test_two_files_of_one_name_are_refused(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A policy that is used does not replace that of another file, whether that is served or read at the same time."""
+    for folder, depth in (("a", 1), ("b", 2)):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "used.yaml").write_text(USED % depth)
+    mine, yours = tmp_path / "mine.yaml", tmp_path / "yours.yaml"
+    texts = {mine: STATIC % 3, yours: (STATIC % 3).replace("mine", "yours")}
+    for path, text in texts.items():
+        path.write_text(text)
+    policies = ServedPolicies((str(mine), str(yours)), VLLM, 4)
+    for path, folder in ((mine, "a"), (yours, "b")):
+        path.write_text(texts[path].replace("spec: {", WHEN % f"{folder}/used.yaml"))
+    adopted(policies)
+    assert policies.reloads.refused == 1
+    assert policies.specs["used"].spec.choose.depth == 1  # type: ignore[union-attr]
+    yours.write_text(texts[yours].replace("spec: {", WHEN % "b/used.yaml") + "\n")
+    adopted(policies)
+    assert policies.reloads.refused == 2
+    assert caplog.text.count("both hold a policy called used") == 1, "the log says it once"
+
+
+def test_a_used_policy_uses_no_other(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path, used = tmp_path / "mine.yaml", tmp_path / "used.yaml"
+    used.write_text(USED % 1)
+    path.write_text((STATIC % 3).replace("spec: {", WHEN % "used.yaml"))
+    policies = ServedPolicies((str(path),), VLLM, 4)
+    used.write_text((USED % 2).replace("spec: {", WHEN % "off"))
+    adopted(policies)
+    assert "mine uses this policy, so it cannot use others itself" in caplog.text
+    assert policies.specs["used"].spec.choose.depth == 1  # type: ignore[union-attr]
 
 
 def test_a_new_text_keeps_what_was_learned(tmp_path: Path) -> None:

@@ -149,7 +149,7 @@ def test_traces_that_nobody_can_have_are_refused() -> None:
     """Texts, where they are not told; and whatever is of requests, where these are not told apart."""
     with pytest.raises(ConfigError, match="leave content out"):
         Pilot(PilotSettings.of({"traces": {"content": True}}), VLLM, 8)
-    with pytest.raises(ConfigError, match="does not tell requests apart"):
+    with pytest.raises(ConfigError, match="does not report which requests are in a batch"):
         Pilot(PilotSettings.of({"traces": {"endpoint": "http://127.0.0.1:9"}}), replace(VLLM, requests=False), 8)
     with pytest.raises(ConfigError, match=r"traces\.slow"):
         PilotSettings.of({"traces": {"slow": 1.0}})

@@ -24,12 +24,10 @@ OTHERS = {
     "guarded-1": HEADER + "  choose: {algorithm: static, depth: 1}\n" + GUARD,
     "guarded-3": HEADER + "  choose: {algorithm: static, depth: 3}\n" + GUARD,
     "thompson-request": HEADER + "  choose: {algorithm: thompson, scope: request}\n",
-    "ucb-window": HEADER + "  choose: {algorithm: ucb, window: 150}\n",
+    "ucb-150-rounds": HEADER + "  choose: {algorithm: ucb, discount: 0.9933}\n  guard: {never-slower: off}\n",
     "ucb-drafters": HEADER
     + "  choose: {algorithm: ucb, scope: request, arms: [{depth: 0}, {depth: 3, drafter: draft-model},"
     + " {depth: 1, drafter: ngram}, {depth: 7, drafter: ngram}]}\n  drafters: [draft-model, ngram]\n",
-    "ucb-policies": HEADER
-    + "  choose: {algorithm: ucb, arms: [{policy: goodput}, {depth: 0}]}\n  drafters: [draft-model, ngram]\n",
 }
 
 
@@ -289,8 +287,7 @@ MORE = (
     Promise("sglang-ema", "even-1", 0.955, 1.33),  # 0.991 ± 0.014, 1.400 ± 0.027
     Promise("sglang-ema", "mixed-4", 0.84, 0.87),  # 0.856 ± 0.005, 0.891 ± 0.006
     Promise("sglang-ema", "mixed-late-3", 0.84, 0.87),  # 0.855 ± 0.005, 0.890 ± 0.007
-    Promise("ucb-window", "down", 0.88, 0.88),  # 0.899 ± 0.006, 0.899 ± 0.006
-    Promise("ucb-policies", "lookups-1", 1.22, 1.78),  # 1.291 ± 0.028, 1.955 ± 0.070
+    Promise("ucb-150-rounds", "down", 0.88, 0.88),  # 0.899 ± 0.006, 0.899 ± 0.006
     Promise("entropy-gate", "up", 0.79, 1.69),  # 0.835 ± 0.017, 1.728 ± 0.014
     Promise("thompson", "host-0.75-4", 0.9, 1.565),  # 0.961 ± 0.024, 1.682 ± 0.046
     Promise("thompson", "host-0.02-4", 0.97, 0.97),  # 0.989 ± 0.005, 0.989 ± 0.005

@@ -11,7 +11,8 @@ from adaptspec.simulation.cost_profiles import load_costs
 from adaptspec.simulation.replay import replay, static_spec
 from adaptspec.simulation.scenarios import Schedule, stream
 from adaptspec.simulation.simulator import SimulatorSettings
-from tests.policies.tapes import made_tape, one_request
+from adaptspec.simulation.tape import join
+from tests.policies.tapes import Kind, made_tape, one_request, written
 
 COSTS = load_costs("cpu-2-cores")
 HEAD = "apiVersion: adaptspec.dev/v1\nkind: SpeculationPolicy\nmetadata: {name: tested}\nspec:\n"
@@ -67,3 +68,16 @@ def test_a_policy_may_believe_in_other_costs_than_the_truth() -> None:
     assert replay(static_spec(3), made, COSTS, profile=other).seconds == replay(static_spec(3), made, COSTS).seconds
     goodput = load_policy_spec(find_policy("goodput"))
     assert replay(goodput, made, COSTS, profile=other).seconds != replay(goodput, made, COSTS).seconds
+
+
+def test_a_route_goes_by_the_prompt_lengths_of_the_tape() -> None:
+    """Each recorded request is decided by the policy that its prompt's length leads to."""
+    tape = join([written(f"{prompt}", Kind(0.8), 30, prompt=prompt) for prompt in (99, 100)])
+    text = HEAD + "  choose: {algorithm: static, depth: 3}\n  when: [{prompt-tokens: {at-least: 100}, use: off}]\n"
+    tally = replay(parse_policy_spec(text), stream(tape, Schedule((2,))), COSTS, keep=True)
+    deepest: dict[str, int] = {}
+    for record in tally.records:
+        for name, depth in zip(record.request_ids, record.depths.tolist(), strict=True):
+            prompt = name.partition("#")[0]
+            deepest[prompt] = max(depth, deepest.get(prompt, 0))
+    assert deepest == {"99": 3, "100": 0}

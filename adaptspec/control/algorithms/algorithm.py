@@ -122,7 +122,7 @@ class Parts:
     drafters: tuple[str, ...]  # preferred first
     stops: bool  # a stop rule will cut drafts short
     max_width: int = 1  # children of a node of a draft at most; 1: drafts are chains
-    labels: Labels = field(default_factory=Labels)  # names of tasks and API keys by their numbers
+    labels: Labels = field(default_factory=Labels)  # names of tasks by their numbers
 
 
 class AlgorithmSpec(Part):

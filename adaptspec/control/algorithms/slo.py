@@ -167,6 +167,8 @@ class SloSpec(AlgorithmSpec):
 
     takes_tiers: ClassVar[bool] = True
     has_value: ClassVar[bool] = True
+    default_stop: ClassVar[str] = "marginal-goodput"
+    guarded: ClassVar[bool] = False  # it may give up throughput for the pace of a request
 
     algorithm: Literal["slo"]
     time_per_output_token_ms: float = Field(gt=0.0, le=60_000.0, description="Promised to every request, on average.")

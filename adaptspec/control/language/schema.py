@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import difflib
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import NoneType
 from typing import Annotated, Any, get_args
 
@@ -73,18 +75,28 @@ class Short:
 
 @dataclass(frozen=True)
 class Uses:
-    """The context that a policy is validated in: how policies that it names are found, where its values
-    stand, and those policies that were found.
+    """The context that a policy is validated in: how policies that it names are found, the text that it is read from,
+    and those policies that were found.
     """
 
     find: Callable[[str], Any]
-    source: Source | None = None
+    source: Source
     found: dict[str, Any] = field(default_factory=dict)
+
+    def is_itself(self, name: str) -> bool:
+        """Whether a policy that it names is the policy itself: by its name, or by its file."""
+        data, path = self.source.data, Path(self.source.path)
+        metadata = data.get("metadata") if isinstance(data, dict) else None
+        own = metadata.get("name") if isinstance(metadata, dict) else None
+        # Without a look at the disk: the text may be a client's.
+        return name == own or os.path.abspath(path.parent / name) == os.path.abspath(path)
 
 
 def _found(name: str, info: ValidationInfo) -> str:
     uses = info.context
     if isinstance(uses, Uses):
+        if uses.is_itself(name):
+            raise ValueError("a policy cannot use itself; name another policy")
         try:
             uses.found[name] = uses.find(name)
         except PolicyError as error:

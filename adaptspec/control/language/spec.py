@@ -96,14 +96,14 @@ class BlockSpec(_Method):
 
 
 class _LossyMethod(_Method):
-    lossy: Literal[True] = Field(description="Must be said: the text may differ from what the target would write.")
+    lossy: Literal[True] = Field(description="Required: the text may differ from that of the target.")
 
     @model_validator(mode="before")
     @classmethod
-    def _said(cls, data: Any) -> Any:
+    def _lossy_is_accepted(cls, data: Any) -> Any:
         if isinstance(data, dict) and data.get("lossy") is not True:
             raise ValueError(
-                f"method {data.get('method')!r} may change the text: write 'lossy: true' beside it to accept that, "
+                f"method {data.get('method')!r} may change the text: write 'lossy: true' next to it to accept that, "
                 "or use coupled, rejection or block"
             )
         return data
@@ -140,7 +140,7 @@ VerificationSpec = Annotated[
 
 
 class TaskSpec(Part):
-    """What is different for one task."""
+    """Settings for the requests of one task."""
 
     stop: StopSpec | None = Field(default=None, description="A stop rule of its own; absent: the policy's.")
     tiers: Tiers | None = Field(
@@ -184,7 +184,7 @@ class BodySpec(Part):
     )
     max_depth: int | None = Field(default=None, ge=0, le=DEEPEST, description="The deepest draft. Absent: 7.")
     max_width: int = Field(
-        default=1, ge=1, le=32, description="Most candidates for one place in a draft. 1: drafts do not branch."
+        default=1, ge=1, le=32, description="Most candidates at each position of a draft. 1: drafts do not branch."
     )
     max_nodes: int = Field(default=64, ge=1, le=1024, description="Most tokens that a branching draft submits.")
     drafters: Annotated[list[Drafter], Field(min_length=1), AfterValidator(_each_once)] | None = Field(
@@ -195,9 +195,9 @@ class BodySpec(Part):
     )
     history: History = Field(
         default="key",
-        description="Whose text the counts drafter may draft from beside a request's own. none: nobody's; key: what "
-        "was served to the same named API key; server: what was served to anybody under a policy that says so, too. "
-        "How fast an answer comes can tell whether the like of it was served before.",
+        description="The earlier requests that the counts drafter may draft from, in addition to the request itself. "
+        "none: no others; key: those with the same named API key; server: all requests whose policies have history: "
+        "server. The speed of an answer can reveal that a similar text was served before.",
     )
     when: Annotated[list[WhenSpec], Field(max_length=16)] = Field(
         default=[],
@@ -208,7 +208,7 @@ class BodySpec(Part):
         default=_NO_STOP,
         validate_default=True,
         json_schema_extra=without_default,
-        description="When a draft ends before its depth. Absent: marginal-goodput with goodput, else none.",
+        description="When a draft ends before its depth. Absent: marginal-goodput with goodput and slo, else none.",
     )
     verification: VerificationSpec = Field(default=CoupledSpec(), description="Which drafted tokens are kept.")
     draft_temperature: DraftTemperatureSpec | None = Field(
@@ -216,8 +216,8 @@ class BodySpec(Part):
     )
     tasks: Annotated[dict[TaskName, TaskSpec], Field(max_length=1 + len(TASKS) + MOST_OWN)] = Field(
         default={},
-        description=f"What is different for requests of a task, by its name: one that prompts are told by, or one of "
-        f"your own that requests name. {OTHER!r} are those of no known task.",
+        description=f"Settings for the requests of a task, by its name: one that is detected from prompts, or a name "
+        f"of your choice that requests send. {OTHER!r} are requests without a known task.",
     )
     guard: GuardSpec = Field(
         default=_NO_GUARD,
@@ -229,15 +229,15 @@ class BodySpec(Part):
 
     @field_validator("stop", mode="before")
     @classmethod
-    def _own_stop(cls, stop: Any, info: ValidationInfo) -> Any:
-        """Absent, it is the algorithm's."""
+    def _default_stop(cls, stop: Any, info: ValidationInfo) -> Any:
+        """The stop rule of the algorithm, where the policy names none."""
         choose = info.data.get("choose")
         return {"rule": choose.default_stop} if stop is _NO_STOP and choose is not None else stop
 
     @field_validator("guard", mode="before")
     @classmethod
-    def _own_guard(cls, guard: Any, info: ValidationInfo) -> Any:
-        """never-slower is on where it is absent, but for algorithms that are yardsticks."""
+    def _default_guard(cls, guard: Any, info: ValidationInfo) -> Any:
+        """Where never-slower is absent, it is on for the algorithms that are `guarded`."""
         choose, written = info.data.get("choose"), {} if guard is _NO_GUARD else guard
         if choose is None or not choose.guarded or not isinstance(written, dict):
             return guard
@@ -300,7 +300,7 @@ class PolicySpec(Part):
         """Keep the policies that it names, which were found as it was read, and where its values stand."""
         if isinstance(context, Uses):
             self._used = dict(context.found)
-            self._source = context.source or self._source
+            self._source = context.source
 
     @property
     def used(self) -> Mapping[str, PolicySpec]:
@@ -384,13 +384,18 @@ class PolicySpec(Part):
         tiers = self.spec.choose.default_tiers if most is None else range(1, most + 1)
         return tuple(tier for tier in tiers if tier)
 
-    def notes(self) -> list[Problem]:
-        """What is allowed and may not be meant: tasks that no prompt is ever detected as."""
+    def notes(self, *, default: bool = True) -> list[Problem]:
+        """What is allowed and may not be meant: tasks that no prompt is ever detected as, and `when:` in a policy that
+        is not the `default`, which a canary never is.
+        """
         detected = ", ".join(TASKS)
         named: list[tuple[tuple[object, ...], str]] = [(("spec", "tasks", name), name) for name in self.spec.tasks]
         for number, when in enumerate(self.spec.when):
             named += [(("spec", "when", number, "task"), name) for name in when.tasks]
-        return [
+        unused = bool(self.spec.when) and not (default and self.rollout == LIVE)
+        message = "`when` counts only in the default policy, which this one is not"
+        notes = [self.source.problem(("spec", "when"), message, at_key=True)] if unused else []
+        return notes + [
             self.source.problem(
                 where,
                 f"no prompt is detected as {name!r} (detected are: {detected}); this applies only to requests that "

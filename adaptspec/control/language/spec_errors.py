@@ -14,13 +14,14 @@ from adaptspec.control.algorithms.registry import INSTALLED
 from adaptspec.control.language.schema import suggestion
 from adaptspec.control.language.yaml_source import Problem, Source, shown
 
+_ARM_POLICY = "spec.choose.*.arms.*.policy"
 _NO_MAPPING = ("model_type", "model_attributes_type", "dict_type")
 # Keys and values of earlier versions, and what to write instead. A key is its path in the file, where the variant that
 # it belongs to is a step of its own; a value follows its key; `*` is any part of a path.
 REMOVED: Mapping[str, str] = {
     "spec.choose.algorithm: hedge": "write {algorithm: goodput}, which chooses among the drafters in every round",
     "spec.choose.algorithm: nightjar": "write {algorithm: ucb, scope: global}, which learns for each batch size, too",
-    "spec.choose.*.arms.*.policy": "an arm is a depth, with a stop rule or a drafter; `when` gives requests a policy",
+    _ARM_POLICY: "an arm is a depth, with a stop rule or a drafter; `when` gives requests a policy",
     "spec.choose.*.horizon-rounds": "leave it out: the cost of catching up is spread over 32 rounds",
     "spec.choose.*.prior-rounds": "leave it out: a request believes its task for 16 rounds, a task all traffic",
     "spec.choose.ucb.window": "write discount: 1 - 1 / window, such as 0.99 for 100 rounds",
@@ -30,7 +31,7 @@ REMOVED: Mapping[str, str] = {
     "spec.choose.slo.margin": "leave it out, or ask for a shorter time-per-output-token-ms",
     "spec.choose.slo.discount": "leave it out: what a request showed fades at one rate",
     "spec.choose.slo.prior": "leave it out: slo begins with one belief, and learns",
-    "spec.guard.disable-below-acceptance": "write never-slower: true, which measures whether drafting pays",
+    "spec.guard.disable-below-acceptance": "leave it out: never-slower is on, and measures whether drafting pays",
     "spec.guard.min-free-memory": "leave it out: the scheduler never drafts beyond the free cache",
     "spec.guard.dwell-rounds": "leave it out; bandits have dwell-rounds under choose",
     "spec.tasks.*.guard": "give the task another policy: when: [{task: NAME, use: POLICY}]",
@@ -45,7 +46,11 @@ REMOVED: Mapping[str, str] = {
 
 def problems_of(source: Source, error: ValidationError, schema: Mapping[str, Any]) -> list[Problem]:
     """Everything pydantic found wrong with `source`, which is to follow `schema`."""
-    return [_problem(source, problem, schema) for problem in error.errors(include_url=False)]
+    errors = error.errors(include_url=False)
+    # An arm with a removed `policy` had no depth: only the removed key is reported.
+    policy_arms = {one["loc"][:-1] for one in errors if fnmatchcase(_path(one["loc"]), _ARM_POLICY)}
+    found = [one for one in errors if one["type"] != "missing" or one["loc"][:-1] not in policy_arms]
+    return [_problem(source, one, schema) for one in found]
 
 
 def known_keys(schema: Mapping[str, Any], where: Sequence[object]) -> list[str]:
@@ -97,17 +102,22 @@ def _problem(source: Source, problem: ErrorDetails, schema: Mapping[str, Any]) -
         keys = known_keys(schema, where)
         return source.problem(where, f"a mapping is needed here{' with ' + ', '.join(keys) if keys else ''}")
     instead = _instead_of(where, problem["input"]) if kind == "literal_error" else None
-    said = f"there is no {where[-1]} {shown(problem['input'])} any more; {instead}" if instead else _said(problem)
-    return source.problem(where, said, at_key=where[-1:] == ("[key]",))
+    message = f"there is no {where[-1]} {shown(problem['input'])} any more; {instead}" if instead else _message(problem)
+    return source.problem(where, message, at_key=where[-1:] == ("[key]",))
 
 
 def _instead_of(where: Sequence[object], value: object = None) -> str | None:
-    """What to write instead of a removed key, or of a removed value of a key; None: there never was such a one."""
-    path = ".".join(map(str, where)) + ("" if value is None else f": {value}")
+    """What to write instead of a removed key, or of a removed value of a key; None: none such was removed."""
+    path = _path(where) + ("" if value is None else f": {value}")
     return next((instead for pattern, instead in REMOVED.items() if fnmatchcase(path, pattern)), None)
 
 
-def _said(problem: ErrorDetails) -> str:
+def _path(where: Sequence[object]) -> str:
+    """A path as `REMOVED` writes it."""
+    return ".".join(map(str, where))
+
+
+def _message(problem: ErrorDetails) -> str:
     """What is wrong with a value."""
     kind, value, message = problem["type"], problem["input"], problem["msg"]
     if kind == "literal_error":

@@ -56,3 +56,12 @@ def test_what_was_removed_is_refused_with_what_to_write_instead(removed: str) ->
         parse_policy_spec(f"{HEADER}  {text}\n", "mine.yaml")
     problems = [line for line in str(raised.value).splitlines() if f": {path}: there is no " in line]
     assert [problem.endswith(f" any more; {REMOVED[removed]}") for problem in problems] == [True]
+
+
+def test_a_removed_policy_of_an_arm_is_its_only_problem() -> None:
+    with pytest.raises(PolicyError) as raised:
+        parse_policy_spec(f"{HEADER}  choose: {{algorithm: exp3, arms: [{{policy: off}}, {{drafter: ngram}}]}}\n", "p")
+    assert [problem.split(": ")[1] for problem in str(raised.value).splitlines()] == [
+        "spec.choose.arms.0.policy",
+        "spec.choose.arms.1",
+    ]

@@ -69,6 +69,10 @@ SHORT_FORMS = [
     ("choose: ucb", "choose: ucb, stop: none, guard: {never-slower: {margin: 0.03}}"),
     ("choose: {algorithm: static, depth: 3}", "choose: {algorithm: static, depth: 3}, guard: {never-slower: off}"),
     (
+        "choose: {algorithm: slo, time-per-output-token-ms: 40}",
+        "choose: {algorithm: slo, time-per-output-token-ms: 40}, stop: marginal-goodput, guard: {never-slower: off}",
+    ),
+    (
         "choose: goodput, guard: {never-slower: true, probe: true}",
         "choose: {algorithm: goodput}, guard: {never-slower: {}, probe: {}}",
     ),
