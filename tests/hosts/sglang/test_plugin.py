@@ -54,8 +54,8 @@ def started(program: Program, tmp_path_factory: pytest.TempPathFactory) -> dict[
     folder = tmp_path_factory.mktemp("configurations")
     (folder / "own.json").write_text(json.dumps(STOCK))
     text = POLICY.read_text()
-    (folder / "wrong.yaml").write_text(text.replace("algorithm: goodput", "algorithm: goodptu"))
-    (folder / "lossy.yaml").write_text(text.replace("{method: coupled}", "{method: typical, lossy: true}"))
+    (folder / "wrong.yaml").write_text(text.replace("choose: goodput", "choose: goodptu"))
+    (folder / "lossy.yaml").write_text(text + "  verification: {method: typical, lossy: true}\n")
     (folder / "tiers.yml").write_text(text.replace("max-depth: 12", "tiers: [off, 2, 4]"))
     cases = {
         "policy": _with(POLICY),
@@ -100,7 +100,7 @@ def test_without_a_policy_sglang_is_as_it_is(started: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("case", "said"),
     [
-        ("wrong", "spec.choose.algorithm: "),
+        ("wrong", "spec.choose: there is no algorithm"),
         ("lossy", "typical is lossy"),
         ("absent", "absent.yaml"),
         ("ranks", "its ranks would decide apart (tp_size=2)"),

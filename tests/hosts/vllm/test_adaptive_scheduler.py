@@ -73,7 +73,7 @@ def test_texts_are_those_of_plain_vllm(texts: dict[str, Any]) -> None:
 def test_where_the_draft_is_skipped_it_does_not_run(texts: dict[str, Any]) -> None:
     assert texts["skipped"] > 20
     assert "proposed in vain" not in texts
-    assert texts["proposed"] > 500
+    assert texts["proposed"] > 300
 
 
 @pytest.mark.parametrize(("fault", "kept_in"), [("raises", True), ("deep", False), ("nan", False), ("gone", True)])
