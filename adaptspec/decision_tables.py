@@ -172,7 +172,7 @@ def _column(values: FloatArray, step: int) -> FloatArray:
 
 @dataclass(frozen=True, eq=False)
 class TreeTable:
-    """Which candidates beside its first choice a drafter submits for each of B rows.
+    """Which candidates a drafter submits in addition to its first choice, for each of B rows.
 
     After a node, the candidate of rank r (0 is the first choice) is submitted if its chance of acceptance is above
     `floor`: the product of the chances along its path, its own being `calibration` [B, ranks, bins] by equal bins of

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from adaptspec.control.language.spec import PolicySpec
+from adaptspec.control.policy import Policy
 from adaptspec.control.tasks import MOST_OWN, OTHER, TASKS
 from adaptspec.errors import StateError
 from adaptspec.files import open_file, read_bytes, write_file
@@ -33,6 +34,7 @@ _BY_TASK = re.compile(r"(?:^|/)(?:acceptance|calibration|stated|lookups|sums\.ta
 _OF_TASK = re.compile(r"(?<=@stop-of-task-)\d+(?=/)")
 _KNOWN = (OTHER, *TASKS)
 _FIRST_OWN = len(_KNOWN)
+_NOT_RESTORED = "what policy %s had learned is not used (%s); it learns anew"
 _log = logging.getLogger(__name__)
 
 
@@ -73,6 +75,41 @@ def signature(spec: PolicySpec) -> str:
     if spec.spec.max_width > 1:
         parts["branches"] = True  # what side nodes bring is counted, too
     return hashlib.blake2b(json.dumps(parts, sort_keys=True).encode(), digest_size=8).hexdigest()
+
+
+def learned_states(policies: Mapping[str, Policy], signatures: Mapping[str, str]) -> dict[str, PolicyState]:
+    """Copies of what policies have learned, by name; those that learn nothing are left out."""
+    known = {name: policy.learned() for name, policy in policies.items()}
+    return {name: PolicyState(signatures[name], arrays) for name, arrays in known.items() if arrays}
+
+
+def restore_states(
+    policies: Mapping[str, Policy], signatures: Mapping[str, str], states: Mapping[str, PolicyState]
+) -> list[str]:
+    """Before the first round: have policies go on from their states. Returns the names of those that do.
+
+    States of policies that are not served are left alone. One that does not fit its policy, such as a state of other
+    arms, is not used, and the log says so.
+    """
+    restored = []
+    for name, state in states.items():
+        if name not in signatures:
+            continue
+        if signatures[name] != state.signature:
+            _log.warning(_NOT_RESTORED, name, "its depths, drafters or verification were others")
+        elif restore_policy(name, policies[name], state.arrays):
+            restored.append(name)
+    return restored
+
+
+def restore_policy(name: str, policy: Policy, arrays: Mapping[str, FloatArray]) -> bool:
+    """Have a policy go on from what was learned. Returns False, with a line in the log, if that does not fit it."""
+    try:
+        policy.restore(arrays)
+    except StateError as error:
+        _log.warning(_NOT_RESTORED, name, error)
+        return False
+    return True
 
 
 def added(name: str, a: PolicyState, b: PolicyState) -> PolicyState:

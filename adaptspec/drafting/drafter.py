@@ -25,7 +25,7 @@ class DraftJob:
     Depth 0 leaves a row out. `shares_noise`: guess with the target's noise (coupled) or with noise
     of one's own. `keep_distribution`: return what sampled tokens were drawn from. `stop`: when rows stop before
     their depth (None: never). `draft_temperature` [B, 2]: see `draft_temperatures` (None: draw from the scores as they
-    are). `tree`: which candidates beside its first choice a drafter may submit (None: drafts are chains).
+    are). `tree`: which candidates a drafter may submit in addition to its first choice (None: drafts are chains).
     """
 
     rows: IntArray  # [B]

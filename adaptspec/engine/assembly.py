@@ -19,7 +19,7 @@ from adaptspec.control.language.build import build_policy, load_policy_spec
 from adaptspec.control.language.library import find_policy, shipped_policies
 from adaptspec.control.language.spec import PolicySpec
 from adaptspec.control.rollout import LIVE, Shares
-from adaptspec.control.routing import routes_of, with_used
+from adaptspec.control.routing import check_file, routes_of, with_used
 from adaptspec.control.tasks import Labels, TaskDetector
 from adaptspec.drafters import available_drafters
 from adaptspec.drafting.corpus_counts import FILE as COUNTS
@@ -310,11 +310,7 @@ def _specs(config: EngineConfig, labels: Labels) -> tuple[list[PolicySpec], dict
         used.pop(path.resolve(), None)
     default = next(spec for _, spec in asked if spec.rollout == LIVE)
     for path, spec in [*asked, *((other.path, other) for other in used.values())]:
-        if spec.name in wanted:
-            raise ConfigError(
-                f"{wanted[spec.name]} and {path} both hold a policy called {spec.name}; rename one (metadata.name)"
-            )
-        wanted[spec.name] = path
+        check_file(spec.name, path, wanted.setdefault(spec.name, path))
         specs.append(spec)
         for note in spec.notes(default=spec is default):
             _log.warning("%s", note)

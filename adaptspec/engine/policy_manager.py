@@ -17,16 +17,14 @@ from adaptspec.control.language.yaml_source import read_text
 from adaptspec.control.policy import Policy
 from adaptspec.control.rollout import Reloads
 from adaptspec.control.routing import check_file, check_when, routes_of, with_used
-from adaptspec.control.state import PolicyState, signature
+from adaptspec.control.state import PolicyState, learned_states, restore_policy, restore_states, signature
 from adaptspec.engine.async_engine import AsyncEngine
 from adaptspec.engine.core import EngineCore
 from adaptspec.engine.policy_settings import PolicySettings
 from adaptspec.errors import ConfigError, StateError, UnknownModelError
 from adaptspec.quantity import quantity
-from adaptspec.types import FloatArray
 
 _log = logging.getLogger(__name__)
-_NOT_RESTORED = "what policy %s had learned is not used (%s); it learns anew"
 
 
 @dataclass(frozen=True)
@@ -283,29 +281,23 @@ class PolicyManager:
     def learned(self) -> dict[str, PolicyState]:
         """What every policy has learned, by name. Raises EngineError if the engine has stopped."""
         with self._lock:
-            known = self._engine.call(lambda: learned(self._core)).result()
-            return {name: PolicyState(self._served[name].signature, arrays) for name, arrays in known.items()}
+            signatures = self._signatures
+            return self._engine.call(lambda: learned_states(self._core.controller.policies, signatures)).result()
 
     def restore(self, states: Mapping[str, PolicyState], tasks: Sequence[str] = ()) -> list[str]:
-        """Before the first request: go on from what was learned elsewhere. Returns the names of the policies that do.
-
-        States of policies that are not served are left alone. A state that does not fit its policy, such as one of
-        other arms, is not used, and the log says so.
+        """Before the first request: see `restore_states`.
 
         Raises:
             StateError: the `tasks` have other numbers here; then no state is used.
         """
-        if not self._core.controller.labels.tasks.follow(tasks):
+        controller, signatures = self._core.controller, self._signatures
+        if not controller.labels.tasks.follow(tasks):
             raise StateError("the tasks that it names have other numbers here")
-        fitting: dict[str, Mapping[str, FloatArray]] = {}
-        for name, state in states.items():
-            if name not in self._served:
-                continue
-            if self._served[name].signature == state.signature:
-                fitting[name] = state.arrays
-            else:
-                _log.warning(_NOT_RESTORED, name, "its depths, drafters or verification were others")
-        return self._engine.call(lambda: restore(self._core, fitting)).result()
+        return self._engine.call(lambda: restore_states(controller.policies, signatures, states)).result()
+
+    @property
+    def _signatures(self) -> dict[str, str]:
+        return {name: policy.signature for name, policy in self._served.items()}
 
 
 def check_policy(core: EngineCore, name: str, policy: Policy, settings: PolicySettings) -> None:
@@ -342,32 +334,6 @@ def adopt_policy(core: EngineCore, spec: PolicySpec, policy: Policy, *, carry: b
     return carried
 
 
-def learned(core: EngineCore) -> dict[str, dict[str, FloatArray]]:
-    """Between rounds: copies of what policies have learned, by name; those that learn nothing are left out."""
-    known = {name: policy.learned() for name, policy in core.controller.policies.items()}
-    return {name: arrays for name, arrays in known.items() if arrays}
-
-
-def restore(core: EngineCore, learned: Mapping[str, Mapping[str, FloatArray]]) -> list[str]:
-    """Before the first round: let policies go on from what they learned elsewhere. Returns the names of those that do;
-    of each of the others, the log says why it cannot.
-    """
-    restored = []
-    for name, arrays in learned.items():
-        try:
-            core.controller.policies[name].restore(arrays)
-        except StateError as error:
-            _log.warning(_NOT_RESTORED, name, error)
-        else:
-            restored.append(name)
-    return restored
-
-
 def _carry(before: Policy, policy: Policy, name: str) -> bool:
     learned = before.learned()
-    try:
-        policy.restore(learned)
-    except StateError as error:
-        _log.warning(_NOT_RESTORED, name, error)
-        return False
-    return bool(learned)
+    return restore_policy(name, policy, learned) and bool(learned)

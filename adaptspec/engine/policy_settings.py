@@ -39,10 +39,10 @@ class PolicySettings:
             ConfigError: it weighs tokens by what they were drawn from, and the policy drafts with one of the
                 `anticipating` drafters.
         """
-        choosy = [drafter for drafter in anticipating if policy.max_depth and drafter in policy.drafters]
-        if choosy and self.method.needs_distribution:
+        dropping = [drafter for drafter in anticipating if policy.max_depth and drafter in policy.drafters]
+        if dropping and self.method.needs_distribution:
             raise ConfigError(
                 f"policy {name}: spec.verification: {self.method.name} weighs each drafted token by what it was drawn "
-                f"from, but {choosy[0]} may drop tokens for what they are, which would change how likely texts are: "
+                f"from, but {dropping[0]} may drop a token by its value, which would change the distribution of texts: "
                 "use coupled, or another drafter"
             )

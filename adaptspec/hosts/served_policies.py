@@ -15,10 +15,10 @@ from adaptspec.control.language.library import find_policy
 from adaptspec.control.language.spec import PolicySpec
 from adaptspec.control.rollout import Reloads
 from adaptspec.control.routing import check_file, check_when, routes_of, with_used
-from adaptspec.control.state import PolicyState, signature
+from adaptspec.control.state import PolicyState, learned_states, restore_states, signature
 from adaptspec.control.step_times import StepTimes
 from adaptspec.control.tasks import Labels
-from adaptspec.errors import AdaptSpecError, ConfigError, StateError
+from adaptspec.errors import AdaptSpecError, ConfigError
 from adaptspec.files import FileMark, file_mark
 
 _log = logging.getLogger(__name__)
@@ -126,21 +126,16 @@ class ServedPolicies:
             _log.warning("policy %s was read again%s", spec.name, ", what it had learned was kept" if carried else "")
 
     def learned(self, controller: Controller) -> dict[str, PolicyState]:
-        """Copies of what policies have learned."""
-        known = {name: policy.learned() for name, policy in controller.policies.items()}
-        return {name: PolicyState(signature(self.specs[name]), arrays) for name, arrays in known.items() if arrays}
+        """See `learned_states`."""
+        return learned_states(controller.policies, self._signatures)
 
     def restore(self, controller: Controller, states: Mapping[str, PolicyState]) -> None:
-        """Have policies go on from states that are of their arms; of each of the others, the log says why it cannot."""
-        for name, state in states.items():
-            if name not in self.specs:
-                continue
-            try:
-                if signature(self.specs[name]) != state.signature:
-                    raise StateError("its depths, drafters or verification were others")
-                controller.policies[name].restore(state.arrays)
-            except StateError as error:
-                _log.warning("what policy %s had learned is not used (%s); it learns anew", name, error)
+        """See `restore_states`."""
+        restore_states(controller.policies, self._signatures, states)
+
+    @property
+    def _signatures(self) -> dict[str, str]:
+        return {name: signature(spec) for name, spec in self.specs.items()}
 
     def can_decide(self, name: str | None) -> bool:
         """Whether requests may ask for it."""

@@ -19,7 +19,8 @@ Scope = Literal["request", "task", "global"]
 N, EARNED, SPENT, EARNED2, CROSS, SPENT2 = range(6)
 # Scales that bring every feature to about 0 to 1.
 _BATCH, _ENTROPY, _CONTEXT, _POSITION, _LENGTH = 6.0, 4.0, 12.0, 8.0, 8.0
-# Rounds of an arm that a request believes its task, and a task all traffic: about two episodes.
+# Rounds of an arm that the estimate of its task counts for in a request, and that of all traffic in a task: about two
+# episodes.
 _PRIOR = 16.0
 # How fast a request's acceptance length follows its drafts.
 _FOLLOWS = 0.25
@@ -177,7 +178,7 @@ class Rewarder:
         kinds, records = self._arms, [one.record for one in played]
         depths = np.stack([record.depths for record in records])
         drafted = np.stack([record.drafted for record in records])
-        told = np.zeros((*drafted.shape, len(kinds), 3))
+        rewards = np.zeros((*drafted.shape, len(kinds), 3))
         every = np.arange(len(arms))
         if depths.any():
             # Reading what it has missed may take a drafter several rounds, in which its rows do not draft yet.
@@ -187,18 +188,18 @@ class Rewarder:
             accepted = np.stack([record.accepted for record in records])
             spent, whole = self._spent(arms, size, drafted, played)
             earned = np.minimum(emitted[..., None], np.minimum(accepted[..., None], self._cuts) + 1)
-            told[..., 0] = seen
-            told[..., 1] = earned[..., self._cut_of]
-            told[..., 2] = spent[..., self._cut_of]
+            rewards[..., 0] = seen
+            rewards[..., 1] = earned[..., self._cut_of]
+            rewards[..., 2] = spent[..., self._cut_of]
             # A host may draft deeper than the arm asks for: then the arm's is what the round says of its depth.
             exact = depths <= kinds.depths[arms]
-            told[:, every, arms, 1] = np.where(exact, emitted, told[:, every, arms, 1])
-            told[:, every, arms, 2] = np.where(exact, whole, told[:, every, arms, 2])
-            told[..., 1:] *= told[..., :1]
+            rewards[:, every, arms, 1] = np.where(exact, emitted, rewards[:, every, arms, 1])
+            rewards[:, every, arms, 2] = np.where(exact, whole, rewards[:, every, arms, 2])
+            rewards[..., 1:] *= rewards[..., :1]
         if kinds.off is not None:
             # Nothing is earned that was not known, but time goes by.
-            told[:, arms == kinds.off, kinds.off, 0] = 1.0
-        return told
+            rewards[:, arms == kinds.off, kinds.off, 0] = 1.0
+        return rewards
 
     def arm_costs(self, size: int, context: float) -> tuple[FloatArray, FloatArray]:
         """[K] seconds of a round of `size` rows all at an arm, and of one token of catch-up, in plain rounds."""
