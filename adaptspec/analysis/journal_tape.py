@@ -20,9 +20,8 @@ from adaptspec.analysis.journal_rounds import JournalLog
 from adaptspec.control.language.spec import PolicySpec
 from adaptspec.errors import ConfigError, JournalError
 from adaptspec.journal import RequestStarted
-from adaptspec.simulation.cost_profiles import MachineCosts, of_table
-from adaptspec.simulation.draft_view import DraftView
-from adaptspec.simulation.tape import Tape, join, recorded
+from adaptspec.simulation.machine import Machine
+from adaptspec.simulation.tape import DraftView, Tape, join, recorded
 from adaptspec.types import IntArray, RoundRecord
 
 DRAFTER = "draft-model"
@@ -36,12 +35,13 @@ _Pool = dict[tuple[str, int], list[tuple[int, float, float]]]
 
 @dataclass(frozen=True)
 class JournalTape:
-    """The tape, what rounds cost as the journal's own tell, and the share of positions that the journal knew. Of its
-    `rounds`, `plain` ones ran without drafts: with none, what plain decoding takes is the server's first guess.
+    """The tape, the machine that the journal's rounds were timed on, and the share of positions that the journal knew.
+
+    Of its `rounds`, `plain` ones ran without drafts: with none, the time of plain decoding is the server's first guess.
     """
 
     tape: Tape
-    costs: MachineCosts
+    machine: Machine
     known: float
     rounds: int
     plain: int
@@ -79,7 +79,7 @@ def tape_of_journal(path: Path, seed: int = 0) -> JournalTape:
             "static-3, or record a tape with `adaptspec bench record`"
         )
     tape = tape_of_rounds(whole, {"journal": path.name}, seed)
-    return JournalTape(tape, of_table("journal", costs), known, rounds, plain)
+    return JournalTape(tape, Machine.of_cost_table("journal", costs), known, rounds, plain)
 
 
 def tape_of_rounds(requests: Mapping[str, LoggedRequest], about: Mapping[str, str], seed: int = 0) -> Tape:

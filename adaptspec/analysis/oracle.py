@@ -19,12 +19,10 @@ from itertools import pairwise
 import numpy as np
 
 from adaptspec.errors import ConfigError
-from adaptspec.simulation.cost_profiles import MachineCosts
-from adaptspec.simulation.draft_view import DraftView, run_lengths
-from adaptspec.simulation.replay import replay, static_spec
+from adaptspec.simulation.machine import Machine
 from adaptspec.simulation.scenarios import Stream, phases_of
-from adaptspec.simulation.simulator import SimulatorSettings
-from adaptspec.simulation.tape import Tape
+from adaptspec.simulation.simulator import SimulatorSettings, replay, static_spec
+from adaptspec.simulation.tape import DraftView, Tape, run_lengths
 from adaptspec.types import FloatArray
 
 _NEVER = float("inf")
@@ -87,7 +85,7 @@ class References:
 
 def references(
     stream: Stream,
-    costs: MachineCosts,
+    machine: Machine,
     drafters: Sequence[str] = ("draft-model",),
     settings: SimulatorSettings = SimulatorSettings(),
     depths: Sequence[int] = TIERS,
@@ -100,7 +98,7 @@ def references(
     tiers = [Tier(depth, name) for i, name in enumerate(drafters) for depth in sorted({0, *depths}) if depth or not i]
     batch, tape = stream.schedule.fixed, stream.tape
     if batch is None or settings.prefill_tokens:
-        known, phased = _all_replayed(tiers, stream, costs, settings)
+        known, phased = _all_replayed(tiers, stream, machine, settings)
         return References(known, None, None, phased)
     times = np.bincount(np.array(stream.order), minlength=len(tape))
     tokens = float((times * (tape.lengths - 1)).sum())
@@ -108,12 +106,12 @@ def references(
     wide = [Tier(depth, name, w) for name in drafters for w in _WIDTHS if w <= width for depth in depths if depth]
     wide = [tier for tier in wide if batch == 1 and tape.views[tier.drafter].top is not None]
     nodes = max([max(depths) + (width > 1), *(min(tier.depth * tier.width, _MOST_NODES) for tier in wide)])
-    priced = _priced(costs, drafters, batch, max(depths), nodes)
+    priced = _priced(machine, drafters, batch, max(depths), nodes)
     # Each way of sharing gives a bound; the one that promises the least goodput is the tightest.
     plan = max(sum(float(times[r]) * plan_seconds(tape, r, rows, width) for r in asked) for rows in priced)
     most = settings.catch_up_tokens
     if batch > 1:
-        known, phased = _all_replayed(tiers, stream, costs, settings)
+        known, phased = _all_replayed(tiers, stream, machine, settings)
         return References(known, None, tokens / plan, phased)
     alone_at = {
         tier: np.array([times[r] * tier_seconds(tape, r, tier, priced[0][tier.drafter], most) for r in asked])
@@ -173,33 +171,33 @@ def _siblings(view: DraftView, recorded: slice, tier: Tier) -> list[int]:
 
 
 def _all_replayed(
-    tiers: Sequence[Tier], stream: Stream, costs: MachineCosts, settings: SimulatorSettings
+    tiers: Sequence[Tier], stream: Stream, machine: Machine, settings: SimulatorSettings
 ) -> tuple[dict[Tier, float], float | None]:
     """Each tier's goodput over the stream, and that of each phase at its best one, served by itself."""
-    known = {tier: _replayed(tier, stream, costs, settings) for tier in tiers}
+    known = {tier: _replayed(tier, stream, machine, settings) for tier in tiers}
     phases = phases_of(stream)
     if not phases or any(phase.end - phase.start < phase.rows for phase in phases):  # too short to fill its batch
         return known, None
     seconds, tokens = 0.0, 0.0
     for phase in phases:
         part = phase.of(stream)
-        best = max(_replayed(tier, part, costs, settings) for tier in tiers)
+        best = max(_replayed(tier, part, machine, settings) for tier in tiers)
         emitted = float((part.tape.lengths[list(part.order)] - 1).sum())
         seconds, tokens = seconds + emitted / best, tokens + emitted
     return known, tokens / seconds
 
 
-def _replayed(tier: Tier, stream: Stream, costs: MachineCosts, settings: SimulatorSettings) -> float:
-    return replay(static_spec(tier.depth, tier.drafter), stream, costs, replace(settings, noise=0.0)).goodput
+def _replayed(tier: Tier, stream: Stream, machine: Machine, settings: SimulatorSettings) -> float:
+    return replay(static_spec(tier.depth, tier.drafter), stream, machine, replace(settings, noise=0.0)).goodput
 
 
 def _priced(
-    costs: MachineCosts, drafters: Sequence[str], batch: int, deepest: int, nodes: int
+    machine: Machine, drafters: Sequence[str], batch: int, deepest: int, nodes: int
 ) -> list[Mapping[str, RowCosts]]:
     """What a row's round costs by drafter: exactly, for one row; else every way of sharing a round that is a bound."""
     if batch == 1:
-        return [{drafter: alone(costs, drafter, deepest, nodes) for drafter in drafters}]
-    each = [shares(costs, drafter, deepest, batch, nodes) for drafter in drafters]
+        return [{drafter: alone(machine, drafter, deepest, nodes) for drafter in drafters}]
+    each = [shares(machine, drafter, deepest, batch, nodes) for drafter in drafters]
     return [dict(zip(drafters, way, strict=True)) for way in zip(*each, strict=True)]
 
 
@@ -215,6 +213,7 @@ class RowCosts:
     per_cached: float
     draft_per_cached: float
     draft_row: float  # a row that drafts, whatever its depth
+    together: bool = False  # all steps that were asked for run, also where the draft ends sooner
 
     @property
     def runs_model(self) -> bool:
@@ -222,13 +221,14 @@ class RowCosts:
         return self.steps[-1] > 0.0
 
     def round(self, context: int, drafted: int, asked: int | None = None, beside: int = 0) -> float:
-        """A round that verifies `drafted` tokens of a chain, and so many nodes beside it; `asked` differs where an
-        n-gram drafter found fewer.
+        """A round that verifies `drafted` tokens of a chain, and so many nodes in addition; `asked` differs where the
+        draft ended sooner.
         """
         seconds = self.verify[drafted + beside] + self.per_cached * context
         if drafted or asked:
-            seconds += self.steps[drafted] + self.draft_row
-            seconds += self.draft_per_cached * drafted * (context + (drafted - 1) / 2)
+            steps = asked if self.together and asked is not None else drafted
+            seconds += self.steps[steps] + self.draft_row
+            seconds += self.draft_per_cached * steps * (context + (steps - 1) / 2)
         return seconds
 
     def reading(self, context: int) -> float:
@@ -236,41 +236,42 @@ class RowCosts:
         return self.round(context, 1) - self.verify[1] + self.verify[0]
 
 
-def alone(costs: MachineCosts, drafter: str, deepest: int, nodes: int = 0) -> RowCosts:
+def alone(machine: Machine, drafter: str, deepest: int, nodes: int = 0) -> RowCosts:
     """The exact costs of a round of one row, of up to `nodes` drafted tokens (default: `deepest`)."""
-    verify = [costs.overhead + costs.verify_seconds(1, 1 + n, 0.0) for n in range(max(nodes, deepest) + 1)]
-    return _row_costs(costs, drafter, 1, verify, deepest)
+    verify = [machine.overhead + machine.verify_seconds(1, 1 + n, 0.0) for n in range(max(nodes, deepest) + 1)]
+    return _row_costs(machine, drafter, 1, verify, deepest)
 
 
-def shares(costs: MachineCosts, drafter: str, deepest: int, rows: int, nodes: int = 0) -> list[RowCosts]:
+def shares(machine: Machine, drafter: str, deepest: int, rows: int, nodes: int = 0) -> list[RowCosts]:
     """Shares of a round of `rows` rows, each of which underestimates every round; the largest bound is the best.
 
     For any slope b, a round that verifies n tokens takes at least a(b) + b n with a(b) = min over n of (T(n) - b n), n
     from `rows` to rows x (nodes + 1): a row with d drafts gets a(b) / rows + b (1 + d). A draft step of m <= rows
     rows takes at least m / rows of a full one if its cost does not fall with m per row more than in proportion, which
-    holds for a line s0 + s1 m. Slopes tried are those of the lower convex hull of T: between hull points no other
-    slope gives a higher a(b) + b n.
+    holds for a line s0 + s1 m. Where drafts run together, the deepest row's steps are no fewer than each row's. Slopes
+    tried are those of the lower convex hull of T: between hull points no other slope gives a higher a(b) + b n.
     """
     nodes = max(nodes, deepest)
     sizes = range(rows, rows * (nodes + 1) + 1)
-    points = [(float(n), costs.overhead + costs.verify_seconds(rows, n, 0.0)) for n in sizes]
+    points = [(float(n), machine.overhead + machine.verify_seconds(rows, n, 0.0)) for n in sizes]
     priced = []
     for (x0, y0), (x1, y1) in pairwise(_lower_hull(points)):
         slope = (y1 - y0) / (x1 - x0)
         fixed = (y0 - slope * x0) / rows
-        priced.append(_row_costs(costs, drafter, rows, [fixed + slope * (1 + n) for n in range(nodes + 1)], deepest))
+        priced.append(_row_costs(machine, drafter, rows, [fixed + slope * (1 + n) for n in range(nodes + 1)], deepest))
     return priced
 
 
-def _row_costs(costs: MachineCosts, drafter: str, rows: int, verify: Sequence[float], deepest: int) -> RowCosts:
-    own, step = costs.drafters[drafter], costs.step_seconds(drafter, rows, 0.0) / rows
+def _row_costs(machine: Machine, drafter: str, rows: int, verify: Sequence[float], deepest: int) -> RowCosts:
+    own, step = machine.drafters[drafter], machine.step_seconds(drafter, rows, 0.0) / rows
     return RowCosts(
         verify,
         [step * n for n in range(deepest + 1)],
         own.catch_up_per_token,
-        costs.per_cached_token,
+        machine.per_cached_token,
         own.per_cached_token,
         own.per_row + own.start / rows,
+        own.together,
     )
 
 

@@ -24,8 +24,8 @@ from adaptspec.control.tasks import Labels
 from adaptspec.errors import AdaptSpecError, JournalError
 from adaptspec.files import open_file
 from adaptspec.journal import read_journal
-from adaptspec.simulation.replay import Tally, replay, static_spec
 from adaptspec.simulation.scenarios import Schedule, in_turn, stream
+from adaptspec.simulation.simulator import ReplayStats, replay, static_spec
 from adaptspec.simulation.tape import Tape
 
 RECENT_BYTES = 2 * 2**20
@@ -47,7 +47,7 @@ class Run:
     duty: float
 
     @classmethod
-    def of(cls, name: str, tally: Tally, off: Tally) -> Run:
+    def of(cls, name: str, tally: ReplayStats, off: ReplayStats) -> Run:
         """What a tally comes to beside plain decoding."""
         return cls(name, tally.goodput, tally.goodput / off.goodput, tally.mean_acceptance_length, tally.duty)
 
@@ -101,12 +101,12 @@ def try_policy(
             raise JournalError(str(error).replace(f"{recent}: ", f"{journal.name}: ")) from error
     tape, known = _thinned(read.tape), tuple(read.tape.drafters)
     work = stream(tape, Schedule((batch,)), in_turn(tape))
-    off = replay(static_spec(0), work, read.costs)
-    fixed = [replay(static_spec(depth), work, read.costs) for depth in _DEPTHS]
+    off = replay(static_spec(0), work, read.machine)
+    fixed = [replay(static_spec(depth), work, read.machine) for depth in _DEPTHS]
     depth, best = max(zip(_DEPTHS, fixed, strict=True), key=lambda pair: pair[1].goodput)
 
     def earned(spec: PolicySpec) -> Run:
-        return Run.of(spec.name, replay(narrowed(spec, known), work, read.costs), off)
+        return Run.of(spec.name, replay(narrowed(spec, known), work, read.machine), off)
 
     current, reason = None, None
     try:

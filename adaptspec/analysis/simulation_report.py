@@ -1,4 +1,4 @@
-"""What policies earn in scenarios, beside plain decoding, every fixed tier and the oracles: JSON, tables, a plot."""
+"""What policies earn in scenarios, with plain decoding, fixed depths and oracles to compare: JSON, tables, a plot."""
 
 from __future__ import annotations
 
@@ -13,25 +13,36 @@ import numpy as np
 from adaptspec.analysis.oracle import TIERS, References, references
 from adaptspec.control.language.spec import PolicySpec
 from adaptspec.errors import ConfigError
-from adaptspec.simulation.cost_profiles import MachineCosts
-from adaptspec.simulation.replay import Tally, replay
+from adaptspec.simulation.machine import Machine
 from adaptspec.simulation.scenarios import WRONG, Scenario, Stream, phases_of, recovery_tokens
-from adaptspec.simulation.simulator import SimulatorSettings, drafters_of, started
+from adaptspec.simulation.simulator import ReplayStats, SimulatorSettings, drafters_of, replay, started
 from adaptspec.tables import Table
 from adaptspec.types import FloatArray
 
 # Requests end at other times at each depth, and clocks may be noisy: so much more than a bound is no contradiction.
 _CHANCE = 1.1
+# Columns of the summary: key in the JSON, format, meaning.
+_SUMMARY = {
+    "over off": ("mean_ratio", ".3f", "tokens per second over plain decoding"),
+    "over best static": ("mean_over_best_static", ".3f", "tokens per second over the best static setting of each cell"),
+    "worst over off": ("worst_ratio", ".3f", "over off in the worst cell"),
+    "over per-phase best": ("over_per_phase_best", ".3f", "over the best static setting of each phase of the traffic"),
+    "gap closed": ("gap_closed", ".2f", "share of the way from best static (0) to clairvoyant (1)"),
+    "duty": ("duty", ".2f", "share of the rounds of requests that drafted"),
+    "switches / 1,000 tokens": ("switches_per_1000_tokens", ".0f", "changes of a request's depth"),
+    "probing cost": ("probing_cost", ".3f", "share of the time lost by exploring and probing; below 0: earned"),
+    "tokens to recover": ("recovery_tokens", ".0f", "output until a policy is within 5 % of the best after a shift"),
+}
 
 
 @dataclass(frozen=True)
 class CellResult:
-    """One scenario on one machine: what the references and each policy made of it."""
+    """One scenario on one machine: what the references and each policy earned."""
 
-    machine: str
+    machine: Machine
     scenario: Scenario
     references: References
-    policies: Mapping[str, Tally]
+    policies: Mapping[str, ReplayStats]
     recovery: Mapping[str, tuple[float, ...]]  # by policy, tokens until it is near the best after each shift
 
     def over_off(self, policy: str) -> float:
@@ -44,7 +55,8 @@ class CellResult:
         """Plain data; ratios are to plain decoding unless their name says otherwise."""
         known = self.references
         return {
-            "machine": self.machine,
+            "machine": self.machine.name,
+            "simulated": self.machine.simulated,
             "work": self.scenario.work,
             "batch": self.scenario.batch,
             "mixed": self.scenario.mixed,
@@ -57,7 +69,7 @@ class CellResult:
             "policies": {name: self._policy(name, tally) for name, tally in self.policies.items()},
         }
 
-    def _policy(self, name: str, tally: Tally) -> dict[str, Any]:
+    def _policy(self, name: str, tally: ReplayStats) -> dict[str, Any]:
         known = self.references
         return {
             "ratio": self.over_off(name),
@@ -93,9 +105,9 @@ class Report:
                 ratio, most = goodput / cell.references.off, 1 if work == WRONG else tier.depth + 1
                 if ratio > _CHANCE * most:
                     raise ConfigError(
-                        f"{cell.machine}: {tier} would be {ratio:.2f} x plain decoding on {work!r} at batch {batch}, "
-                        f"and cannot be more than {most}: its costs are wrong. Measure them anew (adaptspec costs "
-                        "measure), or give others with --cost"
+                        f"{cell.machine.label}: {tier} would be {ratio:.2f} x plain decoding on {work!r} at batch "
+                        f"{batch}, and cannot be more than {most}: its costs are wrong. Measure them anew (adaptspec "
+                        "costs measure), or give others with --cost"
                     )
 
     def to_json(self) -> dict[str, Any]:
@@ -114,26 +126,30 @@ class Report:
             best = f"{known.best_static / known.off:.2f} {known.best}"
             oracle = _shown(_over(known.clairvoyant, known.off), ".2f")
             each = (f"{cell.over_off(name):.2f} ({cell.over_best_static(name):.2f})" for name in self.policies)
-            table.add_row(cell.machine, cell.scenario.work, cell.scenario.batch, best, oracle, *each)
+            table.add_row(cell.machine.label, cell.scenario.work, cell.scenario.batch, best, oracle, *each)
         return table
 
     def summary(self) -> Table:
-        columns = {
-            "over off": ("mean_ratio", ".3f"),
-            "over best static": ("mean_over_best_static", ".3f"),
-            "worst over off": ("worst_ratio", ".3f"),
-            "over per-phase best": ("over_per_phase_best", ".3f"),
-            "gap closed": ("gap_closed", ".2f"),
-            "duty": ("duty", ".2f"),
-            "switches / 1,000 tokens": ("switches_per_1000_tokens", ".0f"),
-            "probing cost": ("probing_cost", ".3f"),
-            "tokens to recover": ("recovery_tokens", ".0f"),
-        }
-        table = Table("policy", *columns, title="over all cells (means, unless it says worst)")
+        """Means over all cells by policy."""
+        table = Table("policy", *_SUMMARY, title="over all cells (means, unless it says worst)")
         for name in self.policies:
             row = self._summary(name)
-            table.add_row(name, *(_shown(row[key], how) for key, how in columns.values()))
+            table.add_row(name, *(_shown(row[key], how) for key, how, _ in _SUMMARY.values()))
         return table
+
+    def legend(self) -> str:
+        """The columns of both tables, a line each."""
+        meanings = {
+            "machine": "whose seconds are counted"
+            + ("; simulated: computed, not measured" if any(cell.machine.simulated for cell in self.cells) else ""),
+            "work": "the task of the requests, or how tasks are mixed",
+            "batch": "requests that run at once; with dashes, in stages of the stream",
+            "best static": "the best fixed setting in hindsight: a drafter and a depth, or off (plain decoding)",
+            "clairvoyant": "the best plan of a policy that knows which drafts are right; in a batch, an upper bound",
+            ", ".join(self.policies): "tokens per second over plain decoding (over the best static setting)",
+            **{name: meaning for name, (_, _, meaning) in _SUMMARY.items()},
+        }
+        return "\n".join(["columns:", *(f"  {name}: {meaning}" for name, meaning in meanings.items())])
 
     def _summary(self, name: str) -> dict[str, Any]:
         cells, tallies = self.cells, [cell.policies[name] for cell in self.cells]
@@ -157,7 +173,7 @@ class Report:
 def simulate(
     policies: Sequence[PolicySpec],
     scenarios: Sequence[Scenario],
-    machines: Sequence[MachineCosts],
+    machines: Sequence[Machine],
     settings: SimulatorSettings = SimulatorSettings(),
     *,
     depths: Sequence[int] = TIERS,
@@ -169,26 +185,26 @@ def simulate(
     """
     results = []
     width = max(spec.spec.max_width for spec in policies)
-    for costs in machines:
+    for machine in machines:
         for scenario in scenarios:
             stream = scenario.stream
-            here = drafters_of(stream.tape, costs, settings)
+            here = drafters_of(stream.tape, machine, settings)
             wanted = {name for spec in policies if spec.drafts for name in spec.with_drafters(here).drafters}
-            tallies = {spec.name: replay(spec, stream, costs, settings) for spec in policies}
+            tallies = {spec.name: replay(spec, stream, machine, settings) for spec in policies}
             used = [drafter for drafter in here if drafter in wanted] or list(here[:1])
-            known = references(stream, costs, used, settings, depths, width=width)
+            known = references(stream, machine, used, settings, depths, width=width)
             recovery = {} if known.phase_seconds is None else _recovery(stream, tallies, known.phase_seconds)
-            results.append(CellResult(costs.name, scenario, known, tallies, recovery))
+            results.append(CellResult(machine, scenario, known, tallies, recovery))
             tick()
     return Report(tuple(spec.name for spec in policies), tuple(results))
 
 
-def _recovery(stream: Stream, tallies: Mapping[str, Tally], best: FloatArray) -> dict[str, tuple[float, ...]]:
+def _recovery(stream: Stream, tallies: Mapping[str, ReplayStats], best: FloatArray) -> dict[str, tuple[float, ...]]:
     tokens = (stream.tape.lengths[list(stream.order)] - 1).astype(np.float64)
     found = {}
     for name, tally in tallies.items():
         spent = np.zeros(len(best))
-        for request, seconds in tally.spent.items():
+        for request, seconds in tally.request_seconds.items():
             spent[started(request)] = seconds
         found[name] = tuple(recovery_tokens(phases_of(stream), spent, best, tokens))
     return found
@@ -221,11 +237,11 @@ def plot_report(report: Report, path: Path) -> None:
     matplotlib is not installed, or the file cannot be written.
     """
     figures = plotting()
-    machines = list(dict.fromkeys(cell.machine for cell in report.cells))
-    widest = max(sum(cell.machine == machine for cell in report.cells) for machine in machines)
+    machines = list(dict.fromkeys(cell.machine.label for cell in report.cells))
+    widest = max(sum(cell.machine.label == machine for cell in report.cells) for machine in machines)
     figure = figures.Figure(figsize=(max(6.0, 0.45 * widest + 2.0), 4.0 * len(machines)), layout="constrained")
     for axes, machine in zip(figure.subplots(len(machines), squeeze=False)[:, 0], machines, strict=True):
-        cells = [cell for cell in report.cells if cell.machine == machine]
+        cells = [cell for cell in report.cells if cell.machine.label == machine]
         places = range(len(cells))
         known = [cell.references for cell in cells]
         axes.axhline(1.0, color="grey", linewidth=0.8)

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from adaptspec.errors import TapeError
-from adaptspec.simulation.cost_profiles import MachineCosts
+from adaptspec.simulation.machine import Machine
 from adaptspec.simulation.tape import Tape
 from adaptspec.tables import Table
 from adaptspec.types import FloatArray, IntArray
@@ -67,17 +67,17 @@ class Shape:
             kept += node >= 0
         return kept
 
-    def seconds(self, costs: MachineCosts, drafter: str, limit: int) -> tuple[float, float]:
+    def seconds(self, machine: Machine, drafter: str, limit: int) -> tuple[float, float]:
         """A round of one row that drafts at most `limit` deep: seconds, and those for each token of its context."""
-        own, paths = costs.drafters[drafter], [path for path in self.paths if len(path) <= limit]
-        spent = costs.overhead + costs.verify_seconds(1, 1 + len(paths), 0.0)
+        own, paths = machine.drafters[drafter], [path for path in self.paths if len(path) <= limit]
+        spent = machine.overhead + machine.verify_seconds(1, 1 + len(paths), 0.0)
         if not paths:
-            return spent, costs.per_cached_token
+            return spent, machine.per_cached_token
         # Each step reads the nodes that have children.
         fed = Counter(len(before) for before in {path[:-1] for path in paths})
         for step, rows in fed.items():
-            spent += costs.step_seconds(drafter, rows, rows * step)
-        each = costs.per_cached_token + own.per_cached_token * fed.total()
+            spent += machine.step_seconds(drafter, rows, rows * step)
+        each = machine.per_cached_token + own.per_cached_token * fed.total()
         return spent + own.start + own.per_row, each
 
 
@@ -130,13 +130,13 @@ def hit_rates(tape: Tape, drafter: str) -> dict[int, float]:
     return {width: float((rank < width).mean()) for width in WIDTHS}
 
 
-def goodput(tape: Tape, drafter: str, costs: MachineCosts, shape: Shape) -> float:
+def goodput(tape: Tape, drafter: str, machine: Machine, shape: Shape) -> float:
     """Tokens per second after first tokens, each request alone; a draft model reads the prompt in its first round."""
     sizes = np.diff(tape.offsets)
     kept = shape.accepted(tape.views[drafter].rank, np.repeat(tape.offsets[1:], sizes))
-    spent = np.array([shape.seconds(costs, drafter, limit) for limit in range(shape.depth + 1)])
+    spent = np.array([shape.seconds(machine, drafter, limit) for limit in range(shape.depth + 1)])
     at, left = np.ones_like(sizes), tape.lengths - 1  # left: tokens to emit
-    reads = costs.drafters[drafter].catch_up_per_token if shape.paths else 0.0
+    reads = machine.drafters[drafter].catch_up_per_token if shape.paths else 0.0
     seconds = reads * float(np.maximum(tape.prompt_tokens - 1, 0).sum())
     going = np.flatnonzero(left > 0)
     while len(going):
@@ -156,23 +156,23 @@ class Best:
     ratio: float
 
 
-def best_shapes(tape: Tape, drafter: str, costs: MachineCosts) -> dict[str, Best]:
+def best_shapes(tape: Tape, drafter: str, machine: Machine) -> dict[str, Best]:
     """The best chain, comb and tree, by kind; a comb or tree may be a chain, and a tree a comb."""
     rank = tape.views[drafter].rank[tape.emitted_positions]
     chances: FloatArray = np.array([(rank == k).mean() for k in range(_WIDEST)])
-    plain = goodput(tape, drafter, costs, Shape("off"))
+    plain = goodput(tape, drafter, machine, Shape("off"))
     best = Best(Shape("off"), 1.0)
     found = {}
     for kind, shapes in {"chain": chains(), "comb": combs(chances), "tree": trees(chances)}.items():
         for shape in shapes:
-            ratio = goodput(tape, drafter, costs, shape) / plain
+            ratio = goodput(tape, drafter, machine, shape) / plain
             if ratio > best.ratio:
                 best = Best(shape, ratio)
         found[kind] = best
     return found
 
 
-def compare_shapes(tape: Tape, drafter: str, machines: Sequence[MachineCosts]) -> list[dict[str, Any]]:
+def compare_shapes(tape: Tape, drafter: str, machines: Sequence[Machine]) -> list[dict[str, Any]]:
     """Plain data, a line for each temperature and machine: hit rates, best shapes, gains over the best chain.
 
     Raises TapeError: the tape does not have this drafter, or it drafts where it finds something, whatever the shape.
@@ -185,9 +185,9 @@ def compare_shapes(tape: Tape, drafter: str, machines: Sequence[MachineCosts]) -
     for temperature in np.unique(tape.temperatures).tolist():
         own = tape.at_temperature(temperature)
         rates = {f"hit_{width}": rate for width, rate in hit_rates(own, drafter).items()}
-        for costs in machines:
-            best = best_shapes(own, drafter, costs)
-            line: dict[str, Any] = {"machine": costs.name, "temperature": float(f"{temperature:g}"), **rates}
+        for machine in machines:
+            best = best_shapes(own, drafter, machine)
+            line: dict[str, Any] = {"machine": machine.label, "temperature": float(f"{temperature:g}"), **rates}
             for kind, one in best.items():
                 line |= {kind: one.ratio, f"{kind}_shape": str(one.shape)}
             lines.append(line | {f"{kind}_over_chain": best[kind].ratio / best["chain"].ratio for kind in best})

@@ -15,9 +15,9 @@ from adaptspec.analysis.search_space import Parameter, Path, Value, draw, with_v
 from adaptspec.control.language.build import Find, parse_policy_spec
 from adaptspec.control.language.spec import PolicySpec
 from adaptspec.errors import PolicyError, TapeError
-from adaptspec.simulation.cost_profiles import MachineCosts
-from adaptspec.simulation.replay import replay
+from adaptspec.simulation.machine import Machine
 from adaptspec.simulation.scenarios import Schedule, Stream, in_turn, stream
+from adaptspec.simulation.simulator import replay
 from adaptspec.simulation.tape import Tape
 from adaptspec.types import FloatArray
 
@@ -81,14 +81,14 @@ class Tuned:
 
 
 def _gains(
-    spec: PolicySpec, streams: Sequence[Sequence[Stream]], machines: Sequence[MachineCosts], original: FloatArray
+    spec: PolicySpec, streams: Sequence[Sequence[Stream]], machines: Sequence[Machine], original: FloatArray
 ) -> tuple[FloatArray, float]:
     """Log gains by fold [F] over the original's goodputs, which are [F, runs]; and the mean goodput of all runs."""
     after = _goodputs(spec, streams, machines)
     return np.log(after / original[: len(after)]).mean(axis=1), float(after.mean())
 
 
-def _goodputs(spec: PolicySpec, streams: Sequence[Sequence[Stream]], machines: Sequence[MachineCosts]) -> FloatArray:
+def _goodputs(spec: PolicySpec, streams: Sequence[Sequence[Stream]], machines: Sequence[Machine]) -> FloatArray:
     """By fold and run [F, machines x schedules]."""
     return np.array([[replay(spec, one, costs).goodput for costs in machines for one in fold] for fold in streams])
 
@@ -98,7 +98,7 @@ def tune(
     space: Sequence[Parameter],
     tape: Tape,
     schedules: Sequence[Schedule],
-    machines: Sequence[MachineCosts],
+    machines: Sequence[Machine],
     *,
     budget: int = 24,
     seed: int = 0,

@@ -18,9 +18,9 @@ import numpy as np
 from adaptspec.control.controller import Controller
 from adaptspec.control.language.spec import PolicySpec
 from adaptspec.control.policy import BatchSignals, Decision
-from adaptspec.simulation.cost_profiles import MachineCosts
-from adaptspec.simulation.replay import replay
+from adaptspec.simulation.machine import Machine
 from adaptspec.simulation.scenarios import Schedule, in_turn, stream
+from adaptspec.simulation.simulator import replay
 from adaptspec.simulation.tape import Tape
 from adaptspec.types import RoundRecord
 
@@ -60,7 +60,7 @@ class DecisionSettings:
 def run_decisions(
     policies: Sequence[PolicySpec],
     tape: Tape,
-    costs: MachineCosts,
+    costs: Machine,
     settings: DecisionSettings,
     tick: Callable[[], None],
 ) -> dict[str, Any]:
@@ -77,10 +77,10 @@ def run_decisions(
             requests = max(settings.requests, settings.requests_per_row * batch)
             rows.append({"policy": spec.name, "batch": batch, **_measure(spec, tape, costs, batch, requests)})
             tick()
-    return {"benchmark": "decisions", "machine": costs.name, "policies": rows}
+    return {"benchmark": "decisions", "machine": costs.label, "policies": rows}
 
 
-def _measure(spec: PolicySpec, tape: Tape, costs: MachineCosts, batch: int, requests: int) -> dict[str, float]:
+def _measure(spec: PolicySpec, tape: Tape, costs: Machine, batch: int, requests: int) -> dict[str, float]:
     order = tuple(islice(cycle(in_turn(tape)), requests))
     work = stream(tape, Schedule((batch,)), order)
     seconds: list[float] = []

@@ -32,11 +32,10 @@ from adaptspec.models.model_files import CONFIG, read_json
 from adaptspec.models.own_drafts import FIRST_LAYERS, MTP, QUANTIZED
 from adaptspec.models.source import find_model
 from adaptspec.quantity import quantity
-from adaptspec.simulation.cost_profiles import Curve, DraftCosts, MachineCosts
-from adaptspec.simulation.draft_view import FAR, DraftView
-from adaptspec.simulation.replay import replay
+from adaptspec.simulation.machine import Curve, DraftTimes, Machine
 from adaptspec.simulation.scenarios import Schedule, stream
-from adaptspec.simulation.simulator import started
+from adaptspec.simulation.simulator import replay, started
+from adaptspec.simulation.tape import MAX_REACH, DraftView
 from adaptspec.tables import Table
 
 # How often the prompts come in a replay. The last turn counts: what a server earns once it has seen some traffic.
@@ -243,7 +242,8 @@ def _speeds(drafters: Sequence[str], tried: Tried) -> dict[str, float]:
     tape, deciding = tried.tape, 0.0
     if drafters:  # a policy that nobody ran decides as long as the slowest
         deciding = tried.deciding.get(tuple(drafters), max(tried.deciding.values(), default=0.0))
-    spec, work = parse_policy_spec(policy_text(drafters), "doctor"), stream(tape, Schedule(), least=_TURNS * len(tape))
+    spec = parse_policy_spec(policy_text(drafters), "doctor")
+    work = stream(tape, Schedule(), min_requests=_TURNS * len(tape))
     seconds, tokens = dict.fromkeys(tape.tasks, 0.0), dict.fromkeys(tape.tasks, 0)
     for record in replay(spec, work, tried.costs, keep=True).records:
         turn, request = divmod(started(record.request_ids[0]), len(tape))
@@ -290,13 +290,13 @@ def _helps(tried: Tried, drafters: Sequence[str], tick: Callable[[], None]) -> d
     """What would be earned with another draft than the best choice has, the most helpful first."""
     one, eight = (tried.costs.verify_seconds(1, tokens, 0.0) / _SMALLER for tokens in (1, 8))
     size = f"{tried.parameters / _SMALLER / 1e6:.3g} M parameters"
-    small = DraftCosts(Curve((1.0, 2.0), (one, one)), eight / 8)
+    small = DraftTimes(Curve((1.0,), (one,)), eight / 8)
     cases = {f"a draft of {size}, right {_RIGHT:.0%} of the time": _imagined(tried, small, _RIGHT, _RIGHT)}
     if DRAFTER in drafters:
         own = tried.costs.drafters[DRAFTER]
         assert own.step is not None, "it runs a model"
         step = Curve(own.step.counts, tuple(0.5 * seconds for seconds in own.step.seconds))
-        fast = DraftCosts(step, 0.5 * own.catch_up_per_token, start=0.5 * own.start)
+        fast = DraftTimes(step, 0.5 * own.catch_up_per_token, start=0.5 * own.start)
         cases["this draft in half its time"] = _imagined(tried, fast, 0.0, 1.0)
         cases["this draft wrong half as often"] = _imagined(tried, own, 0.5, 1.0)
     found = {}
@@ -306,17 +306,13 @@ def _helps(tried: Tried, drafters: Sequence[str], tick: Callable[[], None]) -> d
     return dict(sorted(found.items(), key=lambda pair: -pair[1]))
 
 
-def _imagined(tried: Tried, draft: DraftCosts, wrong: float, right: float) -> Tried:
+def _imagined(tried: Tried, draft: DraftTimes, wrong: float, right: float) -> Tried:
     """The same texts with a draft of these costs, right so often where the real one is wrong, and where right."""
     tape, costs, size = tried.tape, tried.costs, int(tried.tape.offsets[-1])
     view = tape.views.get(DRAFTER) or DraftView.of_agreement(np.zeros(size, dtype=np.bool_))
-    view = replace(view, reach=np.full(size, FAR), rejection=np.where(view.agreed, right, wrong))
+    view = replace(view, reach=np.full(size, MAX_REACH), rejection=np.where(view.agreed, right, wrong))
     drawn = replace(tape, views={DRAFTER: view}).under_rejection()
-
-    def verify(rows: int, tokens: float) -> float:
-        return costs.verify_seconds(rows, tokens, 0.0)  # type: ignore[arg-type]
-
-    machine = MachineCosts(costs.name, verify, {**costs.drafters, DRAFTER: draft}, overhead=costs.overhead)
+    machine = Machine(costs.name, costs.verify, {**costs.drafters, DRAFTER: draft}, overhead=costs.overhead)
     return replace(tried, tape=replace(tape, views={**tape.views, **drawn.views}), costs=machine)
 
 

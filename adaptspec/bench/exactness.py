@@ -31,7 +31,7 @@ from adaptspec.engine.inputs import InputProcessor
 from adaptspec.engine.policy_settings import PolicySettings
 from adaptspec.models.pass_range import exactness
 from adaptspec.request import Grammar, Request, SamplingParams
-from adaptspec.simulation.replay import static_spec
+from adaptspec.simulation.simulator import static_spec
 from adaptspec.tables import Table
 from adaptspec.types import Completion, IntArray, Reason, TokenLogprob
 from adaptspec.verification.coupled import Coupled

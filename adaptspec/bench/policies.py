@@ -17,7 +17,7 @@ from adaptspec.engine.assembly import Built
 from adaptspec.engine.engine_config import EngineConfig
 from adaptspec.errors import ConfigError
 from adaptspec.request import SamplingParams
-from adaptspec.simulation.replay import static_spec
+from adaptspec.simulation.simulator import static_spec
 from adaptspec.tables import Table
 
 FIXED_DEPTHS = (1, 3, 7)

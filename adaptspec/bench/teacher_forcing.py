@@ -22,7 +22,7 @@ from adaptspec.models.noise import Floats
 from adaptspec.models.runner import Packed, Runner
 from adaptspec.models.sampling import RowSampling, SamplingBatch, entropies, leading
 from adaptspec.request import SamplingParams
-from adaptspec.simulation.draft_view import FAR, UNRANKED, AfterMiss, DraftView
+from adaptspec.simulation.tape import MAX_REACH, UNRANKED, AfterMiss, DraftView
 from adaptspec.types import BoolArray, FloatArray, IntArray
 
 # So many tokens after each wrong one are drafted, too: to the depth of 12, the deepest of every policy that ships.
@@ -107,7 +107,7 @@ class Judge:
             chance[:known] = np.minimum(both, 1.0)
         view = DraftView.of_agreement(agreed, confidence, entropy, chance)
         # A draft model of a shorter context than the target's drafts no further than its own.
-        left = np.clip(runner.info.context - prompt - np.arange(size), 0, FAR)
+        left = np.clip(runner.info.context - prompt - np.arange(size), 0, MAX_REACH)
         after_miss, ended = self._after_miss(drafter, text, np.flatnonzero(~agreed[:known]))
         ends = [int(token) in drafter.ends for token in drafted]
         reach = np.where(np.arange(size) < known, np.minimum(left, _until_end(agreed[:known], ends, ended, size)), 0)
@@ -162,18 +162,18 @@ class Judge:
 
 
 def _until_end(agreed: BoolArray, ends: Sequence[bool], ended: Mapping[int, int], size: int) -> IntArray:
-    """How many tokens a draft from each position has until it comes to an end, [size]; `FAR` where that is not known.
+    """How many tokens a draft from each position has until its end, [size]; `MAX_REACH` where that is not known.
 
     `agreed`, and whether the drafter's token `ends` a text, by known position; `ended` after a miss.
     """
-    reach: IntArray = np.full(size, FAR, dtype=np.int64)
+    reach: IntArray = np.full(size, MAX_REACH, dtype=np.int64)
     for at in range(len(agreed) - 1, -1, -1):
         if ends[at]:
             reach[at] = 1
         elif not agreed[at]:
-            reach[at] = ended.get(at, FAR)
+            reach[at] = ended.get(at, MAX_REACH)
         elif at + 1 < len(agreed):
-            reach[at] = min(FAR, 1 + reach[at + 1])
+            reach[at] = min(MAX_REACH, 1 + reach[at + 1])
     return reach
 
 

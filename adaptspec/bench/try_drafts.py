@@ -36,8 +36,8 @@ from adaptspec.models.pass_range import exactness
 from adaptspec.models.runner import Runner
 from adaptspec.models.source import find_model
 from adaptspec.request import Request, SamplingParams, SpeculationParams
-from adaptspec.simulation.cost_profiles import Curve, DraftCosts, MachineCosts, packed
-from adaptspec.simulation.replay import static_spec
+from adaptspec.simulation.machine import Curve, DraftTimes, Machine
+from adaptspec.simulation.simulator import static_spec
 from adaptspec.simulation.tape import Tape, join, recorded
 from adaptspec.training.corpus import Prompt
 from adaptspec.types import RoundRecord
@@ -64,7 +64,7 @@ class Tried:
 
     draft: str | None
     tape: Tape
-    costs: MachineCosts
+    costs: Machine
     deciding: Mapping[tuple[str, ...], float]
     parameters: int
     branching: float | None = None
@@ -252,7 +252,7 @@ def _adaptive(built: Built) -> list[PolicySpec]:
     return [spec for spec in built.specs if spec.name in (*_ADAPTIVE, *trees)]
 
 
-def _costs(rounds: Sequence[RoundRecord], drafters: Sequence[str], overhead: float) -> MachineCosts:
+def _costs(rounds: Sequence[RoundRecord], drafters: Sequence[str], overhead: float) -> Machine:
     """What rounds of one request take: medians, since whatever else runs can only add to some of them."""
     verify = _medians((record.verify_tokens, record.verify_seconds) for record in rounds)
     if len(verify) < 2:  # then drafts would seem to be checked for nothing
@@ -262,7 +262,7 @@ def _costs(rounds: Sequence[RoundRecord], drafters: Sequence[str], overhead: flo
         mine = [record for record in rounds if record.drafting and int(record.drafter[0]) == which]
         by_steps = _medians((r.draft_steps, r.draft_seconds) for r in mine if not r.caught_up)
         if kind_of(name) is Kind.MODEL_FREE:
-            found[name] = DraftCosts(per_row=min(by_steps.values(), default=0.0))
+            found[name] = DraftTimes(per_row=min(by_steps.values(), default=0.0))
             continue
         if not by_steps:
             raise ConfigError("it hardly ever drafted; give longer answers (--tokens), or use another draft")
@@ -273,13 +273,13 @@ def _costs(rounds: Sequence[RoundRecord], drafters: Sequence[str], overhead: flo
         extra = sum(r.draft_seconds - start - r.draft_steps * step for r in behind)
         read = sum(r.caught_up for r in behind)
         catch_up = max(0.0, extra / read) if read else 0.0
-        found[name] = DraftCosts(Curve((1.0, 2.0), (step, step)), catch_up, start=start)
+        found[name] = DraftTimes(Curve((1.0,), (step,)), catch_up, start=start)
     counts = sorted(verify)
     rising = np.maximum.accumulate([verify[count] for count in counts]).tolist()
     # Beyond the last count by the slope over all: neighbours differ by noise alone.
     onward = rising[-1] + (rising[-1] - rising[0]) / max(1, counts[-1] - counts[0])
     curve = Curve((*map(float, counts), counts[-1] + 1.0), (*rising, onward))
-    return MachineCosts("this machine", packed(curve), found, overhead=overhead)
+    return Machine("this machine", curve, found, overhead=overhead)
 
 
 def _medians(pairs: Iterable[tuple[int, float]]) -> dict[int, float]:

@@ -182,18 +182,18 @@ def add_runner(parser: argparse._ActionsContainer) -> None:
     )
 
 
-_POLICY = "a shipped policy or a YAML file"
+POLICY = "a shipped policy or a YAML file"
 _FIRST = ", the first is the default (default: goodput)"
 
 
 def add_policies(parser: argparse._ActionsContainer, more: str = _FIRST) -> None:
     """`--policy` for any number of them; `more` ends its help."""
-    add_policy(parser, "--policy", action="append", default=[], help=f"{_POLICY}; may be given again{more}")
+    add_policy(parser, "--policy", action="append", default=[], help=f"{POLICY}; may be given again{more}")
 
 
 def add_policy(parser: argparse._ActionsContainer, *names: str, **more: Any) -> None:
     """An argument that names policies; shells complete it with those that ship, and with YAML files."""
-    action = parser.add_argument(*names, **{"metavar": "NAME|FILE", "help": _POLICY, **more})
+    action = parser.add_argument(*names, **{"metavar": "NAME|FILE", "help": POLICY, **more})
 
     def known(prefix: str, **more: Any) -> list[str]:
         from argcomplete.completers import FilesCompleter

@@ -82,7 +82,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     decisions.add_argument("--cost", default="cpu-2-cores", metavar="NAME|FILE", help="(default: %(default)s)")
     trees = commands.add_parser("trees", help="what the best fixed chains, combs and trees of a tape earn")
     trees.add_argument("--tape", default="bundled", metavar="NAME|FILE", help="(default: %(default)s)")
-    trees.add_argument("--cost", action="append", metavar="NAME|FILE", help="may be repeated (default: all that ship)")
+    machines = "may be repeated (default: all that ship for the tape's model)"
+    trees.add_argument("--cost", action="append", metavar="NAME|FILE", help=machines)
     trees.add_argument("--drafter", default="draft-model", help="whose drafts (default: %(default)s)")
     telemetry = commands.add_parser("telemetry", help="what watching costs, also where collectors misbehave")
     telemetry.add_argument("--requests", type=int, default=400, help="per collector (default: %(default)s)")
@@ -232,26 +233,27 @@ def _heads(arguments: argparse.Namespace) -> int:
 def _decisions(arguments: argparse.Namespace) -> int:
     from adaptspec.bench.decisions import DecisionSettings, run_decisions
     from adaptspec.control.language.build import load_policy_spec
-    from adaptspec.simulation.cost_profiles import load_costs
+    from adaptspec.simulation.machine import load_machine
     from adaptspec.simulation.tape_file import find_tape, load_tape
     from adaptspec.tables import table_of
 
     names = arguments.policy or [path.stem for path in shipped_policies()]
     policies = [load_policy_spec(find_policy(name)) for name in names]
-    tape, costs, settings = load_tape(find_tape(arguments.tape)), load_costs(arguments.cost), DecisionSettings()
+    tape, costs, settings = load_tape(find_tape(arguments.tape)), load_machine(arguments.cost), DecisionSettings()
     with progress("decisions", len(policies) * len(settings.batches)) as tick:
         result = run_decisions(policies, tape, costs, settings, tick)
-    title = "decide + learn per round; simulated rounds of " + costs.name
+    title = "decide + learn per round; rounds replayed on " + costs.label
     return tell(arguments, result, [table_of(result["policies"], title)])
 
 
 def _trees(arguments: argparse.Namespace) -> int:
     from adaptspec.analysis.static_trees import compare_shapes, shapes_table
-    from adaptspec.simulation.cost_profiles import load_costs, shipped_costs
+    from adaptspec.commands.run_simulation import machines_for
+    from adaptspec.simulation.machine import load_machine
     from adaptspec.simulation.tape_file import find_tape, load_tape
 
     tape = load_tape(find_tape(arguments.tape))
-    machines = [load_costs(name) for name in arguments.cost or shipped_costs()]
+    machines = [load_machine(name) for name in arguments.cost or ()] or machines_for(tape)
     lines = compare_shapes(tape, arguments.drafter, machines)
     return tell(arguments, {"benchmark": "trees", "shapes": lines}, [shapes_table(lines)])
 

@@ -10,14 +10,23 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from adaptspec.command_line import add_table_forms, later
-from adaptspec.commands.arguments import add_policies, add_policy, new_file
+from adaptspec.commands.arguments import POLICY, add_policies, add_policy, new_file
 from adaptspec.control.language.library import find_policy, shipped_policies
 from adaptspec.errors import ConfigError, PolicyError
 
 if TYPE_CHECKING:
     from adaptspec.control.language.spec import PolicySpec
 
-MACHINES = "cpu-2-cores, gpu-8b"  # whose costs ship
+# The machines that ship.
+MACHINES = (
+    "cpu-2-cores",
+    "gpu-8b",
+    "smollm2-bfloat16-xeon",
+    "smollm2-float16-epyc",
+    "smollm2-float32-epyc",
+    "smollm2-q4_1-epyc",
+    "smollm2-q4_1-xeon",
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -52,14 +61,16 @@ def add_simulate_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of `policy simulate`."""
     parser.description = (
         "Replay policies over tapes of recorded requests, round by round, and compare what they would have earned with "
-        "plain decoding, every fixed depth and an oracle that knows every agreement. Deterministic; needs no model."
+        "plain decoding, every fixed depth and an oracle that knows which drafts are right. Deterministic; needs no "
+        "model."
     )
+    add_policy(parser, "policies", nargs="*", default=[], help=f"policies to compare: {POLICY} (default: goodput)")
     _add_source(parser)
     # All of the bundled tape at batch sizes 1, 4, 16 and 64 takes minutes; the defaults take under half a minute.
-    cost = "all that ship; with --journal, what its rounds took"
+    cost = "all that ship for the tape's model; with --journal, that of its rounds"
     _add_recorded(parser, cost=cost, batch="1,16", requests=20)
     add = parser.add_argument
-    add_policies(parser, " (default: goodput)")
+    add_policies(parser, "; the same as one without --policy")
     add("--mixed", action="store_true", help="only streams that mix all tasks, not each task by itself")
     add("--temperature", type=float, help="only requests recorded at this temperature")
     add("--prefill", type=int, default=0, metavar="TOKENS", help="prompt tokens read per round; 0: free")
@@ -98,7 +109,12 @@ def _add_tune(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add_policy(parser, "policy", help="the policy to start from")
     _add_source(parser)
-    _add_recorded(parser, cost="cpu-2-cores; with --journal, what its rounds took", batch="1", requests=24)
+    _add_recorded(
+        parser,
+        cost="the first that ships for the tape's model; with --journal, that of its rounds",
+        batch="1",
+        requests=24,
+    )
     add(
         "--set",
         action="append",
@@ -116,14 +132,15 @@ def _add_tune(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_recorded(parser: argparse.ArgumentParser, *, cost: str, batch: str, requests: int) -> None:
-    """What traffic is replayed, and what it costs; `cost` is what the default is called."""
+    """The requests to replay, and the machines to replay them on; `cost` describes the default."""
     add = parser.add_argument
     add(
         "--cost",
         action="append",
         default=[],
         metavar="NAME|FILE",
-        help=f"what rounds cost: {MACHINES}, or a JSON file; may be given again (default: {cost})",
+        help=f"the machine that times the rounds: {', '.join(MACHINES)}, or a JSON file, such as `bench record "
+        f"--costs-out` writes; may be given again (default: {cost})",
     )
     add(
         "--batch",

@@ -1,1 +1,1 @@
-"""The engine over recorded traffic: tapes, scenarios, what machines cost, and rounds that take no model."""
+"""The engine over recorded traffic: tapes, machines, scenarios, and rounds that run no model."""

@@ -1,7 +1,7 @@
-"""Tapes: what drafting would have met at every output position of recorded requests.
+"""Tapes: what drafters propose, and whether it is right, at every output position of recorded requests.
 
-Under `coupled` verification the target's token at a position depends on what comes before it and on the request's seed
-alone, so whether a draft made there is right is a fact that no policy can change. A tape holds these facts.
+Under `coupled` verification the target's token at a position depends on the text before it and on the request's seed
+alone. Whether a draft is right there is a fact that no policy can change, and a tape holds these facts.
 """
 
 from __future__ import annotations
@@ -14,16 +14,121 @@ from typing import Any
 import numpy as np
 
 from adaptspec.errors import TapeError
-from adaptspec.simulation.draft_view import COUNTS, FAR, SHARES, UNRANKED, DraftView, join_views, run_lengths
-from adaptspec.types import FloatArray, IntArray
+from adaptspec.types import BoolArray, FloatArray, IntArray
 
+MAX_REACH = 255  # of a draft that never runs out of proposals: deeper than any policy may draft
+UNRANKED = 127  # rank of a token that is not among a drafter's first 127 candidates
+COUNTS, SHARES = ("run", "reach", "rank"), ("confidence", "entropy", "rejection")
 _COLUMNS = ("ids", "tasks", "sources", "prompt_tokens", "lengths", "max_tokens", "temperatures", "seeds")
 
 
 @dataclass(frozen=True)
+class AfterMiss:
+    """Confidence and entropy of the 1st to S-th token that a drafter drafts after its own wrong one, [P, S].
+
+    NaN where its token is right, and where it was not recorded. Stop rules see these tokens, though none is accepted.
+    """
+
+    confidence: FloatArray
+    entropy: FloatArray
+
+    def take(self, index: IntArray) -> AfterMiss:
+        """The same for some positions."""
+        return AfterMiss(self.confidence[index], self.entropy[index])
+
+
+@dataclass(frozen=True)
+class DraftView:
+    """One drafter at P output positions.
+
+    A draft of d tokens that starts at position t submits min(d, reach[t]) of them, and min(d, run[t]) are accepted.
+
+    The other columns are of the single token at t, given the true text before it. `rank` is the rank of the target's
+    token among the drafter's candidates, by scores with the noise of that position: 0 where the drafter's own token is
+    right. `confidence` is the probability of its own token by these scores, `top` those of its first K candidates,
+    `entropy` that of its distribution without noise, in nats (NaN or None where it states none). `rejection` is the
+    chance sum(min(p, q)) that rejection sampling keeps its token. `after_miss` and `top` are None, and ranks are
+    `UNRANKED`, where they were not recorded.
+    """
+
+    run: IntArray  # [P]
+    reach: IntArray  # [P]
+    rank: IntArray  # [P]
+    confidence: FloatArray  # [P]
+    entropy: FloatArray  # [P]
+    rejection: FloatArray  # [P]
+    after_miss: AfterMiss | None = None
+    top: FloatArray | None = None  # [P, K], falling
+
+    @property
+    def agreed(self) -> BoolArray:
+        """Whether the drafter's token at a position is right, given the true text before it, [P]."""
+        return np.asarray(self.run > 0)
+
+    @property
+    def proposes(self) -> BoolArray:
+        """Whether the drafter has a token to propose, [P]."""
+        return np.asarray(self.reach > 0)
+
+    def take(self, index: IntArray) -> DraftView:
+        """The same for some positions, whole requests at a time (runs must not be cut)."""
+        return DraftView(
+            **{name: getattr(self, name)[index] for name in (*COUNTS, *SHARES)},
+            after_miss=None if self.after_miss is None else self.after_miss.take(index),
+            top=None if self.top is None else self.top[index],
+        )
+
+    def with_runs(self, run: IntArray, rejection: FloatArray | None = None) -> DraftView:
+        """The same drafter with other runs; no other candidate is right where its own token is wrong."""
+        rank = np.where(run > 0, 0, UNRANKED)
+        return replace(self, run=run, rank=rank, rejection=self.rejection if rejection is None else rejection)
+
+    @classmethod
+    def of_agreement(
+        cls,
+        agreed: BoolArray,
+        confidence: FloatArray | None = None,
+        entropy: FloatArray | None = None,
+        rejection: FloatArray | None = None,
+    ) -> DraftView:
+        """The view of a drafter that always proposes one token, over the positions of one request."""
+        unknown = np.full(len(agreed), np.nan)
+        return cls(
+            run_lengths(agreed),
+            np.full(len(agreed), MAX_REACH, dtype=np.int64),
+            np.where(agreed, 0, UNRANKED),
+            unknown if confidence is None else confidence,
+            unknown if entropy is None else entropy,
+            agreed.astype(np.float64) if rejection is None else rejection,
+        )
+
+    @classmethod
+    def joined(cls, views: Sequence[DraftView]) -> DraftView:
+        """Views of one drafter, one after another, with the columns that all of them have."""
+        after = [view.after_miss for view in views]
+        confidence = _stacked([None if part is None else part.confidence for part in after])
+        entropy = _stacked([None if part is None else part.entropy for part in after])
+        return cls(
+            **{name: np.concatenate([getattr(view, name) for view in views]) for name in (*COUNTS, *SHARES)},
+            after_miss=None if confidence is None or entropy is None else AfterMiss(confidence, entropy),
+            top=_stacked([view.top for view in views]),
+        )
+
+
+def run_lengths(agreed: BoolArray) -> IntArray:
+    """How many consecutive True start at each position, [P], at most `MAX_REACH`."""
+    here = np.arange(len(agreed), dtype=np.int64)
+    misses = np.where(agreed, len(agreed), here)
+    following: IntArray = np.minimum.accumulate(misses[::-1])[::-1]
+    runs: IntArray = np.minimum(following - here, MAX_REACH)
+    return runs
+
+
+@dataclass(frozen=True)
 class Tape:
-    """R recorded requests, their positions one after another: request r has positions offsets[r] to offsets[r + 1].
-    `about` says what was recorded (models, precision, sampling), for people.
+    """R recorded requests; request r has the positions offsets[r] to offsets[r + 1] of every view.
+
+    `about` describes the recording (models, precision, verification). Raises TapeError: the parts do not fit together.
     """
 
     ids: tuple[str, ...]
@@ -39,68 +144,69 @@ class Tape:
     about: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        for name, good in _checks(self).items():
-            if not good:
-                raise TapeError(f"not a tape: {name}; record it again")
+        for fault, absent in _checks(self).items():
+            if not absent:
+                raise TapeError(f"not a tape: {fault}; record it again")
 
     def __len__(self) -> int:
         return len(self.ids)
 
     @property
     def drafters(self) -> tuple[str, ...]:
+        """Names of the recorded drafters."""
         return tuple(self.views)
 
     def of_task(self, task: str) -> Tape:
         """The requests of one task. Raises TapeError: there are none."""
-        found = [r for r, own in enumerate(self.tasks) if own == task]
-        if not found:
-            known = ", ".join(sorted(set(self.tasks)))
-            raise TapeError(f"no request of task {task!r} on this tape; its tasks are: {known}")
-        return self.take(found)
+        found = np.array([name == task for name in self.tasks])
+        return self._where(found, f"of task {task!r} on this tape; its tasks are: {', '.join(sorted(set(self.tasks)))}")
 
     def at_temperature(self, temperature: float) -> Tape:
         """The requests recorded at one temperature. Raises TapeError: there are none."""
-        found = np.flatnonzero(np.isclose(self.temperatures, temperature)).tolist()
-        if not found:
-            known = ", ".join(f"{value:g}" for value in np.unique(self.temperatures).tolist())
-            raise TapeError(f"no request at temperature {temperature:g} on this tape; recorded were: {known}")
-        return self.take(found)
+        known = ", ".join(f"{value:g}" for value in np.unique(self.temperatures).tolist())
+        found = np.isclose(self.temperatures, temperature)
+        return self._where(found, f"at temperature {temperature:g} on this tape; recorded were: {known}")
 
     def thinned(self, per_task: int) -> Tape:
-        """At most so many requests of each task, spread evenly over those there are."""
-        kept = []
+        """At most `per_task` requests of each task, spread evenly over its requests."""
+        kept: list[int] = []
         for task in dict.fromkeys(self.tasks):
-            own = [r for r, name in enumerate(self.tasks) if name == task]
-            kept += [own[i * len(own) // per_task] for i in range(per_task)] if len(own) > per_task else own
+            found = [request for request, name in enumerate(self.tasks) if name == task]
+            count = min(per_task, len(found))
+            kept += [found[i * len(found) // count] for i in range(count)]
         return self.take(kept)
 
     def take(self, requests: Sequence[int]) -> Tape:
         """Some of the requests, in this order."""
-        spans = [np.arange(self.offsets[r], self.offsets[r + 1]) for r in requests]
+        spans = [np.arange(self.offsets[request], self.offsets[request + 1]) for request in requests]
         positions = np.concatenate(spans) if spans else np.zeros(0, dtype=np.int64)
         columns: dict[str, Any] = {name: _taken(getattr(self, name), requests) for name in _COLUMNS}
         views = {name: view.take(positions) for name, view in self.views.items()}
         return replace(self, **columns, offsets=_offsets([len(span) for span in spans]), views=views)
 
+    def _where(self, found: BoolArray, wanted: str) -> Tape:
+        if not found.any():
+            raise TapeError(f"no request {wanted}")
+        return self.take(np.flatnonzero(found).tolist())
+
     @property
     def emitted_positions(self) -> IntArray:
-        """Indices of the positions where a round may start: all that are emitted, but each request's first."""
+        """Indices of the positions where a round may start: all emitted ones but each request's first."""
         spans = zip(self.offsets[:-1].tolist(), self.lengths.tolist(), strict=True)
         return np.concatenate([np.arange(start + 1, start + length) for start, length in spans])
 
     def always_wrong(self) -> Tape:
-        """The same requests with drafts that are sure of themselves as before and never right: the worst case."""
+        """The same requests with drafts that are as confident as before and never right: the worst case."""
         nothing = np.zeros(int(self.offsets[-1]), dtype=np.int64)
         views = {name: view.with_runs(nothing, np.zeros(len(nothing))) for name, view in self.views.items()}
         return replace(self, views=views)
 
     def under_rejection(self, seed: int = 0) -> Tape:
         """The same requests under `rejection` verification: agreement is drawn from its chance, once per position.
-        Rejected tokens are replaced by other ones there, which no tape can follow: take it as a likely stand-in.
+
+        A rejected token is replaced by another one, which a tape cannot follow: the result is a likely stand-in.
         """
         rng = np.random.default_rng(seed)
-        starts = np.zeros(int(self.offsets[-1]) + 1, dtype=np.bool_)
-        starts[self.offsets] = True
         views = {}
         for name, view in self.views.items():
             agreed = (rng.random(len(view.run)) < view.rejection) & view.proposes
@@ -122,9 +228,10 @@ def recorded(
     temperature: float = 0.0,
     seed: int = 0,
 ) -> Tape:
-    """One request, with views of P >= `length` positions of it; `max_tokens` is what it asked for (0: `length`).
-    Position 0 is the token that reading the prompt yields; drafts start at position 1 at the earliest. Positions from
-    `length` on come after the token that ended the request: drafts may reach into them, nothing there is emitted.
+    """A tape of one request, with views of P >= `length` positions; it asked for `max_tokens` (0: `length`).
+
+    Position 0 is the token that comes with the prompt; drafts start at position 1 at the earliest. Positions from
+    `length` on come after the token that ended the request: drafts may reach them, and nothing there is emitted.
     """
     return Tape(
         ids=(name,),
@@ -141,7 +248,8 @@ def recorded(
 
 
 def join(tapes: Sequence[Tape], about: Mapping[str, str] | None = None) -> Tape:
-    """Several tapes as one, in this order; only drafters that all of them know are kept. `about`: the first one's.
+    """Several tapes as one, in this order, with the drafters that all of them have; `about` is the first one's if None.
+
     Raises TapeError: there is no tape.
     """
     if not tapes:
@@ -151,9 +259,18 @@ def join(tapes: Sequence[Tape], about: Mapping[str, str] | None = None) -> Tape:
     return Tape(
         **columns,
         offsets=_offsets([size for tape in tapes for size in np.diff(tape.offsets).tolist()]),
-        views={name: join_views([tape.views[name] for tape in tapes]) for name in names},
+        views={name: DraftView.joined([tape.views[name] for tape in tapes]) for name in names},
         about=tapes[0].about if about is None else about,
     )
+
+
+def _stacked(parts: Sequence[FloatArray | None]) -> FloatArray | None:
+    """Tables one after another, cut to the columns that all of them have; None where one of them is missing."""
+    known = [part for part in parts if part is not None]
+    if len(known) < len(parts):
+        return None
+    columns = min(part.shape[1] for part in known)
+    return np.concatenate([part[:, :columns] for part in known])
 
 
 def _taken(column: Any, requests: Sequence[int]) -> Any:
@@ -170,7 +287,7 @@ def _offsets(sizes: Sequence[int]) -> IntArray:
 
 
 def _checks(tape: Tape) -> dict[str, bool]:
-    """What must hold of a tape, in words."""
+    """By fault, whether a tape is free of it. Sizes come first: large arrays are made from sizes that fit alone."""
     count, offsets = len(tape.ids), tape.offsets
     sizes = np.diff(offsets)
     checks = {
@@ -182,15 +299,15 @@ def _checks(tape: Tape) -> dict[str, bool]:
         return checks
     total = int(offsets[-1])
     for name, view in tape.views.items():
-        fits = all(getattr(view, name).shape == (total,) for name in (*COUNTS, *SHARES))
+        fits = all(getattr(view, column).shape == (total,) for column in (*COUNTS, *SHARES))
         if view.after_miss is not None:
             beyond = view.after_miss.confidence
             fits &= beyond.ndim == 2 and beyond.shape == view.after_miss.entropy.shape and len(beyond) == total
         fits &= view.top is None or (view.top.ndim == 2 and len(view.top) == total)
-        checks[f"what it says of {name} has another length"] = fits
-        if fits:  # else as many numbers would be made as the sizes claim
-            ends = np.repeat(offsets[1:], sizes) - np.arange(total)  # positions left in the request
-            good = (view.run >= 0) & (view.run <= ends) & (view.run <= view.reach) & (view.reach <= FAR)
+        checks[f"the columns of {name} have another length"] = fits
+        if fits:
+            remaining = np.repeat(offsets[1:], sizes) - np.arange(total)
+            good = (view.run >= 0) & (view.run <= remaining) & (view.run <= view.reach) & (view.reach <= MAX_REACH)
             checks[f"runs of {name} leave their request"] = bool(good.all())
             ranked = ((view.rank == 0) == view.agreed) & (view.rank >= 0) & (view.rank <= UNRANKED)
             checks[f"ranks of {name} do not fit its runs"] = bool(ranked.all())

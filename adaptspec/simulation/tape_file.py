@@ -1,4 +1,4 @@
-"""Tapes on disk: one compressed .npz of plain arrays, versioned, written at once or not at all."""
+"""Tapes on disk: one compressed .npz of plain arrays with a version, written whole or not at all."""
 
 from __future__ import annotations
 
@@ -13,29 +13,30 @@ import numpy.typing as npt
 
 from adaptspec.errors import TapeError
 from adaptspec.files import DAMAGE, read_arrays, write_file
-from adaptspec.simulation.draft_view import COUNTS, SHARES, UNRANKED, AfterMiss, DraftView
-from adaptspec.simulation.tape import Tape
+from adaptspec.simulation.tape import COUNTS, SHARES, UNRANKED, AfterMiss, DraftView, Tape
 
 BUNDLED = "bundled"
 
 FORMAT, VERSION = "adaptspec-tape", 1
-_LEAST = 0.0005  # share of a candidate
-_AFTER_MISS = "astray"  # its name in files, as in those recorded before
+_MIN_SHARE = 0.0005  # of a candidate
+_AFTER_MISS = "astray"  # the name of `after_miss` in files
 _WORDS = ("ids", "tasks", "sources")
-_COUNTS = ("prompt_tokens", "lengths", "max_tokens")
+_LENGTHS = ("prompt_tokens", "lengths", "max_tokens")
 
 _Arrays = Mapping[str, npt.NDArray[Any]]
 
 
 def save_tape(tape: Tape, path: Path) -> None:
-    """Write a tape; confidence, entropy and chances are kept to three digits (float16), those of candidates to
-    three decimals. Raises TapeError: the file cannot be written.
+    """Write a tape.
+
+    Confidence, entropy and chances are kept to three digits (float16), those of candidates to three decimals. Raises
+    TapeError: the file cannot be written.
     """
     header = {"format": FORMAT, "version": VERSION, "drafters": list(tape.views), "about": dict(tape.about)}
     arrays: dict[str, npt.NDArray[Any]] = {
         "header": np.array(json.dumps(header)),
         **{name: np.array(getattr(tape, name), dtype=np.str_) for name in _WORDS},
-        **{name: getattr(tape, name).astype(np.int32) for name in _COUNTS},
+        **{name: getattr(tape, name).astype(np.int32) for name in _LENGTHS},
         "temperatures": tape.temperatures.astype(np.float32),
         "seeds": tape.seeds,
         "sizes": np.diff(tape.offsets).astype(np.int32),
@@ -49,8 +50,8 @@ def save_tape(tape: Tape, path: Path) -> None:
             both = np.stack((view.after_miss.confidence, view.after_miss.entropy))
             arrays[f"{i}.{_AFTER_MISS}"] = both.astype(np.float16)
         if view.top is not None:
-            # Three decimals take half the bytes of float16, but what is a candidate must not become none.
-            share = np.where(view.top > 0.0, np.maximum(np.round(view.top, 3), _LEAST), 0.0)
+            # Three decimals compress to half the bytes of float16. A share of 0 would be no candidate.
+            share = np.where(view.top > 0.0, np.maximum(np.round(view.top, 3), _MIN_SHARE), 0.0)
             arrays[f"{i}.top"] = share.astype(np.float16)
     packed = io.BytesIO()
     np.savez_compressed(packed, **arrays)  # type: ignore[arg-type]  # its flag is not among the names
@@ -61,14 +62,12 @@ def save_tape(tape: Tape, path: Path) -> None:
 
 
 def find_tape(name: str) -> Path:
-    """The file of a tape: a path, or "bundled" for the one of the bundled pair that ships."""
+    """The file of a tape: a path, or "bundled" for the shipped tape of the bundled pair."""
     return Path(__file__).parent / "tapes" / "bundled.npz" if name == BUNDLED else Path(name)
 
 
 def load_tape(path: Path) -> Tape:
-    """Read a tape. Raises TapeError: there is no such file, it is not a tape, it is damaged, or it is of another
-    version.
-    """
+    """Read a tape. Raises TapeError: the file is missing, damaged, no tape, or of another version."""
     try:
         return _tape(read_arrays(path))
     except FileNotFoundError as error:
@@ -89,7 +88,7 @@ def _tape(arrays: _Arrays) -> Tape:
         raise TapeError(f"a tape of version {header['version']}, not {VERSION}; record it again")
     sizes = arrays["sizes"].astype(np.int64)
     columns: dict[str, Any] = {name: tuple(arrays[name].tolist()) for name in _WORDS}
-    columns |= {name: arrays[name].astype(np.int64) for name in (*_COUNTS, "seeds")}
+    columns |= {name: arrays[name].astype(np.int64) for name in (*_LENGTHS, "seeds")}
     return Tape(
         **columns,
         temperatures=arrays["temperatures"].astype(np.float64),
@@ -104,7 +103,7 @@ def _view(arrays: _Arrays, i: int) -> DraftView:
     confidence, entropy, rejection = (arrays[f"{i}.{name}"].astype(np.float64) for name in SHARES)
     beyond = arrays.get(f"{i}.{_AFTER_MISS}")
     after_miss = None if beyond is None else AfterMiss(*beyond.astype(np.float64))
-    # Tapes of earlier versions say of other candidates than the first nothing.
+    # Files written before candidates were recorded have neither ranks nor `top`.
     rank = arrays[f"{i}.rank"].astype(np.int64) if f"{i}.rank" in arrays else np.where(run > 0, 0, UNRANKED)
     top = arrays.get(f"{i}.top")
     top = None if top is None else top.astype(np.float64)

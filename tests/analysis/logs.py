@@ -11,9 +11,9 @@ from adaptspec.control.language.build import parse_policy_spec
 from adaptspec.control.language.spec import PolicySpec
 from adaptspec.control.tasks import TASKS
 from adaptspec.journal import JournalHeader, RequestStarted, to_line
-from adaptspec.simulation.cost_profiles import MachineCosts, load_costs
-from adaptspec.simulation.replay import replay
+from adaptspec.simulation.machine import Machine, load_machine
 from adaptspec.simulation.scenarios import Stream
+from adaptspec.simulation.simulator import replay
 from adaptspec.types import RoundRecord
 
 DRAFTERS = ("draft-model", "ngram")
@@ -26,7 +26,7 @@ def policy(body: str, name: str = "made") -> PolicySpec:
     )
 
 
-def header(costs: MachineCosts, names: Sequence[str]) -> JournalHeader:
+def header(costs: Machine, names: Sequence[str]) -> JournalHeader:
     """What a server would write of this machine."""
     profile = json.loads(CostTable(costs.profile()).to_json())
     return JournalHeader("0", {}, "pair", DRAFTERS, names, names[0], TASKS, profile)
@@ -34,7 +34,7 @@ def header(costs: MachineCosts, names: Sequence[str]) -> JournalHeader:
 
 def write_journal(path: Path, spec: PolicySpec, stream: Stream, machine: str = "cpu-2-cores") -> list[RoundRecord]:
     """The journal of a server that served this stream under one policy; its rounds, too."""
-    costs, tape = load_costs(machine), stream.tape
+    costs, tape = load_machine(machine), stream.tape
     records = replay(spec, stream, costs, keep=True).records
     lines, known = [to_line(header(costs, [spec.name]))], set()
     for record in records:

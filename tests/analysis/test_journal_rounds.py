@@ -10,11 +10,11 @@ import pytest
 from adaptspec.analysis.journal_rounds import JournalLog, named_policy
 from adaptspec.errors import JournalError, PolicyError
 from adaptspec.journal import LinesDropped, RequestStarted, to_line
-from adaptspec.simulation.cost_profiles import load_costs
+from adaptspec.simulation.machine import load_machine
 from tests.analysis.logs import header
 from tests.control.helpers import record
 
-HEADER = header(load_costs("cpu-2-cores"), ["a", "b"])
+HEADER = header(load_machine("cpu-2-cores"), ["a", "b"])
 BOTH = replace(record([1, 3], [1, 2]), request_ids=("one", "two"))
 
 

@@ -12,9 +12,9 @@ import pytest
 from adaptspec.analysis.journal_tape import tape_of_journal
 from adaptspec.errors import JournalError
 from adaptspec.journal import RequestFinished, RequestStarted, read_entries, to_line
-from adaptspec.simulation.cost_profiles import load_costs
-from adaptspec.simulation.replay import replay, static_spec
+from adaptspec.simulation.machine import load_machine
 from adaptspec.simulation.scenarios import Schedule, stream
+from adaptspec.simulation.simulator import replay, static_spec
 from adaptspec.simulation.tape import Tape
 from tests.analysis.logs import write_journal
 from tests.policies.tapes import made_tape
@@ -38,7 +38,7 @@ def test_the_policy_that_was_logged_is_replayed_exactly(tmp_path: Path) -> None:
     assert 0.5 < read.known < 1.0
     assert read.tape.lengths.tolist() == tape.lengths.tolist()
     assert read.tape.tasks == tape.tasks
-    logged, again = (replay(static_spec(4), stream(one, Schedule((1,))), read.costs) for one in (tape, read.tape))
+    logged, again = (replay(static_spec(4), stream(one, Schedule((1,))), read.machine) for one in (tape, read.tape))
     assert (again.accepted, again.rounds) == (logged.accepted, logged.rounds)
     assert again.goodput == pytest.approx(logged.goodput)
 
@@ -48,7 +48,7 @@ def test_guesses_are_in_proportion(tmp_path: Path) -> None:
     tape = made_tape(count=20, length=80)
     read = tape_of_journal(_journal(tmp_path / "j", 2, tape))
     real, guessed = (
-        replay(static_spec(5), stream(one, Schedule((1,))), read.costs).mean_acceptance_length
+        replay(static_spec(5), stream(one, Schedule((1,))), read.machine).mean_acceptance_length
         for one in (tape, read.tape)
     )
     assert guessed == pytest.approx(real, rel=0.08)
@@ -62,7 +62,7 @@ def test_costs_are_those_of_the_rounds_and_not_of_a_wrong_start(tmp_path: Path) 
     path = _journal(tmp_path / "j", 1, made_tape(count=6))
     plain = [
         one
-        for one in replay(static_spec(0), work, load_costs("cpu-2-cores"), keep=True).records
+        for one in replay(static_spec(0), work, load_machine("cpu-2-cores"), keep=True).records
         if not one.prefill_tokens
     ]
     header, *lines = path.read_text().splitlines()
@@ -71,10 +71,10 @@ def test_costs_are_those_of_the_rounds_and_not_of_a_wrong_start(tmp_path: Path) 
     asides = [to_line(replace(one, request_ids=("aside",))) for one in plain[:40]]
     started = to_line(RequestStarted("aside", "off", None, 8, 64, None, 0.0))
     path.write_text("\n".join([json.dumps(told), started, *asides, *lines]) + "\n")
-    read, true = tape_of_journal(path), load_costs("cpu-2-cores")
+    read, true = tape_of_journal(path), load_machine("cpu-2-cores")
     assert 40 <= read.plain < read.rounds
     for tokens in (1, 2):
-        assert read.costs.verify_seconds(1, tokens, 0) == pytest.approx(true.verify_seconds(1, tokens, 0), rel=0.2)
+        assert read.machine.verify_seconds(1, tokens, 0) == pytest.approx(true.verify_seconds(1, tokens, 0), rel=0.2)
 
 
 def test_journals_that_know_too_little_are_refused(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,11 +13,10 @@ from hypothesis import strategies as st
 from adaptspec.analysis.oracle import References, RowCosts, Tier, alone, plan_seconds, references, shares
 from adaptspec.control.language.build import load_policy_spec
 from adaptspec.control.language.library import find_policy
-from adaptspec.simulation.cost_profiles import MachineCosts, load_costs
-from adaptspec.simulation.draft_view import UNRANKED, DraftView
-from adaptspec.simulation.replay import replay, static_spec
+from adaptspec.simulation.machine import Machine, load_machine
 from adaptspec.simulation.scenarios import Schedule, in_phases, stream
-from adaptspec.simulation.tape import Tape, recorded
+from adaptspec.simulation.simulator import replay, static_spec
+from adaptspec.simulation.tape import UNRANKED, DraftView, Tape, recorded
 from tests.policies.tapes import made_tape, with_candidates
 
 BOTH = ("draft-model", "ngram")
@@ -26,16 +26,29 @@ TASKS = ("code", "json")
 @pytest.mark.parametrize("machine", ["cpu-2-cores", "gpu-8b"])
 def test_the_short_way_to_fixed_depths_is_the_simulators(machine: str) -> None:
     """At batch 1 tiers are added up request by request; a full replay of the static policy gives the same goodput."""
-    tape, costs = made_tape(count=2, beyond=4, most=60), load_costs(machine)
+    tape, costs = made_tape(count=2, beyond=4, most=60), load_machine(machine)
     one = stream(tape, Schedule((1,)))
     known = references(one, costs, BOTH)
     for tier, goodput in known.tiers.items():
         assert replay(static_spec(tier.depth, tier.drafter), one, costs).goodput == pytest.approx(goodput), str(tier)
 
 
+@pytest.mark.parametrize("machine", ["cpu-2-cores", "gpu-8b"])
+def test_drafts_that_end_before_their_depth_are_priced_as_the_simulator_does(machine: str) -> None:
+    """Elsewhere a draft that ends a text saves the other steps; where drafts run whole it saves none."""
+    tape, costs = made_tape(count=2, length=8, most=60), load_machine(machine)
+    left = np.concatenate([8 - np.arange(8)] * len(tape))
+    tape = replace(
+        tape, views={name: replace(view, reach=np.minimum(view.reach, left)) for name, view in tape.views.items()}
+    )
+    one = stream(tape, Schedule((1,)))
+    for tier, goodput in references(one, costs, BOTH).tiers.items():
+        assert replay(static_spec(tier.depth, tier.drafter), one, costs).goodput == pytest.approx(goodput), str(tier)
+
+
 def test_fixed_combs_are_added_up_as_the_simulator_replays_them() -> None:
     """To the ceiling of nodes, beyond which the deepest siblings are left out."""
-    tape, costs = with_candidates(made_tape(count=2, beyond=4, most=60), most=8), load_costs("gpu-8b")
+    tape, costs = with_candidates(made_tape(count=2, beyond=4, most=60), most=8), load_machine("gpu-8b")
     one = stream(tape, Schedule((1,)))
     known = references(one, costs, BOTH, depths=(0, 1, 3, 12), width=8)
     assert {tier.width for tier in known.tiers} == {1, 2, 4, 8}
@@ -47,7 +60,7 @@ def test_fixed_combs_are_added_up_as_the_simulator_replays_them() -> None:
 @pytest.mark.parametrize("batch", [1, 4])
 def test_no_tree_passes_the_oracle_that_knows_ranks(batch: int) -> None:
     """It earns more than the one of chains, and than what branches: fixed combs, and a policy that adapts."""
-    tape, costs = with_candidates(made_tape(), most=8), load_costs("gpu-8b")
+    tape, costs = with_candidates(made_tape(), most=8), load_machine("gpu-8b")
     made = stream(tape, Schedule((batch,)))
     chains, trees = (references(made, costs, depths=(0, 1, 3, 7), width=width) for width in (1, 8))
     assert trees.clairvoyant is not None
@@ -63,7 +76,7 @@ def test_no_tree_passes_the_oracle_that_knows_ranks(batch: int) -> None:
 @pytest.mark.parametrize("batch", [1, 4])
 def test_nothing_passes_the_clairvoyant_oracle(machine: str, batch: int) -> None:
     """Exact alone, a bound in a batch: above every tier, each request's best, and a policy that adapts."""
-    tape, costs = made_tape(), load_costs(machine)
+    tape, costs = made_tape(), load_machine(machine)
     made = stream(tape, Schedule((batch,)))
     known = references(made, costs, depths=(0, 1, 3, 7))
     assert known.clairvoyant is not None
@@ -80,7 +93,7 @@ def test_nothing_passes_the_clairvoyant_oracle(machine: str, batch: int) -> None
 @pytest.mark.parametrize("batch", [1, 4])
 def test_the_best_of_each_phase_is_no_worse_than_the_best_of_all(batch: int) -> None:
     """Where traffic shifts; below the clairvoyant oracle. Alone it says what each request takes."""
-    tape, costs = made_tape({"code": 0.3, "json": 0.95}, count=8), load_costs("gpu-8b")
+    tape, costs = made_tape({"code": 0.3, "json": 0.95}, count=8), load_machine("gpu-8b")
     one = stream(tape, Schedule((batch,)), in_phases(tape))
     known = references(one, costs, depths=(0, 1, 3, 7))
     assert known.per_phase_best is not None
@@ -97,7 +110,7 @@ def test_the_best_of_each_phase_is_no_worse_than_the_best_of_all(batch: int) -> 
 
 def test_with_drafts_that_are_always_wrong_nothing_beats_off() -> None:
     tape = made_tape(count=2).always_wrong()
-    known = references(stream(tape, Schedule((1,))), load_costs("cpu-2-cores"), BOTH)
+    known = references(stream(tape, Schedule((1,))), load_machine("cpu-2-cores"), BOTH)
     assert known.best == Tier(0, "draft-model")
     assert known.clairvoyant == pytest.approx(known.off)
     assert known.gap_closed(known.off) is None, "there is no gap to close"
@@ -119,7 +132,7 @@ def test_prompts_that_take_several_rounds_to_catch_up_are_read_as_the_simulator_
     machine: str, prompt: int
 ) -> None:
     """The draft model reads 512 tokens a round, and drafts in the round that ends it: also at the boundary."""
-    tape, costs = made_tape({"json": 0.9}, count=2, length=20, prompt=prompt), load_costs(machine)
+    tape, costs = made_tape({"json": 0.9}, count=2, length=20, prompt=prompt), load_machine(machine)
     one = stream(tape, Schedule((1,)))
     known = references(one, costs, BOTH, depths=(0, 3))
     for tier, goodput in known.tiers.items():
@@ -171,10 +184,10 @@ def test_it_is_what_trying_everything_finds(
     run = np.minimum(np.minimum([a for _, a in lookup[:size]], reach), size - np.arange(size))
     unknown = np.full(size, np.nan)
     views = {"draft-model": DraftView.of_agreement(flags)}
-    rows = {"draft-model": alone(load_costs("cpu-2-cores"), "draft-model", 4)}
+    rows = {"draft-model": alone(load_machine("cpu-2-cores"), "draft-model", 4)}
     if both:
         views["ngram"] = DraftView(run, reach, np.where(run > 0, 0, UNRANKED), unknown, unknown, unknown)
-        rows["ngram"] = alone(load_costs("cpu-2-cores"), "ngram", 4)
+        rows["ngram"] = alone(load_machine("cpu-2-cores"), "ngram", 4)
     tape = recorded("only", prompt, size, views)
     model = rows["draft-model"]
     rows["draft-model"] = RowCosts(
@@ -183,7 +196,7 @@ def test_it_is_what_trying_everything_finds(
     assert plan_seconds(tape, 0, rows) == pytest.approx(_by_trying(tape, rows, 4))
 
 
-def _round(costs: MachineCosts, drafts: list[int], context: int) -> float:
+def _round(costs: Machine, drafts: list[int], context: int) -> float:
     """The true seconds of a round whose rows hold `context` tokens each."""
     size = len(drafts)
     steps = costs.drafters["draft-model"].start if any(drafts) else 0.0
@@ -201,7 +214,7 @@ def _round(costs: MachineCosts, drafts: list[int], context: int) -> float:
 )
 def test_no_round_is_cheaper_than_the_sum_of_its_shares(machine: str, drafts: list[int], context: int) -> None:
     """For every way of sharing; so a plan priced with shares bounds every policy. Fewer rows cost more each."""
-    costs = load_costs(machine)
+    costs = load_machine(machine)
     ways = shares(costs, "draft-model", 7, 16)
     assert ways
     for row in ways:

@@ -10,9 +10,9 @@ from adaptspec.analysis.simulation_report import Report, simulate
 from adaptspec.control.language.build import load_policy_spec
 from adaptspec.control.language.library import find_policy
 from adaptspec.errors import ConfigError
-from adaptspec.simulation.cost_profiles import Curve, MachineCosts, load_costs, packed
-from adaptspec.simulation.replay import static_spec
+from adaptspec.simulation.machine import Curve, Machine, load_machine
 from adaptspec.simulation.scenarios import WRONG, Schedule, mixed_scenarios, task_scenarios
+from adaptspec.simulation.simulator import static_spec
 from tests.policies.tapes import made_tape
 
 
@@ -26,7 +26,7 @@ def report() -> Report:
     made = simulate(
         policies,
         cells,
-        [load_costs("cpu-2-cores"), load_costs("gpu-8b")],
+        [load_machine("cpu-2-cores"), load_machine("gpu-8b")],
         depths=(0, 1, 3),
         tick=lambda: ticks.append(None),
     )
@@ -73,7 +73,7 @@ def test_shifts_are_told_of_where_requests_come_one_by_one() -> None:
     """Two phases: one shift to recover from, at most the second phase long; the best of each phase is a reference."""
     tape = made_tape({"code": 0.2, "json": 0.95}, count=12, length=60)
     phased = mixed_scenarios(tape, [Schedule((1,))])[1:]
-    report = simulate([static_spec(0), load_policy_spec(find_policy("thompson"))], phased, [load_costs("gpu-8b")])
+    report = simulate([static_spec(0), load_policy_spec(find_policy("thompson"))], phased, [load_machine("gpu-8b")])
     (cell,) = json.loads(json.dumps(report.to_json(), allow_nan=False))["cells"]
     assert cell["per_phase_best"] >= cell["best_static"]["ratio"]
     off, bandit = cell["policies"]["static-0"], cell["policies"]["thompson"]
@@ -88,9 +88,7 @@ def test_shifts_are_told_of_where_requests_come_one_by_one() -> None:
 
 def test_ratios_that_cannot_be_are_refused() -> None:
     """By a table in which two tokens take half of the time of one, depth 1 would earn more than two tokens a round."""
-    costs = MachineCosts(
-        "wrong", packed(Curve((1.0, 2.0, 8.0), (4e-3, 1e-3, 2e-3))), load_costs("cpu-2-cores").drafters
-    )
+    costs = Machine("wrong", Curve((1.0, 2.0, 8.0), (4e-3, 1e-3, 2e-3)), load_machine("cpu-2-cores").drafters)
     cells = task_scenarios(made_tape({"code": 0.9}, count=2, length=30), [Schedule((1,))])
     made = simulate([static_spec(1)], cells, [costs], depths=(0, 1))
     with pytest.raises(ConfigError, match="cannot be more than 2: its costs are wrong"):

@@ -10,7 +10,7 @@ from adaptspec.analysis.search_space import Range, parse_parameter
 from adaptspec.analysis.tune import Tuned, split, tune
 from adaptspec.control.language.build import parse_policy_spec
 from adaptspec.errors import TapeError
-from adaptspec.simulation.cost_profiles import load_costs
+from adaptspec.simulation.machine import load_machine
 from adaptspec.simulation.scenarios import Schedule
 from adaptspec.simulation.tape import join
 from tests.policies.tapes import made_tape
@@ -27,7 +27,7 @@ DEPTH = Range(("spec", "choose", "depth"), 1, 12, integer=True)
 
 def _tune(text: str = STATIC, seed: int = 0, acceptance: float = 0.5) -> Tuned:
     tape = made_tape({"code": acceptance, "chat": acceptance}, count=8, length=48)
-    return tune(text, [DEPTH], tape, [Schedule((1,))], [load_costs("cpu-2-cores")], budget=6, seed=seed)
+    return tune(text, [DEPTH], tape, [Schedule((1,))], [load_machine("cpu-2-cores")], budget=6, seed=seed)
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +53,7 @@ def test_luck_where_searched_is_not_claimed() -> None:
     tape = made_tape({"code": 0.6, "json": 0.8}, count=6, length=48)
     seeds = parse_parameter("spec.choose.seed=1..100000")
     claimed = [
-        tune(text, [seeds], tape, [Schedule((1,))], [load_costs("cpu-2-cores")], budget=5, seed=seed).improves
+        tune(text, [seeds], tape, [Schedule((1,))], [load_machine("cpu-2-cores")], budget=5, seed=seed).improves
         for seed in range(3)
     ]
     assert not any(claimed)
@@ -65,7 +65,7 @@ def test_the_half_that_was_not_searched_decides() -> None:
     both = join([good, replace(bad, ids=tuple(f"bad-{name}" for name in bad.ids))])
     tape = both.take([half + at for at in range(12) for half in (0, 12)])
     text = STATIC.replace("depth: 7", "depth: 3")
-    found = tune(text, [DEPTH], tape, [Schedule((1,))], [load_costs("cpu-2-cores")], budget=6)
+    found = tune(text, [DEPTH], tape, [Schedule((1,))], [load_machine("cpu-2-cores")], budget=6)
     assert found.best.gain > 1.05
     assert max(found.gains) < 1.0
     assert found.after < found.before
@@ -83,4 +83,4 @@ def test_a_prompt_is_in_one_half_only() -> None:
     assert sum(len(half) for half in halves) == len(both)
     assert abs(len(halves[0]) - len(halves[1])) <= 2
     with pytest.raises(TapeError, match="at least 12 prompts"):
-        tune(STATIC, [DEPTH], made_tape({"code": 0.5}, count=5), [Schedule((1,))], [load_costs("cpu-2-cores")])
+        tune(STATIC, [DEPTH], made_tape({"code": 0.5}, count=5), [Schedule((1,))], [load_machine("cpu-2-cores")])

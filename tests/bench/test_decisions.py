@@ -5,7 +5,7 @@ from __future__ import annotations
 from adaptspec.bench.decisions import DecisionSettings, run_decisions
 from adaptspec.control.language.build import load_policy_spec
 from adaptspec.control.language.library import find_policy
-from adaptspec.simulation.cost_profiles import load_costs
+from adaptspec.simulation.machine import load_machine
 from tests.policies.tapes import made_tape
 
 
@@ -14,7 +14,7 @@ def test_every_policy_is_measured_at_every_batch_size() -> None:
     specs = [load_policy_spec(find_policy(name)) for name in ("goodput", "off")]
     ticks: list[None] = []
     tape, settings = made_tape(count=2, length=12), DecisionSettings((1, 4), requests=16)
-    result = run_decisions(specs, tape, load_costs("cpu-2-cores"), settings, lambda: ticks.append(None))
+    result = run_decisions(specs, tape, load_machine("cpu-2-cores"), settings, lambda: ticks.append(None))
     rows = result["policies"]
     assert [(row["policy"], row["batch"]) for row in rows] == [("goodput", 1), ("goodput", 4), ("off", 1), ("off", 4)]
     assert len(ticks) == len(rows)

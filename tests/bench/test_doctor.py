@@ -19,7 +19,7 @@ from adaptspec.control.language.build import parse_policy_spec
 from adaptspec.engine.engine_config import EngineConfig
 from adaptspec.errors import ConfigError
 from adaptspec.models.layers import has_products
-from adaptspec.simulation.cost_profiles import Curve, DraftCosts, MachineCosts
+from adaptspec.simulation.machine import Curve, DraftTimes, Grid, Machine
 from adaptspec.simulation.tape import Tape
 from adaptspec.tables import Table
 from tests.conftest import MakeModel
@@ -29,13 +29,14 @@ from tests.policies.tapes import made_tape
 CONFIG = EngineConfig("target")
 
 
-def machine(step: float, further: float = 0.0) -> MachineCosts:
-    """A pass takes a second, `further` seconds for each further token."""
+def machine(step: float, further: float = 0.0) -> Machine:
+    """A pass takes a second per row, and `further` seconds for each further token."""
     drafters = {
-        "draft-model": DraftCosts(Curve((1.0, 2.0), (step, step)), catch_up_per_token=step / 100),
-        "ngram": DraftCosts(per_row=1e-5),
+        "draft-model": DraftTimes(Curve((1.0,), (step,)), catch_up_per_token=step / 100),
+        "ngram": DraftTimes(per_row=1e-5),
     }
-    return MachineCosts("tested", lambda rows, tokens: rows + further * (tokens - rows), drafters)
+    lines = tuple(Curve((1.0, 2.0), (rows, rows + rows * further)) for rows in (1.0, 2.0))
+    return Machine("tested", Grid((1.0, 2.0), lines), drafters)
 
 
 def agreeing(tasks: dict[str, float]) -> Tape:

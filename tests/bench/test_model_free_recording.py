@@ -10,7 +10,7 @@ from adaptspec.drafting.counts import CountsDrafter
 from adaptspec.drafting.drafter import DraftJob, RowStart
 from adaptspec.models.sampling import RowSampling, SamplingBatch
 from adaptspec.request import SamplingParams
-from adaptspec.simulation.draft_view import DraftView
+from adaptspec.simulation.tape import DraftView
 from tests.fakes import TableRunner
 
 PROMPT = (5, 6, 7, 8)

@@ -22,10 +22,9 @@ from adaptspec.engine.assembly import Built, assemble, build
 from adaptspec.engine.core import EngineLimits
 from adaptspec.engine.engine_config import EngineConfig
 from adaptspec.request import Request, SamplingParams, SpeculationParams
-from adaptspec.simulation.cost_profiles import load_costs
-from adaptspec.simulation.replay import replay, static_spec
+from adaptspec.simulation.machine import load_machine
 from adaptspec.simulation.scenarios import Schedule, Stream
-from adaptspec.simulation.simulator import SimulatorSettings
+from adaptspec.simulation.simulator import SimulatorSettings, replay, static_spec
 from adaptspec.simulation.tape import Tape
 from adaptspec.simulation.tape_file import load_tape
 from adaptspec.training.corpus import Prompt
@@ -119,7 +118,7 @@ def test_a_replayed_depth_does_what_the_engine_did(
     stream = Stream(tape, tuple(range(len(tape))), Schedule((4,)))
     settings = SimulatorSettings(prefill_tokens=512)
     spec = static_spec(depth, drafter)
-    replayed = replay(spec, stream, load_costs("cpu-2-cores"), settings, keep=True).records
+    replayed = replay(spec, stream, load_machine("cpu-2-cores"), settings, keep=True).records
     # A simulated stream ends when there is no longer a full batch.
     assert len(replayed) > 0.5 * len(real)
     assert sum(int(r.accepted.sum()) for r in replayed) > 10, "a draft that is never right proves nothing"
@@ -195,7 +194,7 @@ def both(
             return branch(super().decide(signals))
 
     stream = Stream(tape, tuple(range(len(tape))), Schedule((4,)))
-    settings, costs = SimulatorSettings(prefill_tokens=512), load_costs("cpu-2-cores")
+    settings, costs = SimulatorSettings(prefill_tokens=512), load_machine("cpu-2-cores")
     tally = replay(static_spec(depth), stream, costs, settings, keep=True, controller=Branching)
     return real, tally.records
 
@@ -205,7 +204,7 @@ def test_confidence_on_the_tape_is_what_the_engine_saw(built: Built, workloads: 
     real = engine_records(built, tape, workloads["chat"], 3, "draft-model")
     stream = Stream(tape, tuple(range(len(tape))), Schedule((4,)))
     settings = SimulatorSettings(prefill_tokens=512)
-    replayed = replay(static_spec(3), stream, load_costs("cpu-2-cores"), settings, keep=True).records
+    replayed = replay(static_spec(3), stream, load_machine("cpu-2-cores"), settings, keep=True).records
     compared = 0
     for ours, theirs in zip(replayed, real, strict=False):
         for row, accepted in enumerate(ours.accepted.tolist()):
@@ -239,7 +238,7 @@ def test_the_command_writes_a_tape_and_its_costs(
     tape = load_tape(out)
     assert len(tape) == len(printed["recorded"]) == len(set(tape.tasks))
     assert tape.drafters == ("draft-model", "ngram", "counts")
-    measured = load_costs(str(costs)).profile()
+    measured = load_machine(str(costs)).profile()
     assert measured.rows == built.costs.profile.rows
     assert measured.drafters["draft-model"].rows == built.costs.profile.drafters["draft-model"].rows
     assert json.loads(costs.read_text())["models"] == built.pair

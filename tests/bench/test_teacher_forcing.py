@@ -12,7 +12,7 @@ from adaptspec.drafting.draft_model import DraftModelDrafter
 from adaptspec.drafting.ngram import NgramDrafter
 from adaptspec.models.sampling import RowSampling, SamplingBatch, softmax
 from adaptspec.request import SamplingParams
-from adaptspec.simulation.draft_view import FAR
+from adaptspec.simulation.tape import MAX_REACH
 from tests.fakes import TableRunner, plain_greedy
 
 GREEDY = SamplingParams(16, 0.0, seed=1, ignore_eos=True)
@@ -104,6 +104,6 @@ def test_a_draft_model_of_a_shorter_context_drafts_no_further() -> None:
     text = _text([5, 6, 7])
     size = len(text.output)
     view = Judge(TableRunner(), [DraftModelDrafter(TableRunner(context=10))]).views(text)["draft-model"]
-    left = np.clip(10 - 3 - np.arange(size), 0, FAR)
+    left = np.clip(10 - 3 - np.arange(size), 0, MAX_REACH)
     assert view.reach.tolist() == left.tolist()
     assert view.run.tolist() == np.minimum(left, size - np.arange(size)).tolist(), "its table is the target's own"

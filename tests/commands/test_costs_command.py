@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from adaptspec.cli import main
-from adaptspec.simulation import cost_profiles
+from adaptspec.simulation import machine
 
-SHIPPED = Path(cost_profiles.__file__).parent / "profiles" / "cpu-2-cores.json"
+SHIPPED = Path(machine.__file__).parent / "profiles" / "cpu-2-cores.json"
 
 
 def test_tables_are_shown_with_their_place(

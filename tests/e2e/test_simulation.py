@@ -30,10 +30,9 @@ from adaptspec.models.draft import Draft
 from adaptspec.models.runner import Packed as Pass
 from adaptspec.models.runner import Runner
 from adaptspec.request import Request, SamplingParams, SpeculationParams
-from adaptspec.simulation.cost_profiles import Curve, DraftCosts, MachineCosts, packed
-from adaptspec.simulation.replay import Tally, replay
+from adaptspec.simulation.machine import Curve, DraftTimes, Machine
 from adaptspec.simulation.scenarios import Schedule, Stream
-from adaptspec.simulation.simulator import SimulatorSettings
+from adaptspec.simulation.simulator import ReplayStats, SimulatorSettings, replay
 from adaptspec.simulation.tape import Tape
 from adaptspec.types import FloatArray
 from tests.engine.conftest import Notes
@@ -41,13 +40,13 @@ from tests.engine.conftest import Notes
 TOKENS = 32
 TASKS = ("chat", "code", "json", "template", "translate")
 # Passes cost by their tokens alone and nothing else takes time, so a runner can tell what it should have taken.
-COSTS = MachineCosts(
+COSTS = Machine(
     "tested",
-    packed(Curve((1, 2, 4, 8, 16), (1.3e-3, 1.6e-3, 1.8e-3, 2.2e-3, 3.2e-3))),
+    Curve((1, 2, 4, 8, 16), (1.3e-3, 1.6e-3, 1.8e-3, 2.2e-3, 3.2e-3)),
     {
-        "draft-model": DraftCosts(Curve((1, 2, 4), (2.5e-4, 2.7e-4, 3.1e-4)), 2e-6, start=1e-4),
-        "ngram": DraftCosts(per_row=1e-5),
-        "counts": DraftCosts(per_row=2e-5),
+        "draft-model": DraftTimes(Curve((1, 2, 4), (2.5e-4, 2.7e-4, 3.1e-4)), 2e-6, start=1e-4),
+        "ngram": DraftTimes(per_row=1e-5),
+        "counts": DraftTimes(per_row=2e-5),
     },
 )
 
@@ -165,15 +164,15 @@ def live(built: Built, workloads: Workloads, tape: Tape, spec: PolicySpec, rows:
     return notes
 
 
-def tally_of(notes: Notes, rounds: int) -> Tally:
+def tally_of(notes: Notes, rounds: int) -> ReplayStats:
     """The engine's first rounds, summed up as the simulator's are."""
-    tally = Tally()
+    tally = ReplayStats()
     for one in notes.records[:rounds]:
         tally.add(one)
     return tally
 
 
-def shares(tally: Tally) -> FloatArray:
+def shares(tally: ReplayStats) -> FloatArray:
     return np.asarray(tally.depths / tally.depths.sum())
 
 

@@ -27,7 +27,7 @@ from adaptspec.journal import (
     read_entries,
     to_line,
 )
-from adaptspec.simulation.draft_view import AfterMiss
+from adaptspec.simulation.tape import AfterMiss
 from adaptspec.simulation.tape_file import load_tape, save_tape
 from adaptspec.types import Expected
 from tests.control.helpers import record as round_of

@@ -14,8 +14,7 @@ import pytest
 
 from adaptspec.control.tasks import TASKS
 from adaptspec.errors import TapeError
-from adaptspec.simulation.draft_view import AfterMiss
-from adaptspec.simulation.tape import join
+from adaptspec.simulation.tape import AfterMiss, join
 from adaptspec.simulation.tape_file import BUNDLED, find_tape, load_tape, save_tape
 from tests.policies.tapes import made_tape, with_candidates
 

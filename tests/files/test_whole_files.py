@@ -33,7 +33,7 @@ from adaptspec.models.loading import load_model
 from adaptspec.models.source import find_model
 from adaptspec.models.tokenization import load_tokenizer
 from adaptspec.models.weights import read_pickle
-from adaptspec.simulation.cost_profiles import load_costs
+from adaptspec.simulation.machine import load_machine
 from adaptspec.simulation.tape_file import load_tape
 from adaptspec.telemetry.journal_writer import Journal
 from adaptspec.telemetry.request_store import RequestStore
@@ -301,7 +301,7 @@ READERS: dict[str, Callable[[Path], object]] = {
     "import": import_vllm,
     "state": read_state,
     "state directory": _state,
-    "costs": lambda pipe: load_costs(str(pipe)),
+    "costs": lambda pipe: load_machine(str(pipe)),
     "tape": load_tape,
     "task detector": TaskDetector.load,
     "journal to read": lambda pipe: list(read_entries(pipe)),

@@ -11,9 +11,8 @@ On twenty short texts the model in 8 bits agreed with itself at 97.6 % of greedy
 first 24 of 30 layers alone at 35 % and 33 %, the first 15 at 10 % and 13 %, the first 6 at 6 % and 8 %. So the tape has
 the model in 8 bits.
 
-`costs/` holds passes of this model as they were measured, one file per runner and machine, with machine and source. In
-float32 and, on a CPU with AMX, bfloat16 a draft of the model in 8 bits can pay; it takes as long as the target in
-float16 and longer than by llama.cpp, and only lookups can.
+The machines are the shipped ones of this model. In float32 and, on a CPU with AMX, bfloat16 a draft of the model in 8
+bits can pay; it takes as long as the target in float16 and longer than by llama.cpp, and only lookups can.
 """
 
 from __future__ import annotations
@@ -28,9 +27,9 @@ import numpy as np
 from adaptspec.control.language.build import load_policy_spec
 from adaptspec.control.language.library import find_policy, shipped_policies
 from adaptspec.control.language.spec import PolicySpec
-from adaptspec.simulation.cost_profiles import MachineCosts, load_costs
-from adaptspec.simulation.replay import replay, static_spec
+from adaptspec.simulation.machine import Machine, load_machine
 from adaptspec.simulation.scenarios import IN_PHASES, IN_TURN, WRONG, Schedule, Stream, in_phases, in_turn, stream
+from adaptspec.simulation.simulator import replay, static_spec
 from adaptspec.simulation.tape import Tape
 from adaptspec.simulation.tape_file import load_tape
 
@@ -79,9 +78,10 @@ def tape() -> Tape:
 
 
 @cache
-def costs(table: str) -> MachineCosts:
-    """The cost table of this name."""
-    return load_costs(str(FOLDER / "costs" / f"{table}.json"))
+def costs(table: str) -> Machine:
+    """The shipped machine of this processor and precision."""
+    processor, precision = table.split("-")
+    return load_machine(f"smollm2-{precision}-{processor}")
 
 
 def policies() -> list[str]:
@@ -118,7 +118,7 @@ def stream_of(cell: Cell, number: int) -> Stream:
     order = in_phases(own) if cell.work == IN_PHASES else in_turn(own)
     schedule = Schedule.parse(cell.batch)
     rows = float(np.mean(schedule.stages))
-    return stream(own, schedule, order, least=int(LEAST_ROUNDS * rows / np.mean(own.lengths)))
+    return stream(own, schedule, order, min_requests=int(LEAST_ROUNDS * rows / np.mean(own.lengths)))
 
 
 def goodput(policy: str, cell: Cell, number: int) -> float:

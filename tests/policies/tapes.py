@@ -7,8 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from adaptspec.simulation.draft_view import UNRANKED, DraftView, run_lengths
-from adaptspec.simulation.tape import Tape, join, recorded
+from adaptspec.simulation.tape import UNRANKED, DraftView, Tape, join, recorded, run_lengths
 from adaptspec.types import FloatArray
 
 Rate = float | tuple[float, ...]

@@ -11,10 +11,9 @@ import numpy as np
 import pytest
 
 from adaptspec.control.language.library import shipped_policies
-from adaptspec.drafters import Kind, kind_of
 from adaptspec.simulation.scenarios import IN_TURN
 from tests.policies import goldens
-from tests.policies.cells import FOLDER, NOT_ON_TAPE, SAMPLED, SPLITS, TABLES, Cell, cells, costs, policies, tape
+from tests.policies.cells import FOLDER, NOT_ON_TAPE, SAMPLED, SPLITS, TABLES, Cell, cells, policies, tape
 from tests.policies.goldens import ALL, BEST_FIXED, PLAIN, REFERENCES, Change, changes, measured, recorded
 
 TASKS = tuple(dict.fromkeys(tape().tasks))
@@ -148,18 +147,6 @@ def test_the_tape_is_what_the_goldens_ask_for() -> None:
         own = tape().at_temperature(temperature)
         assert all(own.tasks.count(task) >= 8 for task in TASKS)
     assert (FOLDER / "smollm2.npz").stat().st_size < 3 * 2**20
-
-
-@pytest.mark.parametrize("name", TABLES)
-def test_cost_tables_state_machine_and_source(name: str) -> None:
-    fields = json.loads((FOLDER / "costs" / f"{name}.json").read_text(encoding="utf-8"))
-    assert {"machine", "processor", "date", "about", "source"} <= {*fields}
-    assert {*fields["drafters"]} == {*tape().drafters}
-    table = costs(name)
-    assert table.name == name == fields["machine"]
-    assert table.verify_seconds(1, fields["verify"]["tokens"][0], 0.0) == fields["verify"]["seconds"][0]
-    models = [drafter for drafter in table.drafters if kind_of(drafter) is Kind.MODEL]
-    assert all(table.step_seconds(drafter, 1, 0.0) > 0.0 for drafter in models)
 
 
 def test_the_best_fixed_depth_is_never_below_plain_decoding() -> None:

@@ -18,10 +18,10 @@ from adaptspec.control.cost import CostProfile, DrafterCost
 from adaptspec.control.language.build import load_policy_spec, parse_policy_spec
 from adaptspec.control.language.library import find_policy
 from adaptspec.control.language.spec import PolicySpec
-from adaptspec.simulation.cost_profiles import Curve, DraftCosts, MachineCosts, packed
-from adaptspec.simulation.replay import Tally, replay, static_spec
+from adaptspec.simulation.machine import Curve, DraftTimes
+from adaptspec.simulation.machine import Machine as SimulatedMachine
 from adaptspec.simulation.scenarios import Schedule, Stream
-from adaptspec.simulation.simulator import SimulatorSettings
+from adaptspec.simulation.simulator import ReplayStats, SimulatorSettings, replay, static_spec
 from adaptspec.simulation.tape import Tape, join
 from adaptspec.types import RoundRecord
 from tests.policies.late import late
@@ -63,13 +63,13 @@ class Machine:
     def _curve(self) -> Curve:
         return Curve(self.verify_tokens, tuple(ms / 1e3 for ms in self.verify_ms))
 
-    def costs(self) -> MachineCosts:
+    def costs(self) -> SimulatedMachine:
         """What the simulator charges."""
-        lookup = DraftCosts(per_row=self.lookup_us / 1e6)
-        model = DraftCosts(Curve((1, 2), (self.step(1), self.step(2))), self.catch_up_us / 1e6)
+        lookup = DraftTimes(per_row=self.lookup_us / 1e6)
+        model = DraftTimes(Curve((1, 2), (self.step(1), self.step(2))), self.catch_up_us / 1e6)
         drafters = {"draft-model": model, "ngram": lookup, "counts": lookup}
         overhead = self.overhead_ms / 1e3
-        return MachineCosts(self.name, packed(self._curve), drafters, overhead=overhead, profile=self.profile())
+        return SimulatedMachine(self.name, self._curve, drafters, overhead=overhead, profile=self.profile())
 
     def profile(self) -> CostProfile:
         """What a profiler would measure."""
@@ -200,7 +200,7 @@ class World:
         """That of the best fixed depth."""
         return max(self.fixed(self.best, seed), self.fixed(OFF, seed))
 
-    def _outcome(self, tally: Tally, pace: Callable[[int], float]) -> Outcome:
+    def _outcome(self, tally: ReplayStats, pace: Callable[[int], float]) -> Outcome:
         measured = self._after(tally.records)
         seconds = float(sum(record.total_seconds / pace(record.number - 1) for record in measured))
         quiet = math.exp(self.clock.noise**2 / 2)  # the mean of log-normal noise

@@ -1,4 +1,4 @@
-"""Streams: who comes when, and how many at once."""
+"""Streams: the order of requests, and how many run at once."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_schedules_that_make_no_sense_are_refused(text: str) -> None:
 
 
 def test_stages_are_equal_parts_of_the_stream() -> None:
-    made = stream(made_tape(count=4), Schedule((1, 16, 1)), least=30)
+    made = stream(made_tape(count=4), Schedule((1, 16, 1)), min_requests=30)
     sizes = [made.rows_at(started) for started in range(len(made.order) + 1)]
     third = len(made.order) // 3
     assert sizes[0] == sizes[-1] == 1
@@ -46,11 +46,11 @@ def test_short_tapes_come_over_and_over() -> None:
     tape = made_tape(count=2)
     assert len(stream(tape, Schedule((16,))).order) == 64
     assert stream(tape, Schedule((1,))).order == tuple(range(6))
-    assert stream(tape, Schedule((1,)), least=8).order == (0, 1, 2, 3, 4, 5, 0, 1)
+    assert stream(tape, Schedule((1,)), min_requests=8).order == (0, 1, 2, 3, 4, 5, 0, 1)
 
 
 def test_recovery_counts_tokens_until_the_rest_is_near_the_best() -> None:
-    """Slow in the first two requests of the new phase; what was slow in the old one is not asked."""
+    """Slow in the first two requests of the new phase; slow requests of the old one do not count."""
     phases = (Phase(0, 2, 1), Phase(2, 6, 1))
     best, tokens = np.ones(6), np.array([10.0, 10.0, 20.0, 30.0, 40.0, 50.0])
     spent = np.array([9.0, 9.0, 3.0, 1.5, 1.0, 1.04])

@@ -1,8 +1,9 @@
-"""The simulated engine: honest accounts, the same every time, and records like the engine's own."""
+"""The simulated engine: sums that add up, the same every time, and records like the engine's own."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,20 +12,21 @@ from hypothesis import strategies as st
 
 from adaptspec.control.controller import Controller
 from adaptspec.control.cost import CostTable
-from adaptspec.control.language.build import build_policy, load_policy_spec
+from adaptspec.control.language.build import build_policy, load_policy_spec, parse_policy_spec
 from adaptspec.control.language.library import find_policy
 from adaptspec.control.policy import BatchSignals, Decision
-from adaptspec.errors import TapeError
-from adaptspec.simulation.cost_profiles import MachineCosts, load_costs
-from adaptspec.simulation.replay import replay, static_spec
+from adaptspec.errors import ConfigError, TapeError
+from adaptspec.simulation.machine import Machine, load_machine
 from adaptspec.simulation.scenarios import Schedule, Stream, stream
-from adaptspec.simulation.simulator import Simulator, SimulatorSettings
+from adaptspec.simulation.simulator import Simulator, SimulatorSettings, replay, static_spec
+from adaptspec.simulation.tape import join
 from adaptspec.types import RoundRecord
 from tests.engine.conftest import Dictated
-from tests.policies.tapes import made_tape, one_request
+from tests.policies.tapes import Kind, made_tape, one_request, written
 
-COSTS = load_costs("cpu-2-cores")
+COSTS = load_machine("cpu-2-cores")
 BOTH = ("draft-model", "ngram")
+HEAD = "apiVersion: adaptspec.dev/v1\nkind: SpeculationPolicy\nmetadata: {name: tested}\nspec:\n"
 
 
 def dictated(
@@ -33,13 +35,13 @@ def dictated(
     *,
     drafters: tuple[str, ...] = BOTH,
     settings: SimulatorSettings = SimulatorSettings(),
-    costs: MachineCosts = COSTS,
+    costs: Machine = COSTS,
     pace: Callable[[int], float] | None = None,
 ) -> Simulator:
     """A simulator whose depths are dictated; drafters take turns by row and round."""
     policy = Dictated(drafters, choose)
     here = tuple(name for name in settings.drafters if name in made.tape.views)
-    return Simulator(made, costs, Controller({"p": policy}, "p", here, made.most_rows), settings, pace)
+    return Simulator(made, costs, Controller({"p": policy}, "p", here, made.max_rows), settings, pace)
 
 
 def finish(one: Simulator) -> list[RoundRecord]:
@@ -108,7 +110,7 @@ def test_runs_are_deterministic_and_noise_is_seeded() -> None:
 
 
 def test_n_grams_are_scored_where_they_do_not_draft() -> None:
-    """Against the tokens of the round, which is all that anybody knows; a draft model is not, and needs no row."""
+    """Against the tokens of the round, as no others are known; a draft model is not, and needs no row."""
     tape = made_tape({"code": 0.6}, count=1, length=60)
     run, reach = tape.views["ngram"].run, tape.views["ngram"].reach
     records = finish(dictated(stream(tape, Schedule((1,))), lambda n, size: [n % 3] * size))
@@ -158,3 +160,103 @@ def test_offers_are_what_n_grams_would_draft(batch: int) -> None:
         assert (signals.found <= signals.limits).all()
         ran = (record.drafter == 1) & (record.depths > 0)
         assert (record.drafted[ran] == np.minimum(record.depths, signals.found[1])[ran]).all()
+
+
+def test_a_fixed_depth_by_hand() -> None:
+    """1 1 0 1 at depth 2: a round that gains three, one that gains two; every second accounted for."""
+    tape = one_request([1, 1, 0, 1, 0], prompt=1)
+    stats = replay(static_spec(2), stream(tape, Schedule((1,))), COSTS, keep=True)
+    assert [record.emitted.tolist() for record in stats.records] == [[3], [2]]
+    assert [record.drafted.tolist() for record in stats.records] == [[2], [1]], "one token is left: the bonus"
+    assert (stats.tokens, stats.rounds, stats.drafted, stats.accepted) == (5, 2, 3, 3)
+    times, context = COSTS.drafters["draft-model"], (2, 5)
+    passes = COSTS.verify_seconds(1, 3, context[0]) + COSTS.verify_seconds(1, 2, context[1])
+    drafting = 3 * COSTS.step_seconds("draft-model", 1, 0.0) + 2 * times.start
+    assert stats.seconds == pytest.approx(passes + drafting + 2 * COSTS.overhead)
+    assert stats.goodput == pytest.approx(5 / stats.seconds)
+    assert stats.mean_acceptance_length == 2.5
+    assert stats.duty == 1.0
+    assert stats.depths[:3].tolist() == [0, 1, 1]
+    assert stats.switches_per_1000 == 500.0
+
+
+def test_rejection_and_block_draw_agreement_from_its_chance() -> None:
+    """Another verification meets another agreement; a seed decides which."""
+    made = stream(made_tape({"rag": 0.4}, count=4, length=100), Schedule((1,)))
+
+    def accepted(method: str, seed: int = 0) -> int:
+        text = HEAD + f"  choose: {{algorithm: static, depth: 3}}\n  verification: {{method: {method}}}\n"
+        return replay(parse_policy_spec(text), made, COSTS, SimulatorSettings(seed=seed)).accepted
+
+    assert accepted("rejection") == accepted("block") != accepted("coupled")
+    assert accepted("rejection", 1) != accepted("rejection", 2)
+    assert accepted("coupled", 1) == accepted("coupled", 2)
+
+
+def test_lossy_verification_cannot_be_followed() -> None:
+    text = HEAD + "  choose: {algorithm: static, depth: 3}\n  verification: {method: typical, lossy: true}\n"
+    with pytest.raises(TapeError, match="lossless"):
+        replay(parse_policy_spec(text), stream(made_tape(), Schedule((1,))), COSTS)
+
+
+def test_a_policy_whose_drafter_is_not_on_the_tape_is_refused() -> None:
+    tape = one_request([1, 0, 1])
+    with pytest.raises(ConfigError, match="ngram"):
+        replay(load_policy_spec(find_policy("goodput-ngram")), stream(tape, Schedule((1,))), COSTS)
+
+
+def test_a_policy_may_believe_in_other_costs_than_the_truth() -> None:
+    """Only what it decides changes; a fixed depth does not look at costs at all."""
+    made = stream(made_tape(), Schedule((1,)))
+    other = load_machine("gpu-8b").profile()
+    assert replay(static_spec(3), made, COSTS, profile=other).seconds == replay(static_spec(3), made, COSTS).seconds
+    goodput = load_policy_spec(find_policy("goodput"))
+    assert replay(goodput, made, COSTS, profile=other).seconds != replay(goodput, made, COSTS).seconds
+
+
+def test_a_route_goes_by_the_prompt_lengths_of_the_tape() -> None:
+    """Each recorded request is decided by the policy that its prompt's length leads to."""
+    tape = join([written(f"{prompt}", Kind(0.8), 30, prompt=prompt) for prompt in (99, 100)])
+    text = HEAD + "  choose: {algorithm: static, depth: 3}\n  when: [{prompt-tokens: {at-least: 100}, use: off}]\n"
+    stats = replay(parse_policy_spec(text), stream(tape, Schedule((2,))), COSTS, keep=True)
+    deepest: dict[str, int] = {}
+    for record in stats.records:
+        for name, depth in zip(record.request_ids, record.depths.tolist(), strict=True):
+            prompt = name.partition("#")[0]
+            deepest[prompt] = max(depth, deepest.get(prompt, 0))
+    assert deepest == {"99": 3, "100": 0}
+
+
+def test_where_drafts_run_whole_the_planner_plans_the_depth_itself() -> None:
+    """Where a stop rule saves steps, goodput asks for deep drafts and lets the rule end them; elsewhere it cannot."""
+    gpu = load_machine("gpu-8b")
+    stepwise = Machine(
+        "stepwise",
+        gpu.verify,
+        {name: replace(times, together=False) for name, times in gpu.drafters.items()},
+        overhead=gpu.overhead,
+        per_cached_token=gpu.per_cached_token,
+    )
+    made = stream(made_tape({"rag": 0.6}, count=20, length=60), Schedule((1,)))
+    body = "  choose: {algorithm: goodput}\n  drafters: [draft-model]\n  stop: {rule: marginal-goodput}\n"
+    goodput = parse_policy_spec(HEAD + body)
+
+    def undrafted(machine: Machine) -> float:
+        """The share of the decided tokens that were not drafted."""
+        records = replay(goodput, made, machine, keep=True).records
+        settled = records[len(records) // 2 :]
+        return 1.0 - sum(one.drafted.sum() for one in settled) / sum(one.depths.sum() for one in settled)
+
+    assert undrafted(stepwise) > 0.3
+    assert undrafted(gpu) < 0.1
+
+
+def test_an_error_in_what_learns_is_an_error_of_the_run() -> None:
+    """A server would log it and go on serving."""
+
+    class Broken(Controller):
+        def learn(self, record: RoundRecord) -> None:
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        replay(static_spec(1), stream(made_tape(count=1), Schedule((1,))), COSTS, controller=Broken)

@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from adaptspec.errors import TapeError
-from adaptspec.simulation.draft_view import FAR, DraftView, run_lengths
-from adaptspec.simulation.tape import Tape, join, recorded
+from adaptspec.simulation.tape import MAX_REACH, DraftView, Tape, join, recorded, run_lengths
 from tests.policies.tapes import made_tape
 
 
@@ -20,7 +19,7 @@ def test_a_run_counts_the_agreements_until_the_first_miss(flags: list[bool]) -> 
     runs = run_lengths(np.array(flags, dtype=np.bool_)).tolist()
     for start, run in enumerate(runs):
         ahead = flags[start:]
-        assert run == min(FAR, next((i for i, flag in enumerate(ahead) if not flag), len(ahead)))
+        assert run == min(MAX_REACH, next((i for i, flag in enumerate(ahead) if not flag), len(ahead)))
 
 
 def test_runs_end_with_their_request() -> None:

@@ -11,8 +11,7 @@ from adaptspec.control.controller import Controller
 from adaptspec.control.cost import CostTable
 from adaptspec.control.language.build import build_policy
 from adaptspec.control.language.spec import PolicySpec
-from adaptspec.simulation.replay import Tally, run, static_spec
-from adaptspec.simulation.simulator import Simulator, SimulatorSettings
+from adaptspec.simulation.simulator import ReplayStats, Simulator, SimulatorSettings, run, static_spec
 from adaptspec.telemetry.static_tiers import StaticTiers
 from adaptspec.types import RoundRecord
 from tests.control.helpers import record
@@ -27,11 +26,11 @@ def texts(acceptance: float, batch: int = 1) -> World:
     return World("texts", (Phase((Kind(acceptance),), 40, 64),), OFF, (batch,))
 
 
-def played(spec: PolicySpec, work: World) -> tuple[Tally, CostTable]:
+def played(spec: PolicySpec, work: World) -> tuple[ReplayStats, CostTable]:
     """A policy's rounds on a machine whose costs it knows."""
     stream, cost = work.stream(0), CostTable(MACHINE.profile())
-    policy = build_policy(spec.with_drafters(("draft-model",)), cost, stream.most_rows)
-    controller = Controller({spec.name: policy}, spec.name, ("draft-model",), stream.most_rows, cost=cost)
+    policy = build_policy(spec.with_drafters(("draft-model",)), cost, stream.max_rows)
+    controller = Controller({spec.name: policy}, spec.name, ("draft-model",), stream.max_rows, cost=cost)
     simulator = Simulator(stream, MACHINE.costs(), controller, SimulatorSettings(("draft-model",), max_depth=7))
     return run(simulator, keep=True), cost
 

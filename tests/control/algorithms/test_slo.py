@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from adaptspec.control.algorithms.round_terms import ModelTerms, RoundTerms
 from adaptspec.control.algorithms.slo import Slo, SloSpec, keep_pace, seconds_of, worst_pace
-from adaptspec.simulation.replay import Tally, replay
+from adaptspec.simulation.simulator import ReplayStats, replay
 from tests.control.algorithms.makers import parts
 from tests.control.helpers import record, signals
 from tests.policies.tapes import Kind
@@ -27,7 +27,7 @@ PLAIN = HEADER + "  choose: {algorithm: static, depth: 0}\n"
 UNEQUAL = World("unequal", (Phase((Kind(0.35), Kind(0.85)), 24, 300),), OFF, (8,))
 
 
-def serve(policy: str, world: World = UNEQUAL) -> Tally:
+def serve(policy: str, world: World = UNEQUAL) -> ReplayStats:
     """Have a policy serve a world on a quiet clock, with its records kept."""
     return replay(spec_of(policy), world.stream(0), CPU.costs(), keep=True)
 
@@ -68,7 +68,7 @@ def terms(
     )
 
 
-def paces(served: Tally) -> list[float]:
+def paces(served: ReplayStats) -> list[float]:
     """Milliseconds per token of each request."""
     seconds: dict[str, float] = defaultdict(float)
     tokens: dict[str, int] = defaultdict(int)
