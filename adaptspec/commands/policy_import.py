@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from adaptspec.control.algorithms.depth_rules import SHIPPED
+from adaptspec.control.algorithms.fixed_depths import SHIPPED
 from adaptspec.control.ceilings import DEEPEST, Ranges
 from adaptspec.control.language.build import parse_policy_spec
 from adaptspec.control.language.spec import API_VERSION

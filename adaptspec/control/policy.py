@@ -130,6 +130,10 @@ class Pending(Generic[T]):
             self._known.pop(next(iter(self._known)))
         self._known[number] = known
 
+    def get(self, number: int) -> T | None:
+        """What was put for a decision; None if nothing was, or it was evicted. Several rounds may run by a decision."""
+        return self._known.get(number)
+
     def take(self, number: int) -> T | None:
         """What was kept of a decision, which is forgotten now; None where nothing was."""
         return self._known.pop(number, None)

@@ -87,7 +87,7 @@ def test_a_single_policy_has_nothing_to_be_compared_with(config: EngineConfig) -
 NOTING = """
 from pathlib import Path
 from typing import Literal
-from adaptspec.control.algorithms.depth_rules import Static, StaticSpec
+from adaptspec.control.algorithms.fixed_depths import Static, StaticSpec
 
 class Noting(Static):
     def __init__(self, name, cost):

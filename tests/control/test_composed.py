@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from adaptspec.control.algorithms.depth_rules import Static
+from adaptspec.control.algorithms.fixed_depths import Static
 from adaptspec.control.algorithms.goodput import Goodput, GoodputSettings
 from adaptspec.control.ceilings import Bounds, Ceilings
 from adaptspec.control.composed import ComposedPolicy

@@ -19,7 +19,7 @@ from pydantic import Field
 
 from adaptspec.control.algorithms.algorithm import AlgorithmSpec
 from adaptspec.control.algorithms.bandit_algorithms import Exp3Spec, LinUcbSpec, ThompsonSpec, UcbSpec
-from adaptspec.control.algorithms.depth_rules import BatchTableSpec, EmaTiersSpec, StaticSpec
+from adaptspec.control.algorithms.fixed_depths import BatchTableSpec, EmaTiersSpec, StaticSpec
 from adaptspec.control.algorithms.goodput import GoodputSpec
 from adaptspec.control.algorithms.slo import SloSpec
 from adaptspec.control.language.schema import Short

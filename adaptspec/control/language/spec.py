@@ -17,7 +17,7 @@ from pydantic import (
     model_validator,
 )
 
-from adaptspec.control.algorithms.depth_rules import StaticSpec
+from adaptspec.control.algorithms.fixed_depths import StaticSpec
 from adaptspec.control.algorithms.registry import ChooseSpec
 from adaptspec.control.ceilings import DEEPEST
 from adaptspec.control.draft_temperature import DraftTemperatureSpec

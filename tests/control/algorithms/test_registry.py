@@ -12,7 +12,7 @@ from typing import Literal
 
 import pytest
 
-from adaptspec.control.algorithms.depth_rules import StaticSpec
+from adaptspec.control.algorithms.fixed_depths import StaticSpec
 from adaptspec.control.algorithms.registry import GROUP, load
 from tests.control.algorithms.makers import parts
 from tests.control.helpers import record, signals

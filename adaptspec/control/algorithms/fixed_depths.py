@@ -11,16 +11,15 @@ from pydantic import Field, field_validator
 from adaptspec.control.algorithms.algorithm import AlgorithmSpec, Choice, OneDepth, Parts, lowered
 from adaptspec.control.ceilings import Ranges, depth_at
 from adaptspec.control.language.schema import Part
-from adaptspec.control.policy import BatchSignals
-from adaptspec.control.rows import total
+from adaptspec.control.policy import BatchSignals, Pending
 from adaptspec.types import Reason, RoundRecord
 
 
 class Static(OneDepth):
     """depth = k for every row, every round.
 
-    Regimes: the right choice where traffic never changes and k was measured; the yardstick for all
-    others. k = 0 is plain decoding.
+    Regimes: traffic that never changes and for which k was measured. k = 0 is plain decoding. The baseline of the other
+    algorithms.
     """
 
     def choose(self, signals: BatchSignals) -> Choice:
@@ -30,12 +29,12 @@ class Static(OneDepth):
 class StaticSpec(AlgorithmSpec):
     """`choose:` of a fixed depth."""
 
-    guarded: ClassVar[bool] = False  # a yardstick runs at its depth
+    guarded: ClassVar[bool] = False  # a baseline runs at its depth
 
     algorithm: Literal["static"]
     depth: int = Field(ge=0, le=64, description="Tokens drafted per request and round; 0 is plain decoding.")
 
-    def build(self, parts: Parts) -> Static:  # noqa: ARG002 - every spec is built alike
+    def build(self, parts: Parts) -> Static:  # noqa: ARG002 - see `AlgorithmSpec`
         return Static(self.depth)
 
     def kept_to(self, depths: Sequence[int]) -> StaticSpec:
@@ -45,7 +44,7 @@ class StaticSpec(AlgorithmSpec):
 class BatchTable(OneDepth):
     """depth = K of the range [first, last] that the batch size falls in.
 
-    Regimes: right where acceptance is stable and only the load varies; blind to what is being written.
+    Regimes: stable acceptance, changing load. It does not react to acceptance.
     Source: vLLM documentation, "Dynamic Speculative Decoding".
     """
 
@@ -65,7 +64,7 @@ class BatchTableSpec(AlgorithmSpec):
         description="[first batch size, last batch size, depth] ranges, as in num_speculative_tokens_per_batch_size."
     )
 
-    def build(self, parts: Parts) -> BatchTable:  # noqa: ARG002 - every spec is built alike
+    def build(self, parts: Parts) -> BatchTable:  # noqa: ARG002 - see `AlgorithmSpec`
         return BatchTable(self.schedule)
 
     def kept_to(self, depths: Sequence[int]) -> BatchTableSpec:
@@ -109,13 +108,13 @@ class EmaTiersSpec(AlgorithmSpec):
             raise ValueError("the first ladder must be for batch size 1, so that every batch size has one")
         return ladders
 
-    def build(self, parts: Parts) -> EmaTiers:  # noqa: ARG002 - every spec is built alike
+    def build(self, parts: Parts) -> EmaTiers:  # noqa: ARG002 - see `AlgorithmSpec`
         return EmaTiers(self)
 
     def kept_to(self, depths: Sequence[int]) -> EmaTiersSpec:
         ladders = {
-            first: one.model_copy(update={"tiers": sorted({lowered(tier, depths) for tier in one.tiers})})
-            for first, one in (self.ladders or SHIPPED).items()
+            first: ladder.model_copy(update={"tiers": sorted({lowered(tier, depths) for tier in ladder.tiers})})
+            for first, ladder in (self.ladders or SHIPPED).items()
         }
         return self if ladders == (self.ladders or SHIPPED) else self.model_copy(update={"ladders": ladders})
 
@@ -124,48 +123,49 @@ class EmaTiers(OneDepth):
     """e <- (1 - alpha) e + alpha * (mean accepted of the round); every `interval` rounds after `warmup`:
 
     down while e <= below - 0.5 + down_hysteresis (below = 0: 0.5 + down_hysteresis), else up while
-    e > tier - 0.5 + up_hysteresis. From tier 0 it always tries the next one up, for one interval.
-    A range of batch sizes has its own ladder and its own e, which starts at tier - 1. Nothing is kept across restarts:
-    e forgets in a few rounds, a tier is found again in a dozen, and averages do not add.
+    e > tier - 0.5 + up_hysteresis. From tier 0 it always tries the next tier for one interval. A range of batch sizes
+    has its own ladder and its own e, which starts at tier - 1. Nothing is kept across restarts: e forgets in a few
+    rounds, a tier is found again in a dozen, and averages do not add.
 
-    Regimes: follows acceptance where every tier above 0 pays; knows no costs, so where off is right it spends half
-    its time on the lowest tier. Source: SGLang, adaptive speculative decoding (`adaptive_spec_params`).
+    Regimes: follows acceptance where every tier above 0 pays. It knows no costs, so where off is right it spends half
+    of its time on the lowest tier. Source: SGLang, adaptive speculative decoding (`adaptive_spec_params`).
     """
 
     def __init__(self, spec: EmaTiersSpec) -> None:
         ladders: Mapping[int, LadderSpec] = SHIPPED if spec.ladders is None else spec.ladders
         self._firsts = sorted(ladders)
         self._averages = [_Average(ladders[first], spec) for first in self._firsts]
+        self._pending: Pending[_Average] = Pending()
         super().__init__(max(max(ladder.tiers) for ladder in ladders.values()))
 
     def choose(self, signals: BatchSignals) -> Choice:
-        tier = self._average(signals.round_size).tier
-        return self.alike(signals, tier, Reason.POLICY if tier else Reason.OFF)
+        average = self._averages[max(0, bisect.bisect_right(self._firsts, signals.round_size) - 1)]
+        self._pending.put(signals.number, average)
+        return self.alike(signals, average.tier, Reason.POLICY if average.tier else Reason.OFF)
 
     def learn(self, record: RoundRecord) -> None:
-        rows = len(record.rows)
-        if rows:
-            self._average(rows).update(total(record.accepted) / rows, record.drafting)
-
-    def _average(self, batch_size: int) -> _Average:
-        return self._averages[max(0, bisect.bisect_right(self._firsts, batch_size) - 1)]
+        """Count a round for the ladder that decided it; rounds decided without this algorithm are not counted."""
+        average = self._pending.get(record.decision)
+        if average is not None:
+            average.update(float(record.accepted.mean()), drafted=record.drafting)
 
 
 class _Average:
-    """The moving average of one ladder, and the place on it."""
+    """The moving average of one ladder, and its tier."""
 
     def __init__(self, ladder: LadderSpec, spec: EmaTiersSpec) -> None:
         self._ladder, self._spec = ladder, spec
         self._tiers = sorted(set(ladder.tiers))
-        self._place = self._tiers.index(spec.start) if spec.start in self._tiers else len(self._tiers) // 2
+        self._index = self._tiers.index(spec.start) if spec.start in self._tiers else len(self._tiers) // 2
         self._ema = float(self.tier - 1)
         self._rounds = 0
 
     @property
     def tier(self) -> int:
-        return self._tiers[self._place]
+        return self._tiers[self._index]
 
-    def update(self, accepted: float, drafted: bool) -> None:
+    def update(self, accepted: float, *, drafted: bool) -> None:
+        """A round accepted so many tokens per row."""
         if drafted:
             self._ema += self._spec.alpha * (accepted - self._ema)
         self._rounds += 1
@@ -174,18 +174,19 @@ class _Average:
             self._move()
 
     def _move(self) -> None:
+        last = len(self._tiers) - 1
         if self.tier == 0:
-            self._place = min(self._place + 1, len(self._tiers) - 1)
+            self._index = min(1, last)
             if self.tier and self._ema < 0:
                 self._ema = float(self.tier - 1)
             return
-        before = self._place
-        while self._place and self._ema <= self._down_threshold():
-            self._place -= 1
-        if self._place == before:
-            while self._place < len(self._tiers) - 1 and self._ema > self.tier - 0.5 + self._ladder.up_hysteresis:
-                self._place += 1
+        before = self._index
+        while self._index and self._ema <= self._down_threshold():
+            self._index -= 1
+        if self._index == before:
+            while self._index < last and self._ema > self.tier - 0.5 + self._ladder.up_hysteresis:
+                self._index += 1
 
     def _down_threshold(self) -> float:
-        below = self._tiers[self._place - 1]
+        below = self._tiers[self._index - 1]
         return (0.5 if below == 0 else below - 0.5) + self._ladder.down_hysteresis
