@@ -1,4 +1,4 @@
-"""Arms of a bandit: a depth, or a depth with a stop rule or a drafter of its own."""
+"""Arms of a bandit: a depth, with an optional drafter and stop rule."""
 
 from __future__ import annotations
 
@@ -9,15 +9,14 @@ from pydantic import Field, model_validator
 
 from adaptspec.control.algorithms.algorithm import Choice, Parts
 from adaptspec.control.language.schema import Part
-from adaptspec.control.policy import BatchSignals, Decision
-from adaptspec.control.rows import decide_by_group, some
 from adaptspec.control.stopping import StopRule, StopSpec
+from adaptspec.decision_tables import StopTable
 from adaptspec.errors import PolicyError
-from adaptspec.types import BoolArray, FloatArray, IntArray, RoundRecord
+from adaptspec.types import BoolArray, IntArray
 
 
 class ArmSpec(Part):
-    """One of the things to choose among: a depth, with its own stop rule or drafter."""
+    """A depth to choose, with an optional drafter and stop rule of its own."""
 
     depth: int = Field(ge=0, le=64, description="Tokens drafted per request and round; 0 is off.")
     stop: StopSpec | None = Field(default=None, description="A stop rule of this arm's own.")
@@ -31,10 +30,10 @@ class ArmSpec(Part):
 
 
 class Arms:
-    """K arms as arrays; `play` puts together the rounds in which rows play arms of different kinds.
+    """K arms as arrays.
 
-    Arms of one family (same drafter, same stop rule object) differ in depth only, so a round at one of them tells
-    exactly what the shallower ones would have earned. Off belongs to no family.
+    Arms with the same drafter and the same stop rule object are a family: they differ in depth only, so a round at one
+    arm shows what each shallower arm of its family would have earned. Off (depth 0) belongs to no family.
     """
 
     def __init__(
@@ -43,56 +42,45 @@ class Arms:
         drafters: Sequence[int] | None = None,
         stops: Sequence[StopRule | None] | None = None,
     ) -> None:
+        """`drafters` index the policy's drafters; absent: the first for every arm."""
         count = len(depths)
         self.depths: IntArray = np.array(depths, dtype=np.int64)
         self.drafters: IntArray = np.array(drafters or [0] * count, dtype=np.int64)
         self.stops: tuple[StopRule | None, ...] = tuple(stops or [None] * count)
-        off = np.flatnonzero(self.depths == 0)
-        self.off = int(off[0]) if len(off) else None
+        self.off: int | None = next(iter(np.flatnonzero(self.depths == 0).tolist()), None)
         keys = [(drafter, id(stop)) for drafter, stop in zip(self.drafters.tolist(), self.stops, strict=True)]
-        drafts = self.depths > 0
-        self.families: IntArray = np.array([keys.index(key) if drafts[arm] else -1 for arm, key in enumerate(keys)])
-        alike = (self.families[:, None] == self.families) & (self.families >= 0)
-        # [played, told of]
-        self.reveals: BoolArray = alike & (self.depths[:, None] >= self.depths)
-        # The next shallower arm of the family, -1 at its bottom.
-        shallower = np.where(alike & (self.depths[:, None] > self.depths), self.depths, -1)
+        # [K] the first arm of each arm's family; -1 for off.
+        self.families: IntArray = np.where(self.depths > 0, [keys.index(key) for key in keys], -1)
+        related = (self.families[:, None] == self.families) & (self.families >= 0)
+        # [K, K] whether a round at the arm of the first axis shows what that of the second one earns.
+        self.reveals: BoolArray = related & (self.depths[:, None] >= self.depths)
+        shallower = np.where(related & (self.depths[:, None] > self.depths), self.depths, -1)
+        # [K] the next shallower arm of the family; -1 for the shallowest and for off.
         self.below: IntArray = np.where(shallower.max(axis=1) >= 0, shallower.argmax(axis=1), -1)
-        # Arms that draft to a depth of their own, shallowest first.
-        order = np.argsort(self.depths, kind="stable").tolist()
-        self.ladder: list[int] = [arm for arm in order if drafts[arm]]
-        # [K, 101] tokens per round at an acceptance of 0 to 100 percent, alike for every token.
-        powers = np.linspace(0.0, 1.0, 101) ** np.arange(1 + max(depths))[:, None]
-        self.tokens: FloatArray = powers.cumsum(axis=0)[self.depths]
-        # Whether a round of arms is more than their depths.
-        self.split = any(stop is not None for stop in self.stops)
 
     def __len__(self) -> int:
         return len(self.depths)
 
-    def play(self, choice: Choice, arms: IntArray, signals: BatchSignals) -> Choice:
-        """The choice of arms [B] at their depths, cut by their stop rules."""
+    @property
+    def stop_rules(self) -> Sequence[StopRule]:
+        """Each stop rule once."""
+        return list({id(rule): rule for rule in self.stops if rule is not None}.values())
 
-        def played(arm: int, mine: BatchSignals) -> Decision:
-            rule = self.stops[arm]
-            depths = np.minimum(self.depths[arm], mine.limits)
-            stop = None if rule is None else rule.table(Choice(depths, depths))
-            return Decision(depths, np.zeros_like(depths), np.full_like(depths, self.drafters[arm]), stop)
-
-        made = decide_by_group(arms, played, signals)
-        stop = made.stop if some(made.depths) else None
-        return Choice(made.depths, choice.reasons, drafter=made.drafter, stop=stop)
-
-    def learn(self, record: RoundRecord) -> None:
-        """Teach the stop rules, which learn from all rounds."""
-        for rule in {id(rule): rule for rule in self.stops if rule is not None}.values():
-            rule.learn(record)
+    def stop_table(self, arms: IntArray, depths: IntArray) -> StopTable | None:
+        """Stop rules of rows that play `arms` [B] at `depths` [B]; None where no draft can be stopped."""
+        parts: list[tuple[IntArray, StopTable | None]] = []
+        for arm, rule in enumerate(self.stops):
+            if rule is not None:
+                rows = np.flatnonzero((arms == arm) & (depths > 0))
+                parts.append((rows, rule.table(Choice(depths[rows], depths[rows]))))
+        return StopTable.stacked(parts, len(arms))
 
 
 def build_arms(specs: Sequence[ArmSpec] | None, parts: Parts) -> Arms:
-    """The arms of a policy file; absent: off and one per tier.
+    """The arms of a policy file; absent: off, and each tier.
 
-    Raises PolicyError if an arm names a drafter that the policy does not, there are two alike, or stops clash.
+    Raises PolicyError if the policy lacks an arm's drafter, if two arms are equal, and if both an arm and the policy
+    have a stop rule.
     """
     chosen = [ArmSpec(depth=depth) for depth in (0, *parts.tiers)] if specs is None else list(specs)
     if len({repr(spec) for spec in chosen}) < len(chosen):

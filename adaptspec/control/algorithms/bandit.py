@@ -1,30 +1,191 @@
-"""What is around every bandit algorithm: episodes, and outcomes by their decision."""
+"""Bandits: play one arm per context for an episode, then choose again by what arms earned."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import numpy as np
 from pydantic import Field
 
 from adaptspec.control.algorithms.algorithm import Algorithm, AlgorithmSpec, Choice, Parts, lowered
-from adaptspec.control.algorithms.arm_selection import ArmSelector, Pick, View, enterable, estimates
+from adaptspec.control.algorithms.arm_ledger import ArmLedger, Assignment, PlayedRound, Scope
+from adaptspec.control.algorithms.arm_rules import ArmChoice, ArmRule, ArmView, Exp3, LinUcb, Thompson, Ucb
 from adaptspec.control.algorithms.arms import Arms, ArmSpec, build_arms
-from adaptspec.control.algorithms.ledger import Ledger, Played, Rewarder, Scope
+from adaptspec.control.algorithms.request_features import RequestFeatures
 from adaptspec.control.policy import BatchSignals, Pending
-from adaptspec.types import FloatArray, IntArray, Reason, RoundRecord
+from adaptspec.types import BoolArray, FloatArray, IntArray, Reason, RoundRecord
 
-# An arm that is picked again is kept for twice as long, up to so many times the dwell: what is settled costs no time.
-_LONGEST = 4
-# Rounds that the cost of catching up is spread over: that of two to four episodes. One round too few keeps a lagging
-# drafter off where it pays, too many switches it on and off for nothing.
-_HORIZON = 32.0
+# An arm that is chosen again is kept for twice as long, up to so many times the dwell.
+_MAX_DWELLS = 4
+# A deeper arm is playable once the next shallower one of its family was seen in so many discounted rounds.
+_SEEN_ENOUGH = 0.5
+# Rounds that are kept until they are summed up.
+_MAX_BUFFERED = 64
+
+
+class Episodes:
+    """What each context plays, and until when. An arm is kept for `dwell` rounds, longer if it is chosen again.
+
+    Episodes that explore are shorter the more rows a context has, and half as long where they follow off: another arm
+    next to a drafting one loses little, and differs by less than the noise of a few rounds.
+    """
+
+    def __init__(self, contexts: int, dwell: int, beat: int, off: int | None) -> None:
+        """Episodes end on multiples of `beat` rounds, so that many contexts choose in the same round."""
+        self._dwell, self._beat, self._off = dwell, beat, -1 if off is None else off
+        self.arms: IntArray = np.full(contexts, -1, dtype=np.int64)
+        self.reasons: IntArray = np.zeros(contexts, dtype=np.int64)
+        self.memo: FloatArray = np.zeros((contexts, 0))
+        self.began: IntArray = np.zeros(contexts, dtype=np.int64)
+        self._length: IntArray = np.zeros(contexts, dtype=np.int64)
+        self.ends: IntArray = np.zeros(contexts, dtype=np.int64)
+
+    def start(self, context: int) -> None:
+        """The context belongs to a new request."""
+        self.arms[context], self.ends[context], self._length[context] = -1, 0, 0
+
+    def begin(self, contexts: IntArray, choice: ArmChoice, reasons: IntArray, rows: IntArray, now: int) -> None:
+        """Begin episodes of contexts [m] that have `rows` [m] rows each."""
+        last, dwell = self.arms[contexts], self._dwell
+        again = np.clip(2 * self._length[contexts], dwell, _MAX_DWELLS * dwell)
+        full = np.where(last == self._off, max(1, dwell // 2), dwell)
+        exploring = np.ceil(full / np.sqrt(rows)).astype(np.int64)
+        length = np.where(choice.exploring, exploring, np.where(last == choice.arms, again, dwell))
+        self.ends[contexts] = -(-(now + length) // self._beat) * self._beat
+        self._length[contexts], self.began[contexts] = length, now
+        self.arms[contexts], self.reasons[contexts] = choice.arms, reasons
+        if self.memo.shape[1] != choice.memo.shape[1]:
+            self.memo = np.zeros((len(self.memo), choice.memo.shape[1]))
+        self.memo[contexts] = choice.memo
+
+
+class Bandit(Algorithm):
+    """Plays an arm per context for an episode, credits rounds to arms, and has a rule choose the next arm.
+
+    Rewards and their sums are `ArmLedger`'s, rules are in `arm_rules`. A round is credited to the decision that it ran
+    by, however late its record comes.
+    """
+
+    def __init__(self, rule: ArmRule, ledger: ArmLedger, features: RequestFeatures, *, dwell: int = 8) -> None:
+        """`dwell`: rounds of an episode."""
+        self.max_depth = int(ledger.arms.depths.max())
+        self._arms, self._rule, self._ledger, self._features = ledger.arms, rule, ledger, features
+        beat = max(1, dwell // 2) if ledger.scope == "request" else 1
+        self._episodes = Episodes(ledger.count, dwell, beat, ledger.arms.off)
+        self._serials: IntArray = np.zeros(ledger.max_rows, dtype=np.int64)  # requests that each row has had
+        self._limits: IntArray = np.zeros(ledger.max_rows, dtype=np.int64)  # the highest limit of each row's request
+        self._rounds = 0
+        self._pending: Pending[Assignment] = Pending()
+        self._played: list[PlayedRound] = []
+
+    def start(self, row: int) -> None:
+        self._settle()
+        self._serials[row] += 1
+        self._limits[row] = 0
+        self._features.start(row)
+        context = self._ledger.start(row, int(self._serials[row]))
+        if context is not None:
+            self._episodes.start(context)
+            self._rule.start(context)
+
+    def choose(self, signals: BatchSignals) -> Choice:
+        self._rounds += 1
+        rows, episodes = signals.rows, self._episodes
+        # A request that nears its end has low limits. The arm chosen then is kept for those after it, so it must not be
+        # chosen by these limits.
+        self._limits[rows] = np.maximum(self._limits[rows], signals.limits)
+        contexts = self._ledger.contexts(rows, self._serials[rows], signals.tasks)
+        over = episodes.ends[contexts] <= self._rounds
+        if over.any():
+            self._settle()
+            self._begin_episodes(np.unique(contexts[over]), contexts, signals)
+        arms = episodes.arms[contexts]
+        drafter = self._arms.drafters[arms]
+        assignment = Assignment(
+            rows=rows,
+            serials=self._serials[rows],
+            contexts=contexts,
+            arms=arms,
+            cache_gap=signals.cache_gap[drafter, np.arange(len(rows))],
+            memo=episodes.memo[contexts],
+            round_size=signals.round_size,
+            alone=not signals.beside and not signals.prefill_tokens,
+        )
+        self._pending.put(signals.number, assignment)
+        depths = np.minimum(self._arms.depths[arms], signals.limits)
+        stop = self._arms.stop_table(arms, depths)
+        return Choice(depths, episodes.reasons[contexts], drafter=drafter, stop=stop)
+
+    def learn(self, record: RoundRecord) -> None:
+        """See `Algorithm.learn`. Rounds decided without this algorithm teach stop rules only."""
+        for rule in self._arms.stop_rules:
+            rule.learn(record)
+        assignment = self._pending.get(record.decision)
+        if assignment is None:
+            return
+        # `choose` counts the first round of each decision; a decision may serve several.
+        self._rounds += assignment.learned > 0
+        assignment.learned += 1
+        if np.array_equal(assignment.rows, record.rows):  # else some of the rows did not run
+            self._played.append(PlayedRound(assignment, record))
+        if len(self._played) >= _MAX_BUFFERED:
+            self._settle()
+
+    def state(self) -> dict[str, FloatArray]:
+        self._settle()
+        return {**self._ledger.state(), **self._rule.state()}
+
+    def _begin_episodes(self, due: IntArray, contexts: IntArray, signals: BatchSignals) -> None:
+        """Choose arms for contexts that are `due` [m], ascending, of the rows' `contexts` [B]."""
+        arms, episodes = self._arms, self._episodes
+        belongs = contexts == due[:, None]  # [m, B]
+        rows = belongs.sum(axis=1)
+        shares = belongs / rows[:, None]
+        cache_gap = shares @ signals.cache_gap.T
+        estimates = self._ledger.estimates(due, signals.round_size, float(signals.context.sum()), cache_gap)
+        view = ArmView(
+            **vars(estimates),
+            contexts=due,
+            bucket=self._ledger.bucket(signals.round_size),
+            incumbent=episodes.arms[due],
+            rounds=self._rounds - episodes.began[due],
+            playable=playable(estimates.seen, arms, (belongs * self._limits[signals.rows]).max(axis=1)),
+            features=self._features.of_contexts(signals, shares),
+        )
+        choice = self._rule.choose(view)
+        drafting = np.where(choice.exploring, int(Reason.EXPLORE), int(Reason.POLICY))
+        reasons = np.where(arms.depths[choice.arms] > 0, drafting, int(Reason.OFF))
+        episodes.begin(due, choice, reasons, rows, self._rounds)
+
+    def _settle(self) -> None:
+        """Sum up the rounds since the last time."""
+        for _, group in itertools.groupby(self._played, key=lambda one: one.assignment.key):
+            rounds = list(group)
+            assignment = rounds[0].assignment
+            running = self._serials[assignment.rows] == assignment.serials
+            for one in rounds:
+                self._features.learn(one.record, running)
+            _, first = np.unique(assignment.contexts, return_index=True)
+            self._rule.observe(self._ledger.add(rounds), assignment.memo[first])
+        self._played.clear()
+
+
+def playable(seen: FloatArray, arms: Arms, limits: IntArray) -> BoolArray:
+    """[m, K] which arms contexts with these limits [m] may play, given the rounds `seen` [m, K] of each arm.
+
+    Arms within the limit, if there are any. Of a family, no more than one arm deeper than those that were seen: a deep
+    draft that is wrong costs most.
+    """
+    fits = arms.depths <= limits[:, None]
+    fits |= ~fits.any(axis=1, keepdims=True)
+    from_below = fits & ((arms.below < 0) | (seen[:, arms.below] >= _SEEN_ENOUGH))
+    return np.where(from_below.any(axis=1, keepdims=True), from_below, fits)
 
 
 class BanditSpec(AlgorithmSpec):
-    """`choose:` of every bandit. An algorithm adds its own fields and `_index`."""
+    """`choose:` of every bandit. A subclass adds `algorithm`, the settings of its rule, and `rule`."""
 
     takes_tiers: ClassVar[bool] = True
     takes_drafters: ClassVar[bool] = True
@@ -38,184 +199,65 @@ class BanditSpec(AlgorithmSpec):
     discount: float = Field(default=0.993, gt=0.5, le=1.0, description="Per round: how fast what was seen fades.")
 
     def build(self, parts: Parts) -> Bandit:
-        arms = build_arms(self.arms, parts)
-        ledger = Ledger(self.scope, parts.max_rows, parts.tasks, len(arms), discount=self.discount)
-        return Bandit(arms, self._index(arms, ledger), ledger, parts, dwell=self.dwell_rounds)
+        ledger = ArmLedger(build_arms(self.arms, parts), self.scope, parts, discount=self.discount)
+        features = RequestFeatures(parts.max_rows, parts.tasks)
+        return Bandit(self.rule(ledger, features), ledger, features, dwell=self.dwell_rounds)
+
+    def rule(self, ledger: ArmLedger, features: RequestFeatures) -> ArmRule:
+        """The rule that chooses among the arms."""
+        raise NotImplementedError
 
     def default_drafters(self, here: Sequence[str]) -> Sequence[str]:
-        """One arm per tier uses the first drafter only; arms may name any."""
+        """The first drafter, unless arms are named: they may name any."""
         return here[:1] if self.arms is None else here
 
     def kept_to(self, depths: Sequence[int]) -> AlgorithmSpec:
         if self.arms is None:
             return self
-        arms = [
-            one if one.depth is None else one.model_copy(update={"depth": lowered(one.depth, depths)})
-            for one in self.arms
-        ]
-        return self.model_copy(update={"arms": list({repr(one): one for one in arms}.values())})
-
-    def _index(self, arms: Arms, ledger: Ledger) -> ArmSelector:
-        raise NotImplementedError(f"{type(self).__name__} says which algorithm it is")
+        arms = [arm.model_copy(update={"depth": lowered(arm.depth, depths)}) for arm in self.arms]
+        return self.model_copy(update={"arms": list({repr(arm): arm for arm in arms}.values())})
 
 
-class Episodes:
-    """Arms are locked for `dwell` rounds, longer if picked again; those explored from off for half. [contexts] each.
+class UcbSpec(BanditSpec):
+    """`choose:` of upper confidence bounds."""
 
-    Coming from an arm that drafts, another one loses little and is told by noisier rounds: a full dwell says more.
-    """
+    algorithm: Literal["ucb"]
+    optimism: float = Field(default=0.3, ge=0.0, le=10.0, description="How much uncertainty counts in an arm's favour.")
 
-    def __init__(self, contexts: int, dwell: int, beat: int, off: int | None) -> None:
-        """Episodes end on multiples of `beat` rounds, so that those of many contexts end together."""
-        self._dwell, self._beat, self._off = dwell, beat, -1 if off is None else off
-        self.due, self.began, self._length = (np.zeros(contexts, dtype=np.int64) for _ in range(3))
-        self.arms: IntArray = np.full(contexts, -1, dtype=np.int64)
-
-    def start(self, context: int, now: int) -> None:
-        self.arms[context], self.due[context], self._length[context] = -1, now, 0
-
-    def over(self, contexts: IntArray, now: int) -> IntArray:
-        """Those of the contexts, ascending, whose episode is over."""
-        return np.unique(contexts[self.due[contexts] <= now])
-
-    def begin(self, contexts: IntArray, pick: Pick, now: int, rows: FloatArray) -> None:
-        """Begin episodes, each context with `rows` rows: many rows tell in few rounds whether an arm is any good."""
-        old, dwell = self.arms[contexts], self._dwell
-        again = np.clip(2 * self._length[contexts], dwell, _LONGEST * dwell)
-        probe = np.ceil(np.where(old == self._off, max(1, dwell // 2), dwell) / np.sqrt(rows)).astype(np.int64)
-        length = np.where(pick.exploring, probe, np.where(old == pick.arms, again, dwell))
-        self.due[contexts] = -(-(now + length) // self._beat) * self._beat
-        self._length[contexts], self.began[contexts], self.arms[contexts] = length, now, pick.arms
+    def rule(self, ledger: ArmLedger, features: RequestFeatures) -> Ucb:  # noqa: ARG002 - see `BanditSpec`
+        return Ucb(self.optimism)
 
 
-@dataclass(eq=False)
-class _Plan:
-    """Arms of a batch, until the first episode among them ends; and the rounds that played them."""
+class ThompsonSpec(BanditSpec):
+    """`choose:` of Thompson sampling."""
 
-    rows: IntArray
-    size: int
-    until: int
-    contexts: IntArray
-    arms: IntArray
-    bucket: int
-    memo: FloatArray  # [B, X] see `Pick.memo`
-    choice: Choice
-    played: list[Played] = field(default_factory=list)
+    algorithm: Literal["thompson"]
+    scale: float = Field(default=1.0, gt=0.0, le=10.0, description="Widens (above 1) or narrows the posterior.")
+    seed: int = Field(default=0, ge=0, description="Of the random draws.")
 
-    def serves(self, now: int, signals: BatchSignals) -> bool:
-        same = self.rows is signals.rows or self.rows.tobytes() == signals.rows.tobytes()
-        return same and now < self.until and self.size == signals.round_size
+    def rule(self, ledger: ArmLedger, features: RequestFeatures) -> Thompson:  # noqa: ARG002 - likewise
+        return Thompson(self.scale, self.seed)
 
 
-class Bandit(Algorithm):
-    """Plays an arm per context for an episode, then sums up what it earned and asks the algorithm for the next.
+class Exp3Spec(BanditSpec):
+    """`choose:` of exponential weights."""
 
-    Reward is goodput as a ratio of sums: tokens emitted over seconds attributed to the row, in units of plain decoding
-    at the same batch size, so off is exactly 1 (see `Rewarder`). A round credits every arm that it says something
-    about, and none that was not really run. An arm whose drafter lags is charged for catching up when arms are
-    compared, spread over `_HORIZON` rounds.
+    algorithm: Literal["exp3"]
+    rate: float = Field(default=6.0, gt=0.0, le=100.0, description="How sharply weights follow goodput.")
+    implicit: float = Field(default=0.1, gt=0.0, le=1.0, description="Implicit exploration: less variance, more bias.")
+    seed: int = Field(default=0, ge=0, description="Of the random draws.")
 
-    An outcome is credited to the decision whose number it bears, however late it comes. Between episodes a round costs
-    a note and a look-up; what a plan's rounds earned is settled at once.
-    """
+    def rule(self, ledger: ArmLedger, features: RequestFeatures) -> Exp3:  # noqa: ARG002 - likewise
+        return Exp3(ledger, self.rate, self.implicit, dwell=self.dwell_rounds, seed=self.seed)
 
-    def __init__(self, arms: Arms, index: ArmSelector, ledger: Ledger, parts: Parts, *, dwell: int = 8) -> None:
-        self._arms, self._index, self._ledger = arms, index, ledger
-        self.max_depth = int(arms.depths.max())
-        beat = max(1, dwell // 2) if ledger.scope == "request" else 1
-        self._episodes = Episodes(ledger.count, dwell, beat, arms.off)
-        self._rewarder = Rewarder(arms, parts.cost, parts.drafters)
-        self._why: IntArray = np.zeros(ledger.count, dtype=np.int64)  # the reason of each context's arm
-        self._memo: FloatArray = np.zeros((ledger.count, 0))
-        self._room: IntArray = np.zeros(parts.max_rows, dtype=np.int64)  # the highest limit of each row's request
-        self._now = 0
-        self._plan: _Plan | None = None
-        self._pending: Pending[tuple[_Plan, BatchSignals]] = Pending()
-        self._unsettled: list[_Plan] = []
 
-    def start(self, row: int) -> None:
-        self._settle()
-        context = self._ledger.start(row)
-        if self._ledger.scope == "request":
-            self._episodes.start(context, self._now)
-            self._index.start(context)
-        self._room[row], self._plan = 0, None
+class LinUcbSpec(BanditSpec):
+    """`choose:` of LinUCB."""
 
-    def choose(self, signals: BatchSignals) -> Choice:
-        self._now += 1
-        plan = self._plan
-        if plan is None or not plan.serves(self._now, signals):
-            plan = self._plan = self._replan(signals)
-        choice = plan.choice
-        choice = self._arms.play(choice, plan.arms, signals) if self._arms.split else choice.within(signals.limits)
-        self._pending.put(signals.number, (plan, signals))
-        return choice
+    algorithm: Literal["linucb"]
+    scope: Scope = Field(default="request", description="Whose features an arm is chosen by.")
+    optimism: float = Field(default=1.5, ge=0.0, le=10.0, description="How much uncertainty counts in an arm's favour.")
+    ridge: float = Field(default=3.0, gt=0.0, le=1000.0, description="Weight of the prior, in rounds.")
 
-    def learn(self, record: RoundRecord) -> None:
-        """See `Algorithm.learn`. A round that was decided without this algorithm teaches only stop rules."""
-        if self._arms.split:
-            self._arms.learn(record)
-        pending = self._pending.take(record.decision)
-        if pending is None:
-            return
-        plan, signals = pending
-        if plan.rows.tobytes() != record.rows.tobytes():  # some of them did not run
-            return
-        if not plan.played:
-            self._unsettled.append(plan)
-        cache_gap = signals.cache_gap[self._arms.drafters[plan.arms], np.arange(len(plan.arms))]
-        plan.played.append(Played(cache_gap, not signals.beside and not signals.prefill_tokens, record))
-
-    def state(self) -> dict[str, FloatArray]:
-        self._settle()
-        return {**self._ledger.state(), **self._index.state()}
-
-    def _replan(self, signals: BatchSignals) -> _Plan:
-        contexts = self._ledger.of(signals.rows, signals.tasks)
-        # A request that nears its end has little room, but the arm chosen then is kept for those after it.
-        self._room[signals.rows] = np.maximum(self._room[signals.rows], signals.limits)
-        bucket = self._ledger.bucket(signals.round_size)
-        due = self._episodes.over(contexts, self._now)
-        if len(due):
-            self._settle()
-            self._pick(due, contexts, bucket, signals)
-        arms = self._episodes.arms[contexts]
-        choice = Choice(self._arms.depths[arms], self._why[contexts], drafter=self._arms.drafters[arms])
-        until, memo = int(self._episodes.due[contexts].min()), self._memo[contexts]
-        return _Plan(signals.rows, signals.round_size, until, contexts, arms, bucket, memo, choice)
-
-    def _pick(self, due: IntArray, contexts: IntArray, bucket: int, signals: BatchSignals) -> None:
-        arms, episodes, size = self._arms, self._episodes, signals.round_size
-        belongs = contexts == due[:, None]  # [m, B]
-        shares = belongs / belongs.sum(axis=1, keepdims=True)
-        costs, catch_up = self._rewarder.arm_costs(size, float(signals.context.sum()))
-        entry = (shares @ signals.cache_gap.T)[:, arms.drafters] * (catch_up / _HORIZON)
-        known = estimates(self._ledger.read(due, bucket), arms, costs, entry)
-        view = View(
-            contexts=due,
-            bucket=bucket,
-            incumbent=episodes.arms[due],
-            rounds=self._now - episodes.began[due],
-            **known,
-            costs=costs,
-            entry=entry,
-            playable=enterable(known["seen"], arms, (belongs * self._room[signals.rows]).max(axis=1)),
-            features=self._ledger.describe(signals, shares),
-        )
-        pick = self._index.pick(view)
-        if self._memo.shape[1] != pick.memo.shape[1]:
-            self._memo = np.zeros((len(self._memo), pick.memo.shape[1]))
-        self._memo[due] = pick.memo
-        drafting = np.where(pick.exploring, int(Reason.EXPLORE), int(Reason.POLICY))
-        self._why[due] = np.where(arms.depths[pick.arms] > 0, drafting, int(Reason.OFF))
-        episodes.begin(due, pick, self._now, belongs.sum(axis=1))
-
-    def _settle(self) -> None:
-        for plan in self._unsettled:
-            self._ledger.note(plan.rows, plan.contexts, [one.record for one in plan.played])
-            told = self._rewarder.rewards(plan.arms, plan.size, plan.played)
-            _, first = np.unique(plan.contexts, return_index=True)
-            more = sum(one.record.stands_for - 1 for one in plan.played)
-            self._index.observe(self._ledger.add(plan.contexts, plan.bucket, told, more), plan.memo[first])
-            plan.played = []
-        self._unsettled.clear()
+    def rule(self, ledger: ArmLedger, features: RequestFeatures) -> LinUcb:
+        return LinUcb(ledger, features, self.optimism, self.ridge)

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args
 from pydantic import Field
 
 from adaptspec.control.algorithms.algorithm import AlgorithmSpec
-from adaptspec.control.algorithms.bandit_algorithms import Exp3Spec, LinUcbSpec, ThompsonSpec, UcbSpec
+from adaptspec.control.algorithms.bandit import Exp3Spec, LinUcbSpec, ThompsonSpec, UcbSpec
 from adaptspec.control.algorithms.fixed_depths import BatchTableSpec, EmaTiersSpec, StaticSpec
 from adaptspec.control.algorithms.goodput import GoodputSpec
 from adaptspec.control.algorithms.slo import SloSpec
