@@ -70,6 +70,10 @@ class StopTable:
                 whole[name][at, : own.shape[1]], whole[name][at, own.shape[1] :] = own, own[:, -1:]
         return StopTable(**whole) if known else None
 
+    def take(self, index: IntArray) -> StopTable:
+        """The table for other rows [N]: each stops as the row at this position does."""
+        return StopTable(**{name: values[index] for name, values in self.columns().items()})
+
     def columns(self) -> dict[str, FloatArray]:
         """The arrays that are there, by name, in their order."""
         return {name: values for name, values in self.__dict__.items() if values is not None}
@@ -200,6 +204,10 @@ class TreeTable:
             whole.calibration[at, : own.shape[1]] = own
             whole.calibration[at, own.shape[1] :] = own[:, -1:]
         return whole
+
+    def take(self, index: IntArray) -> TreeTable:
+        """The table for other rows [N]: each branches as the row at this position does."""
+        return TreeTable(self.width[index], self.nodes[index], self.floor[index], self.calibration[index])
 
     def within(self, depths: IntArray) -> IntArray:
         """Depths [E >= B], those of the first B rows lowered to what the ceilings on nodes leave to chains."""

@@ -232,7 +232,6 @@ class RoundRecord:
     # [B] the controller's numbers of each row's task and policy, as its decision told them; empty in journals.
     tasks: IntArray = field(default_factory=nobody)
     policies: IntArray = field(default_factory=nobody)
-    stands_for: int = 1  # rounds: itself, and those without drafts since the last that was learned from; no journal's
 
     @property
     def drafting(self) -> bool:

@@ -16,7 +16,7 @@ from adaptspec.types import BoolArray, FloatArray, IntArray, RoundRecord
 # Certainty is never claimed: a hazard (1 - acceptance) stays inside these bounds.
 _LEAST, _MOST = 0.005, 0.995
 # Bins of confidence, and how sure a draft is at least.
-_BINS, _LEAST_SURE = 10, 0.35
+CONFIDENCE_BINS, _LEAST_SURE = 10, 0.35
 # Ranks of side nodes that are told apart. At first a node is as likely as it states, and where a chain misses its side
 # nodes bring this many tokens, by so many for each of its own: as strong as so many observations.
 _RANKS, _SIDE_GAIN, _SIDE_NODES, _SIDE_WEIGHT = 8, 0.3, 1.0, 20.0
@@ -134,7 +134,7 @@ class Calibration(Acceptance):
     that repeats itself is surer than its draft knows, one that copies rare names less so.
     """
 
-    def __init__(self, rows: int, tasks: int, bins: int = _BINS, least: float = _LEAST_SURE) -> None:
+    def __init__(self, rows: int, tasks: int, bins: int = CONFIDENCE_BINS, least: float = _LEAST_SURE) -> None:
         prior = least + (1.0 - least) * (np.arange(bins) + 0.5) / bins
         super().__init__(rows, tasks, bins, prior=prior)
         self._bins = bins

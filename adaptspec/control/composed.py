@@ -60,7 +60,7 @@ class ComposedPolicy(Policy):
             signals = replace(signals, limits=lowered, found=np.minimum(signals.found, lowered))
         mode = Mode.RUN if self.guard is None else self.guard.mode(signals)
         if mode is Mode.OFF or mode is Mode.PLAIN_ONCE:
-            return self._none(signals, Reason.GUARD)
+            return replace(self._none(signals, Reason.GUARD), once=mode is Mode.PLAIN_ONCE)
         choice = self.algorithm.choose(signals)
         if mode is Mode.PROBE:
             choice = replace(choice, reasons=np.where(choice.depths > 0, int(Reason.PROBE), choice.reasons))

@@ -7,18 +7,21 @@
     controller.finish(row)                  # before or after the learn of its last round
     controller.learn(record)                # once per round, with its decision's number; corrects the cost table too
 
-The tasks of rows are those of their requests at `start`. `Decision.drafter` indexes the engine's drafters.
+The tasks of rows are those of their requests at `start`. `Decision.drafter` indexes the engine's drafters. Where
+deciding takes much of a round's time, by a `timer`, decisions are reused (see `DecisionCache`). Policies then learn
+from several rounds together, and from each round once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from adaptspec.control.cost import CostTable
-from adaptspec.control.policy import BatchSignals, Decision, Policy, deepest_search
+from adaptspec.control.decision_cache import DecisionCache, RoundRows
+from adaptspec.control.policy import BatchSignals, Decision, Policy
 from adaptspec.control.rollout import LIVE, Rollout
 from adaptspec.control.routing import Route, Router
 from adaptspec.control.rows import DrafterNumbers, Rows, decide_by_group, learn_by_group, some
@@ -27,6 +30,11 @@ from adaptspec.decision_tables import StopTable
 from adaptspec.errors import ConfigError, UnknownModelError
 from adaptspec.request import Request
 from adaptspec.types import FloatArray, IntArray, Reason, RoundRecord, nobody
+
+
+def untimed() -> float:
+    """The timer of a controller whose decisions take no time, as in simulations: each round is decided anew."""
+    return 0.0
 
 
 @dataclass(eq=False)
@@ -54,10 +62,12 @@ class Controller:
         labels: Labels | None = None,
         rollouts: Mapping[str, Rollout] | None = None,
         routes: Sequence[Route] = (),
+        timer: Callable[[], float] = untimed,
     ) -> None:
         """`drafters` are the engine's, in its order. `cost` is corrected by every round if given. `labels` are those
         that the policies were built with. `rollouts` says which are canaries; the others are live. `routes` are the
-        default policy's.
+        default policy's. `timer` returns seconds, by which decisions are found to take much of a round's time. By
+        the default none do, so that every round is decided anew.
 
         Raises ConfigError if the default is not among the live policies, a policy wants a drafter the engine lacks, or
         the canaries want more than all requests.
@@ -76,19 +86,14 @@ class Controller:
         self.labels = labels or Labels()
         self._rows = Rows(max_rows)
         self._decided = 0
+        self._timer = timer
+        self._cache = DecisionCache()
+        self._buffer: list[RoundRecord] = []  # rounds to be learned from
 
     @property
     def search_depth(self) -> int:
         """How many tokens n-gram drafters are to look for: as many as a policy with rows would take."""
-        return self._deepest_search() or 0
-
-    @property
-    def searches(self) -> bool:
-        """Whether a policy with rows goes by what they find, if not in this very round."""
-        return self._deepest_search() is not None
-
-    def _deepest_search(self) -> int | None:
-        return deepest_search([slot.policy for slot in self._slots if slot.running])
+        return max((slot.policy.search_depth or 0 for slot in self._slots if slot.running), default=0)
 
     @property
     def asked(self) -> set[int]:
@@ -115,6 +120,7 @@ class Controller:
         Raises ConfigError if it wants a drafter the engine lacks, the default would no longer be live, the canaries
         would want more than all requests, or a route leads to no policy.
         """
+        self.learn_buffered()
         rollouts = {**self._rollouts, name: rollout}
         router = Router(self.default, rollouts, routes if name == self.default else self._router.routes)
         self._check_routes(router.routes, self.policies)
@@ -156,30 +162,75 @@ class Controller:
 
     def finish(self, row: int) -> None:
         """The request in `row` has ended; a free row is left alone."""
-        if self._rows.taken[row]:
+        if not self._rows.taken[row]:
+            return
+        try:
+            self.learn_buffered()  # the rounds of the request, before another one has its row
+        finally:
             slot = self._slots[self._rows.policies[row]]
             self._rows.finish(row)
             slot.running -= 1
             slot.policy.finish(row)
 
     def decide(self, signals: BatchSignals) -> Decision:
-        """Depth, reason and engine drafter of every row, and the stop rule of the round."""
+        """Depth, reason and engine drafter of every row, and the stop rule of the round.
+
+        A decision may be that of an earlier round, so the caller does not change it.
+        """
         if not len(signals.rows):
             return Decision(nobody(), nobody(), nobody())
-        self._decided += 1
-        rows = self._rows
-        signals.number, signals.tasks = self._decided, rows.tasks[signals.rows]
-        policies = rows.policies[signals.rows]
-        decision = decide_by_group(policies, self._decide_one, signals)
-        decision.number, decision.tasks, decision.policies = self._decided, signals.tasks, policies
-        if rows.with_thresholds:
-            decision.stop = _with_floors(decision.stop, rows.thresholds[signals.rows])
+        rows = self._rows.of_round(signals, max(slot.policy.max_depth for slot in self._slots))
+        known = self._cache.lookup(signals, rows)
+        if known is not None:
+            return known
+        if self._cache.expired:
+            self._cache.clear()
+            self.learn_buffered()
+        begun = self._timer()
+        decision = self._decide(signals, rows)
+        self._cache.observe("decide", self._timer() - begun)
+        self._cache.store(signals, rows, decision)
         return decision
 
     def learn(self, record: RoundRecord) -> None:
-        """Let the cost table and the policies take note of a round."""
+        """Let the cost table and the policies take note of a round, at the latest before the next new decision."""
         if not len(record.rows):
             return
+        self._cache.observe("round", record.total_seconds)
+        self._buffer.append(record)
+        if self._cache.expired:
+            self.learn_buffered()
+
+    def learn_buffered(self) -> None:
+        """Learn from all rounds so far. Raises what the first policy that failed has raised, after all have learned."""
+        records, self._buffer = self._buffer, []
+        failure: Exception | None = None
+        begun = self._timer()
+        for record in records:
+            try:
+                self._learn(record)
+            except Exception as error:  # noqa: BLE001 - the other rounds are to be learned from, too
+                failure = failure or error
+        if records:
+            self._cache.observe("learn", (self._timer() - begun) / len(records))
+        if failure is not None:
+            raise failure
+
+    def learned_policies(self) -> Mapping[str, Policy]:
+        """The policies, after they have learned from all rounds so far; called between rounds."""
+        self.learn_buffered()
+        return self.policies
+
+    def _decide(self, signals: BatchSignals, rows: RoundRows) -> Decision:
+        self._decided += 1
+        signals.number, signals.tasks = self._decided, rows.tasks
+        decision = decide_by_group(rows.policies, self._decide_one, signals)
+        decision.number, decision.tasks, decision.policies = self._decided, rows.tasks, rows.policies
+        if self._rows.with_thresholds:
+            decision.stop = _with_floors(decision.stop, rows.thresholds)
+        return decision
+
+    def _learn(self, record: RoundRecord) -> None:
         if len(record.policies) != len(record.rows):  # of a decision that was not ours: by who runs now
             rows = self._rows
             record = replace(record, tasks=rows.tasks[record.rows], policies=rows.policies[record.rows])
@@ -194,6 +245,7 @@ class Controller:
 
     def _put(self, name: str, policy: Policy, wanted: Collection[str]) -> None:
         new = _Slot(name, policy, self._numbers(name, policy), since=self._decided)
+        self._cache.clear()
         kept = {*self.policies, *wanted}
         usable = [slot for slot in self._slots if slot.name == name or not (slot.name in kept or slot.running)]
         old = min(usable, key=lambda slot: slot.name != name, default=None)  # the one of this name, if there is one

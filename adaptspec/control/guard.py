@@ -126,7 +126,7 @@ class Guard:
 
     def after(self, record: RoundRecord) -> None:
         """Note a round. It counts for the batch that `mode` saw: rows of other policies are not in the record."""
-        decided = self._pending.take(record.decision)
+        decided = self._pending.get(record.decision)
         if decided is None:
             return
         if self._cost.doubts != self._doubts:  # plain rounds measure best
@@ -141,7 +141,7 @@ class Guard:
         if decided.mode is not self._mode:
             return
         if self._mode is Mode.OFF:
-            self._left -= total(record.emitted) * record.stands_for
+            self._left -= total(record.emitted)
             return
         if drafted and len(record.rows) == decided.rows:
             self._measure(record, decided.baseline)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Generic, TypeVar
 
 import numpy as np
 
 from adaptspec.decision_tables import StopTable, TreeTable
 from adaptspec.errors import StateError
-from adaptspec.types import BoolArray, Expected, FloatArray, IntArray, RoundRecord, nobody
+from adaptspec.types import BoolArray, Expected, FloatArray, IntArray, Reason, RoundRecord, nobody
 
 T = TypeVar("T")
 
@@ -77,6 +77,10 @@ class Union:
     def within(self, limits: IntArray) -> Union:
         return Union(self.drafter, np.minimum(self.depths, limits))
 
+    def take(self, index: IntArray) -> Union:
+        """The same for some of the rows, by position in the batch."""
+        return Union(self.drafter[index], self.depths[index])
+
     def where(self, drafting: BoolArray) -> Union:
         """For these rows [B] alone."""
         return Union(self.drafter, np.where(drafting, self.depths, 0))
@@ -99,7 +103,8 @@ class Decision:
 
     `drafter` indexes the policy's `drafters`; the controller translates it to the engine's. `expected` is set by
     policies that estimate. `draft_temperature` [B, 2] are the ends of `draft_temperatures`; None: tokens are drawn from
-    the draft's distribution as it is. `tree` None: drafts are chains. The rest is the controller's: `watched` are the
+    the draft's distribution as it is. `tree` None: drafts are chains. `once`: for a single round, such as a measurement
+    of plain decoding; any other decision may be reused. The rest is the controller's: `watched` are the
     drafters to score where they do not draft, if that is free (see `RoundRecord.shadow`), in the engine's numbers;
     `number`, and the `tasks` and `policies` of the rows [B], which the round's record bears, however late.
     """
@@ -116,26 +121,59 @@ class Decision:
     policies: IntArray = field(default_factory=nobody)
     tree: TreeTable | None = None
     union: Union | None = None
+    once: bool = False
+
+    def take(self, index: IntArray) -> Decision:
+        """The decision for other rows [N]: each runs by that of the row at this position in the batch."""
+        temperature = self.draft_temperature
+        return replace(
+            self,
+            depths=self.depths[index],
+            reasons=self.reasons[index],
+            drafter=self.drafter[index],
+            stop=None if self.stop is None else self.stop.take(index),
+            draft_temperature=None if temperature is None else temperature[index],
+            expected=None if self.expected is None else self.expected.take(index),
+            tasks=self.tasks[index],
+            policies=self.policies[index],
+            tree=None if self.tree is None else self.tree.take(index),
+            union=None if self.union is None else self.union.take(index),
+        )
+
+    def within(self, limits: IntArray) -> Decision:
+        """The decision at no more than these depths [B]; rows that this lowers are at their ceiling."""
+        lowered = self.depths > limits
+        if not np.count_nonzero(lowered):
+            return self
+        return replace(
+            self,
+            depths=np.minimum(self.depths, limits),
+            reasons=np.where(lowered, int(Reason.CEILING), self.reasons),
+            union=None if self.union is None else self.union.within(limits),
+        )
 
 
 class Pending(Generic[T]):
-    """What is to be known of decisions when their outcomes come, by number. Outcomes may never come: the oldest go."""
+    """What is to be known of decisions when their outcomes come, by number.
 
-    def __init__(self, most: int = 64) -> None:
-        self._most = most
+    Several rounds may run by one decision, and the outcome of a round may never come: the oldest decisions are evicted.
+    """
+
+    def __init__(self, max_decisions: int = 64) -> None:
+        self._max_decisions = max_decisions
         self._known: dict[int, T] = {}
 
     def put(self, number: int, known: T) -> None:
-        if len(self._known) >= self._most:
+        if len(self._known) >= self._max_decisions:
             self._known.pop(next(iter(self._known)))
         self._known[number] = known
 
     def get(self, number: int) -> T | None:
-        """What was put for a decision; None if nothing was, or it was evicted. Several rounds may run by a decision."""
+        """What was put for a decision; None if nothing was, or it was evicted."""
         return self._known.get(number)
 
-    def take(self, number: int) -> T | None:
-        """What was kept of a decision, which is forgotten now; None where nothing was."""
+    def pop(self, number: int) -> T | None:
+        """As `get`, once: for decisions that only one round runs by."""
         return self._known.pop(number, None)
 
 
@@ -230,9 +268,3 @@ class Policy(Learner):
         `drafter` and `shadow` count this policy's drafters first, in its order, as `BatchSignals.cache_gap` does.
         Seconds, steps and tokens of the verify pass are those of the whole round.
         """
-
-
-def deepest_search(policies: list[Policy]) -> int | None:
-    """`Policy.search_depth` of what leaves rounds to these policies."""
-    depths = (policy.search_depth for policy in policies)
-    return max((depth for depth in depths if depth is not None), default=None)

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from adaptspec.control.decision_cache import RoundRows
 from adaptspec.control.policy import BatchSignals, Decision, Policy, Union
 from adaptspec.decision_tables import StopTable, TreeTable, stacked_temperatures
 from adaptspec.request import SpeculationParams
@@ -40,12 +41,16 @@ class Rows:
         self.policies, self.tasks = (np.zeros(rows, dtype=np.int64) for _ in range(2))
         self.ceilings: IntArray = np.full(rows, _UNBOUND)
         self.thresholds: FloatArray = np.full(rows, np.nan)
+        self.requests: IntArray = np.zeros(rows, dtype=np.int64)  # numbers of requests, in the order of their starts
+        self._num_started = 0
         self.taken = [False] * rows
         self.with_thresholds = 0
 
     def start(self, row: int, policy: int, task: int, asked: SpeculationParams) -> None:
         self.policies[row], self.tasks[row] = policy, task
         self.taken[row] = True
+        self._num_started += 1
+        self.requests[row] = self._num_started
         if asked.max_depth is not None:
             self.ceilings[row] = asked.max_depth
         if asked.stop_threshold is not None:
@@ -57,6 +62,11 @@ class Rows:
         if not np.isnan(self.thresholds[row]):
             self.thresholds[row] = np.nan
             self.with_thresholds -= 1
+
+    def of_round(self, signals: BatchSignals, max_depth: int) -> RoundRows:
+        """The rows of a round; limits are those up to `max_depth`."""
+        rows, limits = signals.rows, np.minimum(signals.limits, max_depth)
+        return RoundRows(self.requests[rows], self.policies[rows], self.tasks[rows], limits, self.thresholds[rows])
 
     def of(self, policy: int) -> list[int]:
         return [row for row, taken in enumerate(self.taken) if taken and self.policies[row] == policy]
@@ -152,6 +162,7 @@ def _joined(parts: Sequence[tuple[IntArray, Decision]], rows: int) -> Decision:
         _expected(parts, rows),
         tree=TreeTable.stacked([(mine, part.tree) for mine, part in parts], rows),
         union=Union.stacked([(mine, part.union) for mine, part in parts], rows),
+        once=any(part.once for _, part in parts),
     )
 
 

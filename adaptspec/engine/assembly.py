@@ -225,7 +225,7 @@ def assemble(
     """An engine from parts that are already loaded; the first policy that is live is the default.
 
     Rows get room for the deepest draft that any policy may ask for, at most `limits.max_depth`. `timer` gives the
-    seconds that rounds are timed by. `make` makes the executor; None: the one for the target's device.
+    seconds that rounds and decisions are timed by. `make` makes the executor; None: the one for the target's device.
 
     Raises:
         ConfigError: two policies have one name, none is live, or one needs a drafter that is not there or that its
@@ -252,6 +252,7 @@ def assemble(
         labels=labels,
         rollouts={spec.name: spec.rollout for spec in specs},
         routes=routes_of(live[0]),
+        timer=timer,
     )
     return EngineCore(
         make(target, drafters) if make else make_executor(target, drafters, limits, eager=target.info.eager),

@@ -14,22 +14,23 @@ import numpy as np
 import torch
 
 from adaptspec.control.controller import Controller
-from adaptspec.control.policy import Decision
+from adaptspec.control.policy import BatchSignals, Decision
 from adaptspec.control.rows import total
 from adaptspec.control.tasks import OTHER
-from adaptspec.engine.deciding import Deciding
 from adaptspec.engine.executor import Clock, Executor, Flight, Kept, Landed
 from adaptspec.engine.inputs import InputProcessor
 from adaptspec.engine.policy_settings import PolicySettings
 from adaptspec.engine.scheduler import Scheduler, held_row
 from adaptspec.engine.sequence import Sequence as Seq
+from adaptspec.engine.signals import round_signals
 from adaptspec.errors import ConfigError, UnknownModelError
 from adaptspec.models.draft import Draft
 from adaptspec.progress import report_progress
 from adaptspec.request import Request
-from adaptspec.types import Delta, FinishReason, IntArray, RoundRecord, Sink
+from adaptspec.types import Delta, FinishReason, IntArray, Reason, RoundRecord, Sink
 
 _log = logging.getLogger(__name__)
+LOG_EVERY = 1000  # failed decisions per line of the log: several thousand rounds fit into a second
 
 
 @dataclass(frozen=True)
@@ -90,7 +91,7 @@ class EngineCore:
         self._clock = clock
         self._number = 0
         self._flight: Flight | None = None
-        self._deciding = Deciding(controller, executor, timer)
+        self._failed_decisions = 0
         self._outbox: list[Delta] = []
         self._told_full = False  # that there is no room for more tasks
 
@@ -172,11 +173,25 @@ class EngineCore:
         batch = self.scheduler.next_batch()
         if not batch.decoding and not batch.chunks:
             return None
-        signals, decision, kept = self._deciding.of(batch)
+        signals = round_signals(batch, self.executor, self.controller)
+        decision = self._decide(signals)
         clock.lap("decide")
         pending = self.executor.launch(batch, decision)
         clock.lap("draft")
-        return Flight(batch, signals, decision, kept, pending, clock)
+        return Flight(batch, signals, decision, pending, clock)
+
+    def _decide(self, signals: BatchSignals) -> Decision:
+        """The controller's decision. A policy that fails costs its drafts, and no request its answer."""
+        try:
+            return self.controller.decide(signals)
+        except Exception:  # noqa: BLE001 - plain decoding needs no decision
+            self._failed_decisions += 1
+            if self._failed_decisions % LOG_EVERY == 1:
+                _log.exception(
+                    "a round could not be decided and has no drafts; this has happened %d times", self._failed_decisions
+                )
+            no_drafts = np.zeros(signals.batch_size, dtype=np.int64)
+            return Decision(no_drafts, np.full_like(no_drafts, int(Reason.GUARD)), no_drafts)
 
     def _land(self, flight: Flight) -> Landed:
         """End it: append what was accepted and roll the caches back to it. The next may begin then."""
@@ -255,7 +270,7 @@ class EngineCore:
         return [names[which] for which in draft.tree.drafters[row, places].tolist()]
 
     def _record(self, landed: Landed, emitted: IntArray) -> RoundRecord:
-        (batch, signals, decision, _, _, clock), draft, verdict, _, there, shadows, seconds, verified = landed
+        (batch, signals, decision, _, clock), draft, verdict, _, there, shadows, seconds, verified = landed
         self._number += 1
         size, prefill = len(emitted), batch.prefill_tokens
         deepest = draft.tokens.shape[1] if draft.tree is None else int(draft.chain.max(initial=0))
@@ -295,7 +310,7 @@ class EngineCore:
     def _tell(self, landed: Landed) -> list[Delta]:
         """Read the round's text, tell the controller and sinks of it, and hand out what requests have gained."""
         record = self._record(landed, self._read(landed))
-        self._report(self._deciding.learn, record, landed.flight.kept)
+        self._report(self.controller.learn, record)
         for sink in self._sinks:
             self._report(sink.emit, record)
         for sequence in landed.flight.batch.emitting:
@@ -353,7 +368,6 @@ class EngineCore:
 
     def _on_leave(self, row: int) -> None:
         self.executor.leave(row)
-        self._deciding.forget(row)
         try:
             self.controller.finish(row)
         except Exception:  # noqa: BLE001 - the row is free, whatever its policy makes of that

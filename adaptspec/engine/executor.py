@@ -118,7 +118,6 @@ class Flight(NamedTuple):
     batch: Batch
     signals: BatchSignals
     decision: Decision
-    kept: bool  # see `Decided`
     pending: Pending
     clock: Clock
 

@@ -282,7 +282,9 @@ class PolicyManager:
         """What every policy has learned, by name. Raises EngineError if the engine has stopped."""
         with self._lock:
             signatures = self._signatures
-            return self._engine.call(lambda: learned_states(self._core.controller.policies, signatures)).result()
+            return self._engine.call(
+                lambda: learned_states(self._core.controller.learned_policies(), signatures)
+            ).result()
 
     def restore(self, states: Mapping[str, PolicyState], tasks: Sequence[str] = ()) -> list[str]:
         """Before the first request: see `restore_states`.
@@ -323,7 +325,7 @@ def adopt_policy(core: EngineCore, spec: PolicySpec, policy: Policy, *, carry: b
     """
     name, settings = spec.name, PolicySettings.of(spec)
     check_policy(core, name, policy, settings)
-    before = core.controller.policies.get(name)
+    before = core.controller.learned_policies().get(name)
     carried = carry and before is not None and _carry(before, policy, name)
     waiting = {sequence.policy for sequence in core.scheduler.waiting}
     core.controller.adopt(name, policy, spec.rollout, waiting, routes_of(spec))

@@ -7,7 +7,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -69,9 +69,9 @@ class Desk:
         self._thread = threading.Thread(target=self._run, name="adaptspec-desk", daemon=True)
         self._thread.start()
 
-    def begin(self, costs: CostTable) -> Controller:
-        """The controller that decides, with what was learned here before."""
-        made = self.policies.controller(costs)
+    def begin(self, costs: CostTable, timer: Callable[[], float]) -> Controller:
+        """The controller that decides, with what was learned here before; see `ServedPolicies.controller`."""
+        made = self.policies.controller(costs, timer)
         self.policies.restore(made, self._known)
         if self.watchers is not None:
             self.watchers.begin(made, costs)

@@ -30,7 +30,6 @@ from adaptspec.control.algorithms.algorithm import lowered
 from adaptspec.control.controller import Controller
 from adaptspec.control.cost import CostTable
 from adaptspec.control.host import DRAFTER, Host
-from adaptspec.control.own_time import OwnTime
 from adaptspec.control.policy import BatchSignals, Decision
 from adaptspec.control.state import PolicyState
 from adaptspec.control.step_times import StepTimes
@@ -48,13 +47,10 @@ _log = logging.getLogger(__name__)
 # Steps that measure, again and again until they tell enough, at depths that tell their parts apart: shares of the
 # deepest. Then the policies decide.
 _MEASURING, _CYCLE = 24, (1.0, 0.0, 0.5, 0.2)
-_LEFT_OUT = 32  # steps that a decision serves that left the draft out: nothing can be drafted until somebody new comes
 # Failures of a kind in a row after which the fence lets go, and calls between two lines of the log about them.
 _MOST_FAILURES, _QUIET = 100, 1000
 _MOST_WAITING = 64  # steps whose end is not known; an engine has a handful
 _MOST_TOKENS = 2**31
-_ONCE = {int(Reason.EXPLORE), int(Reason.PROBE)}  # tries: for the round that they were decided for
-_GUARD = {int(Reason.GUARD)}  # a plain round as a baseline is for once, too; being off lasts
 
 
 class Pilot:
@@ -99,7 +95,7 @@ class Pilot:
         self._reads_along = not settings.skip_draft
         self._costs = CostTable(self._times.profile(DRAFTER, max_rows, host, reads_along=self._reads_along))
         self._round_of = partial(round_of, guests=self._guests, times=self._times, reads_along=self._reads_along)
-        self._controller = self._desk.policies.controller(self._costs)
+        self._controller = self._desk.policies.controller(self._costs, clock)
         self._max_rows = max_rows
         self._measured = False
         self._early: list[tuple[Waiting, Waiting, Decision, Told, float]] = []  # until then
@@ -108,10 +104,6 @@ class Pilot:
         self._ended = math.nan  # the last step, on the clock; NaN: nobody was here since
         self._skipping = Skipping(allowed=settings.skip_draft)
         self._rowless: set[str] = set()  # who found no row, and has no drafts
-        self._unusual: set[str] = set()  # whose decision cannot be that of the batch
-        self._unheard = 0  # steps without drafts since the last that was learned from
-        self._own = OwnTime()
-        self._guarded = False  # by the last decision
 
     def enter(
         self,
@@ -151,12 +143,8 @@ class Pilot:
             self.opted_out += wishes.max_depth == 0
             if not self.detached:
                 self._controller.start(row, request)
-                if mine.task is not None or mine.policy != self._controller.default:
-                    self._unusual.add(request_id)
                 if wishes.max_depth != 0 and not self._skipping.keeps(self._number):
                     self._guests.ceilings[row] = 0
-                elif self._last is not None and self._last.plan.skip:
-                    self._last.serves = 0
 
     def ignore(self, reason: str, said: str) -> None:
         """A wish that is not met, for one of the reasons `IGNORED`: it is counted, and said now and then."""
@@ -171,7 +159,6 @@ class Pilot:
             gone = self._guests.leave(request_id)
             if gone is not None:
                 row, request = gone
-                self._unusual.discard(request_id)
                 if not self.detached:
                     self._controller.finish(row)
                 if self._watchers is not None:
@@ -194,11 +181,8 @@ class Pilot:
             begun = self._clock()
             if self._ended != self._ended and (ids or prefill_tokens):
                 self._ended = begun
-            step = self._going_on(ids, prefill_tokens) if room else None
-            if step is None:
-                self._desk.adopt(self._controller, self._costs)
-                step = self._decided(ids, prefill_tokens, room=room)
-                self._own.note("decide", self._clock() - begun)
+            self._desk.adopt(self._controller, self._costs)
+            step = self._decided(ids, prefill_tokens, room=room)
         self._last = step
         if step is None:
             return self.stock(ids)
@@ -223,16 +207,8 @@ class Pilot:
             seconds, self._ended = now - self._ended, now if self._guests.rows else math.nan  # idle time is no step's
             step = self._steps.pop(plan.number, None)
             if ids:
-                self._own.note("step", seconds)
                 of = step and (step.before if self.host.ahead else step)
-                self._unheard += of is not None and of.kept and not of.plan.depth
-                if of is not None and of.kept and self._watchers is None:
-                    of.before = None  # else every step would be there for ever
-                    self._guests.later(ids, emitted)
-                else:
-                    self._learn(step, of, Told.of(self._guests, ids, (drafted, accepted, emitted)), seconds)
-                    if of is not None and not of.kept:
-                        self._own.note("learn", self._clock() - now)
+                self._learn(step, of, Told.of(self._guests, ids, (drafted, accepted, emitted)), seconds)
 
     def look(self) -> None:
         """Read policy files that have changed and exchange learned state now. A thread does it every second."""
@@ -298,31 +274,7 @@ class Pilot:
         plan, depths = self._plan(ids, rows, depths, decision)
         plan.depths.update(dict.fromkeys(set(strangers).difference(ids), 0))
         self._desk.due(self._controller)
-        steps, serves = self._draft_steps(plan), 0
-        if plan.skip:
-            serves = _LEFT_OUT
-        elif decision is not None and self._measured and (plan.depth or not self.settings.skip_draft):
-            reasons, guarded = set(decision.reasons.tolist()), self._guarded
-            self._guarded = not reasons.isdisjoint(_GUARD)
-            if room and reasons.isdisjoint(_ONCE) and guarded == self._guarded:
-                serves = self._own.steps - 1
-        return Waiting(plan, list(ids), rows, depths, decision, prefill, steps, self._last, serves)
-
-    def _going_on(self, ids: Sequence[str], prefill: int) -> Waiting | None:
-        """A step that goes on with what was decided for an earlier one; None: it is time to decide.
-
-        Who has come since has what the batch has. Its row is the record's at the next decision.
-        """
-        last, here = self._last, self._guests.rows
-        if last is None or not last.serves or not ids or any(name not in here for name in ids):
-            return None
-        most, before = last.plan.depth, last.plan.depths
-        if self._unusual and any(name in self._unusual and name not in before for name in ids):
-            return None
-        depths = {name: before[name] if name in before else self._guests.most(name, most) for name in ids}
-        plan = Plan(self._number, most, depths, last.plan.skip)
-        steps, serves = self._draft_steps(plan), last.serves - 1
-        return Waiting(plan, last.ids, last.rows, last.depths, last.decision, prefill, steps, last, serves, kept=True)
+        return Waiting(plan, list(ids), rows, depths, decision, prefill, self._draft_steps(plan), self._last)
 
     def _plan(
         self, ids: Sequence[str], rows: IntArray, depths: IntArray, decision: Decision | None
@@ -335,9 +287,9 @@ class Pilot:
         cut = np.minimum(depths, guests.left(rows))  # who is about to end needs no more
         depth = lowered(int(cut.max(initial=0)), host.depths)
         depths = np.minimum(cut, depth)
-        may_be_alike = decision is not None and of_one_mind(decision) and (ceilings[rows] >= depth).all()
-        if may_be_alike and not self._times.worth_cutting(depth * size - int(depths.sum())):
-            depths = np.full(size, depth)
+        saved = depth * size - int(depths.sum())
+        if saved and decision is not None and of_one_mind(decision) and (ceilings[rows] >= depth).all():
+            depths = depths if self._times.worth_cutting(saved) else np.full(size, depth)
         plan = Plan(self._number, depth, dict(zip(ids, depths.tolist(), strict=True)))
         if self.settings.skip_draft and size:
             here = list(guests.rows.values())
@@ -380,12 +332,9 @@ class Pilot:
             self._begin()
 
     def _teach(self, step: Waiting, of: Waiting, decision: Decision, told: Told, seconds: float) -> None:
-        stands_for = 1 if of.kept else 1 + self._unheard
-        record = self._round_of(step, of, decision, told, seconds, number=next(self._rounds), stands_for=stands_for)
+        record = self._round_of(step, of, decision, told, seconds, number=next(self._rounds))
         if record is not None:
-            if not of.kept:
-                self._unheard = 0
-                self._controller.learn(record)
+            self._controller.learn(record)
             if self._watchers is not None:
                 self._watchers.emit(record)
 
@@ -393,7 +342,7 @@ class Pilot:
         """What steps take is known well enough: from the next one on policies decide."""
         self._measured = True
         self._costs = CostTable(self._times.profile(DRAFTER, self._max_rows, self.host, reads_along=self._reads_along))
-        self._controller = self._desk.begin(self._costs)
+        self._controller = self._desk.begin(self._costs, self._clock)
         for early in self._early:  # nobody else is told: their requests have gone on since
             record = self._round_of(*early, number=next(self._rounds))
             if record is not None:

@@ -42,8 +42,6 @@ class Waiting:
     prefill: int
     drafts: int  # draft steps that it runs beyond those that any step does
     before: Waiting | None
-    serves: int = 0  # steps beyond this one for which its decision may be kept
-    kept: bool = False  # it goes on with an earlier decision, which has been learned from by then
 
 
 def of_one_mind(decision: Decision) -> bool:
@@ -65,7 +63,6 @@ def round_of(
     seconds: float,
     *,
     number: int,
-    stands_for: int = 1,
     guests: Guests,
     times: StepTimes,
     reads_along: bool,
@@ -117,5 +114,4 @@ def round_of(
         decision=decision.number,
         tasks=tasks,
         policies=policies,
-        stands_for=stands_for,
     )

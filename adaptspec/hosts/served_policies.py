@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from adaptspec.control.controller import Controller
+from adaptspec.control.controller import Controller, untimed
 from adaptspec.control.cost import CostTable
 from adaptspec.control.host import DRAFTER, Host, narrow
 from adaptspec.control.language.build import build_policy, load_policy_spec
@@ -62,8 +62,8 @@ class ServedPolicies:
         """Of files that have changed."""
         return Reloads(self._applied, self._refused, self._last_applied)
 
-    def controller(self, cost: CostTable) -> Controller:
-        """One that decides by all of them. Raises ConfigError."""
+    def controller(self, cost: CostTable, timer: Callable[[], float] = untimed) -> Controller:
+        """One that decides by all of them, timed by `timer`. Raises ConfigError."""
         policies = {name: build_policy(spec, cost, self._max_rows, self.labels) for name, spec in self.specs.items()}
         rollouts = {name: spec.rollout for name, spec in self.specs.items()}
         return self._controller(
@@ -75,6 +75,7 @@ class ServedPolicies:
             labels=self.labels,
             rollouts=rollouts,
             routes=routes_of(self.specs[self.default]),
+            timer=timer,
         )
 
     def look(self) -> None:
@@ -116,7 +117,7 @@ class ServedPolicies:
                         controller.adopt(used.name, built, used.rollout)
                         self._serve(used.path, used)
                 policy = build_policy(spec, cost, self._max_rows, self.labels)
-                known = controller.policies[spec.name].learned()
+                known = controller.learned_policies()[spec.name].learned()
                 carried = signature(spec) == signature(self.specs[spec.name])
                 if carried and known:
                     policy.restore(known)
@@ -127,7 +128,7 @@ class ServedPolicies:
 
     def learned(self, controller: Controller) -> dict[str, PolicyState]:
         """See `learned_states`."""
-        return learned_states(controller.policies, self._signatures)
+        return learned_states(controller.learned_policies(), self._signatures)
 
     def restore(self, controller: Controller, states: Mapping[str, PolicyState]) -> None:
         """See `restore_states`."""

@@ -18,6 +18,7 @@ from adaptspec.control.controller import Controller
 from adaptspec.control.cost import CostProfile, CostTable
 from adaptspec.control.language.build import build_policy, parse_policy_spec
 from adaptspec.control.language.spec import BlockSpec, CoupledSpec, PolicySpec, RejectionSpec
+from adaptspec.control.policy import BatchSignals, Decision
 from adaptspec.control.routing import routes_of, with_used
 from adaptspec.control.tasks import Labels
 from adaptspec.drafters import available_drafters
@@ -176,7 +177,10 @@ class Simulator:
 
 
 class _StrictCore(EngineCore):
-    """An engine whose reports may raise: no request is served that an error must not harm."""
+    """An engine whose decisions and reports may raise: no request is served that an error must not harm."""
+
+    def _decide(self, signals: BatchSignals) -> Decision:
+        return self.controller.decide(signals)
 
     def _report(self, report: Callable[..., None], *news: object) -> None:
         report(*news)

@@ -60,17 +60,18 @@ def test_drafts_that_were_under_way_do_not_count_as_waiting(after: int) -> None:
     assert [len(list(rounds)) for _, rounds in groupby(modes)][:3] == [3 + after, 8 + after, 5 + after]
 
 
-def test_a_round_that_stands_for_others_counts_as_all_of_them() -> None:
-    """An engine that tells of one plain round in eight has waited for eight."""
+def test_every_round_that_runs_by_one_decision_counts() -> None:
+    """Eight rounds run by each decision: a wait of 64 tokens is over after eight decisions."""
     rules = {"never-slower": {"window-rounds": 3, "losing-windows": 1}, "probe": {"after-tokens": 64}}
-    plain = replace(PLAIN, stands_for=8)
-    modes = late(
-        Guard(GuardSpec.model_validate(rules), table()),
-        [1] * 40,
-        lambda mode, _: plain if mode is Mode.OFF else LOSING,
-        0,
-    )
-    assert [len(list(rounds)) for _, rounds in groupby(modes)][:2] == [3, 8]
+    guard = Guard(GuardSpec.model_validate(rules), table())
+    modes = []
+    for number in range(1, 20):
+        asked = signals([7])
+        asked.number = number
+        modes.append(guard.mode(asked))
+        for _ in range(8):
+            guard.after(replace(PLAIN if modes[-1] is Mode.OFF else LOSING, decision=number))
+    assert [len(list(rounds)) for _, rounds in groupby(modes)][:2] == [1, 8]
 
 
 @pytest.mark.parametrize("after", [0, 1])

@@ -155,10 +155,10 @@ class Exploration:
     def learn(self, record: RoundRecord, terms: RoundTerms) -> bool:
         """Take note of a round; whether what was off won."""
         ran = set(record.drafter[record.drafted > 0].tolist()) if record.drafting else ()
-        emitted, self._told_last = total(record.emitted) * record.stands_for, record.decision
+        emitted, self._told_last = total(record.emitted), record.decision
         for which, budget in self._budgets.items():
-            budget.note(record.total_seconds * record.stands_for, terms.plain, 0 if which in ran else emitted)
-        pending = self._pending.take(record.decision)
+            budget.note(record.total_seconds, terms.plain, 0 if which in ran else emitted)
+        pending = self._pending.pop(record.decision)
         if pending is None:
             return False
         which, rows, cost, token = pending

@@ -32,7 +32,7 @@ from adaptspec.types import BoolArray, Expected, FloatArray, IntArray, Reason, R
 # A plan serves this many rounds; those of new requests fewer, those without drafts more: rounds are shortest there, and
 # a try that wins ends them.
 _SERVES, _FIRST_SERVE, _OFF_SERVES = 32, 4, 4
-# After so many rounds in which n-gram drafters found nothing right they look in one of some rounds: it takes time, too.
+# After so many decisions by which n-gram drafters found nothing right they look in one of some: it takes time, too.
 _LOOKS_IN_VAIN, _LOOKS_EVERY = 16, 4
 # One row in so many may be new to a plan, or gone.
 _FEW = 8
@@ -138,7 +138,7 @@ class Goodput(Algorithm):
         self._patience = 1  # rounds that the next plan serves
         self._pending = PendingRecords(rows, depth)
         self._exploration = Exploration(settings.tries, cost, models, tiers)
-        self._in_vain = 0  # rounds in which no n-gram drafter was right
+        self._in_vain = self._last_decision = 0  # decisions by which no n-gram drafter was right, and the latest
 
     @property
     def calibration(self) -> Calibration | None:
@@ -194,10 +194,11 @@ class Goodput(Algorithm):
         if self._ngram:
             rows = np.where(self._pending.of_rows_now(record), record.rows, -1)
             right = [ngram.note(which, record, rows) for which, ngram in self._ngram.items()]
-            self._in_vain = 0 if any(right) else self._in_vain + 1
+            another = record.decision != self._last_decision or not record.decision  # not one more round of the last
+            self._in_vain, self._last_decision = 0 if any(right) else self._in_vain + another, record.decision
         plan = self._plan
         if plan is not None:
-            plan.left -= record.stands_for
+            plan.left -= 1
             if self._exploration.learn(record, plan.terms) and not plan.best.deepest:
                 plan.left = 0
 

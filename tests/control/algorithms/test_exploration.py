@@ -78,13 +78,14 @@ def off(rows: int = 1) -> Choice:
     return Choice(np.zeros(rows, dtype=np.int64), np.full(rows, int(Reason.OFF)))
 
 
-@pytest.mark.parametrize("stands_for", [1, 64])
-def test_a_round_that_stands_for_others_pays_and_waits_for_all_of_them(stands_for: int) -> None:
+@pytest.mark.parametrize("rounds", [1, 64])
+def test_each_round_pays_for_tries_and_is_waited_for(rounds: int) -> None:
     exploration, tried = exploring()
     terms = Goodput(table(), 2, 1).terms(signals([7]))
     assert terms is not None
-    exploration.learn(replace(record([0], [0]), stands_for=stands_for), terms)
-    assert (tried(off()).reasons[0] == Reason.EXPLORE) == (stands_for == 64)
+    for _ in range(rounds):
+        exploration.learn(record([0], [0]), terms)
+    assert (tried(off()).reasons[0] == Reason.EXPLORE) == (rounds == 64)
 
 
 def test_a_try_that_only_read_goes_on_reading() -> None:
@@ -101,7 +102,8 @@ def test_a_try_leaves_others_what_drafts_beside_them() -> None:
     exploration, tried = exploring()
     terms = Goodput(table(), 2, 1).terms(signals([7, 7]))
     assert terms is not None
-    exploration.learn(replace(record([0, 0], [0, 0]), stands_for=1000), terms)
+    for _ in range(1000):
+        exploration.learn(record([0, 0], [0, 0]), terms)
     beside = Union(np.array([1, 0]), np.array([3, 0]))
     found = tried(Choice(np.array([2, 0]), np.array([int(Reason.POLICY), int(Reason.OFF)]), union=beside))
     assert found.reasons.tolist() == [Reason.POLICY, Reason.EXPLORE]

@@ -1,0 +1,40 @@
+"""What the controller sees of the coming round."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from adaptspec.control.controller import Controller
+from adaptspec.control.policy import BatchSignals
+from adaptspec.engine.executor import Executor
+from adaptspec.engine.scheduler import Batch
+from adaptspec.types import nobody
+
+
+def round_signals(batch: Batch, executor: Executor, controller: Controller) -> BatchSignals:
+    """The signals of a batch's decoding rows. Model-free drafters look for as many tokens as the policies ask for."""
+    size, num_drafters = len(batch.decoding), len(executor.drafters)
+    gaps = executor.cache_gaps(batch)
+    offers = executor.offers(batch, controller.search_depth, controller.asked)
+    # One array, cut in rows: at batch 1 an array costs as much to make as to fill.
+    table = np.array(
+        [
+            [sequence.length for sequence in batch.decoding],
+            batch.limits,
+            [sequence.emitted for sequence in batch.decoding],
+            *gaps,
+            *offers.found,
+        ],
+        dtype=np.int64,
+    )
+    return BatchSignals(
+        rows=batch.rows[:size],
+        tasks=nobody(),
+        context=table[0],
+        limits=table[1],
+        position=table[2],
+        cache_gap=table[3 : 3 + num_drafters],
+        found=table[3 + num_drafters :],
+        prefill_tokens=batch.prefill_tokens,
+        stated=offers.stated,
+    )
