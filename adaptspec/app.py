@@ -20,7 +20,7 @@ from aiohttp import web
 from rich.console import Console
 
 from adaptspec import __version__
-from adaptspec.control.state import StateStore
+from adaptspec.control.learned_state import StateStore
 from adaptspec.control.tasks import Labels
 from adaptspec.drafting.counts import CountsDrafter
 from adaptspec.drafting.drafter import ModelDrafter
@@ -317,7 +317,7 @@ def _header(built: Built, engine: AsyncEngine) -> JournalHeader:
         policies=[spec.name for spec in built.specs],
         default=engine.default_policy,
         tasks=list(built.core.controller.labels.tasks),
-        costs=json.loads(built.costs.to_json()),
+        costs=json.loads(built.costs.profile.to_json()),
         clock=time.time() - time.monotonic(),
     )
 

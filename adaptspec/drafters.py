@@ -11,7 +11,7 @@ from enum import Enum
 
 
 class Kind(str, Enum):
-    """What a drafter is, by what its drafts cost (`CostTable` has the seconds, learned from the first round on)."""
+    """What a drafter is, by what its drafts cost (`CostModel` has the seconds, learned from the first round on)."""
 
     MODEL = "model"  # a step per token, over the rows that draft that deep; what it has not read must be caught up
     MODEL_FREE = (

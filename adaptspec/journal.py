@@ -31,7 +31,7 @@ _READ = (3, JOURNAL_VERSION)
 
 @dataclass(frozen=True)
 class JournalHeader:
-    """What the rounds that follow ran on. `costs` is the cost profile as `CostTable.to_json` writes it.
+    """What the rounds that follow ran on. `costs` is the cost profile as `CostProfile.to_json` writes it.
 
     Times in a journal are on the monotonic clock of the process that wrote it; `clock` is when that stood at 0, in
     seconds since 1970.

@@ -172,16 +172,16 @@ PER_ROW = ("rows", "depths", "reasons", "drafter", "drafted", "accepted", "emitt
 PER_DRAFTER = ("shadow", "shadow_drafted", "stated")
 
 
-class Told(NamedTuple):
-    """What a round tells of a drafter's chains, all [B]: whether it ran, and else was scored; tokens, and those right.
+class ChainOutcome(NamedTuple):
+    """Main chains of one drafter in a round, all [B], whether it ran or was only scored.
 
-    `known` is either; 0 tokens where it is not.
+    `ran`: it drafted for the row. `known`: it ran or was scored; where not, `drafted` and `accepted` are 0.
     """
 
     ran: BoolArray
     known: BoolArray
     drafted: IntArray
-    right: IntArray
+    accepted: IntArray
 
 
 @dataclass(frozen=True)
@@ -263,11 +263,11 @@ class RoundRecord:
         """Tokens of it that the client got [B]: `kept`, had nothing branched off."""
         return self.kept if self.branches is None else np.minimum(self.kept, self.branches.straight)
 
-    def trunk(self) -> RoundRecord:
-        """The round as its main chains tell it, of which `straight` was accepted. `emitted` may be more than they got.
+    def main_chains(self) -> RoundRecord:
+        """The round reduced to its main chains: what chains without side nodes would have had accepted.
 
-        For whoever asks what chains would do: beside an accepted path, the main chain has drafted and failed. `drafter`
-        is whose chain it is: where two drafted, it may be the second one's.
+        `emitted` stays, and may be more than the chains account for. `drafter` is that of the chain, which may be the
+        second one where two drafters added nodes to a row.
         """
         if self.branches is None:
             return self
@@ -275,17 +275,17 @@ class RoundRecord:
         owner = np.where(tree.chain > 0, tree.drafters[:, 0], self.drafter) if tree.drafters.size else self.drafter
         return replace(self, drafter=owner, drafted=tree.chain, accepted=straight, branches=None)
 
-    def told_of(self, drafter: int) -> Told:
-        """What the round tells of the chains of a drafter."""
-        main = self.trunk()
+    def chains(self, drafter: int) -> ChainOutcome:
+        """Outcomes of the main chains of a drafter: those that ran, else those that were scored."""
+        main = self.main_chains()
         ran = (main.drafter == drafter) & (main.depths > 0)
-        known, drafted, right = ran, np.where(ran, main.drafted, 0), np.where(ran, main.accepted, 0)
+        known, drafted, accepted = ran, np.where(ran, main.drafted, 0), np.where(ran, main.accepted, 0)
         if self.shadow is not None and self.shadow_drafted is not None:
             agreed = self.shadow[drafter]
             known = ran | (agreed >= 0)
             drafted = np.where(known > ran, self.shadow_drafted[drafter], drafted)
-            right = np.where(known > ran, agreed, right)
-        return Told(ran, known, drafted, right)
+            accepted = np.where(known > ran, agreed, accepted)
+        return ChainOutcome(ran, known, drafted, accepted)
 
     def take(self, index: IntArray) -> RoundRecord:
         """The same round for some of its rows, by position in the batch; what the whole round cost stays."""

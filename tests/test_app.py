@@ -16,7 +16,7 @@ import pytest
 from rich.console import Console
 
 from adaptspec.app import serve
-from adaptspec.control.state import FILE, read_state
+from adaptspec.control.learned_state import FILE, read_state
 from adaptspec.errors import JournalError
 from adaptspec.journal import JournalHeader, RequestFinished, RequestStarted, read_entries, read_journal
 from tests.conftest import MakeModel

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from adaptspec.analysis.journal_rounds import JournalLog, LoggedRound
-from adaptspec.control.cost import CostTable
+from adaptspec.control.cost_model import CostModel
 from adaptspec.control.guard import GuardEvents
 from adaptspec.errors import JournalError
 from adaptspec.types import Reason
@@ -188,7 +188,7 @@ def explain(log: JournalLog, policy: str, *, request: str | None = None, rounds:
     """
     found = Explanation(policy)
     kept: deque[list[RowRound]] = deque(maxlen=rounds)
-    costs: CostTable | None = None
+    costs: CostModel | None = None
     for logged in log.rounds(policy):
         costs = costs or log.costs()
         lines = _lines(log, logged, costs)
@@ -209,7 +209,7 @@ def explain(log: JournalLog, policy: str, *, request: str | None = None, rounds:
     return found
 
 
-def _lines(log: JournalLog, logged: LoggedRound, costs: CostTable) -> list[RowRound]:
+def _lines(log: JournalLog, logged: LoggedRound, costs: CostModel) -> list[RowRound]:
     own, whole, size = logged.own, logged.whole, logged.size
     expected = own.expected
     plain = costs.plain_seconds(size, float(whole.context.sum())) / size

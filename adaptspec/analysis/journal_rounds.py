@@ -10,7 +10,8 @@ from pathlib import Path
 
 import numpy as np
 
-from adaptspec.control.cost import CostTable
+from adaptspec.control.cost_model import CostModel
+from adaptspec.control.cost_profile import CostProfile
 from adaptspec.control.language.build import load_policy_spec
 from adaptspec.control.language.library import find_policy, shipped_policies
 from adaptspec.control.language.spec import PolicySpec
@@ -62,9 +63,9 @@ class JournalLog:
         """Names of the engine's drafters. Raises JournalError."""
         return self.known_header.drafters
 
-    def costs(self) -> CostTable:
+    def costs(self) -> CostModel:
         """The machine's costs as the server measured them at its start. Raises JournalError and ConfigError."""
-        return CostTable.from_json(json.dumps(self.known_header.costs))
+        return CostModel(CostProfile.from_json(json.dumps(self.known_header.costs)))
 
     def rounds(self, policy: str | None) -> Iterator[LoggedRound]:
         """Rounds in which a policy decided rows, oldest first; None: any policy.

@@ -59,10 +59,10 @@ def tape_of_journal(path: Path, seed: int = 0) -> JournalTape:
                 f"{path}: its server had no {DRAFTER}; only drafts of one can be replayed from a journal"
             )
         costs = costs or log.costs()
-        costs.observe(logged.whole, log.drafters)
+        costs.observe_record(logged.whole, log.drafters)
         rounds, plain = rounds + 1, plain + (not logged.whole.drafting)
         own = list(log.drafters).index(DRAFTER)
-        chains = logged.own.trunk()
+        chains = logged.own.main_chains()
         for i, name in enumerate(chains.request_ids):
             requests.setdefault(name, LoggedRequest(log.requests[name])).add(chains, i, own)
     whole = {
@@ -79,7 +79,7 @@ def tape_of_journal(path: Path, seed: int = 0) -> JournalTape:
             "static-3, or record a tape with `adaptspec bench record`"
         )
     tape = tape_of_rounds(whole, {"journal": path.name}, seed)
-    return JournalTape(tape, Machine.of_cost_table("journal", costs), known, rounds, plain)
+    return JournalTape(tape, Machine.of_cost_model("journal", costs), known, rounds, plain)
 
 
 def tape_of_rounds(requests: Mapping[str, LoggedRequest], about: Mapping[str, str], seed: int = 0) -> Tape:

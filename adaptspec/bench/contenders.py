@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from adaptspec.bench.core import Answers, Group
 from adaptspec.bench.workloads import encode
-from adaptspec.control.cost import CostTable
+from adaptspec.control.cost_model import CostModel
 from adaptspec.control.language.spec import PolicySpec
 from adaptspec.control.tasks import TaskDetector
 from adaptspec.drafting.drafter import make_drafters
@@ -65,7 +65,7 @@ def policy_engine(built: Built, config: EngineConfig, spec: PolicySpec, rows: in
         make_drafters(built.loaded),
         built.tokenizer,
         specs=[spec],
-        costs=CostTable(built.costs.profile),
+        costs=CostModel(built.costs.profile),
         limits=replace(config.limits, max_rows=rows),
         detector=TaskDetector.load() if config.detect_tasks else None,
     )

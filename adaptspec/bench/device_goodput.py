@@ -13,7 +13,7 @@ from adaptspec.bench.gpu_kit import Bench
 from adaptspec.bench.random_engine import Pair, timed
 from adaptspec.bench.random_models import room_for, temperature_for
 from adaptspec.bench.transformers_speed import compared
-from adaptspec.control.cost import CostTable
+from adaptspec.control.cost_model import CostModel
 from adaptspec.request import SamplingParams
 
 RATES = (0.8, 0.6, 0.9)
@@ -52,7 +52,7 @@ def engine(bench: Bench) -> dict[str, Any]:
     return result
 
 
-def _batch(bench: Bench, pair: Pair, heats: dict[str, float], costs: CostTable, batch: int) -> Iterator[dict[str, Any]]:
+def _batch(bench: Bench, pair: Pair, heats: dict[str, float], costs: CostModel, batch: int) -> Iterator[dict[str, Any]]:
     sizes = bench.sizes
     alone, together = pair.core(("off",), batch, costs), pair.core(POLICIES, batch, costs)
     ways = [("off, alone", "off", alone), *((name, name, together) for name in POLICIES)]
@@ -73,7 +73,7 @@ def _batch(bench: Bench, pair: Pair, heats: dict[str, float], costs: CostTable, 
             yield {**line, **middle}
 
 
-def _milliseconds(costs: CostTable) -> list[dict[str, Any]]:
+def _milliseconds(costs: CostModel) -> list[dict[str, Any]]:
     profile = costs.profile
     return [
         {"rows": count, **{f"{width} tokens": 1e3 * one for width, one in zip(profile.tokens, line, strict=True)}}

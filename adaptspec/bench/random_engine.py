@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerFast
 
 from adaptspec.bench.contenders import Records
 from adaptspec.bench.random_models import Sizes, any_tokenizer, prompts, random_decoder
-from adaptspec.control.cost import CostTable
+from adaptspec.control.cost_model import CostModel
 from adaptspec.control.language.build import load_policy_spec
 from adaptspec.control.language.library import find_policy
 from adaptspec.control.language.spec import PolicySpec
@@ -44,18 +44,18 @@ class Pair:
         )
         return Pair(target, draft, any_tokenizer(target.info.vocab_size))
 
-    def costs(self, rows: int, seconds: float) -> CostTable:
+    def costs(self, rows: int, seconds: float) -> CostModel:
         """Measured now; no row may be in use."""
-        return CostTable(measure(self.target, self._drafters(), rows, Stopwatch(self.target.device, seconds)))
+        return CostModel(measure(self.target, self._drafters(), rows, Stopwatch(self.target.device, seconds)))
 
     def core(
-        self, policies: Sequence[str], rows: int, costs: CostTable, *, eager: bool = False
+        self, policies: Sequence[str], rows: int, costs: CostModel, *, eager: bool = False
     ) -> tuple[EngineCore, Records]:
         """Policies: `off`, `static-N`, or one that ships. What it runs is kept."""
         records = Records()
         specs, limits = [policy(name) for name in policies], EngineLimits(max_rows=rows)
         self.target.info = replace(self.target.info, eager=eager)
-        given: dict[str, Any] = {"specs": specs, "costs": CostTable(costs.profile), "limits": limits}
+        given: dict[str, Any] = {"specs": specs, "costs": CostModel(costs.profile), "limits": limits}
         core = assemble(self.target, self._drafters(), self.tokenizer, sinks=[records], **given)
         return core, records
 

@@ -17,7 +17,6 @@ import torch
 
 from adaptspec.bench.teacher_forcing import Judge, Written
 from adaptspec.bench.workloads import Workloads, encode
-from adaptspec.control.cost import CostTable
 from adaptspec.engine.assembly import Built
 from adaptspec.engine.profiler import Stopwatch, measure, middle, processor
 from adaptspec.errors import ConfigError
@@ -161,7 +160,7 @@ def write_costs(built: Built, max_rows: int, path: Path) -> None:
         "date": datetime.now(timezone.utc).date().isoformat(),
     }
     try:
-        text = json.dumps({**about, **json.loads(CostTable(profile).to_json())}, indent=1)
+        text = json.dumps({**about, **json.loads(profile.to_json())}, indent=1)
         path.write_text(text + "\n", encoding="utf-8")
     except OSError as error:
         raise ConfigError(f"{path}: the cost table cannot be written ({error})") from error

@@ -17,7 +17,8 @@ import numpy as np
 
 from adaptspec.bench.collectors import COLLECTORS, Load, begun, collector, run_collectors
 from adaptspec.bench.workloads import Workloads
-from adaptspec.control.cost import CostProfile, CostTable
+from adaptspec.control.cost_model import CostModel
+from adaptspec.control.cost_profile import CostProfile
 from adaptspec.drafters import available_drafters
 from adaptspec.request import Request
 from adaptspec.tables import Table
@@ -74,7 +75,7 @@ def _start(reader: str, store: RequestStore, url: str) -> Tracing | None:
     if reader in ("metrics", "all"):
         Metrics(store)
     if reader in ("earnings", "all"):
-        Earnings(store).begin(CostTable(_TINY), DRAFTERS, max(BATCHES), 1)
+        Earnings(store).begin(CostModel(_TINY), DRAFTERS, max(BATCHES), 1)
     if reader in ("live", "all"):
         LiveFeed(store)
     kind, _, level = reader.partition(": ")

@@ -69,7 +69,7 @@ def _measure(arguments: argparse.Namespace) -> int:
         kept = read_cost_file(path)
     except (OSError, ValueError, ConfigError):
         kept = None
-    if kept is None or kept.table.profile != built.costs.profile:
+    if kept is None or kept.profile != built.costs.profile:
         sys.stderr.write(f"{path}: the table was not kept, see above; measure again when the machine is quiet\n")
         return 1
     return _print([kept], arguments)
@@ -95,7 +95,7 @@ def _print(files: Sequence[CostFile], arguments: argparse.Namespace) -> int:
 def _report(file: CostFile, now: datetime) -> list[Table | str]:
     from adaptspec.tables import Table
 
-    profile = file.table.profile
+    profile = file.profile
     columns = (f"{tokens} token{'s' if tokens > 1 else ''}" for tokens in profile.tokens)
     passes = Table("rows", *columns, title="milliseconds of a pass of the target, by rows and tokens of each row")
     for rows, line in zip(profile.rows, profile.verify, strict=True):

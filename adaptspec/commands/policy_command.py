@@ -215,7 +215,8 @@ def _validate(arguments: argparse.Namespace) -> int:
 
 def _check(path: Path) -> PolicySpec:
     """Read it and build it once, as a server would."""
-    from adaptspec.control.cost import CostProfile, CostTable
+    from adaptspec.control.cost_model import CostModel
+    from adaptspec.control.cost_profile import CostProfile
     from adaptspec.control.language.build import build_policy, load_policy_spec
     from adaptspec.control.routing import with_used
     from adaptspec.control.tasks import Labels
@@ -224,7 +225,7 @@ def _check(path: Path) -> PolicySpec:
     spec = load_policy_spec(path, labels)
     try:
         for one in with_used([spec]):
-            build_policy(one, CostTable(CostProfile((1,), (1,), ((1.0,),))), 1, labels)
+            build_policy(one, CostModel(CostProfile((1,), (1,), ((1.0,),))), 1, labels)
     except ConfigError as error:
         raise PolicyError(f"{path}:1:1: {error}") from error
     return spec

@@ -13,11 +13,11 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from adaptspec.control.algorithms.fixed_depths import SHIPPED
-from adaptspec.control.ceilings import DEEPEST, Ranges
 from adaptspec.control.language.build import parse_policy_spec
 from adaptspec.control.language.spec import API_VERSION
 from adaptspec.control.language.spec_errors import problems_of
 from adaptspec.control.language.yaml_source import Source, dump_yaml, parse_yaml, policy_error, read_text
+from adaptspec.control.limits import DEEPEST, Ranges
 
 F = TypeVar("F", bound="_Foreign")
 _Steps = Annotated[list[Annotated[int, Field(ge=0, le=DEEPEST)]], Field(min_length=1, max_length=16)]

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 
 from adaptspec.command_line import add_table_forms
-from adaptspec.control.state import FILE, merged, read_state, to_bytes
+from adaptspec.control.learned_state import FILE, merged, read_state, to_bytes
 from adaptspec.errors import ConfigError
 from adaptspec.files import write_file
 from adaptspec.tables import Table, show

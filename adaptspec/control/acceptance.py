@@ -17,10 +17,11 @@ from adaptspec.types import BoolArray, FloatArray, IntArray, RoundRecord
 _LEAST, _MOST = 0.005, 0.995
 # Bins of confidence, and how sure a draft is at least.
 CONFIDENCE_BINS, _LEAST_SURE = 10, 0.35
-# Ranks of side nodes that are told apart. At first a node is as likely as it states, and where a chain misses its side
-# nodes bring this many tokens, by so many for each of its own: as strong as so many observations.
-_RANKS, _SIDE_GAIN, _SIDE_NODES, _SIDE_WEIGHT = 8, 0.3, 1.0, 20.0
-_ROUNDS = 256  # that are learned together at most
+_RANKS = 8  # side nodes are told apart by rank up to this
+_SIDE_GAIN = 0.3  # prior: tokens that side nodes bring for each missed token of the chain
+_SIDE_NODES = 1.0  # prior: side nodes for each token of the chain
+_SIDE_WEIGHT = 20.0  # observations that these priors are worth
+_LEARNED_TOGETHER = 8  # rounds; fewer at first, since early rounds say most
 
 
 @dataclass(frozen=True)
@@ -66,7 +67,9 @@ class Acceptance:
         self._counts[self._first_row + row] = 0.0
 
     def observe(self, rows: IntArray, tasks: IntArray, drafted: IntArray, accepted: IntArray) -> None:
-        """Row-rounds, all [N], rows may repeat (-1: its request has ended); no draft teaches nothing, but fades."""
+        """Learn from row-rounds, all [N]; rows may repeat (-1: the request has ended). One without a draft only fades
+        the counts of its row.
+        """
         classes = np.arange(self._counts.shape[2])
         places = np.broadcast_to(classes, (len(rows), len(classes)))
         self.observe_classes(rows, tasks, places, drafted, accepted)
@@ -166,10 +169,10 @@ class Calibration(Acceptance):
 
 
 class Continuation:
-    """P(position j is drafted | j - 1 was, and the depth allowed it): short of 1 where a stop rule cuts drafts.
+    """How far drafts go before a stop rule ends them: P(position j is drafted | j - 1 was, and the depth allowed j).
 
-    An acceptance where going on is to be accepted, twice: among all drafts, which says what drafting costs, and among
-    those still accepted, which says what it earns.
+    Counted twice: over all drafts (what drafting costs), and over those whose tokens were all accepted so far (what it
+    gains).
     """
 
     def __init__(self, depth: int) -> None:
@@ -237,7 +240,7 @@ class SideNodes(Learner):
 
     @property
     def chances(self) -> FloatArray:
-        """[ranks] what a node of rank 1, 2 ... is kept by, in what it states; the last is that of all later ones."""
+        """[ranks] P(a node of rank 1, 2 ... is kept) over its stated probability; the last serves all later ranks."""
         kept, stated = self._ranks + _SIDE_WEIGHT
         return np.asarray(kept / stated)
 
@@ -290,7 +293,7 @@ class ModelAcceptance(Learner):
         self.calibration.start(row)
 
     def observe(self, which: int, rounds: RowRounds) -> None:
-        """Row-rounds; this is drafter `which` of them."""
+        """Learn from row-rounds as the drafter with number `which`."""
         mine = (rounds.drafter == which) & (rounds.depths > 0)
         rows, tasks, drafted, kept = rounds.rows, rounds.tasks, rounds.drafted * mine, rounds.kept * mine
         self.by_position.observe(rows, tasks, drafted, kept)
@@ -313,9 +316,10 @@ class PendingRecords:
     """Rounds that are yet to be learned. Requests may begin and end meanwhile: each round is its own request's."""
 
     def __init__(self, rows: int, depth: int) -> None:
-        """`depth`: of drafts that went deeper no more is told."""
+        """`depth`: longer drafts are cut to this many tokens."""
         self._depth = depth
         self._records: list[RoundRecord] = []
+        self._rounds = 0
         self._decided = 0  # the number of the last decision
         self._began: IntArray = np.zeros(rows, dtype=np.int64)  # the last decision before each row's request
 
@@ -323,7 +327,7 @@ class PendingRecords:
         self._began[row] = self._decided
 
     def decided(self, number: int) -> None:
-        """A decision was made: what is told of earlier ones may be of requests that have ended."""
+        """A decision was made: records of earlier ones may belong to requests that have ended."""
         self._decided = number
 
     def of_rows_now(self, record: RoundRecord) -> BoolArray:
@@ -331,11 +335,15 @@ class PendingRecords:
         now: BoolArray = (record.decision > self._began[record.rows]) | (record.decision == 0)
         return now
 
-    def add(self, record: RoundRecord) -> bool:
-        """Add a round; whether they are to be learned now."""
+    def add(self, record: RoundRecord) -> None:
         self._decided = max(self._decided, record.decision)
         self._records.append(record)
-        return len(self._records) >= _ROUNDS
+        self._rounds += 1
+
+    @property
+    def due(self) -> bool:
+        """Whether so many rounds wait that they are to be learned now."""
+        return len(self._records) >= min(_LEARNED_TOGETHER, 1 + self._rounds // _LEARNED_TOGETHER)
 
     def taken(self) -> RowRounds | None:
         """What the rounds so far tell, which is then forgotten; None: there are none."""
@@ -350,7 +358,7 @@ class PendingRecords:
         own = np.concatenate([own_chain(r) for r in records])
         drafted, kept = drafted * own, kept * own
         decided = np.repeat([r.decision for r in records], counts)
-        ended = (decided > 0) & (decided <= self._began[rows])  # 0: nobody numbers decisions, and none comes late
+        ended = (decided > 0) & (decided <= self._began[rows])  # 0: unnumbered, so taken to be current
         read = np.repeat([r.caught_up > 0 for r in records], counts)
         confidence: FloatArray = np.full((len(rows), depth), np.nan)
         for r, end in zip(records, np.cumsum(counts).tolist(), strict=True):

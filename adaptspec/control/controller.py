@@ -5,7 +5,7 @@
     decision = controller.decide(signals)   # once per round, also with no decoding rows
     ...                                     # draft, verify, commit
     controller.finish(row)                  # before or after the learn of its last round
-    controller.learn(record)                # once per round, with its decision's number; corrects the cost table too
+    controller.learn(record)                # once per round, with its decision's number; corrects the cost model too
 
 The tasks of rows are those of their requests at `start`. `Decision.drafter` indexes the engine's drafters. Where
 deciding takes much of a round's time, by a `timer`, decisions are reused (see `DecisionCache`). Policies then learn
@@ -19,8 +19,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from adaptspec.control.cost import CostTable
-from adaptspec.control.decision_cache import DecisionCache, RoundRows
+from adaptspec.control.cost_model import CostModel
+from adaptspec.control.decision_cache import UNDECIDED, DecisionCache, RoundRows
 from adaptspec.control.policy import BatchSignals, Decision, Policy
 from adaptspec.control.rollout import LIVE, Rollout
 from adaptspec.control.routing import Route, Router
@@ -58,7 +58,7 @@ class Controller:
         drafters: Sequence[str],
         max_rows: int,
         *,
-        cost: CostTable | None = None,
+        cost: CostModel | None = None,
         labels: Labels | None = None,
         rollouts: Mapping[str, Rollout] | None = None,
         routes: Sequence[Route] = (),
@@ -89,6 +89,7 @@ class Controller:
         self._timer = timer
         self._cache = DecisionCache()
         self._buffer: list[RoundRecord] = []  # rounds to be learned from
+        self._failure: Exception | None = None  # of a policy that learned, not raised yet
 
     @property
     def search_depth(self) -> int:
@@ -192,29 +193,38 @@ class Controller:
         self._cache.store(signals, rows, decision)
         return decision
 
+    def repeat(self) -> bool:
+        """Whether a round with the signals of the latest decision runs by it. If not, call `decide`.
+
+        Rows must be those of the same requests.
+        """
+        return self._cache.repeat()
+
     def learn(self, record: RoundRecord) -> None:
-        """Let the cost table and the policies take note of a round, at the latest before the next new decision."""
+        """Let the cost model and the policies take note of a round, at the latest before the next new decision."""
         if not len(record.rows):
             return
         self._cache.observe("round", record.total_seconds)
         self._buffer.append(record)
         if self._cache.expired:
             self.learn_buffered()
+        failure, self._failure = self._failure, None
+        if failure is not None:
+            raise failure
 
     def learn_buffered(self) -> None:
-        """Learn from all rounds so far. Raises what the first policy that failed has raised, after all have learned."""
+        """Learn from all rounds so far. The next call of `learn` raises what the first policy that failed has raised:
+        a policy that cannot learn is no reason not to decide, or not to replace it.
+        """
         records, self._buffer = self._buffer, []
-        failure: Exception | None = None
         begun = self._timer()
         for record in records:
             try:
                 self._learn(record)
-            except Exception as error:  # noqa: BLE001 - the other rounds are to be learned from, too
-                failure = failure or error
+            except Exception as error:  # noqa: BLE001 - other rounds and policies are to be learned from
+                self._failure = self._failure or error
         if records:
             self._cache.observe("learn", (self._timer() - begun) / len(records))
-        if failure is not None:
-            raise failure
 
     def learned_policies(self) -> Mapping[str, Policy]:
         """The policies, after they have learned from all rounds so far; called between rounds."""
@@ -231,14 +241,18 @@ class Controller:
         return decision
 
     def _learn(self, record: RoundRecord) -> None:
-        if len(record.policies) != len(record.rows):  # of a decision that was not ours: by who runs now
+        if len(record.policies) != len(
+            record.rows
+        ):  # a decision from elsewhere: use the policies that the rows have now
             rows = self._rows
             record = replace(record, tasks=rows.tasks[record.rows], policies=rows.policies[record.rows])
         if self._cost is not None:
-            self._cost.observe(record, self._drafters)
+            self._cost.observe_record(record, self._drafters)
         learn_by_group(record.policies, self._teach, record)
 
     def _teach(self, which: int, record: RoundRecord) -> None:
+        if which == UNDECIDED:
+            return
         slot = self._slots[which]
         if not 0 < record.decision <= slot.since:  # else it comes late, and is of another policy that was here
             slot.policy.learn(slot.numbers.record(record))
@@ -261,7 +275,7 @@ class Controller:
         self.policies = {**self.policies, name: policy}
 
     def _decide_one(self, which: int, signals: BatchSignals) -> Decision:
-        """A policy's decision as the engine is told it."""
+        """A policy's decision in the engine's drafter numbers."""
         slot = self._slots[which]
         decision = slot.numbers.decided(slot.policy, signals)
         decision.reasons = self._explain_limits(decision, signals, slot.policy.max_depth)

@@ -29,7 +29,7 @@ class Counterfactual:
 
         Of drafts that branched, their main chains count.
         """
-        chain, main = record.told_of(drafter), record.trunk()
+        chain, main = record.chains(drafter), record.main_chains()
         # A drafter without entropies has no distribution, so no stop rule applies: its draft ends where it proposes no
         # further token.
         silent = np.isnan(main.entropy).all(axis=1)
@@ -37,7 +37,7 @@ class Counterfactual:
         ran_out = chain.known & ended
         return cls(
             seen=chain.drafted,
-            kept=chain.right,
-            open=(chain.right == chain.drafted) & ~ran_out,
+            kept=chain.accepted,
+            open=(chain.accepted == chain.drafted) & ~ran_out,
             most=np.where(ran_out, chain.drafted, np.iinfo(np.int64).max),
         )

@@ -12,11 +12,12 @@ import numpy as np
 
 from adaptspec.control.acceptance import CONFIDENCE_BINS
 from adaptspec.control.policy import BatchSignals, Decision
-from adaptspec.types import FloatArray, IntArray, Reason
+from adaptspec.types import FloatArray, IntArray
 
 # After each so many decisions one more round may reuse a decision: early rounds are the most informative.
 _WARMUP = 16
 _DECAY, _MAX_RATIO = 0.05, 3.0  # weight of a new duration in its mean; a longer one is a stall of the machine
+UNDECIDED = -1  # in place of a policy's number, for a row that it has not decided for
 _CHANGED = 8  # one row in so many may be new, or gone, for a decision to be reused
 
 
@@ -35,16 +36,20 @@ class RoundRows(NamedTuple):
 
 
 class _Reusable(NamedTuple):
+    """A decision without lookups, for batches of which few requests differ."""
+
     rows: RoundRows
     decision: Decision
+    order: IntArray  # positions of its rows [B] by the numbers of their requests
+    usual: dict[tuple[int, int], int | None]  # by policy and task: the position of a row with their usual depth
 
 
 class DecisionCache:
     """Decisions since policies last learned, by the signals that they were made for.
 
-    A decision serves equal rounds until policies learn again. This takes so many rounds, at most `max_rounds`, that
-    one decision and one record take at most `share` of their time. By a clock that stands still while policies decide,
-    nothing is reused.
+    A decision is reused by rounds with equal signals until policies learn again: after so many rounds that deciding
+    once and learning from one record take at most `share` of their time, and after `max_rounds` at the latest. Nothing
+    is reused if the clock shows no time for deciding, as in a simulation.
     """
 
     def __init__(self, share: float = 0.01, max_rounds: int = 8) -> None:
@@ -60,11 +65,17 @@ class DecisionCache:
         """Whether policies are to learn before the next decision."""
         return self._rounds_left <= 0
 
+    def repeat(self) -> bool:
+        """Count one more round; whether it may run by the latest decision, if its signals are the same."""
+        if self.expired:
+            return False
+        self._rounds_left -= 1
+        return True
+
     def lookup(self, signals: BatchSignals, rows: RoundRows) -> Decision | None:
         """The decision that this round reuses; None: a new one is to be made."""
-        if self.expired:
+        if not self.repeat():
             return None
-        self._rounds_left -= 1
         known = self._decisions.get(_key(signals, rows))
         if known is None and len(rows.requests) >= _CHANGED and not np.count_nonzero(signals.found):
             latest = self._without_lookups.get(signals.prefill_tokens > 0)
@@ -73,14 +84,15 @@ class DecisionCache:
 
     def store(self, signals: BatchSignals, rows: RoundRows, decision: Decision) -> None:
         """Keep a decision that was made for a round. A trial or a measurement is for this round alone."""
-        if decision.once or _has_trial(decision):
+        if decision.once:
             self.clear()
             return
         if not self._decisions:
             self._rounds_left = self._num_rounds() - 1
         self._decisions[_key(signals, rows)] = decision
         if not np.count_nonzero(signals.found):
-            self._without_lookups[signals.prefill_tokens > 0] = _Reusable(rows, decision)
+            reusable = _Reusable(rows, decision, np.argsort(rows.requests), {})
+            self._without_lookups[signals.prefill_tokens > 0] = reusable
 
     def clear(self) -> None:
         """Forget all decisions: policies learn, or change."""
@@ -90,7 +102,7 @@ class DecisionCache:
 
     def observe(self, what: Literal["decide", "learn", "round"], seconds: float) -> None:
         """A decision, learning from a record, or a round took this long. Values that are no duration are ignored."""
-        if not 0.0 <= seconds < math.inf:
+        if not 0.0 < seconds < math.inf:
             return
         self._num_decided += what == "decide"
         mean = self._means.get(what, seconds)
@@ -119,29 +131,35 @@ def _key(signals: BatchSignals, rows: RoundRows) -> tuple[bytes, ...]:
     )
 
 
-def _has_trial(decision: Decision) -> bool:
-    reasons = decision.reasons
-    return bool(np.count_nonzero((reasons == int(Reason.EXPLORE)) | (reasons == int(Reason.PROBE))))
-
-
 def _adapted(latest: _Reusable, rows: RoundRows) -> Decision | None:
     """The decision of an earlier round for a batch of which few requests differ; None: too many do.
 
-    A new request takes the most common depth of the same policy and task. Depths are lowered to the limits.
+    A new request takes the most common depth of the same policy and task. Depths are lowered to the limits. No policy
+    learns from the round of a new request, since it was decided for another one: its policy number is `UNDECIDED`.
     """
-    before, decision = latest
-    order = np.argsort(before.requests)
+    before, decision, order, _ = latest
     found = np.searchsorted(before.requests, rows.requests, sorter=order)
     index: IntArray = order[np.minimum(found, len(order) - 1)]
     new = np.flatnonzero(before.requests[index] != rows.requests)
     num_gone = len(before.requests) - (len(index) - len(new))
     if max(len(new), num_gone) * _CHANGED > len(index):
         return None
-    by_policy = np.isnan(before.thresholds)
     for row in new.tolist():
-        alike = np.flatnonzero(by_policy & (before.policies == rows.policies[row]) & (before.tasks == rows.tasks[row]))
-        if not len(alike) or not np.isnan(rows.thresholds[row]):
+        usual = _usual_row(latest, rows.policies.item(row), rows.tasks.item(row))
+        if usual is None or not np.isnan(rows.thresholds[row]):
             return None
+        index[row] = usual
+    adapted = decision.take(index).within(rows.limits)
+    adapted.policies[new] = UNDECIDED
+    return adapted
+
+
+def _usual_row(latest: _Reusable, policy: int, task: int) -> int | None:
+    """The position of a row with the most common depth of a policy and task; None: no row goes by them."""
+    before, decision, _, usual = latest
+    if (policy, task) not in usual:
+        alike = np.flatnonzero(np.isnan(before.thresholds) & (before.policies == policy) & (before.tasks == task))
         depths = decision.depths[alike]
-        index[row] = alike[np.argmax(depths == np.bincount(depths).argmax())]
-    return decision.take(index).within(rows.limits)
+        most = np.argmax(depths == np.bincount(depths).argmax()) if len(alike) else None
+        usual[policy, task] = None if most is None else alike.item(most)
+    return usual[policy, task]

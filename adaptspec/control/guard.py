@@ -10,10 +10,11 @@ from typing import Annotated, NamedTuple
 
 from pydantic import Field
 
-from adaptspec.control.ceilings import Bounds
-from adaptspec.control.cost import CostTable, batch_bucket
+from adaptspec.control.cost_model import CostModel
 from adaptspec.control.language.schema import Part, Short, without_default
+from adaptspec.control.limits import BatchLimits
 from adaptspec.control.policy import BatchSignals, Pending
+from adaptspec.control.round_work import batch_bucket
 from adaptspec.control.rows import total
 from adaptspec.types import Reason, RoundRecord
 
@@ -23,14 +24,16 @@ _WORST = 2.0
 _BUDGET_ROUNDS, _TELLING = 4.0, 4
 # Rounds with drafts that a probe takes, and tokens that its wait is never longer than.
 _PROBE_ROUNDS, _LONGEST_WAIT = 6, 65_536.0
-# The baseline is renewed after so many rounds with drafts, later after more, up to the last.
-_FIRST_REFRESH, _REFRESH = 64, 256
+# A baseline is renewed after so many drafting rounds, twice as many each time up to the last, and after so many that a
+# plain round in place of a drafting one loses no more than this share of the time.
+_FIRST_RENEWAL, _LAST_RENEWAL, _RENEWAL_SHARE = 8, 256, 0.005
+_MAX_GROWTH = 8  # windows whose rounds are judged together while they look lost, but not beyond their noise
 # A baseline is as of so many plain rounds, and what a plain round takes is worked out once in so many: contexts grow.
 _PLAIN_ROUNDS, _PRICED_ROUNDS = 16, 16
 
 
 class NeverSlowerSpec(Part):
-    """Switch speculation off while it delivers less than plain decoding."""
+    """Switch speculation off while it delivers less than (1 - margin) x plain decoding."""
 
     margin: float = Field(
         default=0.03, ge=0.0, lt=1.0, description="A window is lost below (1 - margin) x plain decoding."
@@ -46,7 +49,7 @@ class ProbeSpec(Part):
     backoff: float = Field(default=2.0, ge=1.0, le=100.0, description="Each try in vain makes the wait so much longer.")
 
 
-class GuardSpec(Bounds):
+class GuardSpec(BatchLimits):
     """What keeps a policy from losing for long."""
 
     never_slower: Annotated[NeverSlowerSpec | None, Short()] = Field(
@@ -59,7 +62,7 @@ class GuardSpec(Bounds):
         default=ProbeSpec(), description="How speculation that was switched off comes back."
     )
 
-    def build(self, cost: CostTable) -> Guard | None:
+    def build(self, cost: CostModel) -> Guard | None:
         """What switches a policy off and on again; None where nothing may."""
         return None if self.never_slower is None else Guard(self, cost)
 
@@ -74,23 +77,23 @@ class Mode(Enum):
 
 
 class Guard:
-    """Never slower than plain decoding, measured; off is recoverable.
+    """Speculation is switched off where it is measurably slower than plain decoding; off is recoverable.
 
     States: running, off, probing. Running becomes off when windows of delivered goodput (emitted tokens over
     seconds, sums) fall below plain decoding's at the same batch size. Off becomes probing after a number of emitted
-    tokens that grows each time, until a window is won while running: luck in the few rounds of a probe starts no
-    oscillation. A window or probe ends early once it has cost as much as it may, so that even a hopeless draft costs
-    little. A new request shortens what is left of the wait by its share of the batch, by half where it is alone: what
-    lost on the last may pay on this one.
+    tokens that grows each time, until a window while running is not lost: luck in the few rounds of a probe starts
+    no oscillation. A window or probe is judged early once it has cost as much as it may, so that even a hopeless
+    draft costs little. A new request shortens what is left of the wait by half its share of the batch: what lost on the
+    last may pay on this one.
 
-    A round is booked under what held when it was decided, however late it is told of. One that was decided before a
-    switch says nothing of what came after; one that was decided without a guard is nothing to it.
+    A round is booked under the mode and baseline of its decision, even if its record comes late. A round that was
+    decided before a switch is not counted after it; one that was decided without a guard is ignored.
 
     Nothing of it is kept over a restart: to find out anew costs some plain rounds' time, to believe what another hour
     or machine measured could cost an hour.
     """
 
-    def __init__(self, spec: GuardSpec, cost: CostTable) -> None:
+    def __init__(self, spec: GuardSpec, cost: CostModel) -> None:
         assert spec.never_slower is not None, "there is no guard without rules"
         self._rules, self._probe = spec.never_slower, spec.probe
         self._cost = cost
@@ -100,7 +103,8 @@ class Guard:
         self._probed = 0
         self._losses = 0
         self._rows = 0
-        self._doubts = cost.doubts
+        self._gain = 0.0  # of drafting rounds over plain ones, in the last window
+        self._resets = cost.resets
         self._window = _Window()
         self._priced, self._price_age = (0, 0.0), 0  # rows, and seconds of a plain round of them; rounds
         self._baselines: dict[int, _Baseline] = {}
@@ -118,8 +122,9 @@ class Guard:
         if self._mode is Mode.OFF and self._left <= 0.0:
             self._mode, self._probed, self._window = Mode.PROBE, 0, _Window()
         mode = self._mode
-        if mode is Mode.RUN and self._baseline.due:
-            mode, self._baseline.stale = Mode.PLAIN_ONCE, 0  # once, even if the next is decided before it is told of
+        if mode is Mode.RUN and self._baseline.due(self._gain):
+            mode, self._baseline.stale = Mode.PLAIN_ONCE, 0  # once, even if the next is decided before its outcome
+            self._baseline.renewals += 1
         rows = 0 if signals.beside or signals.prefill_tokens else len(signals.rows)
         self._pending.put(signals.number, _Decided(mode, self._baseline, rows))
         return mode
@@ -129,10 +134,10 @@ class Guard:
         decided = self._pending.get(record.decision)
         if decided is None:
             return
-        if self._cost.doubts != self._doubts:  # plain rounds measure best
-            self._doubts = self._cost.doubts
+        if self._cost.resets != self._resets:  # plain rounds measure best
+            self._resets = self._cost.resets
             for baseline in self._baselines.values():
-                baseline.rounds = min(baseline.rounds, 1)
+                baseline.rounds, baseline.renewals = min(baseline.rounds, 1), 0
         drafted = record.drafting
         if drafted:
             decided.baseline.stale += 1
@@ -163,7 +168,7 @@ class Guard:
 
     def _after_plain(self, record: RoundRecord, decided: _Decided) -> None:
         if decided.baseline.stale or decided.mode is Mode.PLAIN_ONCE:
-            # Drafts are judged by it for long: by no price that the table has left.
+            # This round renews the baseline: price it afresh, not by a cached price.
             decided.baseline.stale, self._priced = 0, (0, 0.0)
         if len(record.rows) == decided.rows and not record.caught_up:
             decided.baseline.add(record.total_seconds / self._plain_seconds(record))
@@ -188,8 +193,13 @@ class Guard:
         window = self._window
         if window.rounds < self._rules.window_rounds and not window.hopeless:
             return
+        self._gain = window.ratio - 1.0
+        lost = self._lost(window)
+        looks_lost = window.ratio < 1.0 - self._rules.margin
+        if looks_lost and not lost and window.rounds < _MAX_GROWTH * self._rules.window_rounds:
+            return
         self._window = _Window()
-        if not self._lost(window):
+        if not lost:
             self._losses, self._wait = 0, float(self._probe.after_tokens)
             return
         self._losses += 1
@@ -226,7 +236,7 @@ class _Window:
 
     @property
     def hopeless(self) -> bool:
-        """Whether so much is lost that it is judged at once; of fewer rounds nobody can tell whose doing it was."""
+        """Whether so much is lost that it is judged early; fewer rounds do not show the cause."""
         return self.rounds >= _TELLING and self.lost > _BUDGET_ROUNDS
 
     @property
@@ -243,22 +253,25 @@ class _Window:
 
 
 class _Baseline:
-    """What plain rounds really took over what the cost table has them take, at batch sizes that are alike."""
+    """What plain rounds really took over what the cost model predicts, at batch sizes that are alike."""
 
     def __init__(self) -> None:
         self.ratio = 1.0
         self.rounds = 0  # that it rests on
         self.stale = 0  # rounds with drafts since the last plain one
+        self.renewals = 0
 
     def add(self, ratio: float) -> None:
         """A plain round; one that hesitated counts as twice as long at most."""
         self.rounds = min(self.rounds + 1, _PLAIN_ROUNDS)
         self.ratio += (min(2.0 * self.ratio, max(0.5 * self.ratio, ratio)) - self.ratio) / self.rounds
 
-    @property
-    def due(self) -> bool:
-        """Whether a plain round is to be run."""
-        return self.stale >= min(_FIRST_REFRESH * max(1, self.rounds), _REFRESH)
+    def due(self, gain: float) -> bool:
+        """Whether a plain round is to be run where drafting rounds earn `gain` more than plain ones."""
+        if not self.renewals:
+            return self.stale >= _FIRST_RENEWAL
+        wait = min(_FIRST_RENEWAL << self.renewals, _LAST_RENEWAL)
+        return self.stale >= max(wait, gain / _RENEWAL_SHARE)
 
 
 class _Decided(NamedTuple):
@@ -266,7 +279,7 @@ class _Decided(NamedTuple):
 
     mode: Mode
     baseline: _Baseline
-    rows: int  # 0 where others ran beside them, whose seconds nobody can tell from theirs
+    rows: int  # 0 where prompts or other policies' rows shared the round: its seconds are not comparable
 
 
 _GUARD, _PROBE = int(Reason.GUARD), int(Reason.PROBE)

@@ -8,9 +8,9 @@ from typing import Any
 
 from adaptspec.control.algorithms.algorithm import lowered
 from adaptspec.control.algorithms.bandit import BanditSpec
-from adaptspec.control.ceilings import DEEPEST
 from adaptspec.control.language.spec import PolicySpec
 from adaptspec.control.language.yaml_source import Problem, policy_error
+from adaptspec.control.limits import DEEPEST
 from adaptspec.control.stopping import NoStopSpec
 
 # What policies call whatever a host drafts with: it costs steps, and says nothing before it has drafted.

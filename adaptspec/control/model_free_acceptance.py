@@ -54,10 +54,10 @@ class StatedAcceptance(Learner):
         """
         if record.stated is None:
             return False
-        told = record.told_of(which)
+        told = record.chains(which)
         confidence = self._within(record.stated, which, len(rows))
         drafted = np.minimum(told.drafted, self._depth)
-        kept = np.minimum(told.right, drafted)
+        kept = np.minimum(told.accepted, drafted)
         self._pending.append((confidence, rows.copy(), record.tasks, drafted, kept))
         if len(self._pending) >= _ROUNDS:
             self.settle()
@@ -114,7 +114,7 @@ class NgramAcceptance(Learner):
 
     def note(self, which: int, record: RoundRecord, rows: IntArray) -> bool:
         """See `StatedAcceptance.note`; in plain numbers, in a fifth of the time where rounds are shortest."""
-        main, found, right = record.trunk(), [-1] * len(rows), [-1] * len(rows)
+        main, found, right = record.main_chains(), [-1] * len(rows), [-1] * len(rows)
         if record.shadow is not None and record.shadow_drafted is not None:
             found, right = record.shadow_drafted[which].tolist(), record.shadow[which].tolist()
         run, before, won = self.run, len(self._pending), False

@@ -24,10 +24,10 @@ class BatchSignals:
     how many tokens each drafter is behind, beyond the usual one or two: what drafting with it would have to catch up
     first. What a policy sees has its own drafters first, in its order. `found` [drafters, B] is how many tokens an
     n-gram drafter has found for each row, within the limits: known before the round, since looking is free. It is 0 for
-    drafters that cannot tell, and where nobody asked (see `Policy.search_depth`). `stated` [drafters, B, depth] is how
-    sure they are of each token they found, NaN beyond and where one does not say; None: nobody says. `position` counts
-    the tokens a row has emitted. `beside` counts rows that decode in the same round under other policies. The
-    controller fills in `tasks` (0: unknown) and `number`, the decision's.
+    drafters that do not report it, and where no search was asked for (see `Policy.search_depth`). `stated`
+    [drafters, B, depth] is their confidence in each token they found, NaN where unknown; None: no drafter states it.
+    `position` counts the tokens a row has emitted. `beside` counts rows that decode in the same round under other
+    policies. The controller fills in `tasks` (0: unknown) and `number`, the decision's.
     """
 
     rows: IntArray
@@ -181,7 +181,7 @@ class Learner:
     """Something with a state. This base has none."""
 
     def state(self) -> dict[str, FloatArray]:
-        """The arrays themselves that it learns in, by name: whoever asks may write to them.
+        """The arrays themselves that it learns in, by name: callers may write to them.
 
         Decayed sums. They are additive: the states of two replicas, added name by name, are the state of both. So a
         prior stays out of them. Names of optional parts begin with `@` and the part's name, and a slash.
@@ -230,9 +230,10 @@ def _checked(learned: Mapping[str, FloatArray], name: str, shape: tuple[int, ...
 
 
 class Policy(Learner):
-    """Decides the depths of a batch and learns from rounds. Called on one thread, once each per round.
+    """Decides the depths of a batch and learns from rounds. Called on one thread.
 
-    `learn` never switches anything. `start` and `finish` bracket the life of a request in a row; state of a row must
+    `learn` is called once for each round, in order, maybe several rounds late; `decide` only where no earlier decision
+    is reused. `start` and `finish` bracket the life of a request in a row; state of a row must
     not outlive `finish`. What is not overridden does nothing.
     """
 

@@ -1,7 +1,7 @@
 """Stop rules: after each drafted token, whether a row drafts one more. `StopSpec` is what a policy file may say.
 
-They write tables of what drafts say of their own tokens. To add one: its class and its spec, in the union at the end, a
-test and a YAML.
+They write tables of bounds on what drafts state of their own tokens (confidence, entropy). To add one: its class and
+its spec, in the union at the end, a test and a YAML.
 """
 
 from __future__ import annotations
@@ -146,7 +146,7 @@ class AdaEdlStop(ThresholdStop):
         return super().table(choice)
 
     def learn(self, record: RoundRecord) -> None:
-        main = record.trunk()
+        main = record.main_chains()
         drafted = total(main.drafted)
         if not drafted:
             return
@@ -203,9 +203,9 @@ class MarginalGoodputStop(StopRule):
             return None
         if value is not self._value:
             self._value, self._mixed = value, None
-            self._tables = {model.which: _table(value, model) for model in value.models}
+            self._tables = {model.drafter_id: _table(value, model) for model in value.models}
         if len(self._tables) == 1:
-            return self._tables.get(value.models[0].which)
+            return self._tables.get(value.models[0].drafter_id)
         if self._mixed is None or self._mixed[0] is not choice.drafter:
             parts = [(np.flatnonzero(choice.drafter == which), table) for which, table in self._tables.items()]
             self._mixed = choice.drafter, StopTable.stacked(parts, len(choice.depths))
@@ -214,8 +214,10 @@ class MarginalGoodputStop(StopRule):
 
 def _table(value: ExpectedValue, model: ModelTerms) -> StopTable:
     """What the rows go by when this model drafts for them."""
-    acceptance, brings = model.acceptance, model.brings
-    costs = value.goodput * (model.per_row + (1.0 + model.side_nodes) * _verifying(value, model))
+    acceptance, brings = model.acceptance, model.step_gains
+    if value.weight is not None:
+        brings = brings * value.weight[:, None]
+    costs = value.goodput * (model.prices.step_row + (1.0 + model.side_nodes) * _verifying(value, model))
     least: FloatArray = np.full(acceptance.shape, np.inf)  # none behind the deepest token that is known
     least[:, :-1] = costs[:-1] / brings[:, 1:]
     return StopTable(
@@ -224,7 +226,7 @@ def _table(value: ExpectedValue, model: ModelTerms) -> StopTable:
         unstated=acceptance,
         worth=np.concatenate((brings[:, 1:], brings[:, -1:]), axis=1),
         # Steps that run in any case cost nothing more.
-        step=np.full((len(acceptance), 1), 0.0 if model.together else value.goodput * model.per_step),
+        step=np.full((len(acceptance), 1), 0.0 if model.whole else value.goodput * model.prices.step),
     )
 
 

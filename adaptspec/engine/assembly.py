@@ -1,4 +1,4 @@
-"""Putting an engine together from names: models, drafters, policies, cost table."""
+"""Putting an engine together from names: models, drafters, policies, cost model."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ import torch
 from transformers import PreTrainedTokenizerFast
 
 from adaptspec.control.controller import Controller
-from adaptspec.control.cost import CostProfile, CostTable
+from adaptspec.control.cost_model import CostModel
+from adaptspec.control.cost_profile import CostProfile
 from adaptspec.control.language.build import build_policy, load_policy_spec
 from adaptspec.control.language.library import find_policy, shipped_policies
 from adaptspec.control.language.spec import PolicySpec
@@ -60,7 +61,7 @@ class Built:
     target: Runner
     drafters: tuple[Drafter, ...]
     specs: tuple[PolicySpec, ...]
-    costs: CostTable
+    costs: CostModel
     files: Mapping[str, Path]  # where each policy was read from, by its name
     loaded: Loaded  # what further drafters may be made from
     threads: ComputeThreads
@@ -82,7 +83,7 @@ class Built:
 
 
 MakeExecutor = Callable[[Runner, Sequence[Drafter]], ModelExecutor]
-Costs = Callable[[Runner, Sequence[Drafter], int, Progress], CostTable]
+Costs = Callable[[Runner, Sequence[Drafter], int, Progress], CostModel]
 
 
 def build(
@@ -161,8 +162,8 @@ def _build(  # noqa: PLR0917 - those of `build`
         sizes.append(equal_passes(target, seconds=SECONDS / len(threads.choices)))
     threads.apply()
     target.info = replace(target.info, equal_passes=min(sizes))
-    table = costs(target, drafters, config.limits.max_rows, progress)
-    threads.follow(lambda: table.doubts, table.doubt)
+    cost_model = costs(target, drafters, config.limits.max_rows, progress)
+    threads.follow(lambda: cost_model.resets, cost_model.inflate_variance)
     progress("warming up")
     warm_up(target, drafters)
     core = assemble(
@@ -170,13 +171,13 @@ def _build(  # noqa: PLR0917 - those of `build`
         drafters,
         tokenizer,
         specs=specs,
-        costs=table,
+        costs=cost_model,
         sinks=sinks,
         limits=config.limits,
         detector=detector,
         labels=labels,
     )
-    return Built(core, template, target, tuple(drafters), tuple(specs), table, files, loaded, threads)
+    return Built(core, template, target, tuple(drafters), tuple(specs), cost_model, files, loaded, threads)
 
 
 def _template(config: EngineConfig, place: str) -> ChatTemplate:
@@ -214,7 +215,7 @@ def assemble(
     tokenizer: PreTrainedTokenizerFast,
     *,
     specs: Sequence[PolicySpec],
-    costs: CostTable,
+    costs: CostModel,
     sinks: Sequence[Sink] = (),
     limits: EngineLimits = EngineLimits(),
     detector: TaskDetector | None = None,
@@ -292,9 +293,9 @@ def _deepest(config: EngineConfig, specs: Sequence[PolicySpec], labels: Labels) 
     return min(config.limits.max_depth, max(policy.max_depth for policy in policies))
 
 
-def _any_costs() -> CostTable:
-    """For policies that only tell of themselves."""
-    return CostTable(CostProfile((1,), (1,), ((1.0,),)))
+def _any_costs() -> CostModel:
+    """For policies that are built only to be checked."""
+    return CostModel(CostProfile((1,), (1,), ((1.0,),)))
 
 
 def _specs(config: EngineConfig, labels: Labels) -> tuple[list[PolicySpec], dict[str, Path]]:

@@ -10,14 +10,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from adaptspec.control.cost import CostTable
+from adaptspec.control.cost_model import CostModel
 from adaptspec.control.language.build import build_policy, found_among, found_next_to, parse_policy_spec
 from adaptspec.control.language.spec import PolicySpec
 from adaptspec.control.language.yaml_source import read_text
+from adaptspec.control.learned_state import PolicyState, learned_states, restore_policy, restore_states, signature
 from adaptspec.control.policy import Policy
 from adaptspec.control.rollout import Reloads
 from adaptspec.control.routing import check_file, check_when, routes_of, with_used
-from adaptspec.control.state import PolicyState, learned_states, restore_policy, restore_states, signature
 from adaptspec.engine.async_engine import AsyncEngine
 from adaptspec.engine.core import EngineCore
 from adaptspec.engine.policy_settings import PolicySettings
@@ -72,7 +72,7 @@ class PolicyManager:
         self,
         engine: AsyncEngine,
         core: EngineCore,
-        costs: CostTable,
+        costs: CostModel,
         specs: Sequence[PolicySpec],
         files: Mapping[str, Path],
         *,

@@ -19,18 +19,16 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from pathlib import Path
 
-import numpy as np
 import torch
 
-from adaptspec.control.cost import CostProfile, CostTable, DrafterCost
-from adaptspec.control.grid import LearnedGrid
+from adaptspec.control.cost_model import CostModel
+from adaptspec.control.cost_profile import CostProfile, DrafterCost
 from adaptspec.drafting.drafter import Drafter, ModelDrafter
 from adaptspec.engine.cost_files import NO_FOLDER, costs_folder, read_cost_file, write_cost_file
 from adaptspec.engine.device_laps import DeviceLaps, device_laps, device_name, on_device, per_cached_token
 from adaptspec.engine.profiler_rounds import CONTEXT, Extent, Piece, ProfiledRounds, clear, fill, packed_rows
 from adaptspec.errors import ConfigError
 from adaptspec.models.runner import Runner
-from adaptspec.types import FloatArray
 
 _log = logging.getLogger(__name__)
 _WIDEST_WARM = 9
@@ -68,8 +66,8 @@ def profiled_costs(
     max_rows: int,
     progress: Progress = no_progress,
     timer: Timer = time.perf_counter,
-) -> CostTable:
-    """The cost table of these models here: from the cache if a few laps agree with it, or else measured now."""
+) -> CostModel:
+    """The cost model of these models on this machine: from the cache if a few laps agree with it, else measured now."""
     path = cost_path(target, drafters, max_rows)
     if path is None:
         return measured_costs(target, drafters, max_rows, progress, timer)
@@ -82,12 +80,13 @@ def profiled_costs(
         return measured_costs(target, drafters, max_rows, progress, timer)
     progress("checking cached costs")
     origin = file.origin(datetime.now(timezone.utc))
-    off = max(contradiction(file.table.profile), disagreement(file.table.profile, target, drafters, timer))
+    off = max(contradiction(file.profile), disagreement(file.profile, target, drafters, timer))
     if off > _AGREES:
         _log.warning("costs %s do not fit (%.1f x off in a few laps now); measuring again", origin, off)
         return measured_costs(target, drafters, max_rows, progress, timer)
-    file.table.origin, file.table.measured = f"{origin}; a few laps now agree", file.measured.timestamp()
-    return file.table
+    costs = CostModel(file.profile)
+    costs.origin, costs.measured = f"{origin}; a few laps now agree", file.measured.timestamp()
+    return costs
 
 
 def measured_costs(
@@ -96,12 +95,12 @@ def measured_costs(
     max_rows: int,
     progress: Progress = no_progress,
     timer: Timer = time.perf_counter,
-) -> CostTable:
+) -> CostModel:
     """The same measured now, whatever is in the cache, and put there unless the machine was busy."""
     path = cost_path(target, drafters, max_rows)
     stopwatch = Stopwatch(target.device, timer=timer)
     found = measure(target, drafters, max_rows, stopwatch, progress)
-    costs, now = CostTable(undisturbed(found)), datetime.now(timezone.utc)
+    costs, now = CostModel(found.plausible()), datetime.now(timezone.utc)
     costs.measured, costs.origin = now.timestamp(), "measured now"
     if stopwatch.disturbance > _BUSY or contradiction(found) > _AGREES:
         costs.origin += " on a busy machine: weakly believed, and not kept"
@@ -125,32 +124,20 @@ def measured_costs(
         "max_rows": max_rows,
     }
     try:
-        write_cost_file(path, costs, about, now)
+        write_cost_file(path, costs.profile, about, now)
     except OSError as error:
         _log.warning("the cost table cannot be cached at %s (%s); it is measured again at every start", path, error)
     return costs
 
 
-def undisturbed(profile: CostProfile) -> CostProfile:
-    """Without what only a busy machine explains: whatever took longer than more work did takes as long as that."""
-
-    def least(table: Sequence[Sequence[float]]) -> FloatArray:
-        backwards = np.array(table, dtype=np.float64)[::-1, ::-1]
-        return np.minimum.accumulate(np.minimum.accumulate(backwards, axis=0), axis=1)[::-1, ::-1]
-
-    drafters = {
-        name: replace(cost, step_seconds=tuple(least([cost.step_seconds])[0].tolist()) if cost.step_seconds else ())
-        for name, cost in profile.drafters.items()
-    }
-    return replace(profile, verify=tuple(map(tuple, least(profile.verify).tolist())), drafters=drafters)
-
-
 def contradiction(profile: CostProfile) -> float:
-    """How many times off the oddest pass is from what the others allow: 1 where more work takes longer throughout."""
-    mended, measured = LearnedGrid(profile.rows, profile.tokens, undisturbed(profile).verify), profile.verify
-    pairs = (
-        (measured[i][j], mended.at(n, t)) for i, n in enumerate(profile.rows) for j, t in enumerate(profile.tokens)
-    )
+    """The largest ratio between a timed pass and the cost model of all of them; 1 where they agree."""
+    model = CostModel(profile)
+    pairs = [
+        (seconds, model.verify_seconds(rows, rows * tokens))
+        for rows, line in zip(profile.rows, profile.verify, strict=True)
+        for tokens, seconds in zip(profile.tokens, line, strict=True)
+    ]
     return max(max(one / other, other / one) for one, other in pairs)
 
 
@@ -262,7 +249,10 @@ def measure(
     stopwatch: Stopwatch,
     progress: Progress = no_progress,
 ) -> CostProfile:
-    """Time rounds of all sizes and depths, with the models taking turns; the runners' rows are left free."""
+    """Time rounds of all sizes and depths, with the models taking turns; the runners' rows are left free.
+
+    A slow model is timed at fewer sizes, always the smallest ones: a cost model extrapolates to the others.
+    """
     extent = Extent.of(target, max_rows)
     models = [drafter for drafter in drafters if isinstance(drafter, ModelDrafter)]
     room = {model.name: Extent.of(model.runner, max_rows) for model in models}
@@ -271,10 +261,10 @@ def measure(
     steps = _Steps(progress, max(1, len(models)) * len(extent.rows) * _pieces_per_count(extent))
     laps = {model.name: _laps(target, model, extent, room[model.name], clocks, steps=steps) for model in models}
     seen, alternating = next(iter(laps.values())) if laps else _laps(target, None, extent, extent, clocks, steps=steps)
-    verify = _filled([lap.verify for lap in alternating], seen, extent)
+    verify = tuple(tuple(lap.verify) for lap in alternating)
     return CostProfile(
-        rows=extent.rows,
-        tokens=extent.widths,
+        rows=seen.rows,
+        tokens=seen.widths,
         verify=verify,
         drafters={m.name: _drafter_cost(m.runner, room[m.name], *laps[m.name], clocks) for m in models},
         per_cached_token=_per_cached_token(target, seen, clocks, verify[0]),
@@ -282,29 +272,14 @@ def measure(
     )
 
 
-def _filled(seconds: Sequence[Sequence[float]], seen: Extent, extent: Extent) -> tuple[tuple[float, ...], ...]:
-    """A table of all sizes of `extent`, of those that were measured, the first ones of it.
-
-    More tokens per row take as much longer as the last ones did; a pass of more rows takes as long as one of as many
-    tokens over the most rows that were measured.
-    """
-    grid, most = LearnedGrid(seen.rows, seen.widths, seconds), seen.rows[-1]
-
-    def cell(i: int, j: int) -> float:
-        rows, width = extent.rows[i], extent.widths[j]
-        if i >= len(seen.rows):
-            return grid.at(most, rows * width / most)
-        return seconds[i][j] if j < len(seen.widths) else grid.at(rows, width)
-
-    return tuple(tuple(cell(i, j) for j in range(len(extent.widths))) for i in range(len(extent.rows)))
-
-
 def middle(profiles: Sequence[CostProfile]) -> CostProfile:
-    """Cell by cell the median of several profiles of the same models and numbers of rows."""
+    """Cell by cell the median of several profiles of the same models, at the sizes that are in all of them."""
     first = profiles[0]
+    rows = min((profile.rows for profile in profiles), key=len)
+    tokens = min((profile.tokens for profile in profiles), key=len)
 
     def of(read: Callable[[CostProfile], Sequence[float]]) -> tuple[float, ...]:
-        return tuple(statistics.median(cell) for cell in zip(*map(read, profiles), strict=True))
+        return tuple(statistics.median(cell) for cell in zip(*map(read, profiles), strict=False))
 
     def line(i: int) -> tuple[float, ...]:
         return of(lambda profile: profile.verify[i])
@@ -312,12 +287,18 @@ def middle(profiles: Sequence[CostProfile]) -> CostProfile:
     def drafter(name: str, known: DrafterCost) -> DrafterCost:
         steps = of(lambda profile: profile.drafters[name].step_seconds)
         rest = of(lambda profile: (profile.drafters[name].catch_up_per_token, profile.drafters[name].start_seconds))
-        return replace(known, step_seconds=steps, catch_up_per_token=rest[0], start_seconds=rest[1])
+        return replace(
+            known,
+            rows=known.rows[: len(steps)] if steps else known.rows,
+            step_seconds=steps,
+            catch_up_per_token=rest[0],
+            start_seconds=rest[1],
+        )
 
     return CostProfile(
-        first.rows,
-        first.tokens,
-        tuple(line(i) for i in range(len(first.rows))),
+        rows,
+        tokens,
+        tuple(line(i) for i in range(len(rows))),
         {name: drafter(name, known) for name, known in first.drafters.items()},
         *of(lambda profile: (profile.per_cached_token, profile.overhead)),
     )

@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 
 from adaptspec.control.controller import Controller
-from adaptspec.control.cost import CostTable
+from adaptspec.control.cost_model import CostModel
 from adaptspec.control.host import Host
-from adaptspec.control.state import PolicyState
+from adaptspec.control.learned_state import PolicyState
 from adaptspec.errors import ConfigError
 from adaptspec.hosts.served_policies import ServedPolicies
 from adaptspec.hosts.settings import PilotSettings
@@ -69,7 +69,7 @@ class Desk:
         self._thread = threading.Thread(target=self._run, name="adaptspec-desk", daemon=True)
         self._thread.start()
 
-    def begin(self, costs: CostTable, timer: Callable[[], float]) -> Controller:
+    def begin(self, costs: CostModel, timer: Callable[[], float]) -> Controller:
         """The controller that decides, with what was learned here before; see `ServedPolicies.controller`."""
         made = self.policies.controller(costs, timer)
         self.policies.restore(made, self._known)
@@ -78,16 +78,23 @@ class Desk:
         self._begun = True
         return made
 
-    def adopt(self, controller: Controller, costs: CostTable) -> None:
-        """Take over what the other thread has found."""
+    @property
+    def waits(self) -> bool:
+        """Whether `exchange` has something to do."""
+        return self.policies.waits or self._saved is not None or self._is_due
+
+    def exchange(self, controller: Controller, costs: CostModel) -> None:
+        """Take over what the other thread has found and, now and then, hand out what was learned to be saved."""
         self.policies.adopt(controller, costs)
         self._take(controller)
-
-    def due(self, controller: Controller) -> None:
-        """Now and then, hand out what was learned to be saved."""
-        if self._begun and self._state is not None and self._to_save is None and time.monotonic() >= self._next_save:
+        if self._is_due:
             self._next_save = time.monotonic() + self._settings.state_seconds
             self._to_save = self.policies.learned(controller), self.policies.labels.tasks.own
+
+    @property
+    def _is_due(self) -> bool:
+        saves = self._begun and self._state is not None and self._to_save is None
+        return saves and time.monotonic() >= self._next_save
 
     def close(self, controller: Controller) -> None:
         """Save for the last time, and end what is watched. A second call does nothing."""

@@ -22,19 +22,22 @@ class Guests:
         """`behind`: tokens that each row will surely have got before drafts that are decided now are verified."""
         self.rows: dict[str, int] = {}
         self.requests: dict[str, Request] = {}
+        self.changes = 0  # of requests and ceilings: as long as it is the same, requests have the same rows and limits
+        self.serials: IntArray = np.zeros(rows, dtype=np.int64)  # no two requests have had the same one
         self._free = list(range(rows))[::-1]
         self._model_len, self._behind = model_len, behind
         self._prompts, self.written, self._ends, self.ceilings = (np.zeros(rows, dtype=np.int64) for _ in range(4))
         self._sums: IntArray = np.zeros((4, rows), dtype=np.int64)  # rounds, those that drafted, drafted, accepted
-        self._more: dict[int, int] = {}  # tokens by row that are not in `written` yet
         self._times: FloatArray = np.zeros((3, rows))  # arrived, admitted, first token: NaN before it
 
     def enter(self, request: Request, waited: float = 0.0) -> int | None:
         """Its row; None where there is none left, or it is here already. It has `waited` so many seconds."""
         if request.id in self.rows or not self._free:
             return None
+        self.changes += 1
         row = self.rows[request.id] = self._free.pop()
         self.requests[request.id] = request
+        self.serials[row] = self.changes
         now = time.monotonic()
         self._times[:, row] = now - max(waited, 0.0), now, np.nan
         prompt, depth = len(request.prompt), request.speculation.max_depth
@@ -48,29 +51,25 @@ class Guests:
         row = self.rows.pop(name, None)
         if row is None:
             return None
-        self.written[row] += self._more.pop(row, 0)
+        self.changes += 1
         self._free.append(row)
         return row, self.requests.pop(name)
 
-    def of(self, names: Sequence[str]) -> IntArray:
-        """The rows of these [B], all of whom are here."""
-        return np.array([self.rows[name] for name in names], dtype=np.int64)
+    def forbid_drafts(self) -> None:
+        """None of those that are here may draft until it ends."""
+        self.changes += 1
+        self.ceilings[list(self.rows.values())] = 0
+
+    def find(self, names: Sequence[str]) -> tuple[Sequence[str], IntArray]:
+        """Those of these requests that are here, and their rows [B]."""
+        rows = list(map(self.rows.get, names))
+        if None in rows:
+            names = [name for name, row in zip(names, rows, strict=True) if row is not None]
+        return names, np.array([row for row in rows if row is not None], dtype=np.int64)
 
     def most(self, name: str, deepest: int) -> int:
         """How deep one may draft at most; not at all who is not here, since nobody knows what they want."""
         return min(deepest, int(self.ceilings[self.rows[name]])) if name in self.rows else 0
-
-    def later(self, names: Sequence[str], emitted: Sequence[int]) -> None:
-        """They have got so many tokens, which `catch_up` counts: in a step of which nobody wants to know more."""
-        for name, tokens in zip(names, emitted, strict=True):
-            if name in self.rows:
-                self._more[self.rows[name]] = self._more.get(self.rows[name], 0) + tokens
-
-    def catch_up(self) -> None:
-        """Count what came `later`."""
-        for row, tokens in self._more.items():
-            self.written[row] += tokens
-        self._more.clear()
 
     def left(self, rows: IntArray) -> IntArray:
         """What each of them may still write, beside the token of a round without drafts [B]."""
@@ -82,9 +81,9 @@ class Guests:
         held: IntArray = self._prompts[rows] + self.written[rows]
         return held
 
-    def count(self, rows: IntArray, drafted: IntArray, accepted: IntArray) -> None:
-        """For `stats` and `timings`: they had a round."""
-        self._times[2, rows] = np.fmin(self._times[2, rows], time.monotonic())
+    def count(self, rows: IntArray, drafted: IntArray, accepted: IntArray, ended: float) -> None:
+        """For `stats` and `timings`: they had a round, which ended at this time on the monotonic clock."""
+        self._times[2, rows] = np.fmin(self._times[2, rows], ended)
         self._sums[:, rows] += np.stack((np.ones_like(drafted), drafted > 0, drafted, accepted))
 
     def stats(self, row: int, request: Request) -> SpeculationStats:
@@ -110,13 +109,16 @@ class Told(NamedTuple):
     emitted: IntArray
 
     @classmethod
-    def of(cls, guests: Guests, ids: Sequence[str], counts: tuple[Sequence[int], ...]) -> Told:
-        drafted, accepted, emitted = np.array(counts, dtype=np.int64)
-        here = [place for place, name in enumerate(ids) if name in guests.rows]
-        if len(here) < len(ids):
-            ids, drafted, accepted, emitted = [ids[i] for i in here], drafted[here], accepted[here], emitted[here]
-        return cls(ids, guests.of(ids), drafted, np.minimum(accepted, drafted), emitted)
+    def of(cls, guests: Guests, ids: Sequence[str], counts: IntArray, rows: IntArray | None = None) -> Told:
+        """`counts` [3, N]: tokens drafted, accepted and emitted, of all `ids`. `rows` [N] are theirs, if known."""
+        if rows is None:
+            here, rows = guests.find(ids)
+            if len(here) < len(ids):
+                ids, counts = here, counts[:, [name in guests.rows for name in ids]]
+        drafted, accepted, emitted = counts
+        return cls(ids, rows, drafted, np.minimum(accepted, drafted), emitted)
 
-    def take(self, places: list[int]) -> Told:
-        own = (one[places] for one in self[1:])
-        return Told([self.ids[place] for place in places], *own)
+    def take(self, index: IntArray) -> Told:
+        """Of some of them, by position."""
+        ids = [self.ids[place] for place in index.tolist()]
+        return Told(ids, self.rows[index], self.drafted[index], self.accepted[index], self.emitted[index])

@@ -28,14 +28,15 @@ import numpy as np
 
 from adaptspec.control.algorithms.algorithm import lowered
 from adaptspec.control.controller import Controller
-from adaptspec.control.cost import CostTable
+from adaptspec.control.cost_model import CostModel
 from adaptspec.control.host import DRAFTER, Host
+from adaptspec.control.learned_state import PolicyState
 from adaptspec.control.policy import BatchSignals, Decision
-from adaptspec.control.state import PolicyState
-from adaptspec.control.step_times import StepTimes
+from adaptspec.control.round_work import Timing
+from adaptspec.control.rows import total
 from adaptspec.hosts.desk import Desk
-from adaptspec.hosts.guests import Guests, Told
-from adaptspec.hosts.rounds import Plan, Waiting, made, of_one_mind, round_of
+from adaptspec.hosts.guests import UNBOUND, Guests, Told
+from adaptspec.hosts.rounds import Chosen, Finished, Plan, TimedStep, Waiting, of_one_mind, round_of, work_of_step
 from adaptspec.hosts.settings import IGNORED, NOT_SERVED, PilotSettings
 from adaptspec.hosts.shared_state import SharedState
 from adaptspec.hosts.skipping import Skipping
@@ -44,12 +45,13 @@ from adaptspec.telemetry.metric_families import host_families
 from adaptspec.types import IntArray, Reason
 
 _log = logging.getLogger(__name__)
-# Steps that measure, again and again until they tell enough, at depths that tell their parts apart: shares of the
-# deepest. Then the policies decide.
-_MEASURING, _CYCLE = 24, (1.0, 0.0, 0.5, 0.2)
+# The first steps are timed at these shares of the deepest draft in turn, so that the cost model can price their parts:
+# so many where the clock is calm, in relation to the noise up to so many times as many. Then the policies decide.
+_MEASURING, _CYCLE, _CALM_NOISE, _MAX_NOISE = 24, (1.0, 0.0, 0.5, 0.2), 0.1, 4.0
+_RAGGED_STEPS = 64  # once in so many steps rows are cut although that does not pay by now
 # Failures of a kind in a row after which the fence lets go, and calls between two lines of the log about them.
 _MOST_FAILURES, _QUIET = 100, 1000
-_MOST_WAITING = 64  # steps whose end is not known; an engine has a handful
+_MOST_WAITING = 64  # steps whose end is not known, or that are yet to be learned from; an engine has a handful
 _MOST_TOKENS = 2**31
 
 
@@ -91,16 +93,17 @@ class Pilot:
             own = partial(host_families, self.ignored)
             self._watchers.metrics.watch(lambda: own(self.opted_out, self.errors, detached=self.detached))
         self.notes: Sequence[str] = self._desk.notes  # what of the policies does not hold here, a line each
-        self._times = StepTimes()
         self._reads_along = not settings.skip_draft
-        self._costs = CostTable(self._times.profile(DRAFTER, max_rows, host, reads_along=self._reads_along))
-        self._round_of = partial(round_of, guests=self._guests, times=self._times, reads_along=self._reads_along)
+        self._costs = CostModel.without_profile(DRAFTER, reads_along=self._reads_along)
+        self._timed = 0  # steps
         self._controller = self._desk.policies.controller(self._costs, clock)
-        self._max_rows = max_rows
         self._measured = False
-        self._early: list[tuple[Waiting, Waiting, Decision, Told, float]] = []  # until then
+        self._early: list[TimedStep] = []  # until then
         self._steps: dict[int, Waiting] = {}
         self._last: Waiting | None = None
+        self._finished: list[Finished] = []  # steps that are yet to be learned from
+        self._reported = 0  # steps
+        self._next_ragged = 0  # the step from which on rows are cut once although that does not pay by now
         self._ended = math.nan  # the last step, on the clock; NaN: nobody was here since
         self._skipping = Skipping(allowed=settings.skip_draft)
         self._rowless: set[str] = set()  # who found no row, and has no drafts
@@ -124,6 +127,7 @@ class Pilot:
         if request_id in self._guests.rows:
             return
         with self.fence("enter"):
+            self._learn_finished()  # while rows are those of the requests that ran
             self._rowless.add(request_id)  # until all has gone well: then nobody knows what it wants
             # Nobody here reads the prompt, which may be long; how long it is will do.
             told = SamplingParams(max_tokens, temperature if 0.0 <= temperature <= 100.0 else 100.0)
@@ -156,6 +160,7 @@ class Pilot:
         """It has ended: after `learn` of its last step. `finish`: stop, length, abort or error. Strangers are fine."""
         with self.fence("leave"):
             self._rowless.discard(request_id)
+            self._learn_finished()
             gone = self._guests.leave(request_id)
             if gone is not None:
                 row, request = gone
@@ -181,7 +186,9 @@ class Pilot:
             begun = self._clock()
             if self._ended != self._ended and (ids or prefill_tokens):
                 self._ended = begun
-            self._desk.adopt(self._controller, self._costs)
+            if self._desk.waits:
+                self._learn_finished()
+                self._desk.exchange(self._controller, self._costs)
             step = self._decided(ids, prefill_tokens, room=room)
         self._last = step
         if step is None:
@@ -199,16 +206,20 @@ class Pilot:
 
         Where drafts are drawn ahead, what was verified are those of the plan before.
         """
-        with self.fence("learn"):
-            if self.detached:
-                self._guests.later(ids, emitted)
-                return
+        with self.fence("report"):
             now = self._clock()
             seconds, self._ended = now - self._ended, now if self._guests.rows else math.nan  # idle time is no step's
             step = self._steps.pop(plan.number, None)
-            if ids:
-                of = step and (step.before if self.host.ahead else step)
-                self._learn(step, of, Told.of(self._guests, ids, (drafted, accepted, emitted)), seconds)
+            if not ids:
+                return
+            of = step and (step.before if self.host.ahead else step)
+            if of is not None:
+                of.before = None  # else every step would be there for ever
+            counts = np.array((drafted, accepted, emitted), dtype=np.int64)
+            self._finished.append(Finished(step, of, list(ids), counts, seconds, time.monotonic()))
+            self._reported += 1
+        if not self._measured or self.detached or len(self._finished) >= _MOST_WAITING:
+            self._learn_finished()
 
     def look(self) -> None:
         """Read policy files that have changed and exchange learned state now. A thread does it every second."""
@@ -216,11 +227,13 @@ class Pilot:
 
     def learned(self) -> dict[str, PolicyState]:
         """Copies of what policies have learned, by name."""
+        self._learn_finished()
         return self._desk.policies.learned(self._controller)
 
     def close(self) -> None:
         """Save what was learned, and end the journal."""
         with self.fence("close"):
+            self._learn_finished()
             if self._watchers is not None:
                 self._watchers.begin(self._controller, self._costs)
         self._desk.close(self._controller)
@@ -249,20 +262,44 @@ class Pilot:
         return Plan(self._number, most := self.host.deepest, {name: self._guests.most(name, most) for name in ids})
 
     def _decided(self, ids: Sequence[str], prefill: int, *, room: bool) -> Waiting:
-        guests, strangers = self._guests, [name for name in ids if name not in self._guests.rows]
-        for name in strangers:
-            if name not in self._rowless:
-                self.enter(name)
-        if strangers:  # of more requests than rows, some of them set aside, those without a row do not draft
-            ids = [name for name in ids if name in guests.rows]
-        guests.catch_up()
-        rows, size = guests.of(ids), len(ids)
+        last = self._last
+        if last is not None and self._repeats(last, ids, prefill, room=room):
+            chosen, plan = last.chosen, Plan(self._number, last.plan.depth, last.plan.depths)
+        else:
+            self._learn_finished()
+            plan, chosen = self._chosen(ids, prefill, room=room)
+        plan.skip = self._skips(plan.depth, chosen.rows)
+        return Waiting(plan, chosen, prefill, self._draft_steps(plan), last)
+
+    def _repeats(self, last: Waiting, ids: Sequence[str], prefill: int, *, room: bool) -> bool:
+        """Whether a step goes as the last one did: by the same decision, for the same requests."""
+        chosen = last.chosen
+        most = (self._reported - chosen.reported) * (1 + self.host.deepest)  # tokens that a row has got since
+        return (
+            chosen.decision is not None
+            and chosen.changes == self._guests.changes
+            and most <= chosen.tokens_left
+            and chosen.room == room
+            and (last.prefill > 0) == (prefill > 0)
+            and chosen.ids == ids
+            and self._controller.repeat()
+        )
+
+    def _chosen(self, ids: Sequence[str], prefill: int, *, room: bool) -> tuple[Plan, Chosen]:
+        guests, asked = self._guests, ids
+        ids, rows = guests.find(asked)
+        if len(ids) < len(asked):
+            for name in asked:
+                if name not in self._rowless:
+                    self.enter(name)
+            ids, rows = guests.find(asked)  # of more requests than rows, those without a row do not draft
+        size = len(ids)
         limits = guests.ceilings[rows] * room
         decision = None
         if not size:
             depths = limits
         elif not self._measured:
-            share = _CYCLE[self._times.steps % len(_CYCLE)]
+            share = _CYCLE[self._timed % len(_CYCLE)]
             depths = np.minimum(limits, lowered(math.ceil(share * self.host.deepest), self.host.depths))
             decision = Decision(depths, np.full(size, int(Reason.EXPLORE)), np.zeros(size, dtype=np.int64))
         else:
@@ -271,32 +308,57 @@ class Pilot:
             context, written = guests.context(rows), guests.written[rows]
             decision = self._controller.decide(BatchSignals(rows, zeros, context, limits, none, none, written, prefill))
             depths = np.maximum(np.minimum(decision.depths, limits), 0)
-        plan, depths = self._plan(ids, rows, depths, decision)
-        plan.depths.update(dict.fromkeys(set(strangers).difference(ids), 0))
-        self._desk.due(self._controller)
-        return Waiting(plan, list(ids), rows, depths, decision, prefill, self._draft_steps(plan), self._last)
+        left = guests.left(rows)
+        depth, depths, repeatable = self._depths(depths, limits, left, decision)
+        tokens_left = int(left.min(initial=UNBOUND)) - depth if repeatable else -1
+        plan = Plan(self._number, depth, dict(zip(ids, depths.tolist(), strict=True)))
+        if len(ids) < len(asked):
+            plan.depths.update(dict.fromkeys(set(asked).difference(ids), 0))
+        serials = guests.serials[rows]
+        return plan, Chosen(
+            list(ids), rows, serials, depths, decision, room, guests.changes, tokens_left, self._reported
+        )
 
-    def _plan(
-        self, ids: Sequence[str], rows: IntArray, depths: IntArray, decision: Decision | None
-    ) -> tuple[Plan, IntArray]:
-        """One depth for the batch, the deepest of its rows', and what each row verifies of it [B]."""
-        host, guests, size = self.host, self._guests, len(ids)
-        ceilings = guests.ceilings
+    def _depths(
+        self, depths: IntArray, limits: IntArray, left: IntArray, decision: Decision | None
+    ) -> tuple[int, IntArray, bool]:
+        """One depth for the batch, the deepest of its rows'; what each row verifies of it [B]; and whether the next
+        step may do the same.
+
+        `depths` are those decided, `limits` how deep each row may draft, `left` the tokens that it may still write.
+        """
+        host, size = self.host, len(depths)
         if not host.requests and size:
             depths = np.full(size, np.sort(depths)[size // 2])
-        cut = np.minimum(depths, guests.left(rows))  # who is about to end needs no more
+        cut = np.minimum(depths, left)  # who is about to end needs no more
         depth = lowered(int(cut.max(initial=0)), host.depths)
         depths = np.minimum(cut, depth)
-        saved = depth * size - int(depths.sum())
-        if saved and decision is not None and of_one_mind(decision) and (ceilings[rows] >= depth).all():
-            depths = depths if self._times.worth_cutting(saved) else np.full(size, depth)
-        plan = Plan(self._number, depth, dict(zip(ids, depths.tolist(), strict=True)))
-        if self.settings.skip_draft and size:
-            here = list(guests.rows.values())
-            if self._skipping.falls_asleep(self._number, drafts=depth > 0, able=bool(ceilings[rows].any())):
-                ceilings[here] = 0  # those whose prompts are read in the step, too
-            plan.skip = not depth and not ceilings[here].any()
-        return plan, depths
+        packed, most = size + total(depths), size + depth * size
+        if packed == most or decision is None or not of_one_mind(decision) or (limits < depth).any():
+            return depth, depths, True
+        if self._reported >= self._next_ragged:
+            self._next_ragged = self._reported + _RAGGED_STEPS
+            return depth, depths, False
+        return depth, depths if self._is_cutting_worth(size, packed, most) else np.full(size, depth), True
+
+    def _skips(self, depth: int, rows: IntArray) -> bool:
+        """Whether the draft is left out of a step of these rows: nobody here drafts, nor ever will."""
+        if not self.settings.skip_draft or not len(rows):
+            return False
+        guests = self._guests
+        if self._skipping.falls_asleep(self._number, drafts=depth > 0, able=bool(guests.ceilings[rows].any())):
+            guests.forbid_drafts()  # also of those whose prompts are read in the step
+        return not depth and not guests.ceilings[list(guests.rows.values())].any()
+
+    def _is_cutting_worth(self, rows: int, tokens: int, all_tokens: int) -> bool:
+        """Whether a ragged step of `tokens` packed tokens takes less than one in which all rows verify alike.
+
+        Ragged steps took a tenth longer on a CPU, and on a device they leave an engine's full graphs. They are tried
+        now and then all the same, or their price could never fall.
+        """
+        costs = self._costs
+        saved = costs.verify_seconds(rows, all_tokens) - costs.verify_seconds(rows, tokens)
+        return saved > costs.ragged_seconds
 
     def _draft_steps(self, plan: Plan) -> int:
         """Passes of the draft in a step, beyond those that a plain one is taken to have."""
@@ -306,47 +368,56 @@ class Pilot:
 
     # --- learning -----------------------------------------------------------------------------------------------
 
-    def _learn(self, step: Waiting | None, of: Waiting | None, told: Told, seconds: float) -> None:
-        """`of` is the step that had the drafts drawn which this one has verified."""
-        guests = self._guests
-        guests.catch_up()
+    def _learn_finished(self) -> None:
+        """Learn from the steps that have ended since the last time, each within a fence of its own."""
+        finished, self._finished = self._finished, []
+        for step in finished:
+            with self.fence("learn"):
+                self._learn(step)
+
+    def _learn(self, done: Finished) -> None:
+        guests, step = self._guests, done.step
+        rows = None
+        if step is not None and step.chosen.changes == guests.changes and step.chosen.ids == done.ids:
+            rows = step.chosen.rows
+        told = Told.of(guests, done.ids, done.counts, rows)
         try:
-            if step is not None and len(told.rows):
-                self._learn_step(step, of, told, seconds)
+            if step is not None and len(told.rows) and not self.detached and 0.0 < done.seconds < math.inf:
+                self._learn_step(step, done, told)
         finally:
             guests.written[told.rows] += told.emitted
             if self._watchers is not None:
-                guests.count(told.rows, told.drafted, told.accepted)
+                guests.count(told.rows, told.drafted, told.accepted, done.ended)
 
-    def _learn_step(self, step: Waiting, of: Waiting | None, told: Told, seconds: float) -> None:
-        times = self._times
-        if of is not None:
-            of.before = None  # else every step would be there for ever
-        times.add(made(step, told), seconds)
-        if of is not None and of.decision is not None and 0.0 < seconds < math.inf:
-            if not self._measured:
-                self._early.append((step, of, of.decision, told, seconds))
+    def _learn_step(self, step: Waiting, done: Finished, told: Told) -> None:
+        context = self._guests.context(told.rows)
+        work = work_of_step(step, told, context)
+        self._timed += 1
+        self._costs.observe(work, Timing(math.nan, math.nan, done.seconds))
+        if done.of is not None:
+            serials = step.chosen.serials if told.rows is step.chosen.rows else self._guests.serials[told.rows]
+            timed = TimedStep(done.of, told, serials, context, work, done.seconds, done.ended)
+            if self._measured:
+                self._teach(timed)
             else:
-                self._teach(step, of, of.decision, told, seconds)
-        if not self._measured and times.steps % _MEASURING == 0 and times.settled:
+                self._early.append(timed)
+        steps = _MEASURING * min(_MAX_NOISE, max(1.0, self._costs.noise / _CALM_NOISE))
+        if not self._measured and self._timed >= steps:
             self._begin()
 
-    def _teach(self, step: Waiting, of: Waiting, decision: Decision, told: Told, seconds: float) -> None:
-        record = self._round_of(step, of, decision, told, seconds, number=next(self._rounds))
+    def _teach(self, step: TimedStep, *, watched: bool = True) -> None:
+        record = round_of(step, next(self._rounds), self._costs, reads_along=self._reads_along)
         if record is not None:
             self._controller.learn(record)
-            if self._watchers is not None:
+            if watched and self._watchers is not None:
                 self._watchers.emit(record)
 
     def _begin(self) -> None:
         """What steps take is known well enough: from the next one on policies decide."""
         self._measured = True
-        self._costs = CostTable(self._times.profile(DRAFTER, self._max_rows, self.host, reads_along=self._reads_along))
         self._controller = self._desk.begin(self._costs, self._clock)
-        for early in self._early:  # nobody else is told: their requests have gone on since
-            record = self._round_of(*early, number=next(self._rounds))
-            if record is not None:
-                self._controller.learn(record)
+        for early in self._early:
+            self._teach(early, watched=False)  # their requests have gone on since
         self._early.clear()
         for name, row in self._guests.rows.items():
             self._controller.start(row, self._guests.requests[name])

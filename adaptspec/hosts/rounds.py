@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 
+from adaptspec.control.cost_model import CostModel
+from adaptspec.control.decision_cache import UNDECIDED
+from adaptspec.control.host import DRAFTER
 from adaptspec.control.policy import Decision
-from adaptspec.control.step_times import Step, StepTimes
-from adaptspec.hosts.guests import Guests, Told
+from adaptspec.control.round_work import DraftWork, RoundWork
+from adaptspec.control.rows import alike, total
+from adaptspec.hosts.guests import Told
 from adaptspec.types import FloatArray, IntArray, RoundRecord
 
-_LEAST_SHARE = 0.1  # of a step that verifying takes, whatever a noisy clock says of drafting
+# A deviation from a step's expected seconds counts in full up to this relative noise of steps, and never beyond so many
+# times these seconds, which mean that the machine slept.
+_CALM_NOISE, _MAX_DEVIATION = 0.1, 9.0
 
 
 @dataclass(eq=False, slots=True)
@@ -30,87 +36,145 @@ class Plan:
     skip: bool = False
 
 
-@dataclass(eq=False, slots=True)
-class Waiting:
-    """A step that runs. `decision` is of the drafts that follow it, or begin it where they are not ahead."""
+class Chosen(NamedTuple):
+    """The depths of a step, for requests `ids` in their rows [B]. Steps that repeat it share it.
 
-    plan: Plan
+    It may be repeated while `changes` of the requests are the same and no row comes to its end.
+    """
+
     ids: Sequence[str]
     rows: IntArray
+    serials: IntArray  # of its requests [B], see `Guests`
     depths: IntArray
     decision: Decision | None
+    room: bool
+    changes: int  # `Guests.changes`
+    tokens_left: int  # tokens that each row can get before its end is nearer than the depth of the batch
+    reported: int  # steps that had been reported
+
+
+@dataclass(eq=False, slots=True)
+class Waiting:
+    """A step that runs. What was `chosen` are the drafts that follow it, or begin it where they are not ahead."""
+
+    plan: Plan
+    chosen: Chosen
     prefill: int
     drafts: int  # draft steps that it runs beyond those that any step does
     before: Waiting | None
 
 
+class Finished(NamedTuple):
+    """A step that has ended, as the engine reported it. `counts` [3, N]: tokens drafted, accepted and emitted."""
+
+    step: Waiting | None  # None: it is not known
+    of: Waiting | None  # the step that had the drafts drawn that this one verified
+    ids: Sequence[str]
+    counts: IntArray
+    seconds: float
+    ended: float  # on the monotonic clock
+
+
+class TimedStep(NamedTuple):
+    """A step that has ended, of the requests that are here. It verified the drafts that `of` had drawn."""
+
+    of: Waiting
+    told: Told
+    serials: IntArray  # of the requests
+    context: IntArray  # [B] tokens before it
+    work: RoundWork
+    seconds: float
+    ended: float
+
+
 def of_one_mind(decision: Decision) -> bool:
-    """Whether what is right for one of its rows is allowed for all of them."""
-    return all(len(set(of.tolist())) <= 1 for of in (decision.policies, decision.tasks))
+    """Whether what is right for one of its rows is allowed for all of them.
+
+    Rows that no policy has decided for took the depth of a row of their policy.
+    """
+    decided = decision.policies[decision.policies != UNDECIDED]
+    return all(not len(numbers) or alike(numbers, numbers.item(0)) for numbers in (decided, decision.tasks))
 
 
-def made(step: Waiting, told: Told) -> Step:
-    """What a step was made of. Where prompts are read rows are unlike in any case, and what takes time are these."""
-    unlike = not step.prefill and bool((told.drafted != told.drafted[0]).any())
-    return Step(len(told.rows), int(told.drafted.sum()), step.drafts, len(step.rows), step.prefill, unlike)
+def work_of_step(step: Waiting, told: Told, context: IntArray) -> RoundWork:
+    """The work of a step. Where prompts are read rows are ragged in any case, and their tokens take the time."""
+    rows = len(told.rows)
+    drafted = total(told.drafted)
+    ragged = not step.prefill and rows > 1 and not alike(told.drafted, told.drafted.item(0))
+    drafts = _drafts(step.plan.depth, step.drafts, len(step.chosen.rows))
+    return RoundWork(rows, rows + drafted, float(total(context)), drafts, step.prefill, ragged)
 
 
-def round_of(
-    step: Waiting,
-    of: Waiting,
-    decision: Decision,
-    told: Told,
-    seconds: float,
-    *,
-    number: int,
-    guests: Guests,
-    times: StepTimes,
-    reads_along: bool,
-) -> RoundRecord | None:
-    """The round that a decision led to, in a step that took so long: of those of its rows that are told of."""
-    prefill = step.prefill
-    made_of = made(step, told)
-    seconds = times.calmed(made_of, seconds)
-    spent = times.draft_seconds(step.drafts, len(step.rows)) + times.prefill_seconds(prefill)
-    verify = max(seconds - spent, _LEAST_SHARE * seconds)
-    rows, depths, tasks, policies = of.rows, of.depths, decision.tasks, decision.policies
-    reasons, drafter, expected = decision.reasons, decision.drafter, decision.expected
-    if told.ids != of.ids:
-        at = {name: place for place, name in enumerate(of.ids)}
-        told = told.take([place for place, name in enumerate(told.ids) if name in at])
-        if not told.ids:
+def _drafts(depth: int, passes: int, rows: int) -> tuple[DraftWork, ...]:
+    """Draft passes beyond one that reads along, each over all rows."""
+    return (DraftWork(DRAFTER, rows, (rows,) * passes),) if depth or passes else ()
+
+
+def calmed(seconds: float, expected: float, noise: float) -> float:
+    """Seconds of a step with less of their deviation from `expected`, the noisier the clock is.
+
+    Policies that learn from single rounds would follow every stall. `noise`: relative standard deviation of steps.
+    """
+    return expected + min(seconds - expected, _MAX_DEVIATION * expected) * min(1.0, _CALM_NOISE / noise)
+
+
+def round_of(done: TimedStep, number: int, costs: CostModel, *, reads_along: bool) -> RoundRecord | None:
+    """The round that a decision led to: of those of its rows that the step reported; None without either.
+
+    The round has its expected share of the step's seconds; prompts and drafts for the next round have the others.
+    """
+    told, context, work = done.told, done.context, done.work
+    chosen, depth = done.of.chosen, done.of.plan.depth
+    decision = chosen.decision
+    if decision is None:
+        return None
+    depths, expected = chosen.depths, decision.expected
+    reasons, drafter, tasks, policies = decision.reasons, decision.drafter, decision.tasks, decision.policies
+    if done.serials is not chosen.serials and not np.array_equal(done.serials, chosen.serials):
+        order = np.argsort(chosen.serials)
+        index = order[np.minimum(np.searchsorted(chosen.serials, done.serials, sorter=order), len(order) - 1)]
+        here = np.flatnonzero(chosen.serials[index] == done.serials)
+        if not len(here):
             return None
-        own = np.array([at[name] for name in told.ids], dtype=np.int64)
-        rows, depths, tasks, policies, reasons, drafter = (
-            one[own] if len(one) else one for one in (rows, depths, tasks, policies, reasons, drafter)
+        if len(here) < len(index):
+            told, context, index = told.take(here), context[here], index[here]
+        depths, reasons, drafter, tasks, policies = (
+            values[index] if len(values) else values for values in (depths, reasons, drafter, tasks, policies)
         )
-        expected = None if expected is None else expected.take(own)
-    size, deepest = len(rows), int(told.drafted.max())
-    steps = max(of.plan.depth - 1, 0) if reads_along else of.plan.depth
-    draft = times.draft_seconds(steps, len(of.rows))
-    blank: FloatArray = np.full((size, deepest), np.nan)
+        expected = None if expected is None else expected.take(index)
+    expected_seconds = costs.seconds(work)
+    pace = calmed(done.seconds, expected_seconds, costs.noise) / expected_seconds
+    steps = max(depth - 1, 0) if reads_along else depth
+    drafts = _drafts(depth, steps, len(chosen.rows))
+    alone = (
+        work if drafts == work.drafts and not work.prefill_tokens else work._replace(drafts=drafts, prefill_tokens=0)
+    )
+    whole = pace * (expected_seconds if alone is work else costs.seconds(alone))
+    verify = pace * costs.seconds(work._replace(drafts=(), prefill_tokens=0)) if drafts else whole
+    size = len(told.rows)
+    unknown: FloatArray = np.full((size, int(told.drafted.max())), np.nan)
     return RoundRecord(
         number=number,
         request_ids=tuple(told.ids),
-        rows=rows,
+        rows=told.rows,
         depths=np.minimum(depths, told.drafted),  # nothing but a limit ends drafts here
         reasons=reasons,
         drafter=drafter,
         drafted=told.drafted,
         accepted=told.accepted,
         emitted=told.emitted,
-        context=guests.context(rows),
-        confidence=blank,
-        entropy=blank,
-        prefill_tokens=prefill,
+        context=context,
+        confidence=unknown,
+        entropy=unknown,
+        prefill_tokens=work.prefill_tokens,
         draft_steps=steps,
         caught_up=0,
-        verify_tokens=size + int(told.drafted.sum()) + prefill,
-        draft_seconds=draft,
+        verify_tokens=size + total(told.drafted) + work.prefill_tokens,
+        draft_seconds=whole - verify,
         verify_seconds=verify,
-        total_seconds=draft + verify,
+        total_seconds=whole,
         expected=expected,
-        ended=time.monotonic(),
+        ended=done.ended,
         decision=decision.number,
         tasks=tasks,
         policies=policies,

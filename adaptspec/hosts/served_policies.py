@@ -8,15 +8,14 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from adaptspec.control.controller import Controller, untimed
-from adaptspec.control.cost import CostTable
+from adaptspec.control.cost_model import CostModel
 from adaptspec.control.host import DRAFTER, Host, narrow
 from adaptspec.control.language.build import build_policy, load_policy_spec
 from adaptspec.control.language.library import find_policy
 from adaptspec.control.language.spec import PolicySpec
+from adaptspec.control.learned_state import PolicyState, learned_states, restore_states, signature
 from adaptspec.control.rollout import Reloads
 from adaptspec.control.routing import check_file, check_when, routes_of, with_used
-from adaptspec.control.state import PolicyState, learned_states, restore_states, signature
-from adaptspec.control.step_times import StepTimes
 from adaptspec.control.tasks import Labels
 from adaptspec.errors import AdaptSpecError, ConfigError
 from adaptspec.files import FileMark, file_mark
@@ -32,7 +31,7 @@ class ServedPolicies:
     ) -> None:
         """`names` or files; the first serves requests that name none. Raises ConfigError: one cannot be used here."""
         self._host, self._max_rows, self._controller = host, max_rows, controller
-        self._trial_costs = CostTable(StepTimes().profile(DRAFTER, max_rows, host))
+        self._trial_costs = CostModel.without_profile(DRAFTER)
         self.labels = Labels()
         self._refused = self._applied = 0  # texts that were not taken, the last good ones staying; and those that were
         self._last_applied: float | None = None
@@ -62,8 +61,11 @@ class ServedPolicies:
         """Of files that have changed."""
         return Reloads(self._applied, self._refused, self._last_applied)
 
-    def controller(self, cost: CostTable, timer: Callable[[], float] = untimed) -> Controller:
-        """One that decides by all of them, timed by `timer`. Raises ConfigError."""
+    def controller(self, cost: CostModel, timer: Callable[[], float] = untimed) -> Controller:
+        """One that decides by all of them, timed by `timer`; it does not teach `cost`, since hosts time steps.
+
+        Raises ConfigError.
+        """
         policies = {name: build_policy(spec, cost, self._max_rows, self.labels) for name, spec in self.specs.items()}
         rollouts = {name: spec.rollout for name, spec in self.specs.items()}
         return self._controller(
@@ -71,7 +73,6 @@ class ServedPolicies:
             self.default,
             (DRAFTER,),
             self._max_rows,
-            cost=cost,
             labels=self.labels,
             rollouts=rollouts,
             routes=routes_of(self.specs[self.default]),
@@ -106,7 +107,12 @@ class ServedPolicies:
                 self._bad.discard(path)
                 self._waiting.append(spec)
 
-    def adopt(self, controller: Controller, cost: CostTable) -> None:
+    @property
+    def waits(self) -> bool:
+        """Whether `adopt` has a policy to take over."""
+        return bool(self._waiting)
+
+    def adopt(self, controller: Controller, cost: CostModel) -> None:
         """From the next round on, decide by what `look` has found. What was learned is kept where it still fits."""
         while self._waiting:
             spec = self._waiting.pop(0)

@@ -12,7 +12,16 @@ from pathlib import Path
 
 import numpy as np
 
-from adaptspec.control.state import FILE, LearnedState, PolicyState, StateStore, added, joined, read_state, renumbered
+from adaptspec.control.learned_state import (
+    FILE,
+    LearnedState,
+    PolicyState,
+    StateStore,
+    added,
+    joined,
+    read_state,
+    renumbered,
+)
 from adaptspec.errors import StateError
 from adaptspec.types import FloatArray
 

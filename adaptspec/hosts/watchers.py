@@ -12,7 +12,7 @@ from prometheus_client import start_http_server
 
 from adaptspec import __version__
 from adaptspec.control.controller import Controller
-from adaptspec.control.cost import CostTable
+from adaptspec.control.cost_model import CostModel
 from adaptspec.control.host import DRAFTER
 from adaptspec.errors import ConfigError
 from adaptspec.journal import JournalHeader
@@ -24,6 +24,7 @@ from adaptspec.telemetry.request_store import RequestStore
 from adaptspec.telemetry.tracing import Trace, tracing_of
 from adaptspec.types import Completion, FinishReason, RoundRecord, SpeculationStats, Timings
 
+_ROWS, _TOKENS = (1, 2, 4, 8, 16, 32, 64, 128, 256), (1, 2, 3, 4, 6, 8)  # of the profile in a journal's header
 _REASONS = {reason.value for reason in FinishReason}
 
 
@@ -57,7 +58,7 @@ class Watchers:
         self._begun = False
         self.store.start(max_rows, (DRAFTER,))
 
-    def begin(self, controller: Controller, costs: CostTable) -> None:
+    def begin(self, controller: Controller, costs: CostModel) -> None:
         """Say what rounds run on; before the first, or at the end if there was none. Once."""
         begun, self._begun = self._begun, True
         if self._journal is not None and not begun:
@@ -69,7 +70,7 @@ class Watchers:
                 policies=list(controller.policies),
                 default=controller.default,
                 tasks=list(controller.labels.tasks),
-                costs=json.loads(costs.to_json()),
+                costs=json.loads(costs.learned_profile(_ROWS, _TOKENS).to_json()),
                 clock=time.time() - time.monotonic(),
             )
             self._journal.begin(header)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
@@ -16,7 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from adaptspec.control.cost import MOST_BYTES, CostProfile, CostTable, DrafterCost
+from adaptspec.control.cost_model import CostModel
+from adaptspec.control.cost_profile import MAX_FILE_BYTES, CostProfile, DrafterCost
 from adaptspec.drafters import DRAFTERS, Kind, kind_of
 from adaptspec.errors import ConfigError
 from adaptspec.files import read_text
@@ -181,31 +182,9 @@ class Machine:
         )
 
     @classmethod
-    def of_cost_table(cls, name: str, table: CostTable) -> Machine:
-        """The machine as a cost table has learned it, read at the points of the table's profile."""
-        before = table.profile
-        drafting = table.overhead_seconds(1, drafting=True) - table.overhead_seconds(1, drafting=False)
-        drafters = {
-            drafter: replace(
-                cost,
-                step_seconds=tuple(table.draft_step_seconds(drafter, rows) for rows in cost.rows),
-                catch_up_per_token=table.catch_up_seconds(drafter, 1.0),
-                start_seconds=table.start_seconds(drafter, 1) + drafting,
-                reads_along=False,  # the start has the saved step already
-            )
-            for drafter, cost in before.drafters.items()
-            if cost.step_seconds
-        }
-        learned = replace(
-            before,
-            verify=tuple(
-                tuple(table.verify_seconds(rows, rows * width) for width in before.tokens) for rows in before.rows
-            ),
-            drafters=drafters,
-            per_cached_token=table.verify_seconds(1, 1, 1.0) - table.verify_seconds(1, 1),
-            overhead=table.overhead_seconds(1, drafting=False),
-        )
-        return cls.of_profile(name, learned)
+    def of_cost_model(cls, name: str, cost: CostModel) -> Machine:
+        """The machine as a cost model has learned it, read at the points of its profile."""
+        return cls.of_profile(name, cost.learned_profile(cost.profile.rows, cost.profile.tokens))
 
 
 def shipped_machines() -> list[str]:
@@ -227,7 +206,7 @@ def load_machine(name: str) -> Machine:
     """
     path = _SHIPPED / f"{name}.json" if name in shipped_machines() else Path(name)
     try:
-        text = read_text(path, MOST_BYTES)
+        text = read_text(path, MAX_FILE_BYTES)
     except (OSError, UnicodeDecodeError) as error:
         known = ", ".join(shipped_machines())
         raise ConfigError(f"no cost table {name!r} ({error}); shipped are: {known}; or give a JSON file") from error
@@ -240,7 +219,7 @@ def parse_machine(text: str, name: str) -> Machine:
         fields = json.loads(text)
         targets = [str(target) for target in fields.get("targets", ())]
         if "version" in fields:
-            return Machine.of_profile(name, CostTable.from_json(text).profile, targets)
+            return Machine.of_profile(name, CostProfile.from_json(text), targets)
         return Machine(
             str(fields["machine"]),
             _curve(fields["verify"]["tokens"], fields["verify"]["seconds"]),

@@ -15,7 +15,8 @@ from typing import cast
 import numpy as np
 
 from adaptspec.control.controller import Controller
-from adaptspec.control.cost import CostProfile, CostTable
+from adaptspec.control.cost_model import CostModel
+from adaptspec.control.cost_profile import CostProfile
 from adaptspec.control.language.build import build_policy, parse_policy_spec
 from adaptspec.control.language.spec import BlockSpec, CoupledSpec, PolicySpec, RejectionSpec
 from adaptspec.control.policy import BatchSignals, Decision
@@ -328,7 +329,7 @@ def replay(
     """
     if _by_chance(spec):
         stream = replace(stream, tape=stream.tape.under_rejection(settings.seed))
-    cost = CostTable(profile or machine.profile())
+    cost = CostModel(profile or machine.profile())
     labels = Labels()
     drafters = drafters_of(stream.tape, machine, settings)
     specs = with_used([spec.with_drafters(drafters)])

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from adaptspec.control.cost import CostTable
+from adaptspec.control.cost_model import CostModel
 from adaptspec.control.guard import GuardEvents
 from adaptspec.telemetry.live_schema import Compared
 from adaptspec.telemetry.request_store import Batch, RequestStore, Started, row_count
@@ -113,9 +113,9 @@ def _changes(last: IntArray, rows: IntArray, values: IntArray) -> int:
 class EarningsSnapshot:
     """Everything since the start. Rates over a time of one's own are differences of two of these.
 
-    `tiers` begins with plain decoding, and is empty before the engine runs. `unsure`: what the cost table says and
-    what rounds take disagree, so that costs are being measured again; `doubts` counts how often that began. The table
-    was `measured` at that time, in seconds since 1970.
+    `tiers` begins with plain decoding, and is empty before the engine runs. `uncertain`: rounds contradict the
+    cost model, which learns anew; `resets` counts how often that began. The model's profile was `measured` at that
+    time, in seconds since 1970.
     """
 
     totals: Totals = field(default_factory=Totals)
@@ -130,8 +130,8 @@ class EarningsSnapshot:
     probes_won: int = 0
     forecast: ForecastError = field(default_factory=ForecastError)
     dropped: int = 0
-    unsure: bool = False
-    doubts: int = 0
+    uncertain: bool = False
+    resets: int = 0
     measured: float = math.nan
 
     @property
@@ -204,7 +204,7 @@ class EarningsSnapshot:
             "speedup": speedup and speedup.to_json(),
             "best_static": best and {"depth": best.tier.depth, "drafter": best.tier.drafter},
             "regret": regret and regret.to_json(),
-            "costs_unsure": self.unsure,
+            "costs_unsure": self.uncertain,
             **{name: getattr(self, name) for name in ("saved_tokens", "wasted_tokens", *_SWITCHES)},
             "predicted_over_realised": round(self.forecast.goodput_ratio, 4),
         }
@@ -216,14 +216,14 @@ class Earnings:
     def __init__(self, store: RequestStore) -> None:
         self._store = store
         self._drafters: tuple[str, ...] = ()
-        self._costs: CostTable | None = None
+        self._costs: CostModel | None = None
         self._tiers: StaticTiers | None = None
         self._switches: Switches | None = None
         self._forecast = ForecastError()
         store.counts(self._take)
 
-    def begin(self, costs: CostTable, drafters: Sequence[str], max_rows: int, tasks: int) -> None:
-        """Before the store starts. `costs` is asked for its doubts only; `tasks` counts task 0, unknown, as well."""
+    def begin(self, costs: CostModel, drafters: Sequence[str], max_rows: int, tasks: int) -> None:
+        """Before the store starts. Of `costs` only its resets are read; `tasks` counts task 0, unknown, as well."""
         rows = row_count(max_rows)
         self._costs = costs
         self._drafters = tuple(drafters)
@@ -248,8 +248,8 @@ class Earnings:
                 probes_won=switches.guarding.came_back,
                 forecast=self._forecast,
                 dropped=self._store.missing(self._take),
-                unsure=costs.unsure,
-                doubts=costs.doubts,
+                uncertain=costs.uncertain,
+                resets=costs.resets,
                 measured=costs.measured,
             )
 

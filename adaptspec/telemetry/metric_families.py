@@ -142,7 +142,7 @@ def earning_families(seen: EarningsSnapshot) -> Iterator[Metric]:
         (f"{_SPEC}_probes", "Tries of speculation while it was off", seen.probes),
         (f"{_SPEC}_probes_won", "Tries after which it stayed on", seen.probes_won),
         ("adaptspec_earnings_dropped_entries", "Rounds and requests left out of these figures", seen.dropped),
-        ("adaptspec_costs_remeasured", "Times that rounds had costs measured again", seen.doubts),
+        ("adaptspec_costs_remeasured", "Times that rounds had costs measured again", seen.resets),
     ):
         yield CounterMetricFamily(name, help_text, count)
     for name, help_text, tokens in (
@@ -171,11 +171,14 @@ def earning_families(seen: EarningsSnapshot) -> Iterator[Metric]:
     yield from _estimate(seen.regret, "regret", "Time beyond that of the best fixed depth so far, over the latter")
     yield GaugeMetricFamily(
         "adaptspec_costs_unsure",
-        "1 while the cost table and rounds disagree, and costs are measured again",
-        seen.unsure,
+        "1 while the cost model and rounds disagree, and costs are measured again",
+        seen.uncertain,
     )
     when = [] if math.isnan(seen.measured) else [((), seen.measured)]
-    name, help_text = "adaptspec_costs_measured_timestamp_seconds", "When the table that rounds began with was measured"
+    name, help_text = (
+        "adaptspec_costs_measured_timestamp_seconds",
+        "When the profile that rounds began with was measured",
+    )
     yield _gauge(name, help_text, [], when)
 
 

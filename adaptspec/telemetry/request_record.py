@@ -289,7 +289,7 @@ def _shapes(record: RoundRecord) -> Sequence[Sequence[Any]]:
     if branches is None:
         accepted = list(map(min, record.accepted.tolist(), record.emitted.tolist()))
         return record.drafted.tolist(), accepted, [0] * rows, [None] * rows
-    tree, straight = branches.tree, np.minimum(record.trunk().accepted, record.emitted)
+    tree, straight = branches.tree, np.minimum(record.main_chains().accepted, record.emitted)
     inside = np.arange(tree.parents.shape[1]) < branches.nodes[:, None]
     others = ((tree.drafters != record.drafter[:, None]) & inside).sum(axis=1)
     depths = np.where(inside, tree.depths, 0)

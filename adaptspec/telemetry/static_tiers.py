@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from adaptspec.control.acceptance import Acceptance
-from adaptspec.control.cost import batch_bucket
 from adaptspec.control.counterfactual import Counterfactual
+from adaptspec.control.round_work import batch_bucket
 from adaptspec.telemetry.round_seconds import RoundSeconds, drafted_in, features
 from adaptspec.telemetry.totals import gathered
 from adaptspec.types import BoolArray, FloatArray, IntArray, RoundRecord
@@ -209,8 +209,8 @@ class StaticTiers:
 
     def _learn(self, rows: RoundRecord) -> None:
         for which, signals in enumerate(self._signals):
-            told = rows.told_of(which)
-            tokens = (np.minimum(one, _DEEPEST) for one in (told.drafted, told.right))
+            told = rows.chains(which)
+            tokens = (np.minimum(one, _DEEPEST) for one in (told.drafted, told.accepted))
             signals.observe(rows.rows, rows.tasks, *tokens)
             self.observed[which] += int(np.count_nonzero(told.known))
 
@@ -256,7 +256,7 @@ def together(records: Sequence[RoundRecord], rows: IntArray) -> RoundRecord:
 
     Who they belong to is left out, and what whole rounds cost is left as it was in the first.
     """
-    records = [record.trunk() for record in records]
+    records = [record.main_chains() for record in records]
     return replace(
         records[0],
         request_ids=("",) * len(rows),

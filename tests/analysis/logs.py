@@ -6,7 +6,6 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from adaptspec.control.cost import CostTable
 from adaptspec.control.language.build import parse_policy_spec
 from adaptspec.control.language.spec import PolicySpec
 from adaptspec.control.tasks import TASKS
@@ -28,7 +27,7 @@ def policy(body: str, name: str = "made") -> PolicySpec:
 
 def header(costs: Machine, names: Sequence[str]) -> JournalHeader:
     """What a server would write of this machine."""
-    profile = json.loads(CostTable(costs.profile()).to_json())
+    profile = json.loads(costs.profile().to_json())
     return JournalHeader("0", {}, "pair", DRAFTERS, names, names[0], TASKS, profile)
 
 

@@ -73,17 +73,17 @@ def test_shifts_are_told_of_where_requests_come_one_by_one() -> None:
     """Two phases: one shift to recover from, at most the second phase long; the best of each phase is a reference."""
     tape = made_tape({"code": 0.2, "json": 0.95}, count=12, length=60)
     phased = mixed_scenarios(tape, [Schedule((1,))])[1:]
-    report = simulate([static_spec(0), load_policy_spec(find_policy("thompson"))], phased, [load_machine("gpu-8b")])
+    report = simulate([static_spec(0), load_policy_spec(find_policy("goodput"))], phased, [load_machine("gpu-8b")])
     (cell,) = json.loads(json.dumps(report.to_json(), allow_nan=False))["cells"]
     assert cell["per_phase_best"] >= cell["best_static"]["ratio"]
-    off, bandit = cell["policies"]["static-0"], cell["policies"]["thompson"]
+    off, adaptive = cell["policies"]["static-0"], cell["policies"]["goodput"]
     assert off["recovery_tokens"] == [12 * 59.0], "it never does"
-    assert 0.0 <= bandit["recovery_tokens"][0] < 12 * 59.0
+    assert 0.0 <= adaptive["recovery_tokens"][0] < 12 * 59.0
     assert off["over_per_phase_best"] == pytest.approx(1.0 / cell["per_phase_best"])
     assert off["switches_per_1000_tokens"] == off["probing_cost"] == 0.0
-    assert bandit["switches_per_1000_tokens"] > 0.0
-    assert -0.5 < bandit["probing_cost"] < 0.5
-    assert report.to_json()["policies"]["thompson"]["recovery_tokens"] == bandit["recovery_tokens"][0]
+    assert adaptive["switches_per_1000_tokens"] > 0.0
+    assert -0.5 < adaptive["probing_cost"] < 0.5
+    assert report.to_json()["policies"]["goodput"]["recovery_tokens"] == adaptive["recovery_tokens"][0]
 
 
 def test_ratios_that_cannot_be_are_refused() -> None:

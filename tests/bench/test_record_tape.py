@@ -15,7 +15,7 @@ from adaptspec.bench.record_tape import RecordSettings, record
 from adaptspec.bench.workloads import Workloads, encode
 from adaptspec.cli import main
 from adaptspec.control.controller import Controller
-from adaptspec.control.cost import CostTable
+from adaptspec.control.cost_model import CostModel
 from adaptspec.control.policy import BatchSignals, Decision
 from adaptspec.decision_tables import StopTable, TreeTable
 from adaptspec.engine.assembly import Built, assemble, build
@@ -91,7 +91,7 @@ def engine_records(
         built.drafters,
         built.tokenizer,
         specs=[static_spec(depth, drafter)],
-        costs=CostTable(built.costs.profile),
+        costs=CostModel(built.costs.profile),
         sinks=[notes],
         limits=EngineLimits(max_rows=4),
     )

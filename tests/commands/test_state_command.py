@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from adaptspec.cli import main
-from adaptspec.control.state import FILE, PolicyState, StateStore, read_state
+from adaptspec.control.learned_state import FILE, PolicyState, StateStore, read_state
 
 
 def replica(folder: Path, value: float, pair: str = "pair") -> Path:

@@ -8,6 +8,7 @@ import numpy as np
 
 from adaptspec.control.algorithms.algorithm import Choice, ExpectedValue
 from adaptspec.control.algorithms.round_terms import ModelTerms
+from adaptspec.control.cost_model import DraftPrices
 from adaptspec.decision_tables import StopEvaluator, StopTable
 from adaptspec.types import FloatArray
 
@@ -35,7 +36,7 @@ def drafted(table: StopTable | None, confidence: Sequence[float], row: int = 0) 
 
 
 def terms(
-    acceptance: FloatArray, calibration: FloatArray, step: float = 2e-4, row: float = 0.0, which: int = 0
+    acceptance: FloatArray, calibration: FloatArray, step: float = 2e-4, row: float = 0.0, drafter_id: int = 0
 ) -> ModelTerms:
     """A model that is always asked for all of its depth; `acceptance` [B, D], `calibration` [B, bins]."""
     rows, depth = acceptance.shape
@@ -43,7 +44,16 @@ def terms(
     ones = np.ones(depth)
     sizes = np.arange(depth + 1.0)
     return ModelTerms(
-        which, acceptance, gains, sizes, sizes, ones, step, row, 0.0, np.zeros(rows), calibration, np.ones(1)
+        drafter_id,
+        acceptance,
+        gains,
+        sizes,
+        sizes,
+        ones,
+        DraftPrices(0.0, step, row, 0.0, 0.0),
+        np.zeros(rows),
+        calibration,
+        np.ones(1),
     )
 
 

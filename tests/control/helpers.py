@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from adaptspec.control.cost import CostTable
+from adaptspec.control.cost_model import CostModel
 from adaptspec.control.model_free_acceptance import NgramAcceptance, StatedAcceptance
 from adaptspec.control.policy import BatchSignals
 from adaptspec.types import Reason, RoundRecord
@@ -21,8 +21,8 @@ GOODPUT = (
 )
 
 
-def table() -> CostTable:
-    return CostTable(QUIET.profile())
+def table() -> CostModel:
+    return CostModel(QUIET.profile())
 
 
 def signals(

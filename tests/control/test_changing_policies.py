@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from adaptspec.control.algorithms.fixed_depths import Static
-from adaptspec.control.composed import ComposedPolicy
+from adaptspec.control.composed_policy import ComposedPolicy
 from adaptspec.control.controller import Controller
 from adaptspec.control.rollout import LIVE, CanarySpec, Rollout
 from adaptspec.control.tasks import Labels, Names

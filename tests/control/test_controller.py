@@ -9,7 +9,7 @@ import pytest
 
 from adaptspec.control.algorithms.fixed_depths import Static
 from adaptspec.control.algorithms.goodput import Goodput, GoodputSettings
-from adaptspec.control.composed import ComposedPolicy
+from adaptspec.control.composed_policy import ComposedPolicy
 from adaptspec.control.controller import Controller
 from adaptspec.control.language.build import build_policy, load_policy_spec
 from adaptspec.control.language.library import find_policy
@@ -174,7 +174,7 @@ def searching(depth: int) -> ComposedPolicy:
 
 
 def test_lookups_are_watched_where_they_do_not_draft() -> None:
-    """They are scored for next to nothing: in every round, and less often where they have long found nothing right."""
+    """They are scored for next to nothing, in every round."""
     controller = Controller({"p": searching(4)}, "p", ("draft-model", "ngram"), 8, cost=table())
     controller.start(0, request())
     watched = []
@@ -183,6 +183,5 @@ def test_lookups_are_watched_where_they_do_not_draft() -> None:
         watched.append(decision.watched == (1,))
         assert (decision.depths.tolist(), decision.drafter.tolist()) == ([0], [1])
         controller.learn(record([0], [0], rows=[0], drafter=[1]))
-    assert all(watched[:16])
-    assert 10 <= sum(watched[40:]) < 40
+    assert all(watched)
     assert True in watched[-8:]

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from adaptspec.control.controller import Controller
+from adaptspec.control.decision_cache import UNDECIDED
 from adaptspec.control.language.build import build_policy, parse_policy_spec
 from adaptspec.control.policy import BatchSignals, Decision, Policy
 from adaptspec.decision_tables import StopTable
@@ -223,11 +224,11 @@ def test_another_request_in_the_row_is_decided_anew() -> None:
     assert world.round().number > decision.number
 
 
-@pytest.mark.parametrize("reason", [Reason.EXPLORE, Reason.PROBE])
+@pytest.mark.parametrize("reason", [Reason.EXPLORE, Reason.PROBE, Reason.REQUEST])
 def test_a_trial_is_for_one_round(reason: Reason) -> None:
-    """The next decision is made anew, and by what the trial has shown."""
+    """The next decision is made anew, and by what the trial has shown; also where a limit names another reason."""
     world, policy = dear()
-    policy.reason = reason
+    policy.once, policy.reason = True, reason
     assert world.fresh([signals([64])] * 3) == [True] * 3
     assert len(policy.learned) == world.rounds
 
@@ -295,16 +296,18 @@ def test_a_policy_learns_from_a_request_before_its_row_is_free() -> None:
 
 
 def test_a_round_that_cannot_be_learned_from_costs_no_other() -> None:
-    """The failure is raised once all have been; a row is free even so."""
+    """Its failure is reported with the next record; requests end, and policies are replaced, all the same."""
     world, policy = dear()
     for _ in range(3):
         world.round()
     policy.fails = lambda record: record.number == world.rounds - 2
-    with pytest.raises(ValueError, match=f"round {world.rounds - 2}"):
-        world.controller.finish(0)
+    world.controller.finish(0)
     assert policy.learned == list(range(1, world.rounds + 1))
     assert policy.log
     world.start(0)
+    failed = world.rounds - 2
+    with pytest.raises(ValueError, match=f"round {failed}"):
+        world.round()
     assert world.round().depths.tolist() == [5]
 
 
@@ -313,7 +316,7 @@ def batch(rows: Sequence[int], **changes: object) -> BatchSignals:
 
 
 def test_a_large_batch_keeps_its_decision_while_few_of_its_rows_change() -> None:
-    """One row in eight may be new, or gone: a new one takes the depth of the others."""
+    """One row in eight may be new, or gone. A new one takes the depth of the others; no policy learns from it."""
     world, policy = dear(rows=16)
     policy.depth = 3
     first = world.round(batch(range(16)))
@@ -323,6 +326,7 @@ def test_a_large_batch_keeps_its_decision_while_few_of_its_rows_change() -> None
     second = world.round(batch([*range(1, 17)]))
     assert second.number == first.number
     assert second.depths.tolist() == [3] * 16
+    assert (second.policies == UNDECIDED).tolist() == [row in (4, 16) for row in range(1, 17)]
     assert (len(second.reasons), len(second.drafter), len(second.tasks), len(second.policies)) == (16,) * 4
     world.start(17)
     assert world.round(batch([*range(1, 15), 16, 17])).number > first.number

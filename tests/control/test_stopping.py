@@ -127,6 +127,13 @@ def test_tokens_are_verified_at_the_price_of_those_that_others_submit() -> None:
     assert 1 < drafted(both, [0.99] * DEPTH) < DEPTH
 
 
+def test_a_token_of_a_late_row_may_cost_more() -> None:
+    """Rows alike, but that a token of the second counts eight times as much: it goes on where the first stops."""
+    model = terms(np.full((2, DEPTH), 0.8), np.tile(HONEST, (2, 1)))
+    value = ExpectedValue(2500.0, CURVE, (model,), {0: 2}, weight=np.array([1.0, 8.0]))
+    assert ask(MarginalGoodputStop().table(choice(value, 2)), [0.25, 0.25]) == [False, True]
+
+
 def test_without_an_outlook_it_stops_nothing() -> None:
     assert MarginalGoodputStop().table(choice(None)) is None
 
@@ -136,8 +143,8 @@ def test_each_row_goes_by_the_calibration_and_costs_of_its_own_drafter() -> None
     acceptance = np.full((3, DEPTH), 0.8)
     models = (
         terms(acceptance, np.tile(HONEST, (3, 1))),
-        terms(acceptance, np.full((3, 10), 0.05), which=1),
-        terms(acceptance, np.tile(HONEST, (3, 1)), step=5e-2, which=3),
+        terms(acceptance, np.full((3, 10), 0.05), drafter_id=1),
+        terms(acceptance, np.tile(HONEST, (3, 1)), step=5e-2, drafter_id=3),
     )
     made = replace(choice(ExpectedValue(1000.0, CURVE, models, {0: 1, 1: 1, 3: 1}), 3), drafter=np.array([1, 0, 3]))
     rule = MarginalGoodputStop()

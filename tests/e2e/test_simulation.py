@@ -14,7 +14,7 @@ import pytest
 
 from adaptspec.bench.record_tape import RecordSettings, record
 from adaptspec.bench.workloads import Workloads, encode, read_workloads
-from adaptspec.control.cost import CostTable
+from adaptspec.control.cost_model import CostModel
 from adaptspec.control.language.build import load_policy_spec
 from adaptspec.control.language.library import shipped_policies
 from adaptspec.control.language.spec import PolicySpec
@@ -149,7 +149,7 @@ def live(built: Built, workloads: Workloads, tape: Tape, spec: PolicySpec, rows:
         drafters,
         built.tokenizer,
         specs=[spec],
-        costs=CostTable(COSTS.profile()),
+        costs=CostModel(COSTS.profile()),
         sinks=[notes],
         limits=EngineLimits(max_rows=rows),
         timer=timer,

@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from adaptspec.control.cost import CostTable
+from adaptspec.control.cost_model import CostModel
 from adaptspec.control.language.build import load_policy_spec
 from adaptspec.engine.async_engine import AsyncEngine
 from adaptspec.engine.core import EngineCore, EngineLimits
@@ -53,7 +53,7 @@ async def desk_of(folder: Path, texts: Sequence[str]) -> AsyncIterator[Desk]:
     core = world.engine(specs, EngineLimits(max_rows=4))
     front = AsyncEngine(core, max_waiting=64)
     try:
-        yield Desk(table("draft-model"), core, front, PolicyManager(front, core, CostTable(COSTS), specs, files), files)
+        yield Desk(table("draft-model"), core, front, PolicyManager(front, core, CostModel(COSTS), specs, files), files)
     finally:
         await asyncio.to_thread(front.close)
 

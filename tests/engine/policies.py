@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from adaptspec.control.cost import CostProfile, DrafterCost
+from adaptspec.control.cost_profile import CostProfile, DrafterCost
 
 HEAD = "apiVersion: adaptspec.dev/v1\nkind: SpeculationPolicy\nmetadata: {name: %s, description: %s}\nspec:\n"
 COSTS = CostProfile(

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from adaptspec.control.state import FILE, LearnedState, PolicyState, StateStore, read_state, to_bytes
+from adaptspec.control.learned_state import FILE, LearnedState, PolicyState, StateStore, read_state, to_bytes
 from adaptspec.engine.checkpointer import Checkpointer
 from adaptspec.errors import StateError
 from tests.engine.desk import Desk, asking, desk_of

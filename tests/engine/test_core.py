@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from adaptspec.control.cost import CostTable
+from adaptspec.control.cost_model import CostModel
 from adaptspec.control.language.build import load_policy_spec
 from adaptspec.drafting.draft_model import DraftModelDrafter
 from adaptspec.engine.async_engine import AsyncEngine
@@ -42,7 +42,7 @@ def test_methods_that_weigh_refuse_a_drafter_that_drops_what_it_drew(tmp_path: P
     assert WORLD.engine([dictated.policy(Case(method=method, depths="0").policy)], EngineLimits(max_rows=2))
     front = AsyncEngine(core)
     try:
-        manager = PolicyManager(front, core, CostTable(COSTS), [spec], {spec.name: file})
+        manager = PolicyManager(front, core, CostModel(COSTS), [spec], {spec.name: file})
         more = f"  drafters: [draft-model]\n  verification: {{method: {method}}}\n"
         with pytest.raises(ConfigError, match=r"spec\.verification"):
             manager.apply(static("later", 1, more))

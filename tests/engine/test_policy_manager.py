@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from adaptspec.control.cost import CostTable
+from adaptspec.control.cost_model import CostModel
 from adaptspec.control.language.build import build_policy, load_policy_spec, parse_policy_spec
 from adaptspec.control.rollout import Reloads
 from adaptspec.engine.core import EngineLimits
@@ -63,7 +63,7 @@ def test_text_that_a_lossy_method_judged_stays_marked_after_a_swap() -> None:
     core.add(asking(1))
     while not any(delta.tokens for delta in core.step()):
         pass
-    policy = build_policy(exact, CostTable(COSTS), core.limits.max_rows, core.controller.labels)
+    policy = build_policy(exact, CostModel(COSTS), core.limits.max_rows, core.controller.labels)
     adopt_policy(core, exact, policy)
     assert not notes.completions, "the first request has more to come"
     while not core.idle:
@@ -310,7 +310,7 @@ async def test_only_so_many_policies_are_served(tmp_path: Path) -> None:
     """Each takes memory; those that there are can be replaced."""
     async with desk_of(tmp_path, [static("main", 3)]) as one:
         specs = [load_policy_spec(one.files["main"])]
-        desk = PolicyManager(one.front, one.core, CostTable(COSTS), specs, one.files, most=2)
+        desk = PolicyManager(one.front, one.core, CostModel(COSTS), specs, one.files, most=2)
         await asyncio.to_thread(desk.apply, static("second", 1))
         for ask in (desk.apply, desk.check):
             with pytest.raises(ConfigError, match="no more than 2 may be; delete one"):

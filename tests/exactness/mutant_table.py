@@ -740,8 +740,8 @@ MUTANTS = (
     Mutant(
         "trials-run-for-several-rounds",
         "adaptspec/control/decision_cache.py",
-        "if decision.once or _has_trial(decision):",
-        "if decision.once:",
+        "        if decision.once:\n",
+        "        if decision.once and not decision.depths.any():\n",
         "Where rounds are short, what is tried out runs for eight rounds and costs as much.",
         ("tests/control/test_decision_cache.py",),
         quick=True,
@@ -784,11 +784,11 @@ MUTANTS = (
     ),
     Mutant(
         "prefill-learned-as-cost-of-decoding",
-        "adaptspec/control/cost.py",
-        "if not len(record.rows) or record.prefill_tokens:",
-        "if not len(record.rows):",
+        "adaptspec/control/cost_model.py",
+        "if work.prefill_tokens and timing.has_parts:",
+        "if work.prefill_tokens < 0:",
         "After long prompts drafts have the wrong depth.",
-        ("tests/control/test_cost.py",),
+        ("tests/control/test_cost_model.py",),
         quick=True,
     ),
     Mutant(
@@ -810,11 +810,11 @@ MUTANTS = (
     ),
     Mutant(
         "trials-are-free",
-        "adaptspec/control/algorithms/exploration.py",
-        "        self._seconds -= spent - won\n",
+        "adaptspec/control/explorer.py",
+        "        budget.seconds -= lost\n",
         "",
         "A drafter that never pays is tried again and again.",
-        ("tests/control/algorithms/test_exploration.py",),
+        ("tests/control/test_explorer.py",),
         quick=True,
     ),
     Mutant(
@@ -829,11 +829,11 @@ MUTANTS = (
     # State, journal and files.
     Mutant(
         "failed-save-remembered-as-written",
-        "adaptspec/control/state.py",
+        "adaptspec/control/learned_state.py",
         "            self.failed_saves += 1\n",
         "            self.failed_saves += 1\n            self._written = raw\n",
         "What was learned before a full disk is lost at the next restart.",
-        ("tests/engine/test_checkpointer.py", "tests/control/test_state.py"),
+        ("tests/engine/test_checkpointer.py", "tests/control/test_learned_state.py"),
         quick=True,
     ),
     Mutant(
@@ -842,16 +842,16 @@ MUTANTS = (
         'draft = path.with_name(path.name + (".tmp" if alone else f".{os.getpid()}.tmp"))',
         "draft = path",
         "A crash while state is saved leaves half a file, and everything learned is lost.",
-        ("tests/files/test_whole_files.py", "tests/control/test_state.py", "tests/engine/test_checkpointer.py"),
+        ("tests/files/test_whole_files.py", "tests/control/test_learned_state.py", "tests/engine/test_checkpointer.py"),
         quick=True,
     ),
     Mutant(
         "damaged-state-is-used",
-        "adaptspec/control/state.py",
+        "adaptspec/control/learned_state.py",
         "if digest != _digest(body):",
         "if not digest:",
         "A damaged file of learned state steers speculation.",
-        ("tests/engine/test_checkpointer.py", "tests/control/test_state.py"),
+        ("tests/engine/test_checkpointer.py", "tests/control/test_learned_state.py"),
         quick=True,
     ),
     Mutant(
@@ -865,11 +865,11 @@ MUTANTS = (
     ),
     Mutant(
         "merged-state-credited-to-another-task",
-        "adaptspec/control/state.py",
+        "adaptspec/control/learned_state.py",
         "moved[start + number] += values[start + before]",
         "moved[start + before] += values[start + before]",
         "Merged replicas draft code as if it were chat.",
-        ("tests/control/test_state.py",),
+        ("tests/control/test_learned_state.py",),
         quick=True,
     ),
     Mutant(

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from transformers import PreTrainedTokenizerFast
 
-from adaptspec.control.cost import CostTable
+from adaptspec.control.cost_model import CostModel
 from adaptspec.control.language.spec import PolicySpec
 from adaptspec.drafting.counts import CountsDrafter
 from adaptspec.drafting.draft_model import DraftModelDrafter
@@ -76,7 +76,7 @@ class World:
             self.drafters,
             self.tokenizer,
             specs=specs,
-            costs=CostTable(COSTS),
+            costs=CostModel(COSTS),
             sinks=sinks,
             limits=limits,
             timer=lambda: 4e-4 * next(ticks),
@@ -148,7 +148,7 @@ class Worlds:
             detect_tasks=False,
             **settings,
         )
-        built = build(config, costs=lambda *_: CostTable(COSTS), make=RUNTIMES[runtime].make)
+        built = build(config, costs=lambda *_: CostModel(COSTS), make=RUNTIMES[runtime].make)
         few = self._models.vocabulary(draft) or [built.tokenizer.encode(letter)[0] for letter in "abcdef"]
         return World(built.target, built.drafters, built.tokenizer, tuple(few[:FEW]))
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from adaptspec.control.state import read_state
+from adaptspec.control.learned_state import read_state
 from adaptspec.errors import AdaptSpecError
 from adaptspec.journal import read_entries
 from adaptspec.simulation.tape_file import load_tape

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from adaptspec.control.state import LearnedState, PolicyState, read_state, to_bytes
+from adaptspec.control.learned_state import LearnedState, PolicyState, read_state, to_bytes
 from adaptspec.journal import (
     Entry,
     JournalHeader,

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from adaptspec.control.cost import CostTable
+from adaptspec.control.cost_model import CostModel
 from adaptspec.engine.assembly import Built, build
 from adaptspec.engine.async_engine import AsyncEngine
 from adaptspec.engine.core import EngineLimits
@@ -99,7 +99,7 @@ async def world(target: Path, draft: Path) -> AsyncIterator[World]:
     config = EngineConfig(
         str(target), str(draft), ("goodput", "static-3"), limits=EngineLimits(max_rows=2), detect_tasks=False, threads=1
     )
-    built = await asyncio.to_thread(build, config, costs=lambda *_: CostTable(QUIET.profile()))
+    built = await asyncio.to_thread(build, config, costs=lambda *_: CostModel(QUIET.profile()))
     engine = AsyncEngine(built.core, "tiny")
     manager = PolicyManager(engine, built.core, built.costs, built.specs, built.files, most=2)
     try:

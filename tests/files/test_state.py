@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes, arrays
 
-from adaptspec.control.state import LearnedState, PolicyState, from_bytes, read_state, to_bytes
+from adaptspec.control.learned_state import LearnedState, PolicyState, from_bytes, read_state, to_bytes
 from adaptspec.errors import StateError
 from tests.files.samples import SAMPLES, learned_state
 from tests.records import same

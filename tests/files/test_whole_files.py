@@ -23,7 +23,7 @@ from adaptspec.commands.policy_import import import_vllm
 from adaptspec.commands.serve_command import add_arguments
 from adaptspec.control.language.build import load_policy_spec
 from adaptspec.control.language.library import find_policy
-from adaptspec.control.state import StateStore, read_state
+from adaptspec.control.learned_state import StateStore, read_state
 from adaptspec.control.tasks import TaskDetector
 from adaptspec.errors import AdaptSpecError, FileError, ModelError, StateError
 from adaptspec.files import check_regular, open_file, read_bytes, read_text, write_file

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
-from adaptspec.control.cost import CostTable
+from adaptspec.control.cost_model import CostModel
 from adaptspec.engine.assembly import Built, build, make_executor
 from adaptspec.engine.core import EngineCore, EngineLimits
 from adaptspec.engine.engine_config import EngineConfig
@@ -33,7 +33,7 @@ PLAIN = Case(depths="0")
 
 
 def built(config: EngineConfig, make: MakeDecoder | None = None) -> Built:
-    return build(config, costs=lambda *_: CostTable(COSTS), make=make)
+    return build(config, costs=lambda *_: CostModel(COSTS), make=make)
 
 
 def on_both(config: EngineConfig) -> tuple[Built, Built]:

@@ -20,7 +20,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from adaptspec.control.composed import ComposedPolicy
+from adaptspec.control.composed_policy import ComposedPolicy
 from adaptspec.control.controller import Controller
 from adaptspec.control.policy import BatchSignals, Decision
 from adaptspec.errors import ConfigError
@@ -243,6 +243,22 @@ def test_a_request_that_missed_a_decision_keeps_its_policy() -> None:
     pilot.close()
 
 
+def test_a_request_that_comes_again_under_its_name_is_decided_anew() -> None:
+    """With other limits than before, while a decision serves several steps."""
+    clock = Clock(0.005)
+    pilot = Pilot(PilotSettings(policy="static-3"), VLLM, 4, clock=clock)
+    for _ in range(20):
+        for most in (None, 1):
+            pilot.enter("a", SpeculationParams(max_depth=most))
+            for _ in range(11):
+                depth = step(pilot, clock, ["a"])["a"]
+                assert most is None or depth <= most
+            pilot.leave("a")
+    assert depth == 1
+    assert not pilot.errors
+    pilot.close()
+
+
 @pytest.mark.parametrize("lag", [1, 2])
 def test_a_dear_decision_serves_several_steps(lag: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where deciding takes a fifth of a step: most steps run by an earlier decision, a request without drafts has none,
@@ -329,10 +345,14 @@ def test_requests_after_it_has_let_go_draft_as_ever() -> None:
     pilot.close()
 
 
+@pytest.mark.parametrize("reading", [0.0, 0.005])
 @pytest.mark.parametrize(("prompt", "most"), [(1, 6), (94, 100)])
-def test_no_more_is_drafted_than_may_be_written(prompt: int, most: int) -> None:
-    """Of the tokens asked for, and of the context, less the two that surely come before the drafts are verified."""
-    clock = Clock()
+def test_no_more_is_drafted_than_may_be_written(prompt: int, most: int, reading: float) -> None:
+    """Of the tokens asked for, and of the context, less the two that surely come before the drafts are verified.
+
+    Also where decisions take as long as steps, so that they serve several.
+    """
+    clock = Clock(reading)
     pilot = Pilot(PilotSettings(policy="static-3"), VLLM, 4, model_len=100, clock=clock)
     for number in range(3):
         pilot.enter(str(number), max_tokens=90)

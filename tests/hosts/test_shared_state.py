@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from adaptspec.control.state import FILE, PolicyState, read_state
+from adaptspec.control.learned_state import FILE, PolicyState, read_state
 from adaptspec.control.tasks import MOST_OWN, TASKS
 from adaptspec.errors import StateError
 from adaptspec.hosts.pilot import Pilot

@@ -8,9 +8,12 @@ from adaptspec.request import SpeculationParams
 from tests.policies.hosted import SLOW_DRAFT, HostEngine, HostRequest, piloted, serve
 from tests.policies.tapes import agreements
 
+# Seconds that a reading of the clock takes: by the second, a decision is dear and serves several steps.
+READINGS = pytest.mark.parametrize("reading", [0.0, 0.0005])
 
-def skipping(policy: str) -> HostEngine:
-    return piloted(SLOW_DRAFT, skip_draft=True, policy=policy)
+
+def skipping(policy: str, reading: float = 0.0) -> HostEngine:
+    return piloted(SLOW_DRAFT, skip_draft=True, policy=policy, reading=reading)
 
 
 def recovery(world: HostEngine, batch: int, length: int) -> int:
@@ -34,9 +37,10 @@ def test_it_comes_back(length: int) -> None:
     world.pilot.close()
 
 
-def test_who_wants_no_drafts_puts_nobody_to_sleep() -> None:
+@READINGS
+def test_who_wants_no_drafts_puts_nobody_to_sleep(reading: float) -> None:
     """Where all have opted out the draft is skipped, and the first that has not is read whole and drafts."""
-    world = skipping("static-3")
+    world = skipping("static-3", reading)
     serve(world, (0.9,), 4, 100)
     while world.running:
         world.step()
@@ -52,9 +56,10 @@ def test_who_wants_no_drafts_puts_nobody_to_sleep() -> None:
     world.pilot.close()
 
 
-def test_rows_with_a_hole_stay_off() -> None:
+@READINGS
+def test_rows_with_a_hole_stay_off(reading: float) -> None:
     """A request of which the draft has missed a step is never drafted for again; later ones are tried."""
-    world, held = skipping("goodput"), set[str]()
+    world, held = skipping("goodput", reading), set[str]()
     for _ in range(1200):
         serve(world, (0.02,), 4, 1, length=64)
         held |= {one.name for one in world.running if not one.cached}

@@ -31,11 +31,11 @@ def free_port() -> int:
         return int(found.getsockname()[1])
 
 
-def served(folder: Path, policy: str, steps: int = 400, batch: int = 4, lag: int = 1) -> Path:
+def served(folder: Path, policy: str, steps: int = 400, batch: int = 4, *, lag: int = 1, reading: float = 0.0) -> Path:
     journal = folder / "rounds.jsonl"
-    world = HostEngine(USUAL, lag=lag)
+    world = HostEngine(USUAL, lag=lag, reading=reading)
     settings, host = PilotSettings(policy=policy, journal=journal), replace(VLLM, lag=lag)
-    world.pilot = Pilot(settings, host, 8, models={"target": "t", "draft": "d"}, clock=lambda: world.now)
+    world.pilot = Pilot(settings, host, 8, models={"target": "t", "draft": "d"}, clock=world.time)
     world.add(HostRequest("mine", agreements(0.8, 60), SpeculationParams(task="code", max_depth=2)))
     serve(world, (0.75, 0.2), batch, steps, length=64)
     world.pilot.close()
@@ -43,19 +43,23 @@ def served(folder: Path, policy: str, steps: int = 400, batch: int = 4, lag: int
     return journal
 
 
+@pytest.mark.parametrize("reading", [0.0, 0.0005])
 @pytest.mark.parametrize("lag", [1, 3])
 @pytest.mark.parametrize("policy", ["static-3", "thompson"])
-def test_the_journal_says_what_was_done(policy: str, lag: int, tmp_path: Path) -> None:
+def test_the_journal_says_what_was_done(policy: str, lag: int, reading: float, tmp_path: Path) -> None:
     """Rounds with what drafts came to, contexts that go on from round to round, requests with their sums.
 
-    A round has the depths that were decided for its drafts, also where the next decision has other depths.
+    A round has the depths that were decided for its drafts, also where the next decision has other depths, and where
+    one decision serves several steps, which are learned from together.
     """
-    journal = served(tmp_path, policy, lag=lag)
+    journal = served(tmp_path, policy, lag=lag, reading=reading)
     entries = list(read_entries(journal))
     started = {entry.id: entry for entry in entries if isinstance(entry, RequestStarted)}
     assert (started["mine"].policy, started["mine"].task, started["mine"].max_depth) == (policy, "code", 2)
     context: dict[str, int] = {}
-    for record in read_journal(journal):
+    records = list(read_journal(journal))
+    assert (len({record.decision for record in records}) < len(records) // 2) == (reading > 0.0)
+    for record in records:
         assert (record.accepted <= record.drafted).all()
         assert (record.drafted <= record.depths).all()
         assert (record.emitted <= record.accepted + 1).all()
@@ -65,7 +69,7 @@ def test_the_journal_says_what_was_done(policy: str, lag: int, tmp_path: Path) -
             context[name] = before + emitted
     ended = [entry for entry in entries if isinstance(entry, RequestFinished)]
     assert ended
-    assert all(entry.finish == "stop" and entry.tokens > 0 for entry in ended)
+    assert all(entry.finish == "stop" and entry.tokens == (60 if entry.id == "mine" else 64) for entry in ended)
 
 
 @pytest.mark.whole

@@ -57,6 +57,7 @@ class HostEngine:
     lag: int = 1
     clock: Clock = CALM
     seed: int = 0
+    reading: float = 0.0  # seconds that each reading of its time takes, so that decisions take as much
     now: float = 0.0  # seconds, with noise and stalls
     quiet: float = 0.0  # seconds without
     tokens: int = 0
@@ -71,6 +72,11 @@ class HostEngine:
 
     def __post_init__(self) -> None:
         self._rng, self._pace = np.random.default_rng(self.seed), self.clock.pace(self.seed)
+
+    def time(self) -> float:
+        """What its clock shows."""
+        self.now += self.reading
+        return self.now
 
     def add(self, request: HostRequest) -> None:
         """A request is here; its prompt is read by the next step."""
@@ -143,14 +149,15 @@ def piloted(
     clock: Clock = CALM,
     seed: int = 0,
     rows: int = 16,
+    reading: float = 0.0,
     controller: type[Controller] = Controller,
     models: Mapping[str, str] | None = None,
     **settings: object,
 ) -> HostEngine:
     """An engine with a pilot on the engine's clock; `settings` are those of `PilotSettings`."""
-    engine = HostEngine(machine, lag=lag, clock=clock, seed=seed)
+    engine = HostEngine(machine, lag=lag, clock=clock, seed=seed, reading=reading)
     host, own = replace(VLLM, lag=lag), PilotSettings.model_validate(settings)
-    engine.pilot = Pilot(own, host, rows, models=models, clock=lambda: engine.now, controller=controller)
+    engine.pilot = Pilot(own, host, rows, models=models, clock=engine.time, controller=controller)
     return engine
 
 

@@ -131,7 +131,7 @@ CORE = (
     Promise("ucb", "mixed-late-3", 0.92, 0.95),  # 0.967 ± 0.018, 1.006 ± 0.021
     Promise("ucb", "up", 0.8, 1.64),  # 0.915 ± 0.044, 1.894 ± 0.100
     Promise("ucb", "wrong-late", 0.975, 0.975, drafting=(0.0, 0.06), switches=50),  # 0.993 ± 0.001, 0.993 ± 0.001
-    Promise("ucb", "bandits-even", 0.945, 1.27, switches=50),  # 0.984 ± 0.014, 1.383 ± 0.044
+    Promise("ucb", "bandits-even", 0.945, 1.27, switches=70),  # 0.984 ± 0.014, 1.383 ± 0.044
     Promise("thompson", "mixed-4", 1.01, 1.04),  # 1.026 ± 0.006, 1.068 ± 0.010
     Promise("thompson", "prompts", 0.945, 1.12),  # 0.964 ± 0.008, 1.152 ± 0.012
     Promise("exp3", "bandits-even", 0.955, 1.28, switches=50),  # 0.983 ± 0.011, 1.381 ± 0.040

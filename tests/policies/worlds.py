@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from adaptspec.control.cost import CostProfile
+from adaptspec.control.cost_profile import CostProfile
 from tests.policies.hosted import SLOW_DRAFT, USUAL, WIDE, HostedWorld
 from tests.policies.tapes import Kind
 from tests.policies.world import GPU, OFF, STEPPED, Clock, Phase, Setting, StartProfile, World

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, replace
 
 import numpy as np
 
-from adaptspec.control.cost import CostProfile
+from adaptspec.control.cost_profile import CostProfile
 from tests.policies.tapes import Kind
 from tests.policies.world import CPU, GPU, OFF, STEPPED, Clock, Phase, World
 

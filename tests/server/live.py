@@ -8,7 +8,7 @@ from pathlib import Path
 
 from aiohttp import web
 
-from adaptspec.control.cost import CostTable
+from adaptspec.control.cost_model import CostModel
 from adaptspec.engine.assembly import build
 from adaptspec.engine.async_engine import AsyncEngine
 from adaptspec.engine.core import EngineLimits
@@ -26,7 +26,7 @@ def live_app(target: Path, draft: Path) -> Iterator[web.Application]:
     """The app, with costs that are given and not measured."""
     limits = EngineLimits(max_rows=8, prefill_tokens=32)
     config = EngineConfig(str(target), str(draft), POLICIES, limits=limits, detect_tasks=False, threads=1)
-    built = build(config, costs=lambda *_: CostTable(QUIET.profile()))
+    built = build(config, costs=lambda *_: CostModel(QUIET.profile()))
     engine = AsyncEngine(built.core, "tiny")
     try:
         yield make_app(engine, built.tokenizer, Metrics())

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from adaptspec.commands.policy_command import MACHINES
-from adaptspec.control.cost import CostProfile, CostTable, DrafterCost
+from adaptspec.control.cost_model import CostModel
+from adaptspec.control.cost_profile import CostProfile, DrafterCost
 from adaptspec.drafters import Kind, kind_of
 from adaptspec.errors import ConfigError
 from adaptspec.simulation import machine
@@ -54,9 +55,10 @@ def test_a_grid_is_bilinear_in_rows_and_tokens_per_row() -> None:
 def test_policies_start_from_the_true_times_at_the_points_of_a_profiler(name: str) -> None:
     """The profile of a shipped machine is a full table, and agrees with the truth at its points."""
     known = load_machine(name)
-    table = CostTable(known.profile())
-    assert table.verify_seconds(4, 8) == pytest.approx(known.verify_seconds(4, 8, 0.0))
-    assert table.draft_step_seconds("draft-model", 4) == pytest.approx(known.step_seconds("draft-model", 4, 0.0))
+    cost = CostModel(known.profile())
+    prices, step = cost.draft_prices("draft-model", 4), known.step_seconds("draft-model", 4, 0.0)
+    assert cost.verify_seconds(4, 8) == pytest.approx(known.verify_seconds(4, 8, 0.0), rel=0.15)
+    assert prices.step + 4 * prices.step_row == pytest.approx(step, rel=0.1)
 
 
 @pytest.mark.parametrize("name", SMOLLM2)
@@ -99,7 +101,7 @@ def test_help_names_the_machines_that_ship() -> None:
 def test_a_profile_that_an_engine_measured_is_a_machine(tmp_path: Path) -> None:
     """The truth between its points is interpolation; the policy starts from the very same profile."""
     path = tmp_path / "measured.json"
-    path.write_text(CostTable(PROFILE).to_json())
+    path.write_text(PROFILE.to_json())
     measured = load_machine(str(path))
     assert measured.name == "measured"
     assert measured.profile() == PROFILE
@@ -109,20 +111,21 @@ def test_a_profile_that_an_engine_measured_is_a_machine(tmp_path: Path) -> None:
     assert measured.drafters["ngram"].step is None
 
 
-def test_a_cost_table_is_a_machine_at_the_points_of_its_profile() -> None:
+def test_a_cost_model_is_a_machine_at_the_points_of_its_profile() -> None:
     """A draft that reads along has its first step for nothing. Whether drafts run whole stays as it is."""
     draft = replace(PROFILE.drafters["draft-model"], reads_along=True, together=True)
-    table = CostTable(replace(PROFILE, drafters={"draft-model": draft}))
-    learned = Machine.of_cost_table("journal", table)
+    table = CostModel(replace(PROFILE, drafters={"draft-model": draft}))
+    learned = Machine.of_cost_model("journal", table)
     for rows in (1, 4):
         for tokens in (rows, 8 * rows):
             assert learned.verify_seconds(rows, tokens, 50.0) == pytest.approx(table.verify_seconds(rows, tokens, 50.0))
-        assert learned.step_seconds("draft-model", rows, 0.0) == pytest.approx(
-            table.draft_step_seconds("draft-model", rows)
-        )
+        prices = table.draft_prices("draft-model", rows)
+        step = learned.step_seconds("draft-model", rows, 0.0)
+        assert step == pytest.approx(prices.step + rows * prices.step_row, rel=1e-3)
     assert learned.overhead == pytest.approx(table.overhead_seconds(1, drafting=False))
     times = learned.drafters["draft-model"]
-    assert times.start == pytest.approx(1e-4 - 2e-4)
+    more = table.overhead_seconds(1, drafting=True) - table.overhead_seconds(1, drafting=False)
+    assert times.start == pytest.approx(1e-4 - 2e-4 + more, rel=1e-3)
     assert times.together
 
 

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from adaptspec.control.controller import Controller
-from adaptspec.control.cost import CostTable
+from adaptspec.control.cost_model import CostModel
 from adaptspec.control.language.build import build_policy, load_policy_spec, parse_policy_spec
 from adaptspec.control.language.library import find_policy
 from adaptspec.control.policy import BatchSignals, Decision
@@ -137,7 +137,7 @@ def test_a_tape_and_costs_without_a_common_drafter_are_refused() -> None:
 class Onlooker(Controller):
     """Keeps the signals it was shown."""
 
-    def __init__(self, policy: str, cost: CostTable, rows: int) -> None:
+    def __init__(self, policy: str, cost: CostModel, rows: int) -> None:
         built = build_policy(load_policy_spec(find_policy(policy)), cost, rows)
         super().__init__({policy: built}, policy, BOTH, rows, cost=cost)
         self.seen: list[BatchSignals] = []
@@ -151,7 +151,7 @@ class Onlooker(Controller):
 def test_offers_are_what_n_grams_would_draft(batch: int) -> None:
     """Known before the round, within the limits, never of a draft model: exactly what is then drafted."""
     made = stream(made_tape(count=3, length=20), Schedule((batch,)))
-    controller = Onlooker("goodput", CostTable(COSTS.profile()), batch)
+    controller = Onlooker("goodput", CostModel(COSTS.profile()), batch)
     one = Simulator(made, COSTS, controller)
     records = finish(one)
     assert any(signals.found.any() for signals in controller.seen)

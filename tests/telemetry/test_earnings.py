@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from adaptspec.control.cost import CostTable
+from adaptspec.control.cost_model import CostModel
 from adaptspec.request import Request, SpeculationParams
 from adaptspec.telemetry.earnings import Earnings, EarningsSnapshot
 from adaptspec.telemetry.request_store import RequestStore
@@ -24,7 +24,7 @@ def ending(name: str) -> Completion:
     return Completion(name, "", (1,), 3, FinishReason.STOP, SpeculationStats(), times)
 
 
-def begun(costs: CostTable | None = None, *, tasks: int = 1) -> tuple[RequestStore, Earnings]:
+def begun(costs: CostModel | None = None, *, tasks: int = 1) -> tuple[RequestStore, Earnings]:
     store, earnings = made(Earnings, rows=1)
     earnings.begin(costs or table(), ("draft-model",), 1, tasks)
     return store, earnings

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from adaptspec.control.controller import Controller
-from adaptspec.control.cost import CostTable
+from adaptspec.control.cost_model import CostModel
 from adaptspec.control.language.build import build_policy
 from adaptspec.control.language.spec import PolicySpec
 from adaptspec.simulation.simulator import ReplayStats, Simulator, SimulatorSettings, run, static_spec
@@ -26,9 +26,9 @@ def texts(acceptance: float, batch: int = 1) -> World:
     return World("texts", (Phase((Kind(acceptance),), 40, 64),), OFF, (batch,))
 
 
-def played(spec: PolicySpec, work: World) -> tuple[ReplayStats, CostTable]:
+def played(spec: PolicySpec, work: World) -> tuple[ReplayStats, CostModel]:
     """A policy's rounds on a machine whose costs it knows."""
-    stream, cost = work.stream(0), CostTable(MACHINE.profile())
+    stream, cost = work.stream(0), CostModel(MACHINE.profile())
     policy = build_policy(spec.with_drafters(("draft-model",)), cost, stream.max_rows)
     controller = Controller({spec.name: policy}, spec.name, ("draft-model",), stream.max_rows, cost=cost)
     simulator = Simulator(stream, MACHINE.costs(), controller, SimulatorSettings(("draft-model",), max_depth=7))

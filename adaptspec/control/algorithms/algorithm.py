@@ -13,7 +13,7 @@ from typing import ClassVar
 import numpy as np
 
 from adaptspec.control.algorithms.round_terms import ModelTerms
-from adaptspec.control.cost import CostTable
+from adaptspec.control.cost_model import CostModel
 from adaptspec.control.language.schema import Part
 from adaptspec.control.policy import BatchSignals, Learner, Union
 from adaptspec.control.tasks import Labels
@@ -30,9 +30,10 @@ class ExpectedValue:
     """
 
     goodput: float
-    verify: FloatArray  # [n] the verify pass with n more tokens than rows
+    verify: FloatArray  # [n] additional seconds of verifying n more tokens than rows
     models: tuple[ModelTerms, ...]
     drafting: Mapping[int, int]
+    weight: FloatArray | None = None  # [B] what a token of each row counts; None: all the same
 
     def expected(self, depths: IntArray, drafter: IntArray) -> Expected:
         """What it says of a round at these depths [B], by the models' numbers [B]."""
@@ -40,7 +41,7 @@ class ExpectedValue:
         accepted = first.gains[at, np.minimum(depths, first.gains.shape[1] - 1)]
         for model in self.models[1:]:
             own = model.gains[at, np.minimum(depths, model.gains.shape[1] - 1)]
-            accepted = np.where(drafter == model.which, own, accepted)
+            accepted = np.where(drafter == model.drafter_id, own, accepted)
         return Expected(self.goodput, accepted)
 
 
@@ -58,7 +59,8 @@ class Choice:
     drafter: IntArray = field(default_factory=nobody)
     stop: StopTable | None = None
     expected: Expected | None = None  # where it is not what `value` says of these depths
-    union: Union | None = None  # model-free drafters beside others
+    union: Union | None = None  # lookups in addition to the drafts of models
+    once: bool = False  # for one round alone, such as a trial
 
     def __post_init__(self) -> None:
         if not len(self.drafter):
@@ -73,7 +75,7 @@ class Choice:
 
 
 class Algorithm(Learner):
-    """Called once per round on one thread. What is not overridden keeps nothing."""
+    """Called on one thread, as `Policy` is. What is not overridden keeps nothing."""
 
     max_depth: int  # the deepest draft it will ever ask for
 
@@ -115,7 +117,7 @@ class OneDepth(Algorithm):
 class Parts:
     """What an algorithm is built from: the machine's costs and what the rest of the policy says."""
 
-    cost: CostTable
+    cost: CostModel
     max_rows: int
     tasks: int  # the known tasks and task 0, unknown
     tiers: tuple[int, ...]  # depths allowed beside 0, ascending

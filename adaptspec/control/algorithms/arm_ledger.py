@@ -10,8 +10,9 @@ import numpy as np
 
 from adaptspec.control.algorithms.algorithm import Parts
 from adaptspec.control.algorithms.arms import Arms
-from adaptspec.control.cost import CostTable, batch_bucket
+from adaptspec.control.cost_model import CostModel
 from adaptspec.control.policy import Learner
+from adaptspec.control.round_work import batch_bucket
 from adaptspec.types import FloatArray, IntArray, RoundRecord
 
 Scope = Literal["request", "task", "global"]
@@ -111,7 +112,7 @@ class RewardModel:
     lowered them, are not credited.
     """
 
-    def __init__(self, arms: Arms, cost: CostTable, drafters: Sequence[str]) -> None:
+    def __init__(self, arms: Arms, cost: CostModel, drafters: Sequence[str]) -> None:
         self._arms, self._cost, self._drafters = arms, cost, drafters
 
     def rewards(self, rounds: Sequence[PlayedRound]) -> Rewards:
@@ -147,7 +148,9 @@ class RewardModel:
         for drafter, name in enumerate(self._drafters):
             arms = (kinds.drafters == drafter) & (kinds.depths > 0)
             depths = kinds.depths[arms].astype(np.float64)
-            costs.round[arms] = self._cost.round_seconds(name, round_size, depths, depths * round_size, context) / plain
+            costs.round[arms] = (
+                self._cost.draft_round_seconds(name, round_size, depths, depths * round_size, context) / plain
+            )
             costs.catch_up[arms] = self._cost.catch_up_seconds(name, 1.0) * round_size / plain
         return costs
 
@@ -157,7 +160,7 @@ class RewardModel:
         size, cuts = assignment.round_size, np.append(self._arms.depths, drafted.max())
         path = np.minimum(drafted[..., None], cuts)
         steps, tokens = path.max(axis=1).astype(np.float64), path.sum(axis=1).astype(np.float64)  # [M, K + 1]
-        seconds = [cost.round_seconds(name, size, steps, tokens, context) for name in self._drafters]
+        seconds = [cost.draft_round_seconds(name, size, steps, tokens, context) for name in self._drafters]
         per_token = (np.array(seconds) - size * unit) / np.maximum(tokens, 1.0)  # [drafters, M, K + 1]
         per_token = np.moveaxis(per_token[self._arms.drafters[assignment.arms]], 0, 1)
         spent = np.maximum(per_token * path, 0.0)

@@ -9,8 +9,8 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field, field_validator
 
 from adaptspec.control.algorithms.algorithm import AlgorithmSpec, Choice, OneDepth, Parts, lowered
-from adaptspec.control.ceilings import Ranges, depth_at
 from adaptspec.control.language.schema import Part
+from adaptspec.control.limits import Ranges, depth_at
 from adaptspec.control.policy import BatchSignals, Pending
 from adaptspec.types import Reason, RoundRecord
 

@@ -1,65 +1,50 @@
-"""The default: who drafts how deep for each row of a batch, chosen jointly at one price: tokens per second."""
+"""The default algorithm: drafter and depth of each row, planned jointly for the most tokens per second."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import ClassVar, Literal
 
 import numpy as np
 from pydantic import Field
 
-from adaptspec.control.acceptance import AcceptanceSettings, Calibration, ModelAcceptance, PendingRecords
+from adaptspec.control.acceptance import AcceptanceSettings, ModelAcceptance, PendingRecords
 from adaptspec.control.algorithms.algorithm import Algorithm, AlgorithmSpec, Choice, ExpectedValue, Parts
-from adaptspec.control.algorithms.exploration import Exploration
-from adaptspec.control.algorithms.planning import (
-    NgramProposal,
-    Plan,
-    allocated,
-    best_of,
-    best_plan,
-    drafting_goodput,
-)
-from adaptspec.control.algorithms.round_terms import ModelTerms, RoundTerms
-from adaptspec.control.cost import CostTable
+from adaptspec.control.algorithms.planning import Plan, best_plan, drafting_goodput, with_lookups
+from adaptspec.control.algorithms.round_terms import LookupTerms, ModelTerms, RoundTerms
+from adaptspec.control.cost_model import CostModel
+from adaptspec.control.explorer import Explorer, Trial
 from adaptspec.control.language.schema import Part
 from adaptspec.control.model_free_acceptance import NgramAcceptance, StatedAcceptance
 from adaptspec.control.policy import BatchSignals, Learner, Union
-from adaptspec.control.rows import some
+from adaptspec.decision_tables import StopTable
 from adaptspec.drafters import Kind, kind_of, states_confidence
 from adaptspec.types import BoolArray, Expected, FloatArray, IntArray, Reason, RoundRecord
 
-# A plan serves this many rounds; those of new requests fewer, those without drafts more: rounds are shortest there, and
-# a try that wins ends them.
-_SERVES, _FIRST_SERVE, _OFF_SERVES = 32, 4, 4
-# After so many decisions by which n-gram drafters found nothing right they look in one of some: it takes time, too.
-_LOOKS_IN_VAIN, _LOOKS_EVERY = 16, 4
-# One row in so many may be new to a plan, or gone.
-_FEW = 8
+_CATCH_UP_ROUNDS = 32.0  # catching up is spread over so many rounds
+_SIZE_TRIAL_INTERVAL = 8  # decisions from one comparison with a plan at the lower bound of costs to the next
 
 
 @dataclass(frozen=True)
 class GoodputSettings:
-    """`tiers`: depths allowed beside 0. `stops`: a stop rule will cut drafts, so depths are caps that leave it room."""
+    """`tiers`: depths allowed besides 0. `stops`: a stop rule cuts drafts, so depths may be upper limits."""
 
     tiers: tuple[int, ...] = (1, 2, 3, 4, 5, 6, 7)
     drafters: tuple[str, ...] = ("draft-model",)
     acceptance: AcceptanceSettings = field(default_factory=AcceptanceSettings)
     stops: bool = True
     max_width: int = 1  # children of a node at most; 1: drafts are chains
-    horizon_rounds: float = 32.0  # catching up is spread over so many rounds
     optimism: float = 0.1  # added to acceptance: optimism / sqrt(1 + times seen)
-    tries: float = 0.005  # share of time that may be lost on trying what is off
 
 
 class PriorSpec(Part):
     """What is believed before anything was seen."""
 
-    acceptance: float = Field(default=0.6, gt=0.0, lt=1.0, description="Of a drafted token, given those before it.")
-    weight: float = Field(default=20.0, gt=0.0, description="In observations.")
-
-
-_PRIOR = PriorSpec(acceptance=AcceptanceSettings.prior, weight=AcceptanceSettings.prior_weight)
+    acceptance: float = Field(
+        default=AcceptanceSettings.prior, gt=0.0, lt=1.0, description="Of a drafted token, given those before it."
+    )
+    weight: float = Field(default=AcceptanceSettings.prior_weight, gt=0.0, description="In observations.")
 
 
 class GoodputSpec(AlgorithmSpec):
@@ -71,7 +56,7 @@ class GoodputSpec(AlgorithmSpec):
     default_stop: ClassVar[str] = "marginal-goodput"
 
     algorithm: Literal["goodput"]
-    prior: PriorSpec = Field(default=_PRIOR, description="What is believed at first.")
+    prior: PriorSpec = Field(default=PriorSpec(), description="What is believed at first.")
     optimism: float = Field(
         default=GoodputSettings.optimism, ge=0.0, le=2.0, description="Exploration of rarely reached positions."
     )
@@ -92,309 +77,310 @@ class GoodputSpec(AlgorithmSpec):
 class Goodput(Algorithm):
     """argmax over depths and drafters of (B + tokens expected to be kept) / T(draft passes, their rows, verify tokens).
 
-    Solved by Dinkelbach's iteration: guess the price (goodput), let every row take what earns most beyond the price,
-    recompute, repeat. A drafter that runs a model is entered only if what it adds pays for its steps, which all rows
-    share; every subset of them is tried. What an n-gram drafter found is known before the round and taken at the same
-    price.
-
-    Exploration: prices are optimistic where costs are unsure, acceptance where little was seen. Rows that are off are
-    tried within a budget of half a percent of time; when it has gone unused for some tokens all of them are, whatever
-    that is expected to cost.
+    Acceptance is estimated per request and position, costs by the cost model; `best_plan` solves for all rows at one
+    price. Lookups (model-free drafters) are candidates like any other: what they found is known before the round.
+    What the estimates reject is tried within the budgets of an `Explorer`: a model in rows that do not use it, larger
+    passes where the cost model is uncertain, and neighbouring depths where the executor runs whole drafts.
 
     Source: AdaptSpec design; the objective is vLLM's and SmartSpec's goodput (Liu et al. 2024, "Optimizing Speculative
     Decoding for Serving Large Language Models Using Goodput").
     """
 
-    def __init__(self, cost: CostTable, rows: int, tasks: int, settings: GoodputSettings = GoodputSettings()) -> None:
-        """`tasks` counts the known tasks and task 0, unknown."""
+    def __init__(self, cost: CostModel, rows: int, tasks: int, settings: GoodputSettings = GoodputSettings()) -> None:
+        """`rows`: the engine's rows. `tasks` counts the known tasks and task 0, unknown."""
         self._cost = cost
         self._settings = settings
-        tiers = sorted(set(settings.tiers) - {0})
-        self.max_depth = depth = tiers[-1] if tiers else 0
-        self._allowed: BoolArray = np.isin(np.arange(depth + 1), [0, *tiers])
-        ngram = {i for i, name in enumerate(settings.drafters) if kind_of(name) is Kind.MODEL_FREE}
-        models = {i: name for i, name in enumerate(settings.drafters) if i not in ngram}
+        self._tiers = sorted(set(settings.tiers) - {0})
+        self.max_depth = depth = self._tiers[-1] if self._tiers else 0
+        self._allowed: BoolArray = np.isin(np.arange(depth + 1), [0, *self._tiers])
+        names = dict(enumerate(settings.drafters))
         self._models = {
-            i: ModelAcceptance(rows, tasks, depth, settings.acceptance, branches=settings.max_width > 1) for i in models
+            i: ModelAcceptance(rows, tasks, depth, settings.acceptance, branches=settings.max_width > 1)
+            for i, name in names.items()
+            if kind_of(name) is not Kind.MODEL_FREE
         }
-        self._ngram = {
-            i: (StatedAcceptance if states_confidence(settings.drafters[i]) else NgramAcceptance)(rows, tasks, depth)
-            for i in sorted(ngram)
+        self._lookups = {
+            i: (StatedAcceptance if states_confidence(name) else NgramAcceptance)(rows, tasks, depth)
+            for i, name in names.items()
+            if kind_of(name) is Kind.MODEL_FREE
         }
-        # By row, as planned: the depth with a model (-1: not yet), which model, and what it is expected to keep, draft
-        # and take beside verifying; what is expected of each model.
-        self._depth: IntArray = np.full(rows, -1, dtype=np.int64)
-        self._who: IntArray = np.zeros(rows, dtype=np.int64)
-        self._expected: FloatArray = np.zeros((3, rows))
-        self._terms_of: dict[int, dict[str, FloatArray]] = {
-            which: {
-                "acceptance": np.zeros((rows, depth)),
-                "gains": np.zeros((rows, depth + 1)),
-                "calibration": model.calibration.acceptance(*np.zeros((2, rows), dtype=np.int64)),
-            }
-            for which, model in self._models.items()
-        }
-        self._plan: Plan | None = None
-        self._patience = 1  # rounds that the next plan serves
+        self._whole = any(cost.runs_whole_drafts(settings.drafters[i]) for i in self._models)
         self._pending = PendingRecords(rows, depth)
-        self._exploration = Exploration(settings.tries, cost, models, tiers)
-        self._in_vain = self._last_decision = 0  # decisions by which no n-gram drafter was right, and the latest
-
-    @property
-    def calibration(self) -> Calibration | None:
-        """What the first model's confidence says; None where there is no model."""
-        return next((model.calibration for model in self._models.values()), None)
+        self._explorer = Explorer()
+        self._decisions, self._depth_step = 0, 1
+        # The last terms and, without lookups, what was planned by them, until something is learned or rows change.
+        self._terms_key: bytes = b""
+        self._terms: RoundTerms | None = None
+        self._planned: tuple[RoundTerms, Plan, Choice] | None = None
 
     @property
     def search_depth(self) -> int | None:
-        """See `Policy.search_depth`. Every round while n-gram drafters find what is right, else one in some."""
-        if not self._ngram or not self.max_depth:
-            return None
-        looks = self._in_vain < _LOOKS_IN_VAIN or self._in_vain % _LOOKS_EVERY == 0
-        return self.max_depth if looks else 0
+        """See `Policy.search_depth`."""
+        return self.max_depth if self._lookups and self.max_depth else None
 
     def start(self, row: int) -> None:
-        self._depth[row] = -1
         self._pending.start(row)
-        self._exploration.forget(row)
-        plan = self._plan
-        if plan is not None:
-            plan.rows = b""
-            if plan.best.deepest:  # else nothing is seen of the new row, but by tries
-                self._patience = min(self._patience, _FIRST_SERVE * plan.terms.size)
-        for model in self._models.values():
-            model.start(row)
-        for ngram in self._ngram.values():
-            ngram.start(row)
+        self._forget_terms()
+        for known in (*self._models.values(), *self._lookups.values()):
+            known.start(row)
 
     def choose(self, signals: BatchSignals) -> Choice:
         if not self.max_depth:
             return Choice(np.zeros_like(signals.rows), np.full_like(signals.rows, int(Reason.OFF)))
-        plan = self._current(signals)
-        choice = self._of_one(plan, signals) if len(signals.rows) == 1 else self._of_all(plan, signals)
-        if self._models:
-            choice = self._exploration.explored(choice, plan.terms, plan.best.deepest, signals)
+        self._pending.decided(signals.number)
+        self._decisions += 1
+        terms = self._terms_of(signals)
+        lookups = tuple(self._lookup_terms(signals))
+        if not lookups and self._planned is not None:
+            terms, plan, choice = self._planned
+        else:
+            terms = replace(terms, lookups=lookups, weight=self._weights(signals))
+            plan = best_plan(terms)
+            if self._settings.max_width > 1:
+                plan = with_lookups(terms, plan)
+            choice = self._choice_of(plan, terms, signals)
+            if not lookups:
+                self._planned = terms, plan, choice
+        if self._models and not self._explorer.waiting:
+            choice = self._explored(plan, choice, terms, signals)
         return choice.within(signals.limits)
 
     def value(self, signals: BatchSignals) -> ExpectedValue | None:
-        """What it would expect of a round of these rows, for an algorithm that knows no costs; None without a model."""
-        plan = self._current(signals)
-        self._assign(plan, signals)
-        return plan.value
-
-    def terms(self, signals: BatchSignals) -> RoundTerms | None:
-        """What drafting brings and costs these rows, by what was known at the last plan; None without a model."""
-        return self._round_terms(signals) if self._models and self.max_depth else None
+        """What it expects of a round of these rows, for an algorithm that knows no costs; None without a model."""
+        terms = self._terms_of(signals)
+        plan = best_plan(terms)
+        return self._value_of(plan, terms)
 
     def learn(self, record: RoundRecord) -> None:
         if not self.max_depth:
             return
-        if self._pending.add(record):  # no plan was made for long
-            self._settle()
-        if self._ngram:
+        self._pending.add(record)
+        if self._lookups:
             rows = np.where(self._pending.of_rows_now(record), record.rows, -1)
-            right = [ngram.note(which, record, rows) for which, ngram in self._ngram.items()]
-            another = record.decision != self._last_decision or not record.decision  # not one more round of the last
-            self._in_vain, self._last_decision = 0 if any(right) else self._in_vain + another, record.decision
-        plan = self._plan
-        if plan is not None:
-            plan.left -= 1
-            if self._exploration.learn(record, plan.terms) and not plan.best.deepest:
-                plan.left = 0
+            for drafter_id, known in self._lookups.items():
+                known.note(drafter_id, record, rows)
+        self._explorer.learn(record)
+        if self._pending.due:
+            self._settle()
 
     def state(self) -> dict[str, FloatArray]:
         """See `Learner.state`. Names of all but the first drafter of a kind end with its number."""
         self._settle()
-        kinds: tuple[Iterable[Learner], ...] = (self._models.values(), self._ngram.values())
+        kinds: tuple[Iterable[Learner], ...] = (self._models.values(), self._lookups.values())
         return {
-            f"{name}-{place + 1}" if place else name: values
+            f"{name}-{index + 1}" if index else name: values
             for kind in kinds
-            for place, drafter in enumerate(kind)
+            for index, drafter in enumerate(kind)
             for name, values in drafter.state().items()
         }
 
     def _settle(self) -> None:
         rounds = self._pending.taken()
         if rounds is not None:
-            for which, model in self._models.items():
-                model.observe(which, rounds)
-        for ngram in self._ngram.values():
-            ngram.settle()
+            for drafter_id, model in self._models.items():
+                model.observe(drafter_id, rounds)
+        for known in self._lookups.values():
+            known.settle()
+        self._forget_terms()
 
-    # --- planning -----------------------------------------------------------------------------------------------
+    def _forget_terms(self) -> None:
+        self._terms_key, self._terms, self._planned = b"", None, None
+        self._explorer.forget_prices()
 
-    def _current(self, signals: BatchSignals) -> Plan:
-        self._pending.decided(signals.number)
-        plan = self._plan
-        if plan is None or plan.left <= 0 or not self._serves(plan, signals):
-            self._settle()
-            self._exploration.renew()
-            terms = self._round_terms(signals)
-            best = best_plan(terms)
-            serves = self._patience * (1 if best.deepest else _OFF_SERVES)
-            plan = self._plan = Plan(best, terms, serves, best.goodput)
-            self._patience = min(2 * self._patience, _SERVES)
-            self._depth[signals.rows] = -1
-            self._assign(plan, signals, terms)
-        return plan
+    # --- terms --------------------------------------------------------------------------------------------------
 
-    def _serves(self, plan: Plan, signals: BatchSignals) -> bool:
-        rows, size = signals.rows, signals.round_size
-        if abs(size - plan.terms.size) * _FEW > plan.terms.size:
-            return False
-        if len(rows) == 1:
-            return self._depth.item(rows.item()) >= 0
-        return int(np.count_nonzero(self._depth[rows] < 0)) * _FEW <= len(rows)
-
-    def _assign(self, plan: Plan, signals: BatchSignals, terms: RoundTerms | None = None) -> None:
-        """Have rows that are new to a plan do what earns most at its price; `terms` are theirs, if known."""
-        rows = signals.rows
-        if plan.rows == rows.tobytes():
-            return
-        new = np.flatnonzero(self._depth[rows] < 0)
-        if terms is None and len(new) == 1:
-            self._place(plan, signals, new)
-        elif len(new):
-            part = signals if len(new) == len(rows) else signals.take(new)
-            self._decide_for(part, plan, terms)
-        plan.rows, plan.choice = rows.tobytes(), None
-        plan.known.clear()
-        plan.value = self._value_of(plan, rows)
-
-    def _decide_for(self, part: BatchSignals, plan: Plan, terms: RoundTerms | None) -> None:
-        best = plan.best
-        terms = terms or replace(plan.terms, fits=self._fits(part), models=self._model_terms(part))
-        self._depth[part.rows], self._who[part.rows], self._expected[:, part.rows] = best_of(
-            terms, best.deepest, best.goodput, best.line, best.share
-        )
-        for model in terms.models:
-            for name, values in self._terms_of[model.which].items():
-                values[part.rows] = getattr(model, name)
-
-    def _place(self, plan: Plan, signals: BatchSignals, new: IntArray) -> None:
-        """One row that is new does what others did that were new to the plan and alike: what rows learn, plans read."""
-        part = signals.take(new)
-        row, limit = part.rows.item(), min(part.limits.item(), self.max_depth)
-        kind = b"%d %d " % (part.tasks.item(), limit) + part.cache_gap.tobytes()
-        known = plan.newcomers.get(kind)
-        own = [self._depth, self._who, self._expected.T, *(v for t in self._terms_of.values() for v in t.values())]
-        if known is None:
-            self._decide_for(part, plan, None)
-            plan.newcomers[kind] = [values[row].copy() for values in own]
-        else:
-            for values, mine in zip(own, known, strict=True):
-                values[row] = mine
-
-    def _round_terms(self, signals: BatchSignals) -> RoundTerms:
-        return RoundTerms.of(self._cost, signals, self._fits(signals), self._model_terms(signals))
-
-    def _model_terms(self, signals: BatchSignals) -> tuple[ModelTerms, ...]:
-        settings = self._settings
-        return tuple(
-            ModelTerms.of(
-                which,
-                known,
-                self._cost,
-                settings.drafters[which],
-                signals,
-                optimism=settings.optimism,
-                horizon=settings.horizon_rounds,
+    def _terms_of(self, signals: BatchSignals) -> RoundTerms:
+        """What these rows earn and cost without lookups, as of what was last learned."""
+        limits = np.minimum(signals.limits, self.max_depth)
+        key = signals.rows.tobytes() + limits.tobytes() + signals.round_size.to_bytes(8, "little")
+        if self._terms is None or key != self._terms_key:
+            fits = self._allowed & (np.arange(self.max_depth + 1) <= signals.limits[:, None])
+            models = tuple(
+                ModelTerms.of(
+                    drafter_id,
+                    self._settings.drafters[drafter_id],
+                    known,
+                    self._cost,
+                    signals,
+                    optimism=self._settings.optimism,
+                    catch_up_rounds=_CATCH_UP_ROUNDS,
+                )
+                for drafter_id, known in self._models.items()
             )
-            for which, known in self._models.items()
+            self._terms, self._terms_key = RoundTerms.of(self._cost, signals, fits, models), key
+            self._planned = None
+        return self._terms
+
+    def _lookup_terms(self, signals: BatchSignals) -> Iterator[LookupTerms]:
+        depths = np.arange(self.max_depth + 1)
+        for drafter_id, known in self._lookups.items():
+            found = signals.found[drafter_id]
+            if found.any():
+                seconds = self._cost.draft_prices(self._settings.drafters[drafter_id], signals.round_size).row
+                fits = self._allowed & (depths <= found[:, None])
+                yield LookupTerms(drafter_id, known.likely(drafter_id, signals), fits, seconds)
+
+    def _weights(self, signals: BatchSignals) -> FloatArray | None:  # noqa: ARG002 - see `Slo`
+        """What a token of each row counts [B]; None: all the same."""
+        return None
+
+    # --- choices ------------------------------------------------------------------------------------------------
+
+    def _choice_of(self, plan: Plan, terms: RoundTerms, signals: BatchSignals) -> Choice:
+        # Where drafts can be stopped, and the rule has confidences to go by, it decides the depth: rows get their
+        # limit.
+        stoppable = self._settings.stops and not self._whole
+        informed = [i for i, model in self._models.items() if stoppable and model.calibration.informed]
+        depths = plan.depths
+        if informed:
+            by_rule = (depths > 0) & np.isin(plan.drafter, informed)
+            depths = np.where(by_rule, np.minimum(self.max_depth, signals.limits), depths)
+        union = None
+        if plan.lookups is not None and plan.lookup_drafter is not None:
+            union = Union(plan.lookup_drafter, plan.lookups)
+        other = terms.size / terms.plain if depths.any() else drafting_goodput(terms)
+        return Choice(
+            depths,
+            np.where(depths > 0, int(Reason.POLICY), int(Reason.OFF)),
+            self._value_of(plan, terms),
+            plan.drafter,
+            expected=Expected((terms.size + float(plan.kept.sum())) / plan.seconds, plan.kept, other),
+            union=union,
         )
-
-    def _fits(self, signals: BatchSignals) -> BoolArray:
-        """Depths that each row may draft [B, D + 1]."""
-        fits: BoolArray = self._allowed & (np.arange(self.max_depth + 1) <= signals.limits[:, None])
-        return fits
-
-    def _value_of(self, plan: Plan, rows: IntArray) -> ExpectedValue | None:
-        terms, who, planned = plan.terms, self._who[rows], self._depth[rows] > 0
-        if not terms.models:
-            return None
-        drafting = {model.which: int(np.count_nonzero(planned & (who == model.which))) for model in terms.models}
-        models = []
-        for model in terms.models:
-            acceptance, gains, calibration = (values[rows] for values in self._terms_of[model.which].values())
-            models.append(replace(model, acceptance=acceptance, gains=gains, calibration=calibration))
-        return ExpectedValue(plan.best.goodput, terms.verify, tuple(models), drafting)
-
-    # --- choosing -----------------------------------------------------------------------------------------------
-
-    def _of_one(self, plan: Plan, signals: BatchSignals) -> Choice:
-        """The choice for a single row, which is one of few while a plan serves."""
-        row = signals.rows.item()
-        key: list[int | bytes] = [row, self._depth.item(row)]
-        for which, ngram in self._ngram.items():
-            tokens = signals.found[which, 0].item()
-            key += (tokens, ngram.mark(which, signals)) if tokens else (0, 0)
-        at = tuple(key)
-        known = plan.known.get(at)
-        if known is None:
-            known = self._of_all(plan, signals)
-            plan.known[at] = known
-        return known
-
-    def _of_all(self, plan: Plan, signals: BatchSignals) -> Choice:
-        """Each row does what earns most beyond the plan's price."""
-        rows = signals.rows
-        self._assign(plan, signals)
-        union: Union | None = None
-        found = [which for which in self._ngram if signals.found[which].any()]
-        if not found and plan.choice is not None:
-            return plan.choice
-        depth, who, expected = self._depth[rows], self._who[rows], self._expected[:, rows]
-        capped = np.where(depth > 0, self.max_depth, 0) if self._capped else depth
-        if found:
-            allocation = allocated(plan.terms, expected, self._gains(rows), self._proposals(signals), plan.price)
-            plan.price, expected, taken = allocation.price, allocation.expected, allocation.taken
-            alone = (taken > 0) & ~allocation.united
-            if allocation.united.any():
-                union = Union(allocation.whose, np.where(allocation.united, taken, 0))
-            capped, who = np.where(alone, taken, capped), np.where(alone, allocation.whose, who)
-        reasons = np.where(capped > 0, int(Reason.POLICY), int(Reason.OFF))
-        told = Expected(plan.price, expected[0], self._other(plan, drafting=some(capped)))
-        choice = Choice(capped, reasons, plan.value, who, expected=told, union=union)
-        if not found:
-            plan.choice = choice
-        return choice
 
     @staticmethod
-    def _other(plan: Plan, *, drafting: bool) -> float:
-        """Goodput expected of what was not chosen."""
-        if drafting:
-            return plan.terms.size / plan.terms.plain
-        if plan.drafts is None:
-            plan.drafts = drafting_goodput(plan.terms)
-        return plan.drafts
-
-    def _gains(self, rows: IntArray) -> FloatArray | None:
-        """What these rows are to keep up to each depth [B, D + 1], as planned; None where nobody may draft beside."""
-        if self._settings.max_width < 2 or not some(self._expected[0, rows]):
+    def _value_of(plan: Plan, terms: RoundTerms) -> ExpectedValue | None:
+        if not terms.models:
             return None
-        gains: FloatArray = np.zeros((len(rows), self.max_depth + 1))
-        depth, who = self._depth[rows], self._who[rows]
-        upto = np.minimum(np.arange(self.max_depth + 1), np.maximum(depth, 0)[:, None])
-        for which, terms in self._terms_of.items():
-            mine = np.flatnonzero((who == which) & (depth > 0))
-            gains[mine] = np.take_along_axis(terms["gains"][rows[mine]], upto[mine], axis=1)
-        return gains
+        drafting = {
+            model.drafter_id: int(np.count_nonzero((plan.depths > 0) & (plan.drafter == model.drafter_id)))
+            for model in terms.models
+        }
+        return ExpectedValue(plan.goodput, terms.verify, terms.models, drafting, terms.weight)
 
-    def _proposals(self, signals: BatchSignals) -> list[NgramProposal]:
-        n = np.arange(self.max_depth + 1)
-        return [
-            NgramProposal(
-                which,
-                ngram.likely(which, signals),
-                self._allowed & (n <= signals.found[which][:, None]),
-                self._cost.ngram_seconds(self._settings.drafters[which]),
-            )
-            for which, ngram in self._ngram.items()
-        ]
+    # --- exploration --------------------------------------------------------------------------------------------
 
-    @property
-    def _capped(self) -> bool:
-        """Whether rows are asked for the deepest draft, which stopping early ends: only where that saves its steps."""
-        calibration = self.calibration
-        informed = self._settings.stops and calibration is not None and calibration.informed
-        return informed and not any(self._cost.drafts_together(name) for name in self._settings.drafters)
+    def _explored(self, plan: Plan, choice: Choice, terms: RoundTerms, signals: BatchSignals) -> Choice:
+        """The choice, or a trial instead of it."""
+        for model in terms.models:
+            found = self._draft_trial(model, plan, choice, terms, signals)
+            if found is not None:
+                return found
+        if not choice.depths.any() or choice.union is not None or terms.lookups:
+            return choice
+        if self._decisions % _SIZE_TRIAL_INTERVAL == 0:
+            return self._size_trial(plan, choice, terms, signals)
+        return self._depth_trial(plan, choice, terms, signals) if self._whole else choice
+
+    def _draft_trial(
+        self, model: ModelTerms, plan: Plan, choice: Choice, terms: RoundTerms, signals: BatchSignals
+    ) -> Choice | None:
+        """A model in rows that do not draft with it, as shallow as allowed: first in those that lose least."""
+        drafter_id, depth, prices = model.drafter_id, self._tiers[0], model.prices
+        kind = f"draft {drafter_id}"
+        if self._explorer.saving(kind):
+            return None
+        idle = np.flatnonzero(((plan.depths == 0) | (plan.drafter != drafter_id)) & (signals.limits >= depth))
+        if not len(idle):
+            return None
+        fixed = 0.0
+        if drafter_id not in plan.deepest:
+            fixed = depth * prices.step + prices.start + (0.0 if plan.depths.any() else terms.overhead)
+        token_seconds = _token_seconds(plan, terms)
+        each = np.full(len(idle), depth * prices.step_row + float(terms.verify[depth]))
+        each += (plan.kept[idle] - model.gains[idle, depth]) * token_seconds[idle]
+        gap = signals.cache_gap[drafter_id, idle]
+        answers = np.minimum(gap, signals.position[idle])
+        each += prices.catch_up_token * (gap - answers)
+        reading = prices.catch_up_token * answers
+        chosen = self._explorer.affordable(kind, plan.seconds, fixed, each, reading)
+        if not len(chosen):
+            return None
+        at = idle[chosen]
+        seconds = fixed + len(at) * (depth * prices.step_row + float(terms.verify[depth]))
+        seconds += prices.catch_up_token * float(gap[chosen].sum())
+        trial = Trial(
+            kind=kind,
+            rows=signals.rows[at],
+            shared=_is_shared(signals),
+            seconds=plan.seconds,
+            kept=float(plan.kept[at] @ token_seconds[at]),
+            predicted=plan.seconds + seconds,
+            reading=float(reading[chosen].sum()),
+            token_seconds=token_seconds[at],
+        )
+        self._explorer.open(signals.number, trial)
+        return _tried(choice, at, np.full(len(at), depth), drafter_id)
+
+    def _size_trial(self, plan: Plan, choice: Choice, terms: RoundTerms, signals: BatchSignals) -> Choice:
+        """The best plan at the lower bound of pass costs, if it is larger: only such rounds can correct that price."""
+        lowest = terms.at_lower_bound(self._cost, float(signals.context.sum()))
+        moved = best_plan(lowest)
+        tokens = float(moved.tokens.sum())
+        if tokens <= plan.tokens.sum() + 0.5:
+            return choice
+        seconds = moved.seconds - lowest.verify_seconds(tokens) + terms.verify_seconds(tokens)
+        return self._moved("size", (plan, replace(moved, seconds=seconds)), choice, terms, signals)
+
+    def _depth_trial(self, plan: Plan, choice: Choice, terms: RoundTerms, signals: BatchSignals) -> Choice:
+        """The next depth for all rows of a model.
+
+        Executors that run whole drafts time whole rounds only, so that the time of no other depth would be learned.
+        """
+        tiers = np.array([0, *self._tiers])
+        drafting = plan.depths > 0
+        index = np.searchsorted(tiers, plan.depths) + self._depth_step * drafting
+        depths = np.minimum(tiers[np.clip(index, drafting, len(tiers) - 1)], signals.limits)
+        kept, tokens, seconds = plan.kept.copy(), plan.tokens.copy(), plan.seconds
+        for model in terms.models:
+            at = np.flatnonzero((plan.drafter == model.drafter_id) & drafting)
+            if len(at):
+                kept[at], tokens[at] = model.gains[at, depths[at]], model.nodes[depths[at]]
+                steps = model.steps[depths[at].max()] - model.steps[plan.depths[at].max()]
+                seconds += float(model.prices.step * steps)
+        seconds += terms.verify_seconds(float(tokens.sum())) - terms.verify_seconds(float(plan.tokens.sum()))
+        moved = replace(plan, depths=depths, kept=kept, tokens=tokens, seconds=seconds)
+        found = self._moved("depth", (plan, moved), choice, terms, signals)
+        if found is not choice or np.array_equal(depths, plan.depths):
+            self._depth_step = -self._depth_step
+        return found
+
+    def _moved(
+        self, kind: str, plans: tuple[Plan, Plan], choice: Choice, terms: RoundTerms, signals: BatchSignals
+    ) -> Choice:
+        """A trial of the second of two plans in place of the first, if it can be afforded."""
+        plan, moved = plans
+        at = np.flatnonzero((moved.depths != plan.depths) | ((moved.depths > 0) & (moved.drafter != plan.drafter)))
+        if not len(at):
+            return choice
+        token_seconds = _token_seconds(plan, terms)
+        kept = float(plan.kept @ token_seconds)
+        loss = moved.seconds - plan.seconds - (float(moved.kept @ token_seconds) - kept)
+        if not len(self._explorer.affordable(kind, plan.seconds, loss, np.zeros(1), np.zeros(1))):
+            return choice
+        trial = Trial(kind, signals.rows, _is_shared(signals), plan.seconds, kept, moved.seconds, 0.0, token_seconds)
+        self._explorer.open(signals.number, trial)
+        # No stop rule: it would cut what is to be measured.
+        depths = np.minimum(moved.depths, signals.limits)
+        reasons = np.where(np.isin(np.arange(len(depths)), at), int(Reason.EXPLORE), choice.reasons)
+        return replace(
+            choice, depths=depths, reasons=reasons, drafter=moved.drafter, stop=StopTable(), expected=None, once=True
+        )
+
+
+def _token_seconds(plan: Plan, terms: RoundTerms) -> FloatArray:
+    """What a token of each row [B] is worth in seconds, at the plan's price."""
+    weight = np.ones(len(plan.depths)) if terms.weight is None else terms.weight
+    return np.asarray(weight / plan.goodput)
+
+
+def _is_shared(signals: BatchSignals) -> bool:
+    """Whether prompts, or rows of other policies, take a part of the round's time."""
+    return signals.prefill_tokens > 0 or signals.beside > 0
+
+
+def _tried(choice: Choice, at: IntArray, depths: IntArray, drafter: IntArray | int) -> Choice:
+    """A choice with other depths in the rows at these positions."""
+    new_depths, reasons, drafters = choice.depths.copy(), choice.reasons.copy(), choice.drafter.copy()
+    new_depths[at], reasons[at], drafters[at] = depths, int(Reason.EXPLORE), drafter
+    return replace(choice, depths=new_depths, reasons=reasons, drafter=drafters, expected=None, once=True)

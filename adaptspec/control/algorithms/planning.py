@@ -1,238 +1,235 @@
-"""The joint choice at one price: which rows draft how deep with which drafter for the most tokens per second."""
+"""The plan of a round: which drafter drafts how deep for each row, for the most tokens per second."""
 
 from __future__ import annotations
 
 import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from adaptspec.control.algorithms.algorithm import Choice, ExpectedValue
 from adaptspec.control.algorithms.round_terms import ModelTerms, RoundTerms
 from adaptspec.types import BoolArray, FloatArray, IntArray
 
-# Steps of the two iterations, which settle sooner as a rule: of the price, and of how many tokens others verify.
-_ITERATIONS, _ROUNDS = 4, 3
-# A price that changes by less has settled.
-_CLOSE = 0.02
+_ITERATIONS = 5  # of a price; it settles after two or three as a rule
+_SETTLED = 0.002  # relative change of a price that has settled
 
 
-@dataclass(frozen=True)
-class Solution:
-    """What a round comes to, how deep each model that is entered goes, and the seconds it shares among its rows."""
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """Depth and drafter of each row [B], and what they are expected to come to.
+
+    `goodput`: tokens per second of the whole round, weighted as its rows are. `kept`, `tokens` [B]: tokens that are
+    expected to be kept and submitted, beyond one per row. `seconds` of the whole round. `deepest`: passes of each model
+    that runs.
+    `lookups` [B]: nodes of lookup drafter `lookup_drafter` [B] that are submitted in addition to a model's draft.
+    """
 
     goodput: float
-    deepest: dict[int, int]
-    line: FloatArray
-    share: dict[int, float]
-    others: float = 0.0  # tokens that the other rows of each verify
+    depths: IntArray
+    drafter: IntArray
+    kept: FloatArray
+    tokens: FloatArray
+    seconds: float
+    deepest: Mapping[int, int] = field(default_factory=dict)
+    lookups: IntArray | None = None
+    lookup_drafter: IntArray | None = None
 
 
-@dataclass
-class Plan:
-    """Depths at one price. It serves some rounds; rows that join are judged at the same price."""
+def best_plan(terms: RoundTerms) -> Plan:
+    """The depths and drafters of the most goodput: (rows + tokens kept) / seconds, rows weighted as the terms say.
 
-    best: Solution
-    terms: RoundTerms
-    left: int  # rounds
-    price: float  # the goodput of the last round with n-gram proposals
-    rows: bytes = b""  # that the rest is for
-    value: ExpectedValue | None = None
-    choice: Choice | None = None
-    known: dict[tuple[int | bytes, ...], Choice] = field(default_factory=dict)  # for a single row
-    drafts: float | None = None  # goodput of the best drafts, once a round without any has asked
-    # What a row does of whom nothing is known but its task, its limit and what it has to read: one of each kind.
-    newcomers: dict[bytes, list[FloatArray]] = field(default_factory=dict)
+    One row: all options are compared. More rows: Dinkelbach's iteration for every subset of the models, since the
+    passes of a model are shared by its rows: guess the price (goodput), let every row take the option that earns most
+    beyond it, set the price to what that comes to. It starts from few and from many tokens of the other rows, because
+    a pass may cost less per token the more there are.
 
-
-@dataclass(frozen=True)
-class NgramProposal:
-    """What an n-gram drafter has found for the rows of a round: known beforehand, since looking is free."""
-
-    which: int
-    gains: FloatArray  # [B, D + 1] tokens expected to be kept
-    fits: BoolArray  # [B, D + 1] depths that were found, and 0
-    seconds: float  # for a row to draft
-
-
-@dataclass(frozen=True)
-class Allocation:
-    """Rows that take a proposal: how deep (0: none) and whose, and whether beside what they are to do themselves; what
-    all rows keep, submit and take [3, B]; the price.
+    Source: Dinkelbach 1967, "On Nonlinear Fractional Programming".
     """
-
-    taken: IntArray
-    whose: IntArray
-    united: BoolArray
-    expected: FloatArray
-    price: float
-
-
-def allocated(
-    terms: RoundTerms, planned: FloatArray, gains: FloatArray | None, proposals: Sequence[NgramProposal], price: float
-) -> Allocation:
-    """Rows take what is proposed where that earns more than what they are to do, at the round's own price.
-
-    `planned` [3, B] are tokens kept, tokens submitted and seconds beside verifying; `gains` [B, D + 1] what is kept
-    of it up to each depth (None: drafts do not branch); `price` is that of the last round.
-    """
-    rows = len(planned[0])
-    at, others = np.arange(rows), float(planned[1].sum()) * (1.0 - 1.0 / rows)
-    options = [(one, *option) for one in proposals for option in _options(one, planned, gains)]
-    for _ in range(_ROUNDS):
-        line = line_at(terms, others)
-        n = np.arange(len(line))
-        worth = np.maximum(planned[0] - price * (planned[2] + np.interp(planned[1], n, line)), 0.0)
-        taken, whose, expected = np.zeros(rows, np.int64), np.zeros(rows, np.int64), planned
-        united: BoolArray = np.zeros(rows, dtype=np.bool_)
-        for proposal, beside, kept, tokens, seconds in options:
-            net = np.where(proposal.fits, kept - price * (np.interp(tokens, n, line) + seconds), -np.inf)
-            own = net.argmax(axis=1)
-            best = net[at, own]
-            better = best > worth
-            worth = np.where(better, best, worth)
-            taken, whose = np.where(better, own, taken), np.where(better, proposal.which, whose)
-            united = np.where(better, beside, united)
-            expected = np.where(better, (kept[at, own], tokens[at, own], seconds[at, own]), expected)
-        brought, submitted, spent = expected.sum(axis=1).tolist()
-        spent += float(np.interp(submitted, np.arange(len(terms.verify)), terms.verify))
-        now = (terms.size + brought) / (terms.plain + terms.beside * (submitted > 0) + spent)
-        settled = abs(now - price) < _CLOSE * price
-        price, others = now, submitted * (1.0 - 1.0 / rows)
-        if settled:
-            break
-    return Allocation(taken, whose, united, expected, price)
-
-
-def _options(
-    proposal: NgramProposal, planned: FloatArray, gains: FloatArray | None
-) -> Iterator[tuple[bool, FloatArray, FloatArray, FloatArray]]:
-    """A proposal in place of what rows are to do, and beside it: tokens kept, tokens submitted and seconds, [B, D + 1].
-
-    Where both draft, the likelier of two nodes of one depth is taken to be kept whenever the other is: no more than
-    that is known before they have drafted, and the two are never worth less.
-    """
-    n = np.arange(proposal.gains.shape[1])
-    seconds = np.broadcast_to((n > 0) * proposal.seconds, proposal.gains.shape)
-    yield False, proposal.gains, np.broadcast_to(n, proposal.gains.shape), seconds
-    if gains is not None:
-        own, found = np.diff(gains, axis=1), np.diff(proposal.gains, axis=1)
-        more, fresh = np.zeros((2, *proposal.gains.shape))
-        more[:, 1:] = np.maximum(found - own, 0.0).cumsum(axis=1)
-        fresh[:, 1:] = (1.0 - np.minimum(found, own)).cumsum(axis=1)
-        yield True, planned[0][:, None] + more, planned[1][:, None] + fresh, planned[2][:, None] + seconds
-
-
-def best_plan(terms: RoundTerms) -> Solution:
-    """Dinkelbach's iteration from plain decoding's goodput: the best at that price sets the next."""
-    off = terms.size / terms.plain
-    best = Solution(off, {}, line_at(terms, 0.0), {})
-    # Tokens of other rows to begin with: a pass may take less for each the more there are.
     rows = len(terms.fits)
-    starts: tuple[float, ...] = (0.0,) if rows == 1 else (0.0, 2.0 * (rows - 1))
-    for _ in range(_ITERATIONS):
-        price = best.goodput
-        tried = (_solved(terms, models, price, n) for models in _subsets(terms.models) for n in starts)
-        found = max(tried, key=lambda one: one.goodput, default=best)
-        if found.goodput <= 1.001 * price:
-            break
-        best, starts = found, (found.others,)
+    weight = np.ones(rows) if terms.weight is None else terms.weight
+    base = terms.size - rows + float(weight.sum())
+    zeros = np.zeros(rows, dtype=np.int64)
+    plain = Plan(base / terms.plain, zeros, zeros, np.zeros(rows), np.zeros(rows), terms.plain)
+    return _best_of_one(terms, plain) if rows == 1 else _best_of_many(terms, plain, base, weight)
+
+
+def _best_of_one(terms: RoundTerms, plain: Plan) -> Plan:
+    best = plain
+    for option in _options(terms, terms.models):
+        drafting = np.arange(len(option.tokens)) > 0
+        seconds = terms.plain + drafting * (terms.overhead + option.fixed) + option.row[0]
+        seconds = seconds + option.steps + np.interp(option.tokens, np.arange(len(terms.verify)), terms.verify)
+        gains = np.where(option.fits[0], option.gains[0], -np.inf)
+        goodput = (terms.size + gains) / seconds
+        depth = int(goodput.argmax())
+        if goodput[depth] > best.goodput:
+            best = Plan(
+                float(goodput[depth]),
+                np.array([depth]),
+                np.array([option.drafter_id]),
+                gains[depth : depth + 1],
+                option.tokens[depth : depth + 1],
+                float(seconds[depth]),
+                {option.drafter_id: depth} if option.is_model else {},
+            )
     return best
 
 
-def drafting_goodput(terms: RoundTerms) -> float:
-    """Goodput of the best drafts of one depth for all rows that they fit, pay or not; NaN where none does."""
-    rounds = [math.nan]
-    for model in terms.models:
-        rows = terms.fits.sum(axis=0)
-        kept = np.where(terms.fits, model.gains, 0.0).sum(axis=0)
-        spent = terms.beside + model.start + model.per_step * model.steps + model.per_row * rows * model.sizes
-        spent += (terms.fits * model.entry[:, None]).sum(axis=0)
-        spent += np.interp(rows * model.nodes, np.arange(len(terms.verify)), terms.verify)
-        whole = (terms.size + kept) / (terms.plain + spent)
-        rounds += whole[1:][rows[1:] > 0].tolist()
-    return float(np.nanmax(rounds)) if len(rounds) > 1 else math.nan
+def _best_of_many(terms: RoundTerms, plain: Plan, base: float, weight: FloatArray) -> Plan:
+    best = plain
+    rows = len(terms.fits)
+    for models in _subsets(terms.models):
+        options = list(_options(terms, models))
+        if not options:
+            continue
+        for first in (0.0, 2.0 * (rows - 1)):
+            price, others = best.goodput, first
+            for _ in range(_ITERATIONS):
+                found = _at_price(terms, options, price, others, base=base, weight=weight)
+                if found.goodput > best.goodput:
+                    best = found
+                now = float(found.tokens.sum()) * (1.0 - 1.0 / rows)
+                if abs(found.goodput - price) < _SETTLED * price and abs(now - others) < 1.0:
+                    break
+                price, others = max(found.goodput, plain.goodput), now
+    return best
+
+
+def _at_price(
+    terms: RoundTerms, options: Sequence[_Option], price: float, others: float, *, base: float, weight: FloatArray
+) -> Plan:
+    """Every row takes the option that earns most beyond a price; a model runs if that pays for its passes."""
+    rows = len(terms.fits)
+    at, curve = np.arange(rows), terms.row_curve(others)
+    counts = np.arange(len(curve))
+    worth, kept, tokens, spent = np.zeros((4, rows))
+    depths, drafter = np.zeros((2, rows), dtype=np.int64)
+    fixed: dict[int, float] = {}
+    deepest: dict[int, int] = {}
+    for option in options:
+        costs = np.interp(option.tokens, counts, curve) + option.row
+        net = np.where(option.fits, weight[:, None] * option.gains - price * costs, -np.inf)
+        most = net.shape[1] - 1
+        if option.is_model:
+            upto = np.maximum.accumulate(net, axis=1)
+            drafting = np.arange(net.shape[1]) > 0
+            shared = price * (option.steps + drafting * (option.fixed + (0.0 if deepest else terms.overhead)))
+            most = int((np.maximum(upto, worth[:, None]).sum(axis=0) - shared).argmax())
+            if not most:
+                continue
+            deepest[option.drafter_id] = most
+            fixed[option.drafter_id] = option.fixed + float(option.steps[most])
+        depth = net[:, : most + 1].argmax(axis=1)
+        takes = net[at, depth] > worth
+        worth = np.where(takes, net[at, depth], worth)
+        depths, drafter = np.where(takes, depth, depths), np.where(takes, option.drafter_id, drafter)
+        kept, tokens = np.where(takes, option.gains[at, depth], kept), np.where(takes, option.tokens[depth], tokens)
+        spent = np.where(takes, option.row[at, depth], spent)
+    # A model whose rows have all taken another option does not run.
+    running = {i: most for i, most in deepest.items() if bool(np.count_nonzero((drafter == i) & (depths > 0)))}
+    seconds = terms.plain + terms.overhead * bool(depths.any()) + sum(fixed[i] for i in running)
+    seconds += float(spent.sum()) + terms.verify_seconds(float(tokens.sum()))
+    goodput = (base + float(weight @ kept)) / seconds
+    return Plan(goodput, depths, drafter, kept, tokens, seconds, running)
+
+
+@dataclass(frozen=True, eq=False)
+class _Option:
+    """A drafter by depth 0 ... D: tokens kept [B, D + 1], tokens submitted [D + 1], seconds of each row [B, D + 1], of
+    passes [D + 1], and of starting the model in a round.
+    """
+
+    drafter_id: int
+    is_model: bool
+    gains: FloatArray
+    fits: BoolArray
+    tokens: FloatArray
+    row: FloatArray
+    steps: FloatArray
+    fixed: float
+
+
+def _options(terms: RoundTerms, models: Sequence[ModelTerms]) -> Iterator[_Option]:
+    counts = np.arange(terms.fits.shape[1], dtype=np.float64)
+    for lookup in terms.lookups:
+        row = np.broadcast_to((counts > 0) * lookup.seconds, lookup.gains.shape)
+        yield _Option(lookup.drafter_id, False, lookup.gains, lookup.fits, counts, row, 0.0 * counts, 0.0)
+    for model in models:
+        row = model.prices.step_row * model.sizes + (counts > 0) * model.catch_up[:, None]
+        steps, start = model.prices.step * model.steps, model.prices.start
+        yield _Option(model.drafter_id, True, model.gains, terms.fits, model.nodes, row, steps, start)
 
 
 def _subsets(models: Sequence[ModelTerms]) -> Iterator[tuple[ModelTerms, ...]]:
-    for count in range(1, len(models) + 1):
+    for count in range(len(models) + 1):
         yield from itertools.combinations(models, count)
 
 
-def line_at(terms: RoundTerms, tokens: float) -> FloatArray:
-    """Seconds that 0 ... N tokens of one row add to those of others."""
-    last = len(terms.verify) - 1
-    most = last // len(terms.fits)
-    low = min(int(tokens), last - most)
-    line: FloatArray = terms.verify[low : low + most + 1] - terms.verify[low]
-    return line
+def with_lookups(terms: RoundTerms, plan: Plan) -> Plan:
+    """The plan with nodes of lookups added to the drafts of models, where that earns more at the plan's price.
+
+    The two drafts are assumed to overlap as much as possible: the likelier of two nodes of one depth is kept whenever
+    the other is. A lookup thus adds only its advantage, and equal nodes are submitted once.
+    """
+    models = {model.drafter_id: model for model in terms.models}
+    drafting = (plan.depths > 0) & np.isin(plan.drafter, list(models))
+    if not terms.lookups or not drafting.any():
+        return plan
+    rows, at = len(terms.fits), np.arange(len(terms.fits))
+    weight = np.ones(rows) if terms.weight is None else terms.weight
+    counts = np.arange(terms.fits.shape[1])
+    model_gains: FloatArray = np.zeros(terms.fits.shape)
+    for drafter_id, model in models.items():
+        upto = np.minimum(counts, plan.depths[:, None])
+        model_gains += (
+            np.take_along_axis(model.gains, upto, axis=1) * (drafting & (plan.drafter == drafter_id))[:, None]
+        )
+    others = float(plan.tokens.sum()) * (1.0 - 1.0 / rows)
+    curve = terms.row_curve(others)
+    counts_of_row = np.arange(len(curve))
+    worth, more_kept, more_tokens, spent = np.zeros((4, rows))
+    depths, drafter = np.zeros((2, rows), dtype=np.int64)
+    verified = np.interp(plan.tokens, counts_of_row, curve)
+    for lookup in terms.lookups:
+        of_model, of_lookup = np.diff(model_gains, axis=1), np.diff(lookup.gains, axis=1)
+        kept, tokens = np.zeros((2, *model_gains.shape))
+        kept[:, 1:] = np.maximum(of_lookup - of_model, 0.0).cumsum(axis=1)
+        tokens[:, 1:] = (1.0 - np.minimum(of_lookup, of_model)).cumsum(axis=1)
+        seconds = np.interp(plan.tokens[:, None] + tokens, counts_of_row, curve) - verified[:, None]
+        seconds += (counts > 0) * lookup.seconds
+        net = np.where(lookup.fits & drafting[:, None], weight[:, None] * kept - plan.goodput * seconds, -np.inf)
+        depth = net.argmax(axis=1)
+        takes = net[at, depth] > worth
+        worth = np.where(takes, net[at, depth], worth)
+        depths, drafter = np.where(takes, depth, depths), np.where(takes, lookup.drafter_id, drafter)
+        more_kept = np.where(takes, kept[at, depth], more_kept)
+        more_tokens = np.where(takes, tokens[at, depth], more_tokens)
+        spent = np.where(takes, seconds[at, depth], spent)
+    if not depths.any():
+        return plan
+    kept, seconds = plan.kept + more_kept, plan.seconds + float(spent.sum())
+    goodput = plan.goodput * plan.seconds + float(weight @ more_kept)
+    return replace(
+        plan,
+        goodput=goodput / seconds,
+        kept=kept,
+        tokens=plan.tokens + more_tokens,
+        seconds=seconds,
+        lookups=depths,
+        lookup_drafter=drafter,
+    )
 
 
-def best_of(
-    terms: RoundTerms, deepest: Mapping[int, int], goodput: float, line: FloatArray, share: Mapping[int, float]
-) -> tuple[IntArray, IntArray, FloatArray]:
-    """Depth and model of each row [B] at a price, and what it is expected to keep, submit and take [3, B]."""
-    nets = {model.which: _net(terms, model, goodput, line) for model in terms.models if deepest.get(model.which, 0)}
-    return _best_of(terms, nets, deepest, share)
-
-
-def _best_of(
-    terms: RoundTerms, nets: Mapping[int, FloatArray], deepest: Mapping[int, int], share: Mapping[int, float]
-) -> tuple[IntArray, IntArray, FloatArray]:
-    rows = len(terms.fits)
-    at = np.arange(rows)
-    depth, who = np.zeros((2, rows), dtype=np.int64)
-    worth, expected = np.zeros(rows), np.zeros((3, rows))
-    for model in terms.models:
-        most = deepest.get(model.which, 0)
-        if most:
-            net = nets[model.which][:, : most + 1]
-            own = net.argmax(axis=1)
-            best = net[at, own]
-            better = best > worth
-            seconds = model.entry + model.per_row * model.sizes[own] + share.get(model.which, 0.0)
-            depth, who = np.where(better, own, depth), np.where(better, model.which, who)
-            worth = np.where(better, best, worth)
-            expected = np.where(better, (model.gains[at, own], model.nodes[own], seconds), expected)
-    return depth, who, expected
-
-
-def _net(terms: RoundTerms, model: ModelTerms, goodput: float, line: FloatArray) -> FloatArray:
-    """What drafts of each depth earn beyond their price [B, D + 1], steps left out."""
-    tokens = np.interp(model.nodes, np.arange(len(line)), line)
-    net = model.gains - goodput * (tokens + model.per_row * model.sizes)
-    net[:, 1:] -= goodput * model.entry[:, None]
-    return np.where(terms.fits, net, -np.inf)
-
-
-def _solved(terms: RoundTerms, models: Sequence[ModelTerms], goodput: float, others: float) -> Solution:
-    """Depths at a price when these models are entered, beginning with so many tokens of other rows to verify."""
-    rows = len(terms.fits)
-    n = np.arange(terms.fits.shape[1])
-    for _ in range(_ROUNDS):
-        line = line_at(terms, others)
-        nets = {model.which: _net(terms, model, goodput, line) for model in models}
-        deepest: dict[int, int] = {}
-        known = np.zeros(rows)
-        for model in models:
-            upto = np.maximum.accumulate(nets[model.which], axis=1)
-            fixed = goodput * (model.per_step * model.steps + (n > 0) * (model.start + terms.beside))
-            most = int((np.maximum(upto, known[:, None]).sum(axis=0) - fixed).argmax())
-            if most:
-                deepest[model.which] = most
-                known = np.maximum(upto[:, most], known)
-        depth, who, (kept, tokens, seconds) = _best_of(terms, nets, deepest, {})
-        number = float(tokens.sum())
-        now = number * (1.0 - 1.0 / rows)
-        if abs(now - others) < 1.0:
-            break
-        others = now
-    steps = {m.which: m.start + m.per_step * float(m.steps[deepest[m.which]]) for m in models if m.which in deepest}
-    share = {i: each / max(1, int(np.count_nonzero((who == i) & (depth > 0)))) for i, each in steps.items()}
-    spent = float(seconds.sum()) + sum(steps.values()) + terms.beside * bool(steps)
-    spent += float(np.interp(number, np.arange(len(terms.verify)), terms.verify))
-    gained = float(kept.sum())
-    whole = (terms.size + gained) / (terms.plain + spent)
-    return Solution(whole, deepest, line, share, now)
+def drafting_goodput(terms: RoundTerms) -> float:
+    """Goodput of the best drafts of one depth and model for all rows that they fit, pay or not; NaN where none fits."""
+    best = math.nan
+    rows = terms.fits.sum(axis=0)
+    for option in _options(replace(terms, lookups=()), terms.models):
+        kept = np.where(option.fits, option.gains, 0.0).sum(axis=0)
+        spent = terms.overhead + option.fixed + option.steps + (option.fits * option.row).sum(axis=0)
+        spent = spent + np.interp(rows * option.tokens, np.arange(len(terms.verify)), terms.verify)
+        goodput = ((terms.size + kept) / (terms.plain + spent))[1:][rows[1:] > 0]
+        best = float(np.nanmax([best, *goodput])) if len(goodput) else best
+    return best

@@ -1,118 +1,145 @@
-"""What drafting brings and costs the rows of a round: what a plan is made of."""
+"""What drafting earns and costs in a round: the terms that a plan is made of."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from adaptspec.control.acceptance import ModelAcceptance
-from adaptspec.control.cost import CostTable
+from adaptspec.control.cost_model import CostModel, DraftPrices
 from adaptspec.control.policy import BatchSignals
 from adaptspec.types import BoolArray, FloatArray
 
 
 @dataclass(frozen=True)
 class ModelTerms:
-    """What a drafter that runs a model brings and costs these rows, by depth 0 ... D."""
+    """What a drafter that runs a model earns and costs, by row and by depth 0 ... D. Times are seconds."""
 
-    which: int
-    acceptance: FloatArray  # [B, D]
+    drafter_id: int
+    acceptance: FloatArray  # [B, D] with optimism added, up to 1
     gains: FloatArray  # [B, D + 1] tokens expected to be kept
-    sizes: FloatArray  # [D + 1] tokens expected to be drafted, of the main chain
-    nodes: FloatArray  # [D + 1] tokens expected to be submitted
-    drafted: FloatArray  # [D] how likely the stop rule lets a draft come to each token
-    per_step: float
-    per_row: float
-    start: float
-    entry: FloatArray  # [B] for a row to draft at all: catching up
+    sizes: FloatArray  # [D + 1] tokens of the main chain expected to be drafted: a stop rule may cut it
+    nodes: FloatArray  # [D + 1] tokens expected to be submitted, side nodes included
+    drafted: FloatArray  # [D] P(the stop rule lets a draft reach this token)
+    prices: DraftPrices
+    catch_up: FloatArray  # [B] of reading what the drafter has missed, a share of it for each round
     calibration: FloatArray  # [B, bins] P(a token is kept) by the model's confidence in it
-    chances: FloatArray  # [ranks] of side nodes: P(kept) in what they state, from rank 1 on
+    side_chances: FloatArray  # [ranks] P(a side node is kept) over what it states, from rank 1 on
     side_gain: float = 0.0  # tokens that side nodes bring where a token of the chain is not kept
-    side_nodes: float = 0.0  # that are submitted beside each token of the chain
-    together: bool = False  # all planned steps run, also those of rows that a stop rule has stopped
+    side_nodes: float = 0.0  # submitted for each token of the chain
+    whole: bool = False  # the executor runs all planned passes, even for rows that a stop rule has stopped
 
     @property
     def steps(self) -> FloatArray:
-        """[D + 1] draft steps that a round of this depth is expected to run."""
-        return np.arange(len(self.sizes), dtype=np.float64) if self.together else self.sizes
+        """[D + 1] draft passes that a round of this depth is expected to run."""
+        return np.arange(len(self.sizes), dtype=np.float64) if self.whole else self.sizes
 
     @property
-    def brings(self) -> FloatArray:
-        """[B, D] tokens that a step is expected to bring where all before were kept: the chain's, or a side node's."""
-        brings: FloatArray = self.acceptance + (1.0 - self.acceptance) * self.side_gain
-        return brings
+    def step_gains(self) -> FloatArray:
+        """[B, D] tokens that a pass is expected to bring where all before were kept: the chain's or a side node's."""
+        return np.asarray(self.acceptance + (1.0 - self.acceptance) * self.side_gain)
 
     @classmethod
     def of(
         cls,
-        which: int,
-        known: ModelAcceptance,
-        cost: CostTable,
+        drafter_id: int,
         name: str,
+        known: ModelAcceptance,
+        cost: CostModel,
         signals: BatchSignals,
         *,
         optimism: float,
-        horizon: float,
+        catch_up_rounds: float,
     ) -> ModelTerms:
-        """What is known of drafter `which`, called `name`, for these rows.
-
-        `optimism` / sqrt(1 + times seen) is added to acceptance, catching up is spread over `horizon` rounds.
+        """For these rows. `optimism` / sqrt(1 + times seen) is added to acceptance, since what is never drafted is
+        never seen; catching up is spread over `catch_up_rounds`.
         """
         gain, side = (0.0, 0.0) if known.sides is None else (known.sides.gain, known.sides.nodes)
-        sure = known.by_position.acceptance(signals.rows, signals.tasks)
-        acceptance = np.minimum(sure + optimism / np.sqrt(1.0 + known.by_position.seen()), 1.0)
-        kept, drafted = known.continuation.rates()
-        per_step, per_row = cost.step_line(name, signals.round_size)
+        estimate = known.by_position.acceptance(signals.rows, signals.tasks)
+        acceptance = np.minimum(estimate + optimism / np.sqrt(1.0 + known.by_position.seen()), 1.0)
+        unstopped, drafted = known.continuation.rates()
+        prices = cost.draft_prices(name, signals.round_size)
         alive = acceptance.cumprod(axis=1)
-        # What the chain misses, side nodes may still have.
-        gains = (alive - np.diff(alive, axis=1, prepend=1.0) * gain) * kept
+        gains = (alive - np.diff(alive, axis=1, prepend=1.0) * gain) * unstopped
         sizes = np.concatenate(([0.0], np.cumsum(drafted)))
         return cls(
-            which,
+            drafter_id,
             acceptance,
             np.concatenate((np.zeros((len(gains), 1)), np.cumsum(gains, axis=1)), axis=1),
             sizes,
             sizes * (1.0 + side),
             drafted,
-            per_step,
-            per_row,
-            cost.start_seconds(name, signals.round_size),
-            cost.catch_up_seconds(name, 1.0) * signals.cache_gap[which] / horizon,
+            prices,
+            prices.catch_up_token * signals.cache_gap[drafter_id] / catch_up_rounds,
             known.calibration.acceptance(signals.rows, signals.tasks),
             np.ones(1) if known.sides is None else known.sides.chances,
             gain,
             side,
-            cost.drafts_together(name),
+            cost.runs_whole_drafts(name),
         )
 
 
 @dataclass(frozen=True)
+class LookupTerms:
+    """What a model-free drafter has found for the rows of a round, which is known before the round."""
+
+    drafter_id: int
+    gains: FloatArray  # [B, D + 1] tokens expected to be kept
+    fits: BoolArray  # [B, D + 1] depths that were found and are allowed, and 0
+    seconds: float  # of each row that drafts
+
+
+@dataclass(frozen=True)
 class RoundTerms:
-    """What drafting brings and costs the rows of a round. Times are seconds."""
+    """What the rows of a round earn and cost. Times are seconds, tokens are counted beyond one per row."""
 
     size: int  # rows that decode, under whatever policy
-    plain: float
-    beside: float  # what a round with drafts takes beyond its passes, more than a plain one
-    verify: FloatArray  # [B * N + 1] what verifying n more tokens adds, up to N of each row
-    fits: BoolArray  # [B, D + 1]
+    plain: float  # a round without drafts
+    overhead: float  # of a round with drafts, in addition to a plain one's
+    verify: FloatArray  # [B * N + 1] of verifying n more tokens; N: the most of one row
+    fits: BoolArray  # [B, D + 1] depths that rows may draft
     models: tuple[ModelTerms, ...]
+    lookups: tuple[LookupTerms, ...] = ()
+    weight: FloatArray | None = None  # [B] what a token of each row counts; None: all the same
 
     @classmethod
-    def of(cls, cost: CostTable, signals: BatchSignals, fits: BoolArray, models: tuple[ModelTerms, ...]) -> RoundTerms:
+    def of(cls, cost: CostModel, signals: BatchSignals, fits: BoolArray, models: tuple[ModelTerms, ...]) -> RoundTerms:
         """For rows that may draft to these depths."""
         size, context = signals.round_size, float(signals.context.sum())
-        deepest = fits.shape[1] - 1
-        # Where drafts branch, what a model-free drafter knows may stand beside all of a model's nodes.
-        most = max([deepest, *(math.ceil(one.nodes[-1]) + deepest for one in models if one.side_nodes)])
-        tokens = size + np.arange(1.0 + len(signals.rows) * most)
-        verify = cost.verify_curve(size, tokens, context, optimistic=True)
+        tokens = cls._tokens(size, fits, models)
+        verify = cost.verify_curve(size, tokens, context)
+        plain_overhead = cost.overhead_seconds(size, drafting=False)
         return cls(
             size=size,
-            plain=cost.plain_seconds(size, context),
-            beside=cost.overhead_seconds(size, drafting=True) - cost.overhead_seconds(size, drafting=False),
+            plain=float(verify[0]) + plain_overhead,
+            overhead=cost.overhead_seconds(size, drafting=True) - plain_overhead,
             verify=verify - verify[0],
             fits=fits,
             models=models,
         )
+
+    def at_lower_bound(self, cost: CostModel, context: float) -> RoundTerms:
+        """The same with passes as short as they may well be; see `CostModel.verify_lower_bound`."""
+        tokens = self._tokens(self.size, self.fits, self.models)
+        verify = cost.verify_lower_bound(self.size, tokens, context)
+        return replace(self, verify=verify - verify[0])
+
+    def verify_seconds(self, tokens: float) -> float:
+        """Verifying so many more tokens, all rows together."""
+        return float(np.interp(tokens, np.arange(len(self.verify)), self.verify))
+
+    def row_curve(self, others: float) -> FloatArray:
+        """Seconds that 0 ... N tokens of one row add where the other rows verify `others` more tokens."""
+        last = len(self.verify) - 1
+        most = last // len(self.fits)
+        low = min(int(others), last - most)
+        return np.asarray(self.verify[low : low + most + 1] - self.verify[low])
+
+    @staticmethod
+    def _tokens(size: int, fits: BoolArray, models: tuple[ModelTerms, ...]) -> FloatArray:
+        deepest = fits.shape[1] - 1
+        # Where drafts branch, lookups may be added to all nodes of a model.
+        most = max([deepest, *(math.ceil(model.nodes[-1]) + deepest for model in models if model.side_nodes)])
+        return size + np.arange(1.0 + len(fits) * most)

@@ -10,17 +10,17 @@ from pydantic import ValidationError
 
 from adaptspec.control.algorithms.algorithm import Parts
 from adaptspec.control.algorithms.goodput import Goodput, GoodputSettings
-from adaptspec.control.branching import Branching
-from adaptspec.control.ceilings import Bounds, Ceilings, TaskTiers
-from adaptspec.control.composed import ComposedPolicy
-from adaptspec.control.cost import CostTable
+from adaptspec.control.composed_policy import ComposedPolicy
+from adaptspec.control.cost_model import CostModel
 from adaptspec.control.language.library import find_policy, shipped_policies, unknown_policy
 from adaptspec.control.language.schema import Uses
 from adaptspec.control.language.spec import PolicySpec, TaskSpec, schema
 from adaptspec.control.language.spec_errors import problems_of
 from adaptspec.control.language.yaml_source import Problem, Source, parse_yaml, policy_error, read_yaml
+from adaptspec.control.limits import BatchLimits, DepthLimits, TierLimits
 from adaptspec.control.policy import Policy
 from adaptspec.control.tasks import OTHER, Labels
+from adaptspec.control.tree_limits import TreeLimits
 from adaptspec.drafters import DRAFTERS, default_drafters
 from adaptspec.errors import PolicyError
 
@@ -81,7 +81,7 @@ def parse_policy_spec(
     return _validate(parse_yaml(text, name), labels, here, find or found_next_to(Path()))
 
 
-def build_policy(spec: PolicySpec, cost: CostTable, max_rows: int, labels: Labels | None = None) -> Policy:
+def build_policy(spec: PolicySpec, cost: CostModel, max_rows: int, labels: Labels | None = None) -> Policy:
     """The policy a spec describes, without those that its `when:` uses.
 
     `labels` are the controller's: names that are new to them are added. Where the spec leaves its drafters open, it is
@@ -114,25 +114,27 @@ def build_policy(spec: PolicySpec, cost: CostTable, max_rows: int, labels: Label
         spec.drafters,
         stop=body.stop.build(),
         guard=body.guard.build(cost) if algorithm.max_depth else None,
-        ceilings=_ceilings(spec, overrides, parts.tasks) if algorithm.max_depth else None,
-        task_tiers=_task_tiers(overrides, parts.tasks, algorithm.max_depth),
+        depth_limits=_depth_limits(spec, overrides, parts.tasks) if algorithm.max_depth else None,
+        tier_limits=_tier_limits(overrides, parts.tasks, algorithm.max_depth),
         task_stops={task: stop.build() for task, stop in stops.items()},
         values=values,
         draft_temperature=None if body.draft_temperature is None else body.draft_temperature.ends,
-        branching=Branching(body.max_width, body.max_nodes) if body.max_width > 1 else None,
+        tree_limits=TreeLimits(body.max_width, body.max_nodes) if body.max_width > 1 else None,
     )
 
 
-def _ceilings(spec: PolicySpec, overrides: Mapping[int, TaskSpec], tasks: int) -> Ceilings | None:
+def _depth_limits(spec: PolicySpec, overrides: Mapping[int, TaskSpec], tasks: int) -> DepthLimits | None:
     guard = spec.spec.guard
-    bounds = Bounds.model_construct(max_batch_size=guard.max_batch_size, depth_by_batch_size=guard.depth_by_batch_size)
+    bounds = BatchLimits.model_construct(
+        max_batch_size=guard.max_batch_size, depth_by_batch_size=guard.depth_by_batch_size
+    )
     bound = {task: override.deepest for task, override in overrides.items() if override.deepest is not None}
-    return Ceilings(bounds, bound, tasks) if bound or bounds != Bounds() else None
+    return DepthLimits(bounds, bound, tasks) if bound or bounds != BatchLimits() else None
 
 
-def _task_tiers(overrides: Mapping[int, TaskSpec], tasks: int, deepest: int) -> TaskTiers | None:
+def _tier_limits(overrides: Mapping[int, TaskSpec], tasks: int, deepest: int) -> TierLimits | None:
     own = {task: override.tiers for task, override in overrides.items() if override.tiers is not None}
-    return TaskTiers(own, tasks, deepest) if own else None
+    return TierLimits(own, tasks, deepest) if own else None
 
 
 def _task(spec: PolicySpec, name: str, labels: Labels) -> int:

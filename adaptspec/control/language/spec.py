@@ -19,11 +19,11 @@ from pydantic import (
 
 from adaptspec.control.algorithms.fixed_depths import StaticSpec
 from adaptspec.control.algorithms.registry import ChooseSpec
-from adaptspec.control.ceilings import DEEPEST
 from adaptspec.control.draft_temperature import DraftTemperatureSpec
 from adaptspec.control.guard import GuardSpec
 from adaptspec.control.language.schema import EditorSchema, Part, Short, Uses, suggestion, without_default
 from adaptspec.control.language.yaml_source import Problem, Source, shown
+from adaptspec.control.limits import DEEPEST
 from adaptspec.control.rollout import LIVE, Rollout, RolloutSpec, TaskName, WhenSpec
 from adaptspec.control.stopping import NoStopSpec, StopSpec
 from adaptspec.control.tasks import MOST_OWN, OTHER, TASKS

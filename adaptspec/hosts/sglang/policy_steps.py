@@ -15,10 +15,10 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-from adaptspec.control.ceilings import DEEPEST
 from adaptspec.control.host import SGLANG, narrow
 from adaptspec.control.language.build import load_policy_spec
 from adaptspec.control.language.spec import PolicySpec
+from adaptspec.control.limits import DEEPEST
 from adaptspec.errors import ConfigError
 from adaptspec.hosts.pilot import Pilot
 from adaptspec.hosts.rounds import Plan

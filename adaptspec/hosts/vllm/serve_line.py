@@ -7,10 +7,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from adaptspec.control.cost import CostTable
-from adaptspec.control.host import DRAFTER, VLLM, Host, drafters_of
+from adaptspec.control.cost_model import CostModel
+from adaptspec.control.host import DRAFTER, VLLM, drafters_of
 from adaptspec.control.language.library import find_policy
-from adaptspec.control.step_times import StepTimes
 from adaptspec.errors import ConfigError
 from adaptspec.hosts.served_policies import ServedPolicies
 from adaptspec.hosts.settings import PilotSettings
@@ -32,7 +31,7 @@ def serve_line(
     check_start(method, draft, skip=settings.skip_draft)
     host = replace(VLLM, drafters=drafters_of(method))
     policies = ServedPolicies(settings.policy, host, max_num_seqs)
-    depths = _depths(policies, host, max_num_seqs)
+    depths = _depths(policies)
     speculative = {
         "method": method,
         **({} if draft is None else {"model": draft}),
@@ -54,9 +53,9 @@ def _found(name: str) -> str:
     return str(path.absolute()) if path.suffix in (".yaml", ".yml") and find_policy(name) == path else name
 
 
-def _depths(policies: ServedPolicies, host: Host, rows: int) -> list[int]:
+def _depths(policies: ServedPolicies) -> list[int]:
     """All depths that the policies may ask for, ascending."""
-    built = policies.controller(CostTable(StepTimes().profile(DRAFTER, rows, host))).policies
+    built = policies.controller(CostModel.without_profile(DRAFTER)).policies
     depths = set()
     for name, spec in policies.specs.items():
         most = built[name].max_depth

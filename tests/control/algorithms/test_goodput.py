@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 
 from adaptspec.control.algorithms.goodput import Goodput, GoodputSettings
-from adaptspec.control.cost import CostTable, DrafterCost
+from adaptspec.control.cost_model import CostModel
+from adaptspec.control.cost_profile import DrafterCost
+from adaptspec.types import Reason
 from tests.control.helpers import QUIET, record, signals, table
 
 
@@ -36,7 +38,7 @@ def test_only_where_stopping_saves_steps_is_the_deepest_draft_asked_for() -> Non
     for together in (False, True):
         known = table()
         drafters = {name: replace(one, together=together) for name, one in known.profile.drafters.items()}
-        made = Goodput(CostTable(replace(known.profile, drafters=drafters)), 1, 1, GoodputSettings())
+        made = Goodput(CostModel(replace(known.profile, drafters=drafters)), 1, 1, GoodputSettings())
         made.start(0)
         for _ in range(400):
             depths = made.choose(signals([7])).depths.tolist()
@@ -121,6 +123,9 @@ def test_an_offer_is_taken_where_it_beats_the_model() -> None:
         made.choose(signals([7, 7]))
         made.learn(replace(record([0, 0], [0, 0]), shadow=running, shadow_drafted=running))
     choice = made.choose(signals([7, 7], found=[6, 0]))
+    while (choice.reasons == int(Reason.EXPLORE)).any():
+        made.learn(record(choice.depths.tolist(), [0, 0]))
+        choice = made.choose(signals([7, 7], found=[6, 0]))
     assert choice.depths[0] == 6
     assert choice.drafter[0] == 1
     assert (choice.drafter[1] == 0) or not choice.depths[1]
@@ -129,7 +134,7 @@ def test_an_offer_is_taken_where_it_beats_the_model() -> None:
 @pytest.mark.parametrize("small", [0, 2])
 def test_a_third_drafter_counts(small: int) -> None:
     """Two models, of which the second is right in the end: it is found out, whether the first drafts or is off too."""
-    cost = CostTable(
+    cost = CostModel(
         replace(QUIET.profile(), drafters=dict.fromkeys(("small", "large"), QUIET.profile().drafters["draft-model"]))
     )
     made = Goodput(cost, 1, 1, GoodputSettings(drafters=("small", "ngram", "large")))
@@ -147,9 +152,9 @@ def test_a_third_drafter_counts(small: int) -> None:
 
 
 def test_what_is_off_is_tried_whatever_the_table_says() -> None:
-    """A table that prices one draft above fifty plain rounds is never believed for good."""
-    wrong = replace(QUIET.profile(), drafters={"draft-model": DrafterCost((1,), (0.1,), 0.0)})
-    cost = CostTable(wrong)
+    """A profile that prices one draft above ten plain rounds is never believed for good."""
+    wrong = replace(QUIET.profile(), drafters={"draft-model": DrafterCost((1,), (0.015,), 0.0)})
+    cost = CostModel(wrong)
     made = Goodput(cost, 1, 1)
     made.start(0)
     drafting = []
@@ -157,7 +162,7 @@ def test_what_is_off_is_tried_whatever_the_table_says() -> None:
         depth = int(made.choose(signals([7])).depths[0])
         drafting.append(depth > 0)
         told = record([depth], [depth], depths=[depth])
-        cost.observe(told, ("draft-model",))
+        cost.observe_record(told, ("draft-model",))
         made.learn(told)
     assert not drafting[0]
     assert sum(drafting[-200:]) > 150
@@ -202,3 +207,68 @@ def test_rounds_that_others_decided_do_not_pile_up(tiers: tuple[int, ...]) -> No
             made.learn(record([0], [0]))
         sizes.append(len(pickle.dumps(made)))
     assert sizes[1] <= sizes[0] + 1024
+
+
+def tried_depths(made: Goodput, rounds: int, accepts: int) -> tuple[set[int], set[int]]:
+    """Depths of planned rounds and of trials, in rounds that keep up to `accepts` tokens of each row."""
+    planned: set[int] = set()
+    tried: set[int] = set()
+    for number in range(1, rounds + 1):
+        choice = made.choose(replace(signals([7, 7]), number=number))
+        explores = bool((choice.reasons == int(Reason.EXPLORE)).any())
+        if explores or number > 100:  # until then the planned depth settles
+            (tried if explores else planned).update(choice.depths.tolist())
+        drafted = choice.depths.tolist()
+        made.learn(replace(record(drafted, [min(accepts, depth) for depth in drafted]), decision=number))
+    return planned, tried
+
+
+def test_neighbouring_depths_are_tried_where_only_whole_rounds_are_timed() -> None:
+    """Else the times of no other depth would ever be known. One less deep and one deeper, of those allowed."""
+    profile = QUIET.profile()
+    drafters = {name: replace(cost, together=True) for name, cost in profile.drafters.items()}
+    settings = GoodputSettings(tiers=(1, 3, 5), stops=False)
+    made = Goodput(CostModel(replace(profile, drafters=drafters)), 2, 1, settings)
+    planned, tried = tried_depths(made, 600, accepts=2)
+    assert planned <= {3}
+    assert {1, 5} <= tried
+
+
+def test_larger_passes_are_tried_where_their_price_is_uncertain() -> None:
+    """A profile has passes of more than four tokens five times too dear; the trial shows what they really take."""
+    profile = QUIET.profile()
+    dear = tuple(
+        tuple(
+            seconds * (5.0 if rows * tokens > 4 else 1.0) for tokens, seconds in zip(profile.tokens, line, strict=True)
+        )
+        for rows, line in zip(profile.rows, profile.verify, strict=True)
+    )
+    cost = CostModel(replace(profile, verify=dear))
+    made = Goodput(cost, 2, 1, GoodputSettings(stops=False))
+    depths = []
+    for number in range(1, 401):
+        choice = made.choose(replace(signals([7, 7]), number=number))
+        drafted = choice.depths.tolist()
+        depths.append(max(drafted))
+        outcome = replace(record(drafted, drafted), decision=number)
+        cost.observe_record(outcome, ("draft-model",))
+        made.learn(outcome)
+    assert max(depths[:4]) <= 3
+    assert min(depths[-100:]) == 7
+
+
+def test_a_trial_leaves_the_other_rows_as_planned() -> None:
+    """One row drafts, the other is off and tried: the plan of the first does not change."""
+    made = algorithm(2, stops=False)
+    for number in range(1, 400):
+        choice = made.choose(replace(signals([7, 7]), number=number))
+        drafted = choice.depths.tolist()
+        explores = choice.reasons == int(Reason.EXPLORE)
+        if number > 200 and explores.any():
+            assert explores.tolist() == [False, True]
+            assert drafted[1] == 1
+            assert drafted[0] > 1
+            break
+        made.learn(replace(record(drafted, [drafted[0], 0]), decision=number))
+    else:
+        pytest.fail("nothing was tried")

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from transformers import PreTrainedTokenizerFast
 
-from adaptspec.control.cost import CostTable
+from adaptspec.control.cost_model import CostModel
 from adaptspec.control.host import Host, narrow
 from adaptspec.control.language.build import build_policy, load_policy_spec, parse_policy_spec
 from adaptspec.control.language.library import find_policy
@@ -47,7 +47,7 @@ def read(choose: str, here: Sequence[str] | None, more: str = "") -> PolicySpec:
 def test_drafters_default_to_those_of_the_server(choose: str, here: Sequence[str], expected: Sequence[str]) -> None:
     spec = read(choose, here)
     assert spec.drafters == expected
-    policy = build_policy(spec, CostTable(COSTS), 2)
+    policy = build_policy(spec, CostModel(COSTS), 2)
     assert tuple(policy.wanted) == expected
     assert (policy.max_depth > 0) == bool(expected)
 
@@ -90,7 +90,7 @@ def test_an_engine_without_drafters_decodes_plainly(spec: str, tokenizer: PreTra
         [],
         tokenizer,
         specs=[parse_policy_spec(spec)],
-        costs=CostTable(COSTS),
+        costs=CostModel(COSTS),
         limits=EngineLimits(max_rows=2),
     )
     done = run(core, [Request("r", (5, 6, 7), SamplingParams(max_tokens=8, temperature=0.0, ignore_eos=True))])["r"]

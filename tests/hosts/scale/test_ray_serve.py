@@ -21,7 +21,7 @@ import numpy as np
 import pytest
 
 from adaptspec.cli import main
-from adaptspec.control.state import FILE, read_state
+from adaptspec.control.learned_state import FILE, read_state
 from adaptspec.types import FloatArray
 from tests.clients.conftest import environment
 from tests.hosts.scale.load import AT_ONCE, ask

@@ -128,7 +128,7 @@ def test_the_environment_says_what_sglang_has_no_option_for(monkeypatch: pytest.
         steps.on_verify_complete([taken, 0], 2)
     atexit.unregister(steps.pilot.close)
     steps.pilot.close()
-    assert len(journal.read_text().splitlines()) > 30
+    assert len(journal.read_text().splitlines()) > 20
     assert any(state.rglob("*.json"))
 
 

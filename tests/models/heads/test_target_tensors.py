@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import Gemma2Config, GPT2Config, GPTNeoXConfig, OPTConfig, PretrainedConfig
 
-from adaptspec.control.cost import CostTable
+from adaptspec.control.cost_model import CostModel
 from adaptspec.engine.assembly import build
 from adaptspec.engine.core import EngineLimits
 from adaptspec.engine.engine_config import EngineConfig
@@ -68,7 +68,7 @@ def test_text_is_that_of_plain_decoding(tmp_path: Path, name: str, head: str) ->
     place = saved(tmp_path, TARGETS[name])
     tiny_tokenizer().save_pretrained(place)
     config = EngineConfig(str(place), str(HEADS / head), device="cpu", limits=EngineLimits(max_rows=4), context=96)
-    built = build(config, costs=lambda *_: CostTable(COSTS))
+    built = build(config, costs=lambda *_: CostModel(COSTS))
     assert isinstance(built.target, TransformersRunner)
     world, script = World(built.target, built.drafters, built.tokenizer), SCRIPTS["batch"]
     for temperature in (0.0, 0.8):

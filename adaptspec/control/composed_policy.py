@@ -9,30 +9,30 @@ import numpy as np
 
 from adaptspec.control.algorithms.algorithm import Algorithm, Choice
 from adaptspec.control.algorithms.goodput import Goodput
-from adaptspec.control.branching import Branching
-from adaptspec.control.ceilings import Ceilings, TaskTiers
 from adaptspec.control.guard import Guard, Mode
+from adaptspec.control.limits import DepthLimits, TierLimits
 from adaptspec.control.policy import BatchSignals, Decision, Learner, Policy
 from adaptspec.control.rows import some
 from adaptspec.control.stopping import StopRule
+from adaptspec.control.tree_limits import TreeLimits
 from adaptspec.decision_tables import StopTable
 from adaptspec.types import FloatArray, IntArray, Reason, RoundRecord
 
 
 @dataclass(eq=False)
 class ComposedPolicy(Policy):
-    """Guard and ceilings -> algorithm -> tiers of tasks -> stop rule."""
+    """Depth limits -> guard -> algorithm -> tiers of tasks -> stop rule."""
 
     algorithm: Algorithm
     drafters: tuple[str, ...]
     stop: StopRule = field(default_factory=StopRule)
     guard: Guard | None = None
-    ceilings: Ceilings | None = None
-    task_tiers: TaskTiers | None = None
+    depth_limits: DepthLimits | None = None
+    tier_limits: TierLimits | None = None
     task_stops: Mapping[int, StopRule] = field(default_factory=dict)
     values: Goodput | None = None  # says what a stop rule asks for where the algorithm expects nothing
     draft_temperature: tuple[float, float] | None = None  # of certain tokens, and of unsure ones
-    branching: Branching | None = None  # None: drafts are chains
+    tree_limits: TreeLimits | None = None  # None: drafts are chains
     _stacked: tuple[bytes, tuple[StopTable | None, ...], StopTable | None] | None = None
 
     def __post_init__(self) -> None:
@@ -53,8 +53,8 @@ class ComposedPolicy(Policy):
 
     def decide(self, signals: BatchSignals) -> Decision:
         limits = signals.limits
-        lowered = limits if self.ceilings is None else self.ceilings.limits(signals)
-        if lowered is not limits and not some(lowered):  # nobody could draft: no matter for a guard
+        lowered = limits if self.depth_limits is None else self.depth_limits.limits(signals)
+        if lowered is not limits and not some(lowered):  # no row may draft: the guard does not judge this round
             return self._none(signals, Reason.CEILING)
         if lowered is not limits:
             signals = replace(signals, limits=lowered, found=np.minimum(signals.found, lowered))
@@ -63,11 +63,12 @@ class ComposedPolicy(Policy):
             return replace(self._none(signals, Reason.GUARD), once=mode is Mode.PLAIN_ONCE)
         choice = self.algorithm.choose(signals)
         if mode is Mode.PROBE:
-            choice = replace(choice, reasons=np.where(choice.depths > 0, int(Reason.PROBE), choice.reasons))
-        if self.task_tiers is not None:
-            choice = self.task_tiers.lower(choice, signals.tasks)
+            probes = np.where(choice.depths > 0, int(Reason.PROBE), choice.reasons)
+            choice = replace(choice, reasons=probes, once=True)
+        if self.tier_limits is not None:
+            choice = self.tier_limits.lower(choice, signals.tasks)
         if lowered is not limits:
-            # Rows at a limit that a ceiling lowered are there because of it.
+            # Rows that run at a lowered limit have it as their reason.
             bound = (choice.depths == lowered) & (lowered < np.minimum(limits, self.max_depth))
             choice = replace(choice, reasons=np.where(bound, int(Reason.CEILING), choice.reasons))
         return self._decision(choice, signals)
@@ -76,16 +77,16 @@ class ComposedPolicy(Policy):
         self.algorithm.learn(record)
         self.stop.learn(record)
         for task, rule in self.task_stops.items():
-            mine = record.tasks == task
-            if rule.learns and some(mine):
-                rule.learn(record.take(np.flatnonzero(mine)))
+            of_task = record.tasks == task
+            if rule.learns and some(of_task):
+                rule.learn(record.take(np.flatnonzero(of_task)))
         if self.values is not None:
             self.values.learn(record)
         if self.guard is not None:
             self.guard.after(record)
 
     def state(self) -> dict[str, FloatArray]:
-        """The algorithm's, and under names of their own those of stop rules and values.
+        """The algorithm's state, and under prefixed names those of stop rules and `values`.
 
         A guard measures anew: whether speculation loses is a matter of this machine at this hour, and where it does a
         guard finds out within the time of a dozen plain rounds.
@@ -105,7 +106,7 @@ class ComposedPolicy(Policy):
             if self.values is not None and choice.value is None:
                 priced = replace(choice, value=self.values.value(signals))
             stop = self._stop_of(priced, signals.tasks)
-            tree = None if self.branching is None else self.branching.table(priced)
+            tree = None if self.tree_limits is None else self.tree_limits.table(priced)
             if self.draft_temperature is not None:
                 temperature = np.tile(self.draft_temperature, (len(choice.depths), 1))
         expected = choice.expected
@@ -120,6 +121,7 @@ class ComposedPolicy(Policy):
             expected=expected,
             tree=tree,
             union=None if tree is None or choice.union is None else choice.union.where(choice.depths > 0),
+            once=choice.once,
         )
 
     @staticmethod
@@ -132,7 +134,7 @@ class ComposedPolicy(Policy):
         tables = {task: rule.table(choice) for task, rule in self.task_stops.items() if task in tasks}
         if not tables:
             return usual
-        # The tables of tasks' own beside that of all others; kept while none changes.
+        # One table joined from those of the tasks and the usual one, kept until one of them changes.
         made, last = (*tables.values(), usual), self._stacked
         if last is None or last[0] != tasks.tobytes() or any(a is not b for a, b in zip(last[1], made, strict=True)):
             lanes = [(np.flatnonzero(tasks == task), table) for task, table in tables.items()]

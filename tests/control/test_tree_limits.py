@@ -8,7 +8,7 @@ import numpy as np
 
 from adaptspec.control.algorithms.algorithm import Choice, ExpectedValue
 from adaptspec.control.algorithms.goodput import Goodput, GoodputSettings
-from adaptspec.control.branching import Branching
+from adaptspec.control.tree_limits import TreeLimits
 from tests.control.helpers import signals, table
 
 ROWS = 4
@@ -34,11 +34,11 @@ def test_a_flat_place_in_what_was_learned_makes_no_token_free() -> None:
     expected = float(known.models[0].nodes[-1])
     shape = np.where(tokens < 1.5 * expected, np.minimum(tokens, 0.5 * expected), tokens - expected)
     flat, steep = (replace(known, verify=1e-4 * seconds, drafting={0: 1}) for seconds in (shape, tokens))
-    floors = [float(Branching(8, 64).table(choice(one)).floor[0]) for one in (flat, steep)]
+    floors = [float(TreeLimits(8, 64).table(choice(one)).floor[0]) for one in (flat, steep)]
     assert floors[0] > 0.1 * floors[1] > 0.0
 
 
 def test_a_dearer_pass_lets_in_fewer_nodes() -> None:
     known = value()
-    floors = [Branching(8, 64).table(choice(replace(known, verify=by * known.verify))).floor for by in (1.0, 2.0)]
+    floors = [TreeLimits(8, 64).table(choice(replace(known, verify=by * known.verify))).floor for by in (1.0, 2.0)]
     np.testing.assert_allclose(floors[1], 2.0 * floors[0])

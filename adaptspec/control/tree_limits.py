@@ -14,7 +14,7 @@ _BINS = 100  # of confidence: most side nodes are unlikely, and many cheap ones 
 
 
 @dataclass
-class Branching:
+class TreeLimits:
     """Writes the tree table of each round.
 
     A node pays if P(it is kept) > goodput x the seconds that one more verified token takes: the optimality condition of
@@ -47,7 +47,7 @@ class Branching:
             self._known = _calibrations(value, rows)
         lines = np.zeros_like(drafter)
         for line, model in enumerate(value.models, start=1):
-            lines[drafter == model.which] = line
+            lines[drafter == model.drafter_id] = line
         floor = np.full(rows, value.goodput * _seconds(value, rows))
         return TreeTable(width, nodes, floor, self._known[lines, np.arange(rows)])
 
@@ -59,12 +59,12 @@ def _calibrations(value: ExpectedValue, rows: int) -> FloatArray:
     believed: else all that a model-free drafter knows would be submitted.
     """
     stated = (np.arange(_BINS) + 0.5) / _BINS
-    ranks = 1 + max((len(model.chances) for model in value.models), default=0)
+    ranks = 1 + max((len(model.side_chances) for model in value.models), default=0)
     known: FloatArray = np.empty((1 + len(value.models), rows, ranks, _BINS))
     known[:] = stated
     for own, model in zip(known[1:], value.models, strict=True):
         own[:, 0] = np.repeat(model.calibration, _BINS // model.calibration.shape[1], axis=1)
-        own[:, 1:] = np.minimum(model.chances[:, None] * stated, 1.0)
+        own[:, 1:] = np.minimum(model.side_chances[:, None] * stated, 1.0)
     return known
 
 
@@ -73,7 +73,7 @@ def _seconds(value: ExpectedValue, rows: int) -> float:
 
     A floor lets in many nodes at once, and learned seconds have flat places, where a single one would seem to be free.
     """
-    expected = sum(value.drafting.get(model.which, 0) * float(model.nodes[-1]) for model in value.models)
+    expected = sum(value.drafting.get(model.drafter_id, 0) * float(model.nodes[-1]) for model in value.models)
     last = len(value.verify) - 1
     tokens = min(max(expected, rows), last / 2)
     first, second = np.interp((tokens, 2.0 * tokens), np.arange(last + 1), value.verify).tolist()

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from adaptspec.control.language.build import build_policy, load_policy_spec, parse_policy_spec
 from adaptspec.control.language.library import shipped_policies
-from adaptspec.control.state import (
+from adaptspec.control.learned_state import (
     LearnedState,
     PolicyState,
     joined,

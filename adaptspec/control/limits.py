@@ -49,12 +49,12 @@ def depth_at(ranges: Ranges, batch_size: int) -> int:
     return ranges[max(bisect.bisect_right(ranges, batch_size, key=lambda one: one[0]) - 1, 0)][2]
 
 
-class Bounds(Part):
+class BatchLimits(Part):
     """What bounds all rows of a round alike; None leaves a bound out."""
 
     max_batch_size: int | None = Field(default=None, ge=1, description="No drafts in rounds of more requests.")
     depth_by_batch_size: Ranges | None = Field(
-        default=None, description="Ceilings as [first batch size, last batch size, deepest draft] ranges."
+        default=None, description="Depths as [first batch size, last batch size, deepest draft] ranges."
     )
 
     def of(self, signals: BatchSignals) -> int:
@@ -65,10 +65,10 @@ class Bounds(Part):
         return _UNBOUND if ranges is None else depth_at(ranges, signals.round_size)
 
 
-class Ceilings:
-    """Bounds of the whole round, and the deepest draft of single tasks."""
+class DepthLimits:
+    """BatchLimits of the whole round, and the deepest draft of single tasks."""
 
-    def __init__(self, bounds: Bounds, deepest: Mapping[int, int], tasks: int) -> None:
+    def __init__(self, bounds: BatchLimits, deepest: Mapping[int, int], tasks: int) -> None:
         """`deepest`: by task number, below `tasks`."""
         self._bounds = bounds
         self._deepest: IntArray = np.full(tasks, _UNBOUND, dtype=np.int64)
@@ -80,7 +80,7 @@ class Ceilings:
         return np.minimum(signals.limits, of_row) if np.count_nonzero(of_row < _UNBOUND) else signals.limits
 
 
-class TaskTiers:
+class TierLimits:
     """depth -> the deepest allowed depth that is not deeper, 0 if there is none."""
 
     def __init__(self, tiers: Mapping[int, Sequence[int]], tasks: int, deepest: int) -> None:

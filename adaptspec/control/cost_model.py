@@ -1,0 +1,563 @@
+"""The cost model: seconds of a round = pace x sum(feature x coefficient), learned from timed rounds.
+
+A round's features are counts: one target pass, its rows, its packed tokens by ranges, cached tokens; per drafter the
+passes, their rows by ranges, tokens read to catch up; one for the round itself. All coefficients are positive seconds,
+so a price never falls with more work. The logarithms of the coefficients are the state of one extended Kalman filter
+whose observations are relative: a stall is clipped at two standard deviations. `pace` multiplies everything and drifts
+faster, so a change of the machine's clock moves no relative price.
+
+A profile sets the mean; its weight is less than that of one round.
+
+Source: AdaptSpec design; the filter is the textbook one (e.g. Simon 2006, "Optimal State Estimation", chapter 13).
+"""
+
+from __future__ import annotations
+
+import bisect
+import logging
+import math
+import statistics
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+
+from adaptspec.control.cost_profile import CostProfile, DrafterCost
+from adaptspec.control.round_work import DraftWork, RoundWork, Timing, batch_bucket, timing_of, work_of
+from adaptspec.drafters import DRAFTERS, Kind, kind_of
+from adaptspec.types import FloatArray, RoundRecord
+
+_log = logging.getLogger(__name__)
+
+# Ends of the ranges of packed tokens (and of rows of a draft pass) within which each more costs the same.
+_KNOTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
+_STARTS: FloatArray = np.array(_KNOTS[:-1], dtype=np.float64)
+_WIDTHS: FloatArray = np.diff(np.array(_KNOTS, dtype=np.float64))
+_NUM_RANGES = len(_WIDTHS)
+_MAX_SHARES: FloatArray = np.append(np.ones(_NUM_RANGES - 1), np.inf)  # the last range has no end
+
+# Standard deviations are of logarithms, so they are relative errors.
+_PRIOR_SD = 0.5  # a coefficient that a profile measured: a profile weighs less than one round
+_INCREMENT_SD = 1.0  # an increment: the difference of two measured times is less certain than either
+_UNMEASURED_SD = 1.5  # a coefficient that no profile measures
+_SCALE_SD = 3.0  # the pace without a profile: the first round sets it, and may compile kernels
+_NOISE_SD = 0.3  # the seconds of one round, with a profile
+_CLIP = 2.0  # an observation counts up to so many standard deviations, or stalls would move settled prices
+_BOUND_SD = 2.0  # the lower bound of verify passes is so many standard errors below the estimate
+
+# Variance that a round adds, as a share of the variance of its seconds.
+_DRIFT = 1 / 900  # about the last thirty rounds count
+_PACE_DRIFT = 4 / 900  # clocks change more often than relative prices
+_RAGGED_DRIFT = 1 / 16  # ragged passes may be tried once in 64 rounds only
+
+_BATCH = 16  # rounds that are learned together; a batch of ragged ones takes under a millisecond
+_FIRST_ROUNDS = 8  # the batch grows by one in so many rounds, since early rounds say most
+
+# A fit to a profile is closer than learning: medians of several passes have no stalls.
+_PROFILE_SD = 0.05
+_PROFILE_VARIANCE = 4.0
+_PROFILE_CLIP = 4.0
+_SWEEPS = 10  # repetitions, since each step of the filter is linear
+
+# Contradictions.
+_RESIDUALS = 8  # of a kind of round; their median is compared
+_CONTRADICTION = math.log(1.3)  # a smaller difference is learned without a reset
+_UNCERTAIN_ROUNDS = 1024  # until the next reset, and until a kind that never ran again is forgotten
+
+# Noise without a profile: hosts differ too much for a constant.
+_FIRST_NOISE = 0.5  # also the most
+_LEAST_NOISE = 0.02  # a simulated clock has none
+_NOISE_ROUNDS = 32  # whose median deviation is the noise
+_NOISE_GAIN = 0.3  # of a batch
+
+# First guesses of what no profile measures.
+_MIN_SECONDS = 1e-6  # the least that an unmeasured part takes; coefficients are positive
+_MAX_SECONDS = 1e6  # a round that takes longer, or less than the least, is an error of the clock
+_MODEL_FREE_SECONDS = 1e-5  # a row of a model-free drafter
+_RAGGED_SHARE = 0.01  # ragged rows, as a share of a pass
+_PREFILL_SHARE = 0.1  # a prompt's token, as a share of a verified token: prompts are read in large pieces
+_NOMINAL_SECONDS = 1e-2  # a pass without a profile; the first round corrects it
+_TOKEN_SHARE = 0.03  # a token, as a share of such a pass
+_STEP_SHARE = 0.1  # a draft pass, as a share of it
+_STEP_ROW_SHARE = 0.01  # a row of a draft pass, as a share of it
+
+_MODEL_FREE = tuple(name for name in DRAFTERS if kind_of(name) is Kind.MODEL_FREE)
+# Positions of coefficients. The target's: base, each further row, each further token by ranges.
+_PACE, _BASE = 0, 1
+_ROW, _INCREMENTS = _BASE + 1, _BASE + 2
+_CONTEXT = _INCREMENTS + _NUM_RANGES
+_PREFILL, _RAGGED = _CONTEXT + 1, _CONTEXT + 2  # a prompt's token; rows that verify different numbers of tokens
+# The round's own, without drafts and in addition with them: for one row, and for each further row.
+_OVERHEAD, _DRAFT_OVERHEAD = _RAGGED + 1, _RAGGED + 3
+_FREE = _DRAFT_OVERHEAD + 2  # of a row, by model-free drafter; the last is of unknown ones
+_DRAFTS = _FREE + len(_MODEL_FREE) + 1
+# From a model's first position: start of a round, a token of catching up, a pass, each further row of it by ranges.
+_START, _CATCH_UP, _PASS, _PASS_ROWS = 0, 1, 2, 3
+_DRAFT_SIZE = _PASS_ROWS + _NUM_RANGES
+
+
+class DraftPrices(NamedTuple):
+    """Seconds of drafting with a drafter."""
+
+    start: float  # per round; negative where plain rounds include the first pass
+    step: float  # per pass
+    step_row: float  # per active row of a pass
+    row: float  # per row of the round, for model-free drafters
+    catch_up_token: float  # per token that the drafter has missed
+
+
+class CostModel:
+    """Prices of rounds, in seconds; `RoundWork` says what a round consists of.
+
+    `origin` says when and where the profile was measured; `measured` is that time in seconds since 1970, NaN where it
+    is unknown. `uncertain`: rounds have lately contradicted the model. `resets` counts how often they did so and the
+    model then forgot how certain it was. `noise` is the standard deviation of a round's seconds, relative to its price.
+    """
+
+    def __init__(self, profile: CostProfile, *, guessed: bool = False) -> None:
+        """Raises ConfigError if the profile is not a full, positive table; see `without_profile` for `guessed`."""
+        profile.check()
+        self.profile = profile
+        self.measured = math.nan
+        self.origin = "given"
+        self.resets = 0
+        self.uncertain = False  # kept as an attribute: other threads read it
+        self._models = {
+            name: _DRAFTS + _DRAFT_SIZE * index
+            for index, name in enumerate(name for name, cost in profile.drafters.items() if cost.step_seconds)
+        }
+        self._whole = frozenset(name for name in self._models if profile.drafters[name].together)
+        self._rounds = 0
+        self._waiting: list[tuple[RoundWork, Timing]] = []
+        self._residuals: dict[tuple[bool, int], list[float]] = {}  # logarithms, by kind of round
+        self._contradicted: dict[tuple[bool, int], int] = {}  # kinds of rounds, and since which round
+        self._quiet_until = 0
+        self._guessed = guessed
+        self._deviations: deque[float] = deque(maxlen=_NOISE_ROUNDS)
+        self.noise = _FIRST_NOISE if guessed else _NOISE_SD  # standard deviation of a round's time, relative
+        self._log = np.log(self._first_guess(profile))
+        self._fit(profile.plausible())
+        self._tabulate()
+        self._prior: FloatArray = self._prior_variance()
+        self._covariance: FloatArray = np.diag(self._prior)
+        self._drift: FloatArray = np.full(len(self._log), _DRIFT)
+        self._drift[[_PACE, _RAGGED]] = _PACE_DRIFT, _RAGGED_DRIFT
+
+    @classmethod
+    def without_profile(cls, drafter: str, *, reads_along: bool = True) -> CostModel:
+        """The model of an engine without a profile, which times whole rounds only and runs whole drafts of one drafter.
+
+        It starts from typical shares of a pass. The first round sets their scale, and the noise of rounds is measured.
+        """
+        rows, first = (1, 2), _NOMINAL_SECONDS
+        steps = _STEP_SHARE * first, (_STEP_SHARE + _STEP_ROW_SHARE) * first
+        cost = DrafterCost(rows, steps, together=True, reads_along=reads_along)
+        return cls(CostProfile((1,), rows, ((first, (1.0 + _TOKEN_SHARE) * first),), {drafter: cost}), guessed=True)
+
+    def learned_profile(self, rows: Sequence[int], tokens: Sequence[int]) -> CostProfile:
+        """What a profiler would measure by now of passes of `rows` rows and `tokens` tokens per row."""
+        drafters = dict(self.profile.drafters)
+        plain = self.overhead_seconds(1, drafting=False)
+        for name, at in self._models.items():
+            cost = drafters[name]
+            prices = [self.draft_prices(name, count) for count in cost.rows]
+            first_pass = self._pace * float(self._values[at + _START])
+            drafters[name] = replace(
+                cost,
+                step_seconds=tuple(
+                    price.step + price.step_row * count for price, count in zip(prices, cost.rows, strict=True)
+                ),
+                catch_up_per_token=prices[0].catch_up_token,
+                start_seconds=first_pass + self.overhead_seconds(1, drafting=True) - plain,
+            )
+        return CostProfile(
+            tuple(rows),
+            tuple(tokens),
+            tuple(tuple(self.verify_seconds(count, count * width) for width in tokens) for count in rows),
+            drafters,
+            per_cached_token=self.verify_seconds(1, 1, 1.0) - self.verify_seconds(1, 1),
+            overhead=plain,
+        )
+
+    # --- prices -------------------------------------------------------------------------------------------------
+
+    def verify_seconds(self, rows: int, tokens: float, context: float = 0.0) -> float:
+        """Seconds of a target pass over `tokens` packed tokens of `rows` rows.
+
+        `context`: cached tokens that all rows together attend to.
+        """
+        price = self._values.item
+        fixed = price(_BASE) + price(_ROW) * (rows - 1) + price(_CONTEXT) * context
+        return self._pace * (fixed + _interpolate_one(self._token_curve, tokens))
+
+    def verify_curve(self, rows: int, tokens: FloatArray, context: float = 0.0) -> FloatArray:
+        """`verify_seconds` of `tokens`, any shape, in the same shape. It never falls."""
+        fixed = self._values[_BASE] + self._values[_ROW] * (rows - 1) + self._values[_CONTEXT] * context
+        return np.asarray(self._pace * (fixed + _interpolate(self._token_curve, tokens)))
+
+    def verify_lower_bound(self, rows: int, tokens: FloatArray, context: float = 0.0) -> FloatArray:
+        """Seconds [n] of passes of `tokens` [n] packed tokens, two standard errors below the estimate.
+
+        Decisions to draft compare tokens beyond `rows` with the pass of one token per row. Only the error of their
+        relative price counts, and the pass of one token per row keeps its estimate.
+        """
+        target, increments = slice(_BASE, _CONTEXT + 1), slice(_INCREMENTS - _BASE, _CONTEXT - _BASE)
+        plain = (self._pass_features([RoundWork(rows, rows, context)])[0] * self._values)[target]
+        more = (_counts_by_range(tokens) - _counts_by_range(np.array([float(rows)]))) * self._values[target][increments]
+        seconds = more.sum(axis=1)
+        contrast = np.tile(-plain / plain.sum(), (len(seconds), 1))
+        contrast[:, increments] += more / np.maximum(seconds, 1e-12)[:, None]
+        variance = ((contrast @ self._covariance[target, target]) * contrast).sum(axis=1)
+        lower = seconds * np.exp(-_BOUND_SD * np.sqrt(np.maximum(variance, 0.0)))
+        return np.asarray(self._pace * (plain.sum() + np.maximum.accumulate(lower)))
+
+    def runs_whole_drafts(self, drafter: str) -> bool:
+        """Whether all planned passes of a draft run over all rows, so that stopping early saves none."""
+        return drafter in self._whole
+
+    def draft_prices(self, drafter: str, rows: int) -> DraftPrices:
+        """Prices in a round of `rows` rows; a pass is a line through its seconds at 1 and at `rows` active rows."""
+        at = self._models.get(drafter)
+        if at is None:
+            return DraftPrices(0.0, 0.0, 0.0, self._pace * float(self._values[self._index_of_model_free(drafter)]), 0.0)
+        values, pace = self._values, self._pace
+        max_rows = max(rows, 2)
+        curve = values[at + _PASS] + _interpolate(self._row_curves[drafter], [1.0, max_rows])
+        single, full = curve.tolist()
+        if drafter in self._whole:
+            step, step_row = (full if rows > 1 else single), 0.0
+        else:
+            step_row = (full - single) / (max_rows - 1)
+            step = single - step_row
+        start = float(values[at + _START])
+        if self.profile.drafters[drafter].reads_along:  # plain rounds include the first pass
+            start -= step + step_row * rows
+        return DraftPrices(pace * start, pace * step, pace * step_row, 0.0, pace * float(values[at + _CATCH_UP]))
+
+    def catch_up_seconds(self, drafter: str, tokens: float) -> float:
+        """Seconds of reading `tokens` tokens that the drafter has missed; 0 where it runs no model."""
+        at = self._models.get(drafter)
+        return 0.0 if at is None else self._pace * float(self._values[at + _CATCH_UP]) * tokens
+
+    def overhead_seconds(self, rows: int, *, drafting: bool) -> float:
+        """Seconds of a round outside its passes."""
+        price = self._values.item
+        first, row = price(_OVERHEAD), price(_OVERHEAD + 1)
+        if drafting:
+            first, row = first + price(_DRAFT_OVERHEAD), row + price(_DRAFT_OVERHEAD + 1)
+        return self._pace * (first + row * (rows - 1))
+
+    @property
+    def ragged_seconds(self) -> float:
+        """Additional seconds of a pass whose rows verify different numbers of tokens."""
+        return self._pace * float(self._values[_RAGGED])
+
+    def seconds(self, work: RoundWork) -> float:
+        """Seconds of a whole round."""
+        price = self._values.item  # numpy's dot product of all features takes ten times as long
+        parts = price(_PREFILL) * work.prefill_tokens + price(_RAGGED) * work.ragged
+        for draft in work.drafts:
+            at = self._models.get(draft.drafter)
+            if at is None:
+                parts += price(self._index_of_model_free(draft.drafter)) * draft.rows
+                continue
+            parts += price(at + _START) + price(at + _CATCH_UP) * draft.catch_up_tokens
+            curve = self._row_curves[draft.drafter]
+            for rows in set(draft.passes):
+                parts += draft.passes.count(rows) * (price(at + _PASS) + _interpolate_one(curve, rows))
+        verify = self.verify_seconds(work.rows, work.verify_tokens, work.context_tokens)
+        return verify + self._pace * parts + self.overhead_seconds(work.rows, drafting=bool(work.drafts))
+
+    def plain_seconds(self, rows: int, context: float = 0.0) -> float:
+        """Seconds of a round without drafts, in which each of `rows` rows verifies one token."""
+        return self.verify_seconds(rows, rows, context) + self.overhead_seconds(rows, drafting=False)
+
+    def draft_round_seconds(
+        self, drafter: str, rows: int, steps: FloatArray, drafted: FloatArray, context: float = 0.0
+    ) -> FloatArray:
+        """Seconds of rounds that run `steps` draft passes and draft `drafted` tokens in all rows together.
+
+        Arrays of one shape, which the result has too. Rounds that draft nothing are plain.
+        """
+        prices = self.draft_prices(drafter, rows)
+        start = self.overhead_seconds(rows, drafting=True) + prices.start
+        fixed = np.where(drafted > 0, start, self.overhead_seconds(rows, drafting=False))
+        drafting = prices.step * steps + prices.step_row * drafted
+        return np.asarray(fixed + drafting + self.verify_curve(rows, rows + drafted, context))
+
+    # --- learning -----------------------------------------------------------------------------------------------
+
+    def observe_record(self, record: RoundRecord, drafters: Sequence[str] = ()) -> None:
+        """Learn from a recorded round; `drafters` are the names that its rows index. See `observe`."""
+        work = work_of(record, drafters, self._whole)
+        if work.drafts or not record.caught_up:  # else the drafter that caught up is unknown
+            self.observe(work, timing_of(record))
+
+    def observe(self, work: RoundWork, timing: Timing) -> None:
+        """Learn from a timed round: from its parts, or from the whole where they were not timed (NaN).
+
+        Rounds without decoding rows change nothing. Neither do rounds with timed parts that read a prompt: the prompt
+        dominates the target's pass, and such an engine also has rounds without.
+        """
+        if not work.rows or not _MIN_SECONDS <= timing.total <= _MAX_SECONDS:
+            return
+        if work.prefill_tokens and timing.has_parts:
+            return
+        self._rounds += 1
+        if self._guessed and self._rounds == 1:
+            self._log[_PACE] += math.log(timing.total / self.seconds(work))
+            self._set_values()
+            return
+        self._waiting.append((work, timing))
+        if len(self._waiting) >= min(_BATCH, 1 + self._rounds // _FIRST_ROUNDS):
+            self._learn()
+
+    def inflate_variance(self) -> None:
+        """Reset the variances to those of a profile, so that the next rounds count most. Prices stay."""
+        self.resets += 1
+        self._residuals.clear()
+        self._covariance = np.diag(self._prior)
+
+    def _learn(self) -> None:
+        """Learn from the waiting rounds, similar ones together."""
+        waiting, self._waiting = self._waiting, []
+        variance = self._covariance.diagonal()
+        drift = self._drift * self.noise**2 * len(waiting)
+        self._covariance += np.diag(np.clip(self._prior - variance, 0.0, drift))
+        groups: dict[tuple[object, ...], list[int]] = {}
+        for index, (work, timing) in enumerate(waiting):
+            groups.setdefault(_similarity(work, timing), []).append(index)
+        works = [work for work, _ in waiting]
+        parts = self._pass_features(works), self._draft_features(works), self._overhead_features(works)
+        seconds = np.array([timing for _, timing in waiting])
+        for chosen in groups.values():
+            passes, drafts, overhead = (features[chosen] for features in parts)
+            self._learn_group(works[chosen[0]], passes, drafts, overhead, seconds[chosen])
+        self.uncertain = any(self._rounds - since < _UNCERTAIN_ROUNDS for since in self._contradicted.values())
+        if self._guessed and self._deviations:
+            found = min(max(1.48 * statistics.median(self._deviations), _LEAST_NOISE), _FIRST_NOISE)
+            self.noise += _NOISE_GAIN * (found - self.noise)
+        self._tabulate()
+
+    def _learn_group(
+        self, work: RoundWork, passes: FloatArray, drafts: FloatArray, overhead: FloatArray, seconds: FloatArray
+    ) -> None:
+        """Learn from rounds similar to `work`: features of their parts [n, F], `seconds` [n, 3] in `Timing`'s order."""
+        features, (draft, verify, total), noise = passes + drafts + overhead, seconds.T, self.noise**2
+        residuals = np.log(total / (self._pace * (features @ self._values))).tolist()
+        if np.isnan(seconds).any():
+            self._update(features, total, noise)
+        else:
+            rest = total - verify - draft * bool(work.drafts)
+            self._update(passes, verify, noise)
+            self._update(drafts, draft, noise)
+            self._update(overhead, np.maximum(rest, _MIN_SECONDS), noise)
+        self._deviations.extend(map(abs, residuals))
+        if not work.prefill_tokens:
+            for residual in residuals:
+                self._compare((bool(work.drafts), batch_bucket(work.rows)), residual)
+
+    def _update(self, features: FloatArray, seconds: FloatArray, noise: float, clip: float = _CLIP) -> None:
+        """One step of the filter: similar rounds, whose features are [n, F], took `seconds` [n].
+
+        They are one observation with less noise: the mean of their logarithms, and the mean of its derivatives.
+        """
+        shares = features * self._values
+        predicted = shares.sum(axis=1)
+        timed = (seconds > 0.0) & (predicted > 0.0)
+        if not timed.all():
+            shares, predicted, seconds = shares[timed], predicted[timed], seconds[timed]
+        count = len(seconds)
+        if not count:
+            return
+        gradient = (1.0 / (count * predicted)) @ shares
+        gradient[_PACE] = 1.0
+        spread = self._covariance @ gradient
+        variance = float(gradient @ spread)
+        limit = clip * math.sqrt(variance + noise)
+        innovations = np.log(seconds / predicted) - self._log[_PACE]
+        innovation = float(np.minimum(np.maximum(innovations, -limit), limit).sum()) / count
+        gain = spread / (variance + noise / count)
+        self._covariance -= np.outer(gain, spread)
+        self._log = self._log + gain * innovation
+        self._set_values()
+
+    def _compare(self, kind: tuple[bool, int], residual: float) -> None:
+        """Reset the variances where rounds of a kind keep contradicting their price, at most once in many rounds.
+
+        Medians are compared, since on a busy machine a single stall moves the mean of eight residuals.
+        """
+        residuals = self._residuals.setdefault(kind, [])
+        residuals.append(residual)
+        if len(residuals) < _RESIDUALS:
+            return
+        middle = statistics.median(residuals)
+        spread = statistics.median([abs(residual - middle) for residual in residuals])
+        residuals.clear()
+        # With normal noise a standard deviation is 1.48 x the spread, and the error of a median 1.25 x that of a mean.
+        if abs(middle) - 2.0 * 1.25 * 1.48 * spread / math.sqrt(_RESIDUALS) > _CONTRADICTION:
+            self._contradicted[kind] = self._rounds
+            if self._rounds >= self._quiet_until:  # rounds that fit no coefficients must not reset for ever
+                self._quiet_until = self._rounds + _UNCERTAIN_ROUNDS
+                self.inflate_variance()
+                _log.warning(
+                    "costs are unsure: measuring again (rounds of %s take %.2f times what the cost model predicts)",
+                    "drafts" if kind[0] else "plain decoding",
+                    math.exp(middle),
+                )
+        else:
+            self._contradicted.pop(kind, None)
+
+    # --- features and priors ------------------------------------------------------------------------------------
+
+    def _index_of_model_free(self, drafter: str) -> int:
+        return _FREE + (_MODEL_FREE.index(drafter) if drafter in _MODEL_FREE else len(_MODEL_FREE))
+
+    def _features(self, works: Sequence[RoundWork]) -> FloatArray:
+        """Counts of whole rounds [n, F]."""
+        return self._pass_features(works) + self._draft_features(works) + self._overhead_features(works)
+
+    def _pass_features(self, works: Sequence[RoundWork]) -> FloatArray:
+        """Counts of the target's passes [n, F]."""
+        features: FloatArray = np.zeros((len(works), len(self._log)))
+        features[:, _BASE] = 1.0
+        features[:, [_ROW, _CONTEXT, _PREFILL, _RAGGED]] = [
+            (work.rows - 1, work.context_tokens, work.prefill_tokens, work.ragged) for work in works
+        ]
+        tokens = np.array([work.verify_tokens for work in works], dtype=np.float64)
+        features[:, _INCREMENTS : _INCREMENTS + _NUM_RANGES] = _counts_by_range(tokens)
+        return features
+
+    def _draft_features(self, works: Sequence[RoundWork]) -> FloatArray:
+        """Counts of the drafters' work [n, F]."""
+        features: FloatArray = np.zeros((len(works), len(self._log)))
+        for row, work in zip(features, works, strict=True):
+            for draft in work.drafts:
+                at = self._models.get(draft.drafter)
+                if at is None:
+                    row[self._index_of_model_free(draft.drafter)] += draft.rows
+                    continue
+                row[[at + _START, at + _CATCH_UP, at + _PASS]] += 1.0, draft.catch_up_tokens, len(draft.passes)
+                active = np.maximum(np.array(draft.passes, dtype=np.float64), 1.0)
+                row[at + _PASS_ROWS : at + _DRAFT_SIZE] += _counts_by_range(active).sum(axis=0)
+        return features
+
+    def _overhead_features(self, works: Sequence[RoundWork]) -> FloatArray:
+        """Counts of the rounds' overhead [n, F]."""
+        features: FloatArray = np.zeros((len(works), len(self._log)))
+        counts = np.array([(1.0, work.rows - 1) for work in works])
+        features[:, _OVERHEAD : _OVERHEAD + 2] = counts
+        features[:, _DRAFT_OVERHEAD : _DRAFT_OVERHEAD + 2] = counts * [[bool(work.drafts)] for work in works]
+        return features
+
+    def _first_guess(self, profile: CostProfile) -> FloatArray:
+        """Coefficients from the corners of a profile, before all of it is fitted."""
+        guess: FloatArray = np.full(_DRAFTS + _DRAFT_SIZE * len(self._models), _MIN_SECONDS)
+        guess[_PACE] = 1.0
+        first, last = profile.verify[0][0], profile.verify[-1][-1]
+        tokens = profile.rows[-1] * profile.tokens[-1] - profile.rows[0] * profile.tokens[0]
+        guess[_BASE], guess[_ROW] = first, 0.02 * first
+        guess[_INCREMENTS : _INCREMENTS + _NUM_RANGES] = _seconds_of_next(first, last, tokens) * _WIDTHS
+        guess[_PREFILL], guess[_RAGGED] = _PREFILL_SHARE * _seconds_of_next(first, last, tokens), _RAGGED_SHARE * first
+        guess[_CONTEXT] = max(profile.per_cached_token, 1e-6 * first)
+        guess[_OVERHEAD] = max(profile.overhead, _MIN_SECONDS)
+        guess[_OVERHEAD + 1] = guess[_DRAFT_OVERHEAD] = max(0.1 * profile.overhead, _MIN_SECONDS)
+        guess[_DRAFT_OVERHEAD + 1] = max(0.02 * profile.overhead, 0.1 * _MIN_SECONDS)
+        guess[_FREE:_DRAFTS] = _MODEL_FREE_SECONDS
+        for name, at in self._models.items():
+            cost = profile.drafters[name]
+            steps = cost.step_seconds
+            guess[at + _START] = max(cost.start_seconds, _MIN_SECONDS)
+            guess[at + _CATCH_UP] = max(cost.catch_up_per_token, 0.01 * _MIN_SECONDS)
+            guess[at + _PASS] = steps[0]
+            guess[at + _PASS_ROWS : at + _DRAFT_SIZE] = (
+                _seconds_of_next(steps[0], steps[-1], cost.rows[-1] - cost.rows[0]) * _WIDTHS
+            )
+        return guess
+
+    def _fit(self, profile: CostProfile) -> None:
+        """Learn the passes of a profile."""
+        self._set_values()
+        self._covariance = np.diag(np.full(len(self._log), _PROFILE_VARIANCE))
+        self._covariance[_PACE, _PACE] = 0.0  # a profile defines the pace 1
+        timed = [
+            (self._pass_features([RoundWork(rows, rows * tokens)]), seconds)
+            for rows, line in zip(profile.rows, profile.verify, strict=True)
+            for tokens, seconds in zip(profile.tokens, line, strict=True)
+        ]
+        for name, at in self._models.items():
+            cost = profile.drafters[name]
+            for rows, seconds in zip(cost.rows, cost.step_seconds, strict=True):
+                features = self._draft_features([RoundWork(rows, rows, 0.0, (DraftWork(name, rows, (rows,)),))])
+                features[0, at + _START] = 0.0
+                timed.append((features, seconds))
+        for features, seconds in timed * _SWEEPS:
+            self._update(features, np.array([seconds]), _PROFILE_SD**2, _PROFILE_CLIP)
+
+    def _prior_variance(self) -> FloatArray:
+        """Variances of the logarithms before the first round [F]."""
+        deviation = np.full(len(self._log), _INCREMENT_SD if self._guessed else _PRIOR_SD)
+        if self._guessed:
+            deviation[_PACE] = _SCALE_SD
+        deviation[[_PREFILL, _RAGGED, *range(_OVERHEAD, _DRAFTS)]] = _UNMEASURED_SD
+        if not self.profile.per_cached_token:
+            deviation[_CONTEXT] = _UNMEASURED_SD
+        for first in (_INCREMENTS, *(at + _PASS_ROWS for at in self._models.values())):
+            deviation[first : first + _NUM_RANGES] = _INCREMENT_SD
+        return np.asarray(deviation**2)
+
+    def _set_values(self) -> None:
+        """Update coefficients and pace from the logarithms."""
+        values = np.exp(self._log)
+        self._pace = float(values[_PACE])
+        values[_PACE] = 0.0
+        self._values: FloatArray = values
+
+    def _tabulate(self) -> None:
+        """Update the curves of tokens and of rows of a draft pass."""
+        values = self._values
+        self._token_curve = _cumulative(values[_INCREMENTS : _INCREMENTS + _NUM_RANGES])
+        self._row_curves = {
+            name: _cumulative(values[at + _PASS_ROWS : at + _DRAFT_SIZE]) for name, at in self._models.items()
+        }
+
+
+def _similarity(work: RoundWork, timing: Timing) -> tuple[object, ...]:
+    """Equal for rounds that are learned together: sizes that differ little, and parts that were timed alike."""
+    drafts = tuple((draft.drafter, len(draft.passes), int(draft.catch_up_tokens).bit_length()) for draft in work.drafts)
+    sizes = int(work.context_tokens).bit_length(), work.prefill_tokens.bit_length()
+    tokens = bisect.bisect_left(_KNOTS, work.verify_tokens)
+    return work.rows, tokens, work.ragged, drafts, sizes, timing.has_parts
+
+
+def _seconds_of_next(first: float, last: float, count: float) -> float:
+    """Mean seconds of each of `count` more tokens or rows, at least a hundredth of the first."""
+    return max((last - first) / count if count else 0.0, 0.01 * first)
+
+
+def _counts_by_range(counts: FloatArray) -> FloatArray:
+    """The share of each range that counts [n] pass through [n, K]; of the last one it may exceed 1."""
+    return np.asarray(np.clip((counts[:, None] - _STARTS) / _WIDTHS, 0.0, _MAX_SHARES))
+
+
+def _cumulative(increments: FloatArray) -> FloatArray:
+    """Seconds at the knots, and of one more beyond the last [K + 2]."""
+    return np.concatenate(([0.0], np.cumsum(increments), increments[-1:] / _WIDTHS[-1]))
+
+
+def _interpolate_one(curve: FloatArray, count: float) -> float:
+    """`_interpolate` of one count, in a tenth of its time."""
+    if count >= _KNOTS[-1]:
+        return curve.item(_NUM_RANGES) + (count - _KNOTS[-1]) * curve.item(_NUM_RANGES + 1)
+    below = max(bisect.bisect_right(_KNOTS, count) - 1, 0)
+    first = _KNOTS[below]
+    share = max(count - first, 0.0) / (_KNOTS[below + 1] - first)
+    return curve.item(below) + share * (curve.item(below + 1) - curve.item(below))
+
+
+def _interpolate(curve: FloatArray, counts: FloatArray | Sequence[float]) -> FloatArray:
+    """Seconds of counts, any shape, on a `_cumulative` curve [K + 2]."""
+    counts = np.asarray(counts, dtype=np.float64)
+    return np.asarray(np.interp(counts, _KNOTS, curve[:-1]) + np.maximum(counts - float(_KNOTS[-1]), 0.0) * curve[-1])

@@ -1,0 +1,130 @@
+"""Trials of choices that the estimates reject: each kind costs a small share of the time, whatever they predict."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from adaptspec.types import FloatArray, IntArray, RoundRecord
+
+# Share of the time that trials of one kind may lose: at first, and at least after trials in vain.
+_FIRST_SHARE, _MIN_SHARE = 0.02, 0.005
+# Share of the time for reading answers that an idle drafter has missed, in addition: what it has to read grows with
+# every round, so a long answer could otherwise never be tried again.
+_READING_SHARE = 0.005
+# A trial is taken to lose at least this share of a round: its predicted loss may be next to nothing, and it would run
+# all the time.
+_MIN_LOSS = 0.25
+_MAX_SAVED = 4.0  # trials whose loss is saved up at most
+_MAX_LATE = 2.0  # a trial is charged at most so many times its predicted seconds: the rest is a stall of the machine
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A choice that is run to learn from it, and what the round would have been without it.
+
+    `kind` names its budget. `rows` [n] are the engine's rows that it changes, `token_seconds` [n] what a token of each
+    is worth. `seconds` and `kept` are predicted for the round without the trial: its seconds, and what the tokens that
+    `rows` keep are worth; `predicted` are the seconds with it, of which `reading` go into reading answers. `shared`:
+    prompts, or rows of other policies, take a part of the round's time, so that its clock says nothing of the trial.
+    """
+
+    kind: str
+    rows: IntArray
+    shared: bool
+    seconds: float
+    kept: float
+    predicted: float
+    reading: float
+    token_seconds: FloatArray
+
+
+@dataclass
+class _Budget:
+    seconds: float = 0.0
+    share: float = _FIRST_SHARE
+    price: float = 0.0  # of the cheapest trial that was too dear
+
+
+class Explorer:
+    """Budgets of seconds that trials may lose, one for each kind of trial; at most one trial is open at a time.
+
+    A budget earns a share of the time. A trial runs when its predicted loss has been saved, however large that is: a
+    wrong estimate delays a trial, but never prevents it. It is charged by the clock: the seconds it took in addition,
+    twice its prediction at most, less what the tokens it won are worth. Where others share the round, its prediction is
+    charged. A trial in vain halves the share; one that paid restores it, and leaves what
+    it won for the next.
+    """
+
+    def __init__(self) -> None:
+        self._budgets: dict[str, _Budget] = {}
+        self._reading = 0.0
+        self._open: tuple[int, Trial] | None = None  # by the number of its decision
+
+    @property
+    def waiting(self) -> bool:
+        """Whether the outcome of a trial is still unknown."""
+        return self._open is not None
+
+    def saving(self, kind: str) -> bool:
+        """Whether the cheapest trial of this kind, as of when its price was last asked, is still too dear."""
+        budget = self._budgets.get(kind)
+        return budget is not None and budget.seconds < budget.price
+
+    def forget_prices(self) -> None:
+        """Prices have changed."""
+        for budget in self._budgets.values():
+            budget.price = 0.0
+
+    def affordable(
+        self, kind: str, round_seconds: float, fixed: float, each: FloatArray, reading: FloatArray
+    ) -> IntArray:
+        """Positions of the rows, cheapest first, that a trial of this kind can afford now.
+
+        It loses `fixed` seconds once, `each` [N] for each row, and `reading` [N] for reading answers. A round without
+        it takes `round_seconds`.
+        """
+        if not len(each):
+            return np.empty(0, dtype=np.int64)
+        budget = self._budgets.setdefault(kind, _Budget())
+        order = np.argsort(each + reading, kind="stable")
+        paid = np.cumsum(reading[order])
+        loss = np.maximum(fixed + np.cumsum(each[order]), _MIN_LOSS * round_seconds)
+        loss += np.maximum(paid - self._reading, 0.0)
+        budget.seconds = min(budget.seconds, _MAX_SAVED * float(loss[0]))
+        self._reading = min(self._reading, _MAX_SAVED * float(paid[-1])) if paid[-1] > 0.0 else self._reading
+        chosen: IntArray = order[loss <= budget.seconds]
+        budget.price = 0.0 if len(chosen) else float(loss[0])
+        return chosen
+
+    def open(self, number: int, trial: Trial) -> None:
+        """Decision `number` runs a trial."""
+        self._open = number, trial
+
+    def learn(self, record: RoundRecord) -> None:
+        """Take note of a round; the round of the open trial settles it."""
+        for budget in self._budgets.values():
+            budget.seconds += budget.share * record.total_seconds
+        self._reading += _READING_SHARE * record.total_seconds
+        if self._open is None or record.decision < self._open[0]:
+            return
+        number, trial = self._open
+        self._open = None  # a round that never came is not waited for
+        if record.decision == number:
+            self._settle(trial, record)
+
+    def _settle(self, trial: Trial, record: RoundRecord) -> None:
+        budget = self._budgets[trial.kind]
+        tried = np.isin(record.rows, trial.rows)
+        seconds = trial.predicted if trial.shared else min(record.total_seconds, _MAX_LATE * trial.predicted)
+        worth = dict(zip(trial.rows.tolist(), trial.token_seconds.tolist(), strict=True))
+        kept = zip(record.rows[tried].tolist(), record.kept[tried].tolist(), strict=True)
+        won = sum(worth[row] * tokens for row, tokens in kept) - trial.kept
+        free = min(self._reading, trial.reading)
+        self._reading -= free
+        lost = seconds - trial.seconds - won - free
+        budget.seconds -= lost
+        if not record.drafted[tried].any():
+            return  # it has only caught up so far, and goes on with what is left
+        budget.share = _FIRST_SHARE if lost <= 0.0 else max(0.5 * budget.share, _MIN_SHARE)
