@@ -37,13 +37,48 @@ def _example(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_example_drafts_one_more_than_was_accepted() -> None:
     spec = load([point("last-run", "last_run:LastRunSpec")]).specs["last-run"]
     built_from = replace(parts(rows=2, tasks=1), tiers=(1, 2, 3))
-    algorithm = spec.model_validate({"algorithm": "last-run"}).build(built_from)  # type: ignore[attr-defined]
+    algorithm = spec.model_validate({"algorithm": "last-run"}).build(built_from)
     algorithm.start(0)
     algorithm.start(1)
     assert algorithm.choose(signals([7, 2])).depths.tolist() == [3, 2]
     algorithm.learn(record([3, 2], [3, 0]))
     assert algorithm.choose(signals([7, 7])).depths.tolist() == [3, 1]
     assert algorithm.learned() == {}
+
+
+@pytest.mark.usefixtures("_example")
+def test_the_example_bandit_finds_the_fastest_depth_again_after_traffic_changes() -> None:
+    depths = _EpsilonGreedyRun({1: 1, 2: 0, 3: 3})
+    assert depths.most_frequent(rounds=400) == 3
+    depths.accepted = {1: 1, 2: 0, 3: 0}
+    assert depths.most_frequent(rounds=100) == 1
+
+
+@pytest.mark.usefixtures("_example")
+def test_the_example_bandit_ignores_rounds_that_read_prompts() -> None:
+    depths = _EpsilonGreedyRun({1: 0, 2: 0, 3: 3}, prefill=500)
+    assert depths.most_frequent(rounds=200) == 1  # the first of depths of which none is known
+    depths.prefill = 0
+    assert depths.most_frequent(rounds=200) == 3
+
+
+class _EpsilonGreedyRun:
+    """Rounds of one row by `epsilon-greedy`, in which `accepted` gives the accepted tokens by depth."""
+
+    def __init__(self, accepted: dict[int, int], prefill: int = 0) -> None:
+        spec = load([point("epsilon-greedy", "epsilon_greedy:EpsilonGreedySpec")]).specs["epsilon-greedy"]
+        algorithm = spec.model_validate({"algorithm": "epsilon-greedy"}).build(replace(parts(), tiers=(1, 2, 3)))
+        self._algorithm, self.accepted, self.prefill = algorithm, accepted, prefill
+
+    def most_frequent(self, rounds: int) -> int:
+        """The most frequent depth in the last half of the rounds."""
+        depths = [self._round() for _ in range(rounds)]
+        return max(set(depths), key=depths[rounds // 2 :].count)
+
+    def _round(self) -> int:
+        depth = int(self._algorithm.choose(signals([7])).depths[0])
+        self._algorithm.learn(record([depth], [self.accepted[depth]], prefill=self.prefill))
+        return depth
 
 
 @pytest.mark.usefixtures("_example")
@@ -67,13 +102,15 @@ def test_what_cannot_be_used_is_told_and_stops_nothing(
 @pytest.mark.whole
 def test_policies_name_what_is_installed_and_nothing_else(tmp_path: Path) -> None:
     """As `pip install` leaves it: with its metadata a policy may name the algorithm, without it nothing is imported."""
-    policy = str(EXAMPLE / "last_run.yaml")
+    policy, bandit = (str(EXAMPLE / name) for name in ("last_run.yaml", "epsilon_greedy.yaml"))
     absent = _validate(policy, [EXAMPLE])
     assert absent.returncode == 2
     assert "last_run.yaml:8:23: spec.choose.algorithm: there is no algorithm 'last-run'" in absent.stderr
-    _install(tmp_path, "last-run = last_run:LastRunSpec\nbroken = last_run:Nothing\n")
-    present = _validate(policy, [EXAMPLE, tmp_path])
-    assert (present.returncode, present.stdout) == (0, f"{policy}: ok\n"), present.stderr
+    epsilon_greedy = "epsilon-greedy = epsilon_greedy:EpsilonGreedySpec\n"
+    _install(tmp_path, "last-run = last_run:LastRunSpec\nbroken = last_run:Nothing\n" + epsilon_greedy)
+    for path in (policy, bandit):
+        present = _validate(path, [EXAMPLE, tmp_path])
+        assert (present.returncode, present.stdout) == (0, f"{path}: ok\n"), present.stderr
     wrong = tmp_path / "wrong.yaml"
     text = (EXAMPLE / "last_run.yaml").read_text()
     wrong.write_text(text.replace("first: 2", "frist: 2"))
@@ -81,13 +118,15 @@ def test_policies_name_what_is_installed_and_nothing_else(tmp_path: Path) -> Non
     assert "wrong.yaml:8:33: spec.choose.frist: unknown key (did you mean 'first'?)" in said
     wrong.write_text(text.replace("last-run, first: 2", "broken"))
     said = _validate(str(wrong), [EXAMPLE, tmp_path]).stderr
-    assert "there is no algorithm 'broken' here: adaptspec-last-run brings it, and it cannot be used (Attr" in said
+    assert (
+        "there is no algorithm 'broken' here: adaptspec-own-algorithms brings it, and it cannot be used (Attr" in said
+    )
 
 
 def _install(folder: Path, entries: str) -> None:
-    metadata = folder / "adaptspec_last_run-1.0.dist-info"
+    metadata = folder / "adaptspec_own_algorithms-1.0.dist-info"
     metadata.mkdir()
-    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: adaptspec-last-run\nVersion: 1.0\n")
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: adaptspec-own-algorithms\nVersion: 1.0\n")
     (metadata / "entry_points.txt").write_text(f"[{GROUP}]\n{entries}")
 
 
