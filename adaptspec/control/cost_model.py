@@ -6,7 +6,8 @@ so a price never falls with more work. The logarithms of the coefficients are th
 whose observations are relative: a stall is clipped at two standard deviations. `pace` multiplies everything and drifts
 faster, so a change of the machine's clock moves no relative price.
 
-A profile sets the mean; its weight is less than that of one round.
+A profile sets the mean; its weight is less than that of one round. Coefficients of neighbouring ranges are correlated,
+so a round of one size also corrects its neighbours.
 
 Source: AdaptSpec design; the filter is the textbook one (e.g. Simon 2006, "Optimal State Estimation", chapter 13).
 """
@@ -52,7 +53,8 @@ _DRIFT = 1 / 900  # about the last thirty rounds count
 _PACE_DRIFT = 4 / 900  # clocks change more often than relative prices
 _RAGGED_DRIFT = 1 / 16  # ragged passes may be tried once in 64 rounds only
 
-_BATCH = 16  # rounds that are learned together; a batch of ragged ones takes under a millisecond
+_CORRELATION_RANGES = 3.0  # the correlation of two increments falls to 1 / e over so many ranges
+_BATCH = 16  # rounds that are learned together: each update takes as long as a price
 _FIRST_ROUNDS = 8  # the batch grows by one in so many rounds, since early rounds say most
 
 # A fit to a profile is closer than learning: medians of several passes have no stalls.
@@ -82,6 +84,7 @@ _NOMINAL_SECONDS = 1e-2  # a pass without a profile; the first round corrects it
 _TOKEN_SHARE = 0.03  # a token, as a share of such a pass
 _STEP_SHARE = 0.1  # a draft pass, as a share of it
 _STEP_ROW_SHARE = 0.01  # a row of a draft pass, as a share of it
+_DRAFT_NODES = 4  # rows of a draft pass of a single request whose draft branches
 
 _MODEL_FREE = tuple(name for name in DRAFTERS if kind_of(name) is Kind.MODEL_FREE)
 # Positions of coefficients. The target's: base, each further row, each further token by ranges.
@@ -137,11 +140,12 @@ class CostModel:
         self._guessed = guessed
         self._deviations: deque[float] = deque(maxlen=_NOISE_ROUNDS)
         self.noise = _FIRST_NOISE if guessed else _NOISE_SD  # standard deviation of a round's time, relative
-        self._log = np.log(self._first_guess(profile))
+        guess = self._first_guess(profile)
+        self._log = np.log(guess)
         self._fit(profile.plausible())
         self._tabulate()
-        self._prior: FloatArray = self._prior_variance()
-        self._covariance: FloatArray = np.diag(self._prior)
+        self._prior: FloatArray = self._prior_covariance(np.log(guess) - self._log)
+        self._covariance: FloatArray = self._prior.copy()
         self._drift: FloatArray = np.full(len(self._log), _DRIFT)
         self._drift[[_PACE, _RAGGED]] = _PACE_DRIFT, _RAGGED_DRIFT
 
@@ -223,7 +227,7 @@ class CostModel:
         if at is None:
             return DraftPrices(0.0, 0.0, 0.0, self._pace * float(self._values[self._index_of_model_free(drafter)]), 0.0)
         values, pace = self._values, self._pace
-        max_rows = max(rows, 2)
+        max_rows = rows if rows > 1 else _DRAFT_NODES
         curve = values[at + _PASS] + _interpolate(self._row_curves[drafter], [1.0, max_rows])
         single, full = curve.tolist()
         if drafter in self._whole:
@@ -318,14 +322,15 @@ class CostModel:
         """Reset the variances to those of a profile, so that the next rounds count most. Prices stay."""
         self.resets += 1
         self._residuals.clear()
-        self._covariance = np.diag(self._prior)
+        self._covariance = self._prior.copy()
 
     def _learn(self) -> None:
         """Learn from the waiting rounds, similar ones together."""
         waiting, self._waiting = self._waiting, []
-        variance = self._covariance.diagonal()
+        diagonal = np.diagonal(self._covariance)
+        room = np.maximum(np.diagonal(self._prior) - diagonal, 0.0)
         drift = self._drift * self.noise**2 * len(waiting)
-        self._covariance += np.diag(np.clip(self._prior - variance, 0.0, drift))
+        self._covariance[np.diag_indices(len(diagonal))] += np.minimum(drift, room)
         groups: dict[tuple[object, ...], list[int]] = {}
         for index, (work, timing) in enumerate(waiting):
             groups.setdefault(_similarity(work, timing), []).append(index)
@@ -496,17 +501,31 @@ class CostModel:
         for features, seconds in timed * _SWEEPS:
             self._update(features, np.array([seconds]), _PROFILE_SD**2, _PROFILE_CLIP)
 
-    def _prior_variance(self) -> FloatArray:
-        """Variances of the logarithms before the first round [F]."""
-        deviation = np.full(len(self._log), _INCREMENT_SD if self._guessed else _PRIOR_SD)
+    def _prior_covariance(self, lowered: FloatArray) -> FloatArray:
+        """The covariance before the first round [n, n]. `lowered` [n]: logarithms by which the fit lowered the guess.
+
+        An increment that the profile says is small may just have been measured so: it is as uncertain as the fit moved
+        it, or it could never grow again.
+        """
+        spread = np.full(len(self._log), _INCREMENT_SD if self._guessed else _PRIOR_SD)
         if self._guessed:
-            deviation[_PACE] = _SCALE_SD
-        deviation[[_PREFILL, _RAGGED, *range(_OVERHEAD, _DRAFTS)]] = _UNMEASURED_SD
+            spread[_PACE] = _SCALE_SD
+        spread[[_PREFILL, _RAGGED, *range(_OVERHEAD, _DRAFTS)]] = _UNMEASURED_SD
         if not self.profile.per_cached_token:
-            deviation[_CONTEXT] = _UNMEASURED_SD
-        for first in (_INCREMENTS, *(at + _PASS_ROWS for at in self._models.values())):
-            deviation[first : first + _NUM_RANGES] = _INCREMENT_SD
-        return np.asarray(deviation**2)
+            spread[_CONTEXT] = _UNMEASURED_SD
+        covariance: FloatArray = np.diag(spread**2)
+        blocks = [(slice(_BASE, _CONTEXT), slice(_INCREMENTS, _CONTEXT))]
+        blocks += [
+            (slice(at + _PASS, at + _DRAFT_SIZE), slice(at + _PASS_ROWS, at + _DRAFT_SIZE))
+            for at in self._models.values()
+        ]
+        for block, increments in blocks:
+            spread[increments] = np.maximum(_INCREMENT_SD, lowered[increments])
+            size = block.stop - block.start
+            distance = np.abs(np.subtract.outer(np.arange(size), np.arange(size)))
+            within = np.exp(-distance / _CORRELATION_RANGES)
+            covariance[block, block] = within * np.outer(spread[block], spread[block])
+        return covariance
 
     def _set_values(self) -> None:
         """Update coefficients and pace from the logarithms."""
