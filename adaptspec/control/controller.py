@@ -241,10 +241,8 @@ class Controller:
         return decision
 
     def _learn(self, record: RoundRecord) -> None:
-        if len(record.policies) != len(
-            record.rows
-        ):  # a decision from elsewhere: use the policies that the rows have now
-            rows = self._rows
+        if len(record.policies) != len(record.rows):
+            rows = self._rows  # a decision from elsewhere: use the policies that the rows have now
             record = replace(record, tasks=rows.tasks[record.rows], policies=rows.policies[record.rows])
         if self._cost is not None:
             self._cost.observe_record(record, self._drafters)

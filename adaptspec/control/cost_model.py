@@ -420,10 +420,6 @@ class CostModel:
     def _index_of_model_free(self, drafter: str) -> int:
         return _FREE + (_MODEL_FREE.index(drafter) if drafter in _MODEL_FREE else len(_MODEL_FREE))
 
-    def _features(self, works: Sequence[RoundWork]) -> FloatArray:
-        """Counts of whole rounds [n, F]."""
-        return self._pass_features(works) + self._draft_features(works) + self._overhead_features(works)
-
     def _pass_features(self, works: Sequence[RoundWork]) -> FloatArray:
         """Counts of the target's passes [n, F]."""
         features: FloatArray = np.zeros((len(works), len(self._log)))

@@ -53,8 +53,7 @@ class Explorer:
     A budget earns a share of the time. A trial runs when its predicted loss has been saved, however large that is: a
     wrong estimate delays a trial, but never prevents it. It is charged by the clock: the seconds it took in addition,
     twice its prediction at most, less what the tokens it won are worth. Where others share the round, its prediction is
-    charged. A trial in vain halves the share; one that paid restores it, and leaves what
-    it won for the next.
+    charged. A trial in vain halves the share; one that paid restores it, and leaves what it won for the next.
     """
 
     def __init__(self) -> None:

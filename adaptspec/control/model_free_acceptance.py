@@ -42,22 +42,16 @@ class StatedAcceptance(Learner):
         kept = np.cumsum(np.cumprod(rates, axis=1), axis=1)
         return np.concatenate((np.zeros((len(kept), 1)), kept), axis=1)
 
-    def mark(self, which: int, signals: BatchSignals) -> bytes:
-        """Tells what `likely` says of a single row apart from what it says at other times, while nothing is learned."""
-        confidence = self._within(signals.stated, which, 1)
-        known = confidence[~np.isnan(confidence)]
-        return self.calibration.bins_of(known).tobytes()
-
     def note(self, which: int, record: RoundRecord, rows: IntArray) -> bool:
         """What it found as drafter `which`, taken or not; whether any was right. `rows` [B] are the round's, -1 where
         the request has ended.
         """
         if record.stated is None:
             return False
-        told = record.chains(which)
+        chains = record.chains(which)
         confidence = self._within(record.stated, which, len(rows))
-        drafted = np.minimum(told.drafted, self._depth)
-        kept = np.minimum(told.accepted, drafted)
+        drafted = np.minimum(chains.drafted, self._depth)
+        kept = np.minimum(chains.accepted, drafted)
         self._pending.append((confidence, rows.copy(), record.tasks, drafted, kept))
         if len(self._pending) >= _ROUNDS:
             self.settle()
@@ -100,10 +94,6 @@ class NgramAcceptance(Learner):
     def likely(self, which: int, signals: BatchSignals) -> FloatArray:  # noqa: ARG002 - it has no more to go by
         """Tokens expected to be kept of 0, 1, 2 ... of those found, for each row [B, 1 + depth]."""
         return self.gains(signals.rows, signals.tasks)
-
-    def mark(self, which: int, signals: BatchSignals) -> int:  # noqa: ARG002
-        """Tells what `likely` says of a single row apart from what it says at other times, while nothing is learned."""
-        return self.run[signals.rows.item()]
 
     def gains(self, rows: IntArray, tasks: IntArray) -> FloatArray:
         """Tokens expected to be kept of a draft of 0, 1, 2 ... tokens for each row [B, 1 + depth]."""

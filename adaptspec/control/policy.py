@@ -172,10 +172,6 @@ class Pending(Generic[T]):
         """What was put for a decision; None if nothing was, or it was evicted."""
         return self._known.get(number)
 
-    def pop(self, number: int) -> T | None:
-        """As `get`, once: for decisions that only one round runs by."""
-        return self._known.pop(number, None)
-
 
 class Learner:
     """Something with a state. This base has none."""

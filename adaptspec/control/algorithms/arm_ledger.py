@@ -10,6 +10,7 @@ import numpy as np
 
 from adaptspec.control.algorithms.algorithm import Parts
 from adaptspec.control.algorithms.arms import Arms
+from adaptspec.control.algorithms.round_terms import CATCH_UP_ROUNDS
 from adaptspec.control.cost_model import CostModel
 from adaptspec.control.policy import Learner
 from adaptspec.control.round_work import batch_bucket
@@ -25,9 +26,6 @@ _PRIOR_ROUNDS = 16.0
 _PRIOR_ACCEPTANCE, _PRIOR_DEVIATION = 60, 0.5
 # A round that takes more than so many times what was predicted, or less than one over it, is a hiccup of the machine.
 _HICCUP = 2.0
-# Rounds that catching up is spread over: two to four episodes. With fewer, a lagging drafter stays off where it pays;
-# with more, it goes on and off.
-_CATCH_UP_ROUNDS = 32.0
 
 
 @dataclass(eq=False)
@@ -276,7 +274,7 @@ class ArmLedger(Learner):
         per_round = spent / rounds
         prior = _PRIOR_DEVIATION**2 * self.arms.depths
         spread = np.sqrt((np.maximum(squares, 0.0) + prior) / rounds) / per_round
-        entry = cache_gap[:, self.arms.drafters] * (costs.catch_up / _CATCH_UP_ROUNDS)
+        entry = cache_gap[:, self.arms.drafters] * (costs.catch_up / CATCH_UP_ROUNDS)
         staying = per_round / (per_round + entry)
         seen, ratio, error = sums[..., N].copy(), ratio * staying, spread / np.sqrt(rounds) * staying
         if (off := self.arms.off) is not None:

@@ -22,7 +22,6 @@ from adaptspec.decision_tables import StopTable
 from adaptspec.drafters import Kind, kind_of, states_confidence
 from adaptspec.types import BoolArray, Expected, FloatArray, IntArray, Reason, RoundRecord
 
-_CATCH_UP_ROUNDS = 32.0  # catching up is spread over so many rounds
 _SIZE_TRIAL_INTERVAL = 8  # decisions from one comparison with a plan at the lower bound of costs to the next
 
 
@@ -203,7 +202,6 @@ class Goodput(Algorithm):
                     self._cost,
                     signals,
                     optimism=self._settings.optimism,
-                    catch_up_rounds=_CATCH_UP_ROUNDS,
                 )
                 for drafter_id, known in self._models.items()
             )
@@ -319,7 +317,7 @@ class Goodput(Algorithm):
         tokens = float(moved.tokens.sum())
         if tokens <= plan.tokens.sum() + 0.5:
             return choice
-        seconds = moved.seconds - lowest.verify_seconds(tokens) + terms.verify_seconds(tokens)
+        seconds = moved.seconds + float(terms.verify_seconds(tokens) - lowest.verify_seconds(tokens))
         return self._moved("size", (plan, replace(moved, seconds=seconds)), choice, terms, signals)
 
     def _depth_trial(self, plan: Plan, choice: Choice, terms: RoundTerms, signals: BatchSignals) -> Choice:
@@ -338,7 +336,7 @@ class Goodput(Algorithm):
                 kept[at], tokens[at] = model.gains[at, depths[at]], model.nodes[depths[at]]
                 steps = model.steps[depths[at].max()] - model.steps[plan.depths[at].max()]
                 seconds += float(model.prices.step * steps)
-        seconds += terms.verify_seconds(float(tokens.sum())) - terms.verify_seconds(float(plan.tokens.sum()))
+        seconds += float(terms.verify_seconds(tokens.sum()) - terms.verify_seconds(plan.tokens.sum()))
         moved = replace(plan, depths=depths, kept=kept, tokens=tokens, seconds=seconds)
         found = self._moved("depth", (plan, moved), choice, terms, signals)
         if found is not choice or np.array_equal(depths, plan.depths):

@@ -22,8 +22,7 @@ class Plan:
 
     `goodput`: tokens per second of the whole round, weighted as its rows are. `kept`, `tokens` [B]: tokens that are
     expected to be kept and submitted, beyond one per row. `seconds` of the whole round. `deepest`: passes of each model
-    that runs.
-    `lookups` [B]: nodes of lookup drafter `lookup_drafter` [B] that are submitted in addition to a model's draft.
+    that runs. `lookups` [B]: nodes of lookup drafter `lookup_drafter` [B], submitted in addition to a model's draft.
     """
 
     goodput: float
@@ -60,7 +59,7 @@ def _best_of_one(terms: RoundTerms, plain: Plan) -> Plan:
     for option in _options(terms, terms.models):
         drafting = np.arange(len(option.tokens)) > 0
         seconds = terms.plain + drafting * (terms.overhead + option.fixed) + option.row[0]
-        seconds = seconds + option.steps + np.interp(option.tokens, np.arange(len(terms.verify)), terms.verify)
+        seconds = seconds + option.steps + terms.verify_seconds(option.tokens)
         gains = np.where(option.fits[0], option.gains[0], -np.inf)
         goodput = (terms.size + gains) / seconds
         depth = int(goodput.argmax())
@@ -130,7 +129,7 @@ def _at_price(
     # A model whose rows have all taken another option does not run.
     running = {i: most for i, most in deepest.items() if bool(np.count_nonzero((drafter == i) & (depths > 0)))}
     seconds = terms.plain + terms.overhead * bool(depths.any()) + sum(fixed[i] for i in running)
-    seconds += float(spent.sum()) + terms.verify_seconds(float(tokens.sum()))
+    seconds += float(spent.sum()) + float(terms.verify_seconds(tokens.sum()))
     goodput = (base + float(weight @ kept)) / seconds
     return Plan(goodput, depths, drafter, kept, tokens, seconds, running)
 
@@ -229,7 +228,7 @@ def drafting_goodput(terms: RoundTerms) -> float:
     for option in _options(replace(terms, lookups=()), terms.models):
         kept = np.where(option.fits, option.gains, 0.0).sum(axis=0)
         spent = terms.overhead + option.fixed + option.steps + (option.fits * option.row).sum(axis=0)
-        spent = spent + np.interp(rows * option.tokens, np.arange(len(terms.verify)), terms.verify)
+        spent = spent + terms.verify_seconds(rows * option.tokens)
         goodput = ((terms.size + kept) / (terms.plain + spent))[1:][rows[1:] > 0]
         best = float(np.nanmax([best, *goodput])) if len(goodput) else best
     return best

@@ -12,6 +12,10 @@ from adaptspec.control.cost_model import CostModel, DraftPrices
 from adaptspec.control.policy import BatchSignals
 from adaptspec.types import BoolArray, FloatArray
 
+# Rounds that catching up is spread over. With fewer, a drafter that lags stays off where it pays; with more, it goes on
+# and off.
+CATCH_UP_ROUNDS = 32.0
+
 
 @dataclass(frozen=True)
 class ModelTerms:
@@ -51,10 +55,9 @@ class ModelTerms:
         signals: BatchSignals,
         *,
         optimism: float,
-        catch_up_rounds: float,
     ) -> ModelTerms:
         """For these rows. `optimism` / sqrt(1 + times seen) is added to acceptance, since what is never drafted is
-        never seen; catching up is spread over `catch_up_rounds`.
+        never seen; catching up is spread over `CATCH_UP_ROUNDS`.
         """
         gain, side = (0.0, 0.0) if known.sides is None else (known.sides.gain, known.sides.nodes)
         estimate = known.by_position.acceptance(signals.rows, signals.tasks)
@@ -72,7 +75,7 @@ class ModelTerms:
             sizes * (1.0 + side),
             drafted,
             prices,
-            prices.catch_up_token * signals.cache_gap[drafter_id] / catch_up_rounds,
+            prices.catch_up_token * signals.cache_gap[drafter_id] / CATCH_UP_ROUNDS,
             known.calibration.acceptance(signals.rows, signals.tasks),
             np.ones(1) if known.sides is None else known.sides.chances,
             gain,
@@ -126,9 +129,9 @@ class RoundTerms:
         verify = cost.verify_lower_bound(self.size, tokens, context)
         return replace(self, verify=verify - verify[0])
 
-    def verify_seconds(self, tokens: float) -> float:
-        """Verifying so many more tokens, all rows together."""
-        return float(np.interp(tokens, np.arange(len(self.verify)), self.verify))
+    def verify_seconds(self, tokens: FloatArray | float) -> FloatArray:
+        """Seconds of verifying `tokens` more tokens, all rows together; any shape, in the same shape."""
+        return np.asarray(np.interp(tokens, np.arange(len(self.verify)), self.verify))
 
     def row_curve(self, others: float) -> FloatArray:
         """Seconds that 0 ... N tokens of one row add where the other rows verify `others` more tokens."""
