@@ -220,7 +220,7 @@ def test_drafts_branch_where_that_earns_more_than_noise(faster: float, width: in
 @pytest.mark.parametrize(("agrees", "draft"), [(0.2, None), (0.9, "quantized:int8")])
 def test_a_draft_is_recommended_only_if_it_earns_clearly_more_than_lookup(agrees: float, draft: str | None) -> None:
     """A draft that earned one percent more than lookup was recommended, for all the memory it takes."""
-    tried = Tried("quantized:int8", agreeing({"code": agrees, "json": agrees}), machine(0.001), {}, 1000)
+    tried = Tried("quantized:int8", agreeing({"code": agrees, "json": agrees}), machine(0.05), {}, 1000)
     result = forecast([tried])
     means = {tuple(row["drafters"]): row["mean"] for row in result["drafters"]}  # type: ignore[attr-defined]
     assert means["draft-model", "ngram"] > means["ngram",]  # so the largest figure alone does not decide

@@ -15,6 +15,7 @@ from itertools import count
 from math import nan
 from typing import Any
 
+import numpy as np
 from engines import RandomPilot, make, prompts, scheduler_of
 from vllm import LLM, SamplingParams
 
@@ -86,8 +87,7 @@ def faulty(pilot: Any) -> Iterator[tuple[str, Any]]:
 
     def deep(*args: Any) -> Any:
         decision = decide(*args)
-        decision.depths[:] = 99
-        return decision
+        return replace(decision, depths=np.full_like(decision.depths, 99))  # policies keep the arrays that they give
 
     pilot._controller.decide = raises
     yield "raises", pilot
