@@ -16,10 +16,11 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import TypeAdapter, ValidationError
 
+from adaptspec.arrays import FloatArray, IntArray
 from adaptspec.errors import JournalError
 from adaptspec.files import open_file
+from adaptspec.rounds import PER_ROW, Expected, RoundRecord
 from adaptspec.trees import Branches, Tree
-from adaptspec.types import PER_ROW, Expected, FloatArray, IntArray, RoundRecord
 
 # 3: rounds and requests say when. 4: drafts may branch, and who knew chains only would misread them. What
 # rounds of older programs also have is skipped: `arms`, `propensities`, `draws` and `worth` of policies that explored,

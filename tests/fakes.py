@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
+from adaptspec.arrays import FloatArray, IntArray
 from adaptspec.models.runner import Forward, ModelInfo, Packed
-from adaptspec.types import FloatArray, IntArray
 
 
 class TableRunner:

@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 from hypothesis import strategies as st
 
+from adaptspec.rounds import RoundRecord
 from adaptspec.trees import Branches, Tree
-from adaptspec.types import RoundRecord
 from tests.control.helpers import record
 
 MOST_CHAIN, MOST_NODES = 4, 9

@@ -12,7 +12,7 @@ from adaptspec.analysis.journal_rounds import JournalLog, LoggedRound
 from adaptspec.control.cost_model import CostModel
 from adaptspec.control.guard import GuardEvents
 from adaptspec.errors import JournalError
-from adaptspec.types import Reason
+from adaptspec.rounds import Reason
 
 # So many rounds without drafts tell how fast the machine was that day against its profile.
 _PLAIN_ROUNDS = 8

@@ -18,7 +18,7 @@ from adaptspec.control.language.spec import PolicySpec
 from adaptspec.errors import JournalError
 from adaptspec.journal import JournalHeader, LinesDropped, RequestFinished, RequestStarted, read_entries
 from adaptspec.quantity import quantity
-from adaptspec.types import RoundRecord
+from adaptspec.rounds import RoundRecord
 
 
 @dataclass(frozen=True)

@@ -17,12 +17,13 @@ from pathlib import Path
 import numpy as np
 
 from adaptspec.analysis.journal_rounds import JournalLog
+from adaptspec.arrays import IntArray
 from adaptspec.control.language.spec import PolicySpec
 from adaptspec.errors import ConfigError, JournalError
 from adaptspec.journal import RequestStarted
+from adaptspec.rounds import RoundRecord
 from adaptspec.simulation.machine import Machine
 from adaptspec.simulation.tape import DraftView, Tape, join, recorded
-from adaptspec.types import IntArray, RoundRecord
 
 DRAFTER = "draft-model"
 # With less than this seen, a tape would be made of guesses.

@@ -18,12 +18,12 @@ from itertools import pairwise
 
 import numpy as np
 
+from adaptspec.arrays import FloatArray
 from adaptspec.errors import ConfigError
 from adaptspec.simulation.machine import Machine
 from adaptspec.simulation.scenarios import Stream, phases_of
 from adaptspec.simulation.simulator import SimulatorSettings, replay, static_spec
 from adaptspec.simulation.tape import DraftView, Tape, run_lengths
-from adaptspec.types import FloatArray
 
 _NEVER = float("inf")
 TIERS = (0, 1, 2, 3, 4, 5, 6, 7)

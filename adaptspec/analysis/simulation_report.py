@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 
 from adaptspec.analysis.oracle import TIERS, References, references
+from adaptspec.arrays import FloatArray
 from adaptspec.control.language.spec import PolicySpec
 from adaptspec.errors import ConfigError
 from adaptspec.simulation.machine import Machine
 from adaptspec.simulation.scenarios import WRONG, Scenario, Stream, phases_of, recovery_tokens
 from adaptspec.simulation.simulator import ReplayStats, SimulatorSettings, drafters_of, replay, started
 from adaptspec.tables import Table
-from adaptspec.types import FloatArray
 
 # Requests end at other times at each depth, and clocks may be noisy: so much more than a bound is no contradiction.
 _CHANCE = 1.1

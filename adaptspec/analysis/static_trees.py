@@ -17,11 +17,11 @@ from typing import Any
 
 import numpy as np
 
+from adaptspec.arrays import FloatArray, IntArray
 from adaptspec.errors import TapeError
 from adaptspec.simulation.machine import Machine
 from adaptspec.simulation.tape import Tape
 from adaptspec.tables import Table
-from adaptspec.types import FloatArray, IntArray
 
 _DEPTHS = range(1, 13)
 _NODES = (2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32, 48, 64, 96)

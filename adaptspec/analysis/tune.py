@@ -12,6 +12,7 @@ from scipy.special import stdtrit
 
 from adaptspec.analysis.journal_tape import narrowed
 from adaptspec.analysis.search_space import Parameter, Path, Value, draw, with_values
+from adaptspec.arrays import FloatArray
 from adaptspec.control.language.build import Find, parse_policy_spec
 from adaptspec.control.language.spec import PolicySpec
 from adaptspec.errors import PolicyError, TapeError
@@ -19,7 +20,6 @@ from adaptspec.simulation.machine import Machine
 from adaptspec.simulation.scenarios import Schedule, Stream, in_turn, stream
 from adaptspec.simulation.simulator import replay
 from adaptspec.simulation.tape import Tape
-from adaptspec.types import FloatArray
 
 # Each half is dealt into so many streams; they are what gains are averaged over, and how their error is known.
 FOLDS = 6

@@ -27,9 +27,9 @@ from adaptspec.errors import ConfigError
 from adaptspec.models.gguf import is_gguf
 from adaptspec.models.source import find_model
 from adaptspec.request import SamplingParams, SpeculationParams
+from adaptspec.results import Completion
 from adaptspec.tables import Table
 from adaptspec.training.measure import load_transformers
-from adaptspec.types import Completion
 
 TRANSFORMERS = "transformers"
 # By how much the two best logits may differ where rounding alone can exchange them; `QUANTIZED` for other types.

@@ -17,7 +17,8 @@ from adaptspec.engine.core import EngineCore
 from adaptspec.engine.engine_config import EngineConfig
 from adaptspec.errors import EngineError
 from adaptspec.request import Request, SamplingParams
-from adaptspec.types import Completion, RoundRecord
+from adaptspec.results import Completion
+from adaptspec.rounds import RoundRecord
 
 
 class Records:

@@ -8,9 +8,9 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from adaptspec.arrays import FloatArray
 from adaptspec.tables import Table
 from adaptspec.training.corpus import Prompt
-from adaptspec.types import FloatArray
 
 _DRAWS = 1000  # of the bootstrap
 

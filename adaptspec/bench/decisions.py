@@ -17,12 +17,12 @@ import numpy as np
 
 from adaptspec.control.controller import Controller
 from adaptspec.control.language.spec import PolicySpec
-from adaptspec.control.policy import BatchSignals, Decision
+from adaptspec.control.policy import BatchSignals
+from adaptspec.rounds import Decision, RoundRecord
 from adaptspec.simulation.machine import Machine
 from adaptspec.simulation.scenarios import Schedule, in_turn, stream
 from adaptspec.simulation.simulator import replay
 from adaptspec.simulation.tape import Tape
-from adaptspec.types import RoundRecord
 
 BATCHES = (1, 64)
 

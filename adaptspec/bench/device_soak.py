@@ -19,7 +19,7 @@ from adaptspec.bench.random_engine import Pair
 from adaptspec.bench.random_models import prompts, room_for
 from adaptspec.engine.async_engine import AsyncEngine
 from adaptspec.request import Grammar, Request, SamplingParams
-from adaptspec.types import Completion
+from adaptspec.results import Completion
 
 SCHEMA = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
 ABORTED, SAMPLED, EVERY = 0.15, 12, 2.0  # share of requests, texts that run again by themselves, seconds

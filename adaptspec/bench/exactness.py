@@ -16,12 +16,12 @@ from typing import Any
 
 import numpy as np
 
+from adaptspec.arrays import IntArray
 from adaptspec.bench.contenders import complete, policy_engine
 from adaptspec.bench.setup import described, title_of
 from adaptspec.bench.workloads import Workloads, encode
 from adaptspec.control.controller import Controller
-from adaptspec.control.policy import BatchSignals, Decision, Policy, Union
-from adaptspec.decision_tables import StopTable, TreeTable
+from adaptspec.control.policy import BatchSignals, Policy
 from adaptspec.drafters import Kind, default_drafters, kind_of
 from adaptspec.drafting.drafter import Drafter, make_drafters
 from adaptspec.engine.assembly import Built, make_executor
@@ -31,9 +31,10 @@ from adaptspec.engine.inputs import InputProcessor
 from adaptspec.engine.policy_settings import PolicySettings
 from adaptspec.models.pass_range import exactness
 from adaptspec.request import Grammar, Request, SamplingParams
+from adaptspec.results import Completion, TokenLogprob
+from adaptspec.rounds import Decision, Reason, StopTable, TreeTable, Union
 from adaptspec.simulation.simulator import static_spec
 from adaptspec.tables import Table
-from adaptspec.types import Completion, IntArray, Reason, TokenLogprob
 from adaptspec.verification.coupled import Coupled
 
 BATCHES = (1, 4, 16)

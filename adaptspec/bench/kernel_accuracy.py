@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from adaptspec.arrays import IntArray
 from adaptspec.bench.gpu_kit import Bench
 from adaptspec.bench.random_models import prompts, random_decoder
 from adaptspec.gpu import ops
@@ -22,7 +23,6 @@ from adaptspec.models.config import read_decoder_config
 from adaptspec.models.kv_cache import CUDA_BLOCK
 from adaptspec.models.noise import Stream, position_keys, seed_keys
 from adaptspec.models.runner import Packed
-from adaptspec.types import IntArray
 
 WINDOW = 8  # tokens, which are read at once and one by one
 # Of results of order 1 that are rounded to 8 bits once, and of sums in float32.

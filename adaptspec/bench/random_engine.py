@@ -24,8 +24,8 @@ from adaptspec.engine.core import EngineCore, EngineLimits
 from adaptspec.engine.profiler import Stopwatch, measure
 from adaptspec.gpu.device_decoder import DeviceDecoder
 from adaptspec.request import Request, SamplingParams, SpeculationParams
+from adaptspec.results import FinishReason
 from adaptspec.simulation.simulator import static_spec
-from adaptspec.types import FinishReason
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
+from adaptspec.arrays import IntArray
 from adaptspec.gpu.device_decoder import DeviceDecoder, device_decoder
 from adaptspec.gpu.ops import gumbel_of, token_keys
 from adaptspec.models.config import DecoderConfig, read_decoder_config
@@ -24,7 +25,6 @@ from adaptspec.models.layers import DenseLinear, Embedding, RmsNorm
 from adaptspec.models.noise import Stream, position_keys, seed_keys
 from adaptspec.models.runner import ModelInfo, Packed
 from adaptspec.models.weights import DecoderWeights, LayerWeights
-from adaptspec.types import IntArray
 
 ENDS = (1,)
 _LONGEST = 65_536

@@ -21,6 +21,8 @@ from adaptspec.control.cost_model import CostModel
 from adaptspec.control.cost_profile import CostProfile
 from adaptspec.drafters import available_drafters
 from adaptspec.request import Request
+from adaptspec.results import Completion, FinishReason, SpeculationStats, Timings
+from adaptspec.rounds import Reason, RoundRecord
 from adaptspec.tables import Table
 from adaptspec.telemetry.earnings import Earnings
 from adaptspec.telemetry.live_feed import LiveFeed
@@ -28,7 +30,6 @@ from adaptspec.telemetry.metrics import Metrics
 from adaptspec.telemetry.otlp_export import SpanQueue, TraceLevel, TraceSettings
 from adaptspec.telemetry.request_store import RequestStore
 from adaptspec.telemetry.tracing import Tracing
-from adaptspec.types import Completion, FinishReason, Reason, RoundRecord, SpeculationStats, Timings
 
 BATCHES = (1, 16)
 DRAFTERS = available_drafters(draft=True)

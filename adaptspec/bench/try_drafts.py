@@ -36,11 +36,11 @@ from adaptspec.models.pass_range import exactness
 from adaptspec.models.runner import Runner
 from adaptspec.models.source import find_model
 from adaptspec.request import Request, SamplingParams, SpeculationParams
+from adaptspec.rounds import RoundRecord
 from adaptspec.simulation.machine import Curve, DraftTimes, Machine
 from adaptspec.simulation.simulator import static_spec
 from adaptspec.simulation.tape import Tape, join, recorded
 from adaptspec.training.corpus import Prompt
-from adaptspec.types import RoundRecord
 
 _DEPTHS, _MODEL_FREE_DEPTHS = (1, 3, 7), (4,)
 _NOBODY = -2

@@ -11,8 +11,8 @@ from adaptspec.commands.arguments import tell
 from adaptspec.control.language.spec import PolicySpec
 from adaptspec.errors import ConfigError
 from adaptspec.quantity import quantity
+from adaptspec.rounds import REASON_WORDS
 from adaptspec.tables import Table
-from adaptspec.types import REASON_WORDS
 
 _ROUNDS = 40  # that are shown of a request where nobody says how many
 

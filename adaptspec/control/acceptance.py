@@ -10,8 +10,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from adaptspec.arrays import BoolArray, FloatArray, IntArray
 from adaptspec.control.policy import Learner
-from adaptspec.types import BoolArray, FloatArray, IntArray, RoundRecord
+from adaptspec.rounds import RoundRecord
 
 # Certainty is never claimed: a hazard (1 - acceptance) stays inside these bounds.
 _LEAST, _MOST = 0.005, 0.995

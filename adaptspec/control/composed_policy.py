@@ -7,16 +7,16 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from adaptspec.arrays import FloatArray, IntArray
 from adaptspec.control.algorithms.algorithm import Algorithm, Choice
 from adaptspec.control.algorithms.goodput import Goodput
 from adaptspec.control.guard import Guard, Mode
 from adaptspec.control.limits import DepthLimits, TierLimits
-from adaptspec.control.policy import BatchSignals, Decision, Learner, Policy
+from adaptspec.control.policy import BatchSignals, Learner, Policy
 from adaptspec.control.rows import some
 from adaptspec.control.stopping import StopRule
 from adaptspec.control.tree_limits import TreeLimits
-from adaptspec.decision_tables import StopTable
-from adaptspec.types import FloatArray, IntArray, Reason, RoundRecord
+from adaptspec.rounds import Decision, Reason, RoundRecord, StopTable
 
 
 @dataclass(eq=False)

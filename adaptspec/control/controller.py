@@ -19,17 +19,17 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from adaptspec.arrays import EMPTY_INT, FloatArray, IntArray
 from adaptspec.control.cost_model import CostModel
 from adaptspec.control.decision_cache import UNDECIDED, DecisionCache, RoundRows
-from adaptspec.control.policy import BatchSignals, Decision, Policy
+from adaptspec.control.policy import BatchSignals, Policy
 from adaptspec.control.rollout import LIVE, Rollout
 from adaptspec.control.routing import Route, Router
 from adaptspec.control.rows import DrafterNumbers, Rows, decide_by_group, learn_by_group, some
 from adaptspec.control.tasks import Labels
-from adaptspec.decision_tables import StopTable
 from adaptspec.errors import ConfigError, UnknownModelError
 from adaptspec.request import Request
-from adaptspec.types import FloatArray, IntArray, Reason, RoundRecord, nobody
+from adaptspec.rounds import Decision, Reason, RoundRecord, StopTable
 
 
 def untimed() -> float:
@@ -179,7 +179,7 @@ class Controller:
         A decision may be that of an earlier round, so the caller does not change it.
         """
         if not len(signals.rows):
-            return Decision(nobody(), nobody(), nobody())
+            return Decision(EMPTY_INT, EMPTY_INT, EMPTY_INT)
         rows = self._rows.of_round(signals, max(slot.policy.max_depth for slot in self._slots))
         known = self._cache.lookup(signals, rows)
         if known is not None:

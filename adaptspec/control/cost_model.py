@@ -25,10 +25,11 @@ from typing import NamedTuple
 
 import numpy as np
 
+from adaptspec.arrays import FloatArray
 from adaptspec.control.cost_profile import CostProfile, DrafterCost
 from adaptspec.control.round_work import DraftWork, RoundWork, Timing, batch_bucket, timing_of, work_of
 from adaptspec.drafters import DRAFTERS, Kind, kind_of
-from adaptspec.types import FloatArray, RoundRecord
+from adaptspec.rounds import RoundRecord
 
 _log = logging.getLogger(__name__)
 

@@ -12,8 +12,8 @@ from typing import Annotated
 import numpy as np
 from pydantic import Field, TypeAdapter, ValidationError
 
+from adaptspec.arrays import FloatArray
 from adaptspec.errors import ConfigError
-from adaptspec.types import FloatArray
 
 MAX_FILE_BYTES = 2**20
 _VERSION = 2

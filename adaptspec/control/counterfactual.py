@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from adaptspec.types import BoolArray, IntArray, RoundRecord
+from adaptspec.arrays import BoolArray, IntArray
+from adaptspec.rounds import RoundRecord
 
 
 @dataclass(frozen=True)

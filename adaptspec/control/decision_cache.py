@@ -10,9 +10,10 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
+from adaptspec.arrays import FloatArray, IntArray
 from adaptspec.control.acceptance import CONFIDENCE_BINS
-from adaptspec.control.policy import BatchSignals, Decision
-from adaptspec.types import FloatArray, IntArray
+from adaptspec.control.policy import BatchSignals
+from adaptspec.rounds import Decision
 
 # After each so many decisions one more round may reuse a decision: early rounds are the most informative.
 _WARMUP = 16

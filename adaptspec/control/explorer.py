@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from adaptspec.types import FloatArray, IntArray, RoundRecord
+from adaptspec.arrays import FloatArray, IntArray
+from adaptspec.rounds import RoundRecord
 
 # Share of the time that trials of one kind may lose: at first, and at least after trials in vain.
 _FIRST_SHARE, _MIN_SHARE = 0.02, 0.005

@@ -16,7 +16,7 @@ from adaptspec.control.limits import BatchLimits
 from adaptspec.control.policy import BatchSignals, Pending
 from adaptspec.control.round_work import batch_bucket
 from adaptspec.control.rows import total
-from adaptspec.types import Reason, RoundRecord
+from adaptspec.rounds import Reason, RoundRecord
 
 # A round takes so many times what it earns at most, in windows: stalls are the machine's.
 _WORST = 2.0

@@ -17,12 +17,12 @@ from typing import Any
 
 import numpy as np
 
+from adaptspec.arrays import FloatArray
 from adaptspec.control.language.spec import PolicySpec
 from adaptspec.control.policy import Policy
 from adaptspec.control.tasks import MOST_OWN, OTHER, TASKS
 from adaptspec.errors import StateError
 from adaptspec.files import open_file, read_bytes, write_file
-from adaptspec.types import FloatArray
 
 VERSION = 2
 FILE = "learned.json"

@@ -13,10 +13,11 @@ from typing import Annotated
 import numpy as np
 from pydantic import AfterValidator, Field
 
+from adaptspec.arrays import IntArray
 from adaptspec.control.algorithms.algorithm import Choice
 from adaptspec.control.language.schema import Part
 from adaptspec.control.policy import BatchSignals
-from adaptspec.types import IntArray, Reason
+from adaptspec.rounds import Reason
 
 LARGEST_BATCH = 65_536
 DEEPEST = 64

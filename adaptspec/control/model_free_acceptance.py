@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import numpy as np
 
+from adaptspec.arrays import FloatArray, IntArray
 from adaptspec.control.acceptance import Acceptance, Calibration
 from adaptspec.control.policy import BatchSignals, Learner
-from adaptspec.types import FloatArray, IntArray, RoundRecord
+from adaptspec.rounds import RoundRecord
 
 # Acceptance by runs of 0, 1, 2-3, 4-7, 8-15 and more: a small model's greedy answers to prompts of ten tasks.
 _RUNS = np.array([0.60, 0.65, 0.80, 0.87, 0.95, 0.98])

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 import numpy as np
 
-from adaptspec.decision_tables import StopTable, TreeTable
+from adaptspec.arrays import FloatArray, IntArray
 from adaptspec.errors import StateError
-from adaptspec.types import BoolArray, Expected, FloatArray, IntArray, Reason, RoundRecord, nobody
+from adaptspec.rounds import Decision, RoundRecord
 
 T = TypeVar("T")
 
@@ -64,92 +64,6 @@ class BatchSignals:
             self.round_size - len(index),
             self.number,
             None if self.stated is None else self.stated[:, index],
-        )
-
-
-@dataclass(frozen=True, eq=False)
-class Union:
-    """Model-free drafters that add their nodes to the drafts of others: which [B], and how deep [B] (0: none)."""
-
-    drafter: IntArray
-    depths: IntArray
-
-    def within(self, limits: IntArray) -> Union:
-        return Union(self.drafter, np.minimum(self.depths, limits))
-
-    def take(self, index: IntArray) -> Union:
-        """The same for some of the rows, by position in the batch."""
-        return Union(self.drafter[index], self.depths[index])
-
-    def where(self, drafting: BoolArray) -> Union:
-        """For these rows [B] alone."""
-        return Union(self.drafter, np.where(drafting, self.depths, 0))
-
-    @staticmethod
-    def stacked(parts: Sequence[tuple[IntArray, Union | None]], rows: int) -> Union | None:
-        """One for `rows` rows, from those for the rows at these positions; None where nobody adds anything."""
-        known = [(at, union) for at, union in parts if union is not None]
-        if not known:
-            return None
-        whole = Union(np.zeros(rows, dtype=np.int64), np.zeros(rows, dtype=np.int64))
-        for at, union in known:
-            whole.drafter[at], whole.depths[at] = union.drafter, union.depths
-        return whole
-
-
-@dataclass(eq=False, slots=True)
-class Decision:
-    """Depth, reason and drafter per row, and when drafts stop before their depth (None: never). Data alone.
-
-    `drafter` indexes the policy's `drafters`; the controller translates it to the engine's. `expected` is set by
-    policies that estimate. `draft_temperature` [B, 2] are the ends of `draft_temperatures`; None: tokens are drawn from
-    the draft's distribution as it is. `tree` None: drafts are chains. `once`: for a single round, such as a measurement
-    of plain decoding; any other decision may be reused. The rest is the controller's: `watched` are the
-    drafters to score where they do not draft, if that is free (see `RoundRecord.shadow`), in the engine's numbers;
-    `number`, and the `tasks` and `policies` of the rows [B], which the round's record bears, however late.
-    """
-
-    depths: IntArray
-    reasons: IntArray
-    drafter: IntArray
-    stop: StopTable | None = None
-    draft_temperature: FloatArray | None = None
-    watched: tuple[int, ...] = ()
-    expected: Expected | None = None
-    number: int = 0
-    tasks: IntArray = field(default_factory=nobody)
-    policies: IntArray = field(default_factory=nobody)
-    tree: TreeTable | None = None
-    union: Union | None = None
-    once: bool = False
-
-    def take(self, index: IntArray) -> Decision:
-        """The decision for other rows [N]: each runs by that of the row at this position in the batch."""
-        temperature = self.draft_temperature
-        return replace(
-            self,
-            depths=self.depths[index],
-            reasons=self.reasons[index],
-            drafter=self.drafter[index],
-            stop=None if self.stop is None else self.stop.take(index),
-            draft_temperature=None if temperature is None else temperature[index],
-            expected=None if self.expected is None else self.expected.take(index),
-            tasks=self.tasks[index],
-            policies=self.policies[index],
-            tree=None if self.tree is None else self.tree.take(index),
-            union=None if self.union is None else self.union.take(index),
-        )
-
-    def within(self, limits: IntArray) -> Decision:
-        """The decision at no more than these depths [B]; rows that this lowers are at their ceiling."""
-        lowered = self.depths > limits
-        if not np.count_nonzero(lowered):
-            return self
-        return replace(
-            self,
-            depths=np.minimum(self.depths, limits),
-            reasons=np.where(lowered, int(Reason.CEILING), self.reasons),
-            union=None if self.union is None else self.union.within(limits),
         )
 
 

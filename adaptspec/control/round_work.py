@@ -8,8 +8,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from adaptspec.arrays import IntArray
 from adaptspec.drafters import Kind, kind_of
-from adaptspec.types import IntArray, RoundRecord
+from adaptspec.rounds import RoundRecord
 
 
 class DraftWork(NamedTuple):

@@ -7,11 +7,11 @@ from dataclasses import replace
 
 import numpy as np
 
+from adaptspec.arrays import BoolArray, FloatArray, IntArray
 from adaptspec.control.decision_cache import RoundRows
-from adaptspec.control.policy import BatchSignals, Decision, Policy, Union
-from adaptspec.decision_tables import StopTable, TreeTable, stacked_temperatures
+from adaptspec.control.policy import BatchSignals, Policy
 from adaptspec.request import SpeculationParams
-from adaptspec.types import BoolArray, Expected, FloatArray, IntArray, RoundRecord
+from adaptspec.rounds import Decision, Expected, RoundRecord, StopTable, TreeTable, Union, stacked_temperatures
 
 _UNBOUND = int(np.iinfo(np.int64).max)
 

@@ -11,13 +11,13 @@ from typing import Annotated, Literal
 import numpy as np
 from pydantic import Field
 
+from adaptspec.arrays import FloatArray, IntArray
 from adaptspec.control.algorithms.algorithm import Choice, ExpectedValue
 from adaptspec.control.algorithms.round_terms import ModelTerms
 from adaptspec.control.language.schema import Part, Short
 from adaptspec.control.policy import Learner
 from adaptspec.control.rows import total
-from adaptspec.decision_tables import StopTable
-from adaptspec.types import FloatArray, IntArray, RoundRecord
+from adaptspec.rounds import RoundRecord, StopTable
 
 _RATE_MEMORY, _THRESHOLD_MEMORY = 0.5, 0.9  # AdaEDL's, from its paper
 

@@ -17,9 +17,9 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from adaptspec.arrays import FloatArray, IntArray
 from adaptspec.errors import ConfigError
 from adaptspec.files import DAMAGE, read_arrays
-from adaptspec.types import FloatArray, IntArray
 
 TASKS = ("chat", "code", "instruction", "json", "math", "rag", "story", "summarize", "template", "translate")
 

@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from adaptspec.arrays import FloatArray, IntArray
 from adaptspec.control.algorithms.algorithm import Choice, ExpectedValue
-from adaptspec.decision_tables import TreeTable
-from adaptspec.types import FloatArray, IntArray
+from adaptspec.rounds import TreeTable
 
 _BINS = 100  # of confidence: most side nodes are unlikely, and many cheap ones pay together
 

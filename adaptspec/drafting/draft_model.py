@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from adaptspec.decision_tables import draft_temperatures
+from adaptspec.arrays import IntArray
 from adaptspec.drafting.drafter import DraftJob, Loaded
 from adaptspec.drafting.tree_growth import FedNodes, ModelTrees
 from adaptspec.errors import ConfigError
@@ -22,7 +22,7 @@ from adaptspec.models.noise import Floats, Stream
 from adaptspec.models.runner import Packed, Runner
 from adaptspec.models.sampling import Certainty, certainty, entropies, leading, tempered
 from adaptspec.progress import report_progress
-from adaptspec.types import IntArray
+from adaptspec.rounds import draft_temperatures
 
 # After full acceptance the last drafted token was never fed, so two tokens are the usual share of a round.
 _USUAL = 2

@@ -9,13 +9,13 @@ from typing import Protocol, runtime_checkable
 
 from transformers import PreTrainedTokenizerFast
 
-from adaptspec.decision_tables import StopTable, TreeTable
+from adaptspec.arrays import FloatArray, IntArray
 from adaptspec.drafters import DRAFTERS, available_drafters
 from adaptspec.drafting.corpus_counts import CorpusCounts
 from adaptspec.models.draft import Draft, NodeChoices
 from adaptspec.models.runner import Runner
 from adaptspec.models.sampling import RowSampling, SamplingBatch
-from adaptspec.types import FloatArray, IntArray
+from adaptspec.rounds import StopTable, TreeTable
 
 
 @dataclass(frozen=True)

@@ -14,9 +14,9 @@ from typing import TypeVar
 
 import numpy as np
 
+from adaptspec.arrays import BoolArray, IntArray
 from adaptspec.drafting.drafter import Drafter, DraftJob, ModelDrafter, ModelFreeDrafter, Observing, RowStart
 from adaptspec.models.draft import Draft, NodeChoices
-from adaptspec.types import BoolArray, IntArray
 
 SHORTEST_REST, LONGEST_REST = 0.1, 60.0  # seconds
 _NOTHING = (0, 0)

@@ -13,10 +13,10 @@ from dataclasses import replace
 
 import numpy as np
 
+from adaptspec.arrays import IntArray
 from adaptspec.drafting.drafter import DraftJob, Loaded, RowStart
 from adaptspec.models.draft import Draft, NodeChoices
 from adaptspec.trees import Tree
-from adaptspec.types import IntArray
 
 _KEYS = 4096  # first tokens of n-grams that a row remembers
 

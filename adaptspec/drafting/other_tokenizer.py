@@ -15,6 +15,7 @@ from math import ceil, prod
 import numpy as np
 import torch
 
+from adaptspec.arrays import IntArray
 from adaptspec.drafting.draft_model import DraftModelDrafter
 from adaptspec.drafting.drafter import DraftJob, Loaded, ModelDrafter
 from adaptspec.models.draft import Draft
@@ -23,7 +24,6 @@ from adaptspec.models.runner import Forward, Packed, Runner
 from adaptspec.models.sampling import RowSampling, SamplingBatch
 from adaptspec.models.tokenization import Spelling
 from adaptspec.request import SamplingParams
-from adaptspec.types import IntArray
 
 # The share of a text that must be written alike for drafts in shared tokens. Where it was 79 %, chains through text had
 # 5 % more tokens accepted (40 prompts of the bundled target, a draft model of 0.6 M): about what branches earn.

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from adaptspec.types import IntArray
+from adaptspec.arrays import IntArray
 
 _LONGEST, _SHORTEST = 4, 3  # tokens in a row that say where one is: two stand in too many places
 _NEAR = 8  # so close behind a difference, a single token says it too

@@ -11,10 +11,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from adaptspec.decision_tables import TreeTable
+from adaptspec.arrays import IntArray
 from adaptspec.drafting.submitted_nodes import best_nodes, submitted
 from adaptspec.models.draft import Draft
-from adaptspec.types import IntArray
+from adaptspec.rounds import TreeTable
 
 
 def united(first: Draft, free: Draft, table: TreeTable, owners: tuple[IntArray, IntArray]) -> Draft:

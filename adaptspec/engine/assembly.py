@@ -47,7 +47,7 @@ from adaptspec.models.pass_range import SECONDS, equal_passes
 from adaptspec.models.runner import ModelInfo, Runner
 from adaptspec.models.source import find_model
 from adaptspec.models.tokenization import check_tokenizer, fingerprint, load_tokenizer
-from adaptspec.types import Sink
+from adaptspec.rounds import Sink
 
 _log = logging.getLogger(__name__)
 

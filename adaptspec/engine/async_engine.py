@@ -25,7 +25,7 @@ from adaptspec.models.runner import ModelInfo
 from adaptspec.progress import report_progress, set_progress_callback
 from adaptspec.quantity import quantity
 from adaptspec.request import Grammar, Request
-from adaptspec.types import Completion, Delta, FinishReason
+from adaptspec.results import Completion, Delta, FinishReason
 
 _log = logging.getLogger(__name__)
 T = TypeVar("T")

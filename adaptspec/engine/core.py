@@ -13,8 +13,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
+from adaptspec.arrays import IntArray
 from adaptspec.control.controller import Controller
-from adaptspec.control.policy import BatchSignals, Decision
+from adaptspec.control.policy import BatchSignals
 from adaptspec.control.rows import total
 from adaptspec.control.tasks import OTHER
 from adaptspec.engine.executor import Clock, Executor, Flight, Kept, Landed
@@ -27,7 +28,8 @@ from adaptspec.errors import ConfigError, UnknownModelError
 from adaptspec.models.draft import Draft
 from adaptspec.progress import report_progress
 from adaptspec.request import Request
-from adaptspec.types import Delta, FinishReason, IntArray, Reason, RoundRecord, Sink
+from adaptspec.results import Delta, FinishReason
+from adaptspec.rounds import Decision, Reason, RoundRecord, Sink
 
 _log = logging.getLogger(__name__)
 LOG_EVERY = 1000  # failed decisions per line of the log: several thousand rounds fit into a second

@@ -14,9 +14,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
-from adaptspec.control.policy import Decision
+from adaptspec.arrays import FloatArray, IntArray
 from adaptspec.control.rows import some
-from adaptspec.decision_tables import TreeTable
 from adaptspec.drafting.draft_model import DraftModelDrafter
 from adaptspec.drafting.drafter import Drafter, DraftJob
 from adaptspec.engine.executor import Outcome, Pending
@@ -29,7 +28,8 @@ from adaptspec.gpu.round_plan import RoundPlan, RoundResult
 from adaptspec.gpu.staging import at_work
 from adaptspec.models.draft import Draft
 from adaptspec.models.runner import Packed
-from adaptspec.types import FloatArray, IntArray, TokenLogprob
+from adaptspec.results import TokenLogprob
+from adaptspec.rounds import Decision, TreeTable
 from adaptspec.verification.coupled import Coupled
 from adaptspec.verification.method import agreement
 

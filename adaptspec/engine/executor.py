@@ -10,11 +10,12 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
-from adaptspec.control.policy import BatchSignals, Decision
+from adaptspec.arrays import FloatArray, IntArray
+from adaptspec.control.policy import BatchSignals
 from adaptspec.engine.scheduler import Batch, Cache
 from adaptspec.engine.sequence import Sequence as Seq
 from adaptspec.models.draft import Draft
-from adaptspec.types import FloatArray, IntArray
+from adaptspec.rounds import Decision
 from adaptspec.verification.method import VerifyResult
 
 

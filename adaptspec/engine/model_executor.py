@@ -10,9 +10,8 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from adaptspec.control.policy import Decision, Union
+from adaptspec.arrays import BoolArray, IntArray
 from adaptspec.control.rows import some
-from adaptspec.decision_tables import TreeTable
 from adaptspec.drafters import states_confidence
 from adaptspec.drafting.draft_model import DraftModelDrafter
 from adaptspec.drafting.drafter import Drafter, DraftJob, ModelFreeDrafter, Observing, RowStart
@@ -27,7 +26,8 @@ from adaptspec.models.grammars import Constraint
 from adaptspec.models.runner import Packed, Runner
 from adaptspec.models.sampling import RowSampling, SamplingBatch
 from adaptspec.progress import report_progress
-from adaptspec.types import BoolArray, IntArray, TokenLogprob
+from adaptspec.results import TokenLogprob
+from adaptspec.rounds import Decision, TreeTable, Union
 from adaptspec.verification.method import VerifyResult, window_starts
 
 _log = logging.getLogger(__name__)

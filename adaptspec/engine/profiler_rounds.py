@@ -11,13 +11,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from adaptspec.arrays import IntArray
 from adaptspec.drafting.drafter import DraftJob, ModelDrafter
 from adaptspec.errors import ConfigError
 from adaptspec.models.runner import Packed, Runner
 from adaptspec.models.sampling import RowSampling, SamplingBatch, argmax
 from adaptspec.quantity import quantity
 from adaptspec.request import SamplingParams
-from adaptspec.types import IntArray
 
 Piece = Callable[[], None]
 _ROWS = (1, 2, 4, 8, 16, 32, 64, 128)

@@ -13,7 +13,7 @@ from adaptspec.engine.detokenizer import Detokenizer
 from adaptspec.models.grammars import FAILED, Constraint
 from adaptspec.models.sampling import RowSampling
 from adaptspec.request import Request
-from adaptspec.types import Completion, Delta, FinishReason, Piece, SpeculationStats, Timings, TokenLogprob
+from adaptspec.results import Completion, Delta, FinishReason, Piece, SpeculationStats, Timings, TokenLogprob
 from adaptspec.verification.method import Method
 
 

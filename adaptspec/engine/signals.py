@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
+from adaptspec.arrays import EMPTY_INT
 from adaptspec.control.controller import Controller
 from adaptspec.control.policy import BatchSignals
 from adaptspec.engine.executor import Executor
 from adaptspec.engine.scheduler import Batch
-from adaptspec.types import nobody
 
 
 def round_signals(batch: Batch, executor: Executor, controller: Controller) -> BatchSignals:
@@ -29,7 +29,7 @@ def round_signals(batch: Batch, executor: Executor, controller: Controller) -> B
     )
     return BatchSignals(
         rows=batch.rows[:size],
-        tasks=nobody(),
+        tasks=EMPTY_INT,
         context=table[0],
         limits=table[1],
         position=table[2],

@@ -16,7 +16,7 @@ from adaptspec.errors import RequestError
 from adaptspec.models.chat.chat_template import ChatTemplate
 from adaptspec.quantity import quantity
 from adaptspec.request import Request, SamplingParams, SpeculationParams
-from adaptspec.types import Completion, Delta
+from adaptspec.results import Completion, Delta
 
 
 class Engine:

@@ -13,10 +13,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from adaptspec.decision_tables import TreeTable
+from adaptspec.arrays import IntArray
 from adaptspec.gpu.draft_bounds import BINS
+from adaptspec.rounds import TreeTable
 from adaptspec.trees import Tree
-from adaptspec.types import IntArray
 
 WIDTH = 4  # candidates of a position that are looked at, the chain's own among them
 _BESIDE = WIDTH - 1

@@ -15,6 +15,7 @@ from types import ModuleType
 import numpy as np
 import torch
 
+from adaptspec.arrays import IntArray
 from adaptspec.gpu import ops
 from adaptspec.gpu.ops import Choice, ChoiceParts, HeadNorm
 from adaptspec.gpu.paged_cache import PagedCache
@@ -28,7 +29,6 @@ from adaptspec.models.layers import Linear, RmsNorm, rotations
 from adaptspec.models.runner import Forward, ModelInfo, Packed, without_padding
 from adaptspec.models.weights import DecoderWeights
 from adaptspec.progress import report_progress
-from adaptspec.types import IntArray
 
 # Tokens of each product of a pass, by the rows that decode; prompts take the last. While 16-bit weights are read once,
 # devices compute 150 to 280 tokens (A100 153, H200 206, B200 281): 64 take no longer than one.

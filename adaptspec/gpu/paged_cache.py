@@ -10,9 +10,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from adaptspec.arrays import IntArray
 from adaptspec.gpu.ranks import ALONE, Group
 from adaptspec.models.kv_cache import CachePlan, CacheShape, KVCache
-from adaptspec.types import IntArray
 
 
 class PagedCache(KVCache):

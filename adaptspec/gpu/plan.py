@@ -10,8 +10,8 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from adaptspec.arrays import IntArray
 from adaptspec.models.attention import Heads
-from adaptspec.types import IntArray
 
 # Cached places whose sums are made on their own and then merged in order. It is the same for every batch and width, or
 # the order of summation, and with it the last bits, would depend on them.

@@ -11,6 +11,7 @@ from dataclasses import replace
 import numpy as np
 import torch
 
+from adaptspec.arrays import FloatArray, IntArray
 from adaptspec.gpu import combs, draft_bounds, rules
 from adaptspec.gpu.device_decoder import TILES, DeviceDecoder, padded, tile_of
 from adaptspec.gpu.draft_steps import DraftSteps, aside, inputs, reset
@@ -20,7 +21,6 @@ from adaptspec.gpu.plan import tile_tokens
 from adaptspec.gpu.plan import tiles as tiles_of
 from adaptspec.gpu.round_plan import RoundPlan, RoundResult, RoundShape
 from adaptspec.gpu.staging import Block, at_work
-from adaptspec.types import FloatArray, IntArray
 
 CHANGES = 4  # of block tables per row that come with a plan; a long prompt brings more, and is told by itself
 

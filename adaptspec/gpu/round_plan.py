@@ -7,10 +7,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from adaptspec.decision_tables import StopTable, TreeTable
+from adaptspec.arrays import FloatArray, IntArray
 from adaptspec.models.runner import Packed
 from adaptspec.models.sampling import SamplingBatch
-from adaptspec.types import FloatArray, IntArray
+from adaptspec.rounds import StopTable, TreeTable
 
 
 @dataclass(frozen=True)

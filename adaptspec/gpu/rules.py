@@ -12,9 +12,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from adaptspec.arrays import BoolArray, IntArray
 from adaptspec.gpu.ops import RuleTables
 from adaptspec.models.sampling import RowSampling, SamplingBatch
-from adaptspec.types import BoolArray, IntArray
 
 
 def layout(rows: int, steps: int) -> dict[str, tuple[torch.dtype, tuple[int, ...]]]:

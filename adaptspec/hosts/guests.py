@@ -9,8 +9,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from adaptspec.arrays import FloatArray, IntArray
 from adaptspec.request import Request
-from adaptspec.types import FloatArray, IntArray, SpeculationStats, Timings
+from adaptspec.results import SpeculationStats, Timings
 
 UNBOUND = 2**31
 

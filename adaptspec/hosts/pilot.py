@@ -26,12 +26,13 @@ from itertools import count
 
 import numpy as np
 
+from adaptspec.arrays import IntArray
 from adaptspec.control.algorithms.algorithm import lowered
 from adaptspec.control.controller import Controller
 from adaptspec.control.cost_model import CostModel
 from adaptspec.control.host import DRAFTER, Host
 from adaptspec.control.learned_state import PolicyState
-from adaptspec.control.policy import BatchSignals, Decision
+from adaptspec.control.policy import BatchSignals
 from adaptspec.control.round_work import Timing
 from adaptspec.control.rows import total
 from adaptspec.hosts.desk import Desk
@@ -41,8 +42,8 @@ from adaptspec.hosts.settings import IGNORED, NOT_SERVED, PilotSettings
 from adaptspec.hosts.shared_state import SharedState
 from adaptspec.hosts.skipping import Skipping
 from adaptspec.request import Request, SamplingParams, SpeculationParams
+from adaptspec.rounds import Decision, Reason
 from adaptspec.telemetry.metric_families import host_families
-from adaptspec.types import IntArray, Reason
 
 _log = logging.getLogger(__name__)
 # The first steps are timed at these shares of the deepest draft in turn, so that the cost model can price their parts:

@@ -8,14 +8,14 @@ from typing import NamedTuple
 
 import numpy as np
 
+from adaptspec.arrays import FloatArray, IntArray
 from adaptspec.control.cost_model import CostModel
 from adaptspec.control.decision_cache import UNDECIDED
 from adaptspec.control.host import DRAFTER
-from adaptspec.control.policy import Decision
 from adaptspec.control.round_work import DraftWork, RoundWork
 from adaptspec.control.rows import alike, total
 from adaptspec.hosts.guests import Told
-from adaptspec.types import FloatArray, IntArray, RoundRecord
+from adaptspec.rounds import Decision, RoundRecord
 
 # A deviation from a step's expected seconds counts in full up to this relative noise of steps, and never beyond so many
 # times these seconds, which mean that the machine slept.

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
+from adaptspec.arrays import FloatArray
 from adaptspec.control.learned_state import (
     FILE,
     LearnedState,
@@ -23,7 +24,6 @@ from adaptspec.control.learned_state import (
     renumbered,
 )
 from adaptspec.errors import StateError
-from adaptspec.types import FloatArray
 
 _log = logging.getLogger(__name__)
 _MOST_HERE = 64  # engines of one machine

@@ -17,12 +17,13 @@ from adaptspec.control.host import DRAFTER
 from adaptspec.errors import ConfigError
 from adaptspec.journal import JournalHeader
 from adaptspec.request import Request
+from adaptspec.results import Completion, FinishReason, SpeculationStats, Timings
+from adaptspec.rounds import RoundRecord
 from adaptspec.telemetry.journal_writer import Journal
 from adaptspec.telemetry.metrics import Metrics
 from adaptspec.telemetry.otlp_export import TraceSettings
 from adaptspec.telemetry.request_store import RequestStore
 from adaptspec.telemetry.tracing import Trace, tracing_of
-from adaptspec.types import Completion, FinishReason, RoundRecord, SpeculationStats, Timings
 
 _ROWS, _TOKENS = (1, 2, 4, 8, 16, 32, 64, 128, 256), (1, 2, 3, 4, 6, 8)  # of the profile in a journal's header
 _REASONS = {reason.value for reason in FinishReason}

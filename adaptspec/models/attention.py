@@ -17,9 +17,9 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
+from adaptspec.arrays import BoolArray, IntArray
 from adaptspec.models.kv_cache import BLOCK, KVCache
 from adaptspec.models.runner import Packed
-from adaptspec.types import BoolArray, IntArray
 
 # Queries of one product are a multiple of these: with 1 to 3 of them, libraries add in another order.
 QUERIES = 4

@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from adaptspec.arrays import BoolArray, FloatArray, IntArray
 from adaptspec.models.noise import Floats
 from adaptspec.trees import Branches, Tree
-from adaptspec.types import BoolArray, FloatArray, IntArray
 
 
 @dataclass(frozen=True)

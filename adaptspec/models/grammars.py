@@ -16,10 +16,10 @@ from weakref import WeakValueDictionary
 import numpy as np
 from transformers import PreTrainedTokenizerFast
 
+from adaptspec.arrays import BoolArray
 from adaptspec.errors import OverloadedError, RequestError
 from adaptspec.models.tokenization import TokenBytes
 from adaptspec.request import Grammar, Reasoning
-from adaptspec.types import BoolArray
 
 MAX_CHARACTERS = 100_000  # of a grammar: what is longer takes noticeable time to compile
 CACHE_BYTES = 128 * 2**20

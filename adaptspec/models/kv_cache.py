@@ -13,8 +13,8 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
+from adaptspec.arrays import IntArray
 from adaptspec.errors import EngineError, ModelError
-from adaptspec.types import IntArray
 
 CPU_SHARE = 0.5  # of all memory: pages are only used once written, and the same machine gives the same sizes
 CUDA_SHARE = 0.85  # of what is free when the model has been loaded

@@ -14,13 +14,13 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from adaptspec.arrays import IntArray
 from adaptspec.errors import EngineError, ModelError
 from adaptspec.models.gguf import GgufHeader
 from adaptspec.models.kv_cache import BlockAllocator, CachePlan
 from adaptspec.models.llama_library import BFLOAT16, FLOAT16, LlamaLibrary, TokenBatch
 from adaptspec.models.runner import Forward, ModelInfo, Packed, without_padding
 from adaptspec.progress import report_progress
-from adaptspec.types import IntArray
 
 ROUNDED = 256  # tokens: llama.cpp sizes a row's cache in multiples of them
 WIDEST = 512  # tokens of one call

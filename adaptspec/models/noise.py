@@ -18,7 +18,7 @@ from functools import lru_cache
 import numpy as np
 import numpy.typing as npt
 
-from adaptspec.types import FloatArray, IntArray
+from adaptspec.arrays import FloatArray, IntArray
 
 Floats = npt.NDArray[np.float32]
 _Words = npt.NDArray[np.uint64]

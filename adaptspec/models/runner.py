@@ -11,7 +11,7 @@ from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
 
-from adaptspec.types import BoolArray, IntArray
+from adaptspec.arrays import BoolArray, IntArray
 
 
 @dataclass(frozen=True)

@@ -16,12 +16,12 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from adaptspec.arrays import BoolArray, FloatArray, IntArray
 from adaptspec.errors import RequestError
 from adaptspec.models.grammars import Constraint
 from adaptspec.models.noise import Floats, Stream, gumbel, position_keys, seed_keys, token_keys, uniform
 from adaptspec.progress import report_progress
 from adaptspec.request import SamplingParams
-from adaptspec.types import BoolArray, FloatArray, IntArray
 
 # Below this float32 scores are so far apart that sampling is greedy; smaller divisors would overflow.
 MIN_TEMPERATURE = 1e-5

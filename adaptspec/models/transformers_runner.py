@@ -16,13 +16,13 @@ import numpy as np
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
 
+from adaptspec.arrays import BoolArray
 from adaptspec.errors import ModelError
 from adaptspec.models.attention import Span, additive
 from adaptspec.models.kv_cache import BlockAllocator
 from adaptspec.models.layers import Float32Head
 from adaptspec.models.runner import Forward, ModelInfo, Packed, without_padding
 from adaptspec.progress import report_progress
-from adaptspec.types import BoolArray
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel  # a type only here, and seconds to import

@@ -18,13 +18,13 @@ from aiohttp import web
 
 from adaptspec import __version__
 from adaptspec.errors import OverloadedError
+from adaptspec.rounds import REASON_WORDS
 from adaptspec.server import sse
 from adaptspec.server.live_answers import LiveSnapshot
 from adaptspec.server.routes import Operation, add_operations
 from adaptspec.server.service import SERVICE, Service
 from adaptspec.telemetry.live_feed import LiveFeed
 from adaptspec.telemetry.live_schema import COLUMNS
-from adaptspec.types import REASON_WORDS
 
 TICKS_PER_SECOND = 4.0
 BEAT_SECONDS = 5.0

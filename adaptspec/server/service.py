@@ -14,6 +14,7 @@ from adaptspec.errors import EngineError, OverloadedError, PromptTooLongError, R
 from adaptspec.models.grammars import ended_by_grammar
 from adaptspec.quantity import quantity
 from adaptspec.request import Grammar, Reasoning, Request
+from adaptspec.results import Completion, Delta, FinishReason
 from adaptspec.server.api.chat import ChatBody
 from adaptspec.server.api.codec import Codec
 from adaptspec.server.api.completions import CompletionBody
@@ -28,7 +29,6 @@ from adaptspec.server.limits import ServerLimits
 from adaptspec.server.served_names import ServedNames
 from adaptspec.server.sse import Padding, Silence
 from adaptspec.server.threads import Lanes, within
-from adaptspec.types import Completion, Delta, FinishReason
 
 SMALL_BODY = 2**16  # bytes; reading more JSON than this would be felt by the streams of other clients
 # SplitMix64's own step from one stream to the next; the engine mixes seeds well, so any odd step would do.

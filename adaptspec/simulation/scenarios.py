@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from adaptspec.arrays import FloatArray
 from adaptspec.errors import TapeError
 from adaptspec.simulation.tape import Tape
-from adaptspec.types import FloatArray
 
 IN_TURN, IN_PHASES, WRONG = "mixed, in turn", "mixed, in phases", "wrong drafts"
 # In a stream of shorter phases policies cannot settle, and each request counts by itself.

@@ -14,12 +14,13 @@ from typing import cast
 
 import numpy as np
 
+from adaptspec.arrays import IntArray
 from adaptspec.control.controller import Controller
 from adaptspec.control.cost_model import CostModel
 from adaptspec.control.cost_profile import CostProfile
 from adaptspec.control.language.build import build_policy, parse_policy_spec
 from adaptspec.control.language.spec import BlockSpec, CoupledSpec, PolicySpec, RejectionSpec
-from adaptspec.control.policy import BatchSignals, Decision
+from adaptspec.control.policy import BatchSignals
 from adaptspec.control.routing import routes_of, with_used
 from adaptspec.control.tasks import Labels
 from adaptspec.drafters import available_drafters
@@ -30,12 +31,13 @@ from adaptspec.engine.policy_settings import PolicySettings
 from adaptspec.engine.sequence import Sequence
 from adaptspec.errors import TapeError
 from adaptspec.request import Request, SamplingParams, SpeculationParams
+from adaptspec.results import Completion
+from adaptspec.rounds import Decision, Reason, RoundRecord
 from adaptspec.simulation.machine import Machine
 from adaptspec.simulation.scenarios import Stream
 from adaptspec.simulation.tape import Tape
 from adaptspec.simulation.tape_drafters import RIGHT, RIGHT_END, WRONG, WRONG_END
 from adaptspec.simulation.tape_executor import TapeExecutor
-from adaptspec.types import Completion, IntArray, Reason, RoundRecord
 from adaptspec.verification import make_method
 from adaptspec.verification.method import Method
 

@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
+from adaptspec.arrays import BoolArray, FloatArray, IntArray
 from adaptspec.errors import TapeError
-from adaptspec.types import BoolArray, FloatArray, IntArray
 
 MAX_REACH = 255  # of a draft that never runs out of proposals: deeper than any policy may draft
 UNRANKED = 127  # rank of a token that is not among a drafter's first 127 candidates

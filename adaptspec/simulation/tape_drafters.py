@@ -17,12 +17,12 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from adaptspec.decision_tables import StopTable, TreeTable
+from adaptspec.arrays import FloatArray, IntArray
 from adaptspec.drafting.tree_growth import Candidates, Nodes, RowTree, TreeGrowth
 from adaptspec.models.draft import Draft
+from adaptspec.rounds import StopTable, TreeTable
 from adaptspec.simulation.machine import Machine
 from adaptspec.simulation.tape import DraftView
-from adaptspec.types import FloatArray, IntArray
 
 # Stand-ins for drafted tokens: wrong, wrong and the end of a text, right, right and the end of the text.
 WRONG, WRONG_END, RIGHT, RIGHT_END = 0, 1, 2, 3

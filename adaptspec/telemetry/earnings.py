@@ -9,13 +9,14 @@ from typing import Any
 
 import numpy as np
 
+from adaptspec.arrays import IntArray
 from adaptspec.control.cost_model import CostModel
 from adaptspec.control.guard import GuardEvents
+from adaptspec.rounds import RoundRecord
 from adaptspec.telemetry.live_schema import Compared
 from adaptspec.telemetry.request_store import Batch, RequestStore, Started, row_count
 from adaptspec.telemetry.static_tiers import StaticTiers, TierEarnings
 from adaptspec.telemetry.totals import Totals, by_proposer, gathered
-from adaptspec.types import IntArray, RoundRecord
 
 _SWITCHES = ("depth_switches", "drafter_switches", "guard_switches", "probes", "probes_won")
 

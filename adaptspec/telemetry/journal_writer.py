@@ -14,9 +14,9 @@ from adaptspec.errors import JournalError
 from adaptspec.files import open_file
 from adaptspec.journal import Entry, JournalHeader, LinesDropped, RequestFinished, RequestStarted, to_line
 from adaptspec.request import Request
+from adaptspec.results import Completion
 from adaptspec.telemetry.bounded_queue import BoundedQueue
 from adaptspec.telemetry.request_store import Batch, Event, Finished, RequestStore, RoundEnded, Started
-from adaptspec.types import Completion
 
 _log = logging.getLogger(__name__)
 

@@ -12,13 +12,14 @@ from typing import Any
 
 import numpy as np
 
+from adaptspec.arrays import FloatArray, IntArray
 from adaptspec.control.tasks import OTHER
+from adaptspec.rounds import Reason, RoundRecord
 from adaptspec.telemetry.earnings import EarningsSnapshot
 from adaptspec.telemetry.live_schema import Bar, DrafterSums
 from adaptspec.telemetry.request_record import RequestRecord, bars_of
 from adaptspec.telemetry.request_store import Batch, Finished, RequestStore, RoundEnded, Started
 from adaptspec.telemetry.totals import Totals, by_proposer, gathered, tallied
-from adaptspec.types import FloatArray, IntArray, Reason, RoundRecord
 
 HISTORY_SECONDS = 300
 STRIP_ROUNDS = 120  # of one request

@@ -14,9 +14,9 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from adaptspec.control.rollout import Reloads
+from adaptspec.rounds import Reason
 from adaptspec.telemetry.earnings import EarningsSnapshot, Estimate
 from adaptspec.telemetry.totals import DEPTH_LABELS, Totals
-from adaptspec.types import Reason
 
 if TYPE_CHECKING:  # where another engine is the host, none of ours is there
     from adaptspec.engine.async_engine import EngineStats

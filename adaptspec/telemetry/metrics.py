@@ -16,10 +16,10 @@ from prometheus_client.core import CounterMetricFamily
 from prometheus_client.exposition import choose_encoder
 
 from adaptspec.request import Request
+from adaptspec.results import Completion, FinishReason
 from adaptspec.telemetry.metric_families import Asked, load_families, round_families
 from adaptspec.telemetry.request_store import Batch, Finished, RequestStore
 from adaptspec.telemetry.vllm_names import VllmNames
-from adaptspec.types import Completion, FinishReason
 
 if TYPE_CHECKING:  # where another engine is the host, none of ours is there
     from adaptspec.engine.async_engine import EngineStats

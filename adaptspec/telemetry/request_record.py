@@ -15,9 +15,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from adaptspec.request import Request
+from adaptspec.results import Completion
+from adaptspec.rounds import Reason, RoundRecord
 from adaptspec.telemetry.live_schema import Bar
 from adaptspec.trees import Branches
-from adaptspec.types import Completion, Reason, RoundRecord
 
 # So many rounds of a request are kept one by one, so many of its rare events; sums go on.
 ROUNDS_KEPT = 512

@@ -13,9 +13,10 @@ from collections.abc import Mapping, Sequence
 from adaptspec.control.tasks import OTHER
 from adaptspec.quantity import quantity
 from adaptspec.request import Request
+from adaptspec.results import Completion, Timings
+from adaptspec.rounds import REASON_WORDS, Reason
 from adaptspec.telemetry.metrics import PROVIDER
 from adaptspec.telemetry.request_record import Forecast, RequestRecord, RoundHistory, RoundSums, RowRound, drafter_name
-from adaptspec.types import REASON_WORDS, Completion, Reason, Timings
 
 _NAMES = {reason.value: reason.name.lower() for reason in Reason}
 SAMPLING = ("max_tokens", "temperature", "top_p", "top_k", "presence_penalty", "frequency_penalty")

@@ -17,10 +17,11 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 from adaptspec.request import Request
+from adaptspec.results import Completion
+from adaptspec.rounds import Reason, RoundRecord
 from adaptspec.telemetry.bounded_queue import BoundedQueue
 from adaptspec.telemetry.request_record import RequestRecord, bars_of, drafter_name, rows_of
 from adaptspec.telemetry.totals import Totals
-from adaptspec.types import Completion, Reason, RoundRecord
 
 _log = logging.getLogger(__name__)
 KEPT_ROUNDS = 256

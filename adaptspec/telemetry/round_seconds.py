@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from adaptspec.types import BoolArray, FloatArray
+from adaptspec.arrays import BoolArray, FloatArray
 
 # Drafted tokens per row between which seconds are taken to follow a line.
 KNOTS = (0.0, 1.0, 3.0, 7.0, 15.0)

@@ -10,12 +10,13 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from adaptspec.arrays import BoolArray, FloatArray, IntArray
 from adaptspec.control.acceptance import Acceptance
 from adaptspec.control.counterfactual import Counterfactual
 from adaptspec.control.round_work import batch_bucket
+from adaptspec.rounds import RoundRecord
 from adaptspec.telemetry.round_seconds import RoundSeconds, drafted_in, features
 from adaptspec.telemetry.totals import gathered
-from adaptspec.types import BoolArray, FloatArray, IntArray, RoundRecord
 
 TIERS = (1, 2, 3, 5, 7)
 _DEPTHS, _DEEPEST = np.array(TIERS), max(TIERS)

@@ -11,11 +11,12 @@ from dataclasses import dataclass, field
 from math import isnan
 from typing import Any
 
+from adaptspec.arrays import FloatArray
 from adaptspec.errors import JournalError
 from adaptspec.journal import Entry, JournalHeader, LinesDropped, RequestFinished, RequestStarted
+from adaptspec.rounds import Reason, RoundRecord
 from adaptspec.telemetry.request_record import drafter_name
 from adaptspec.telemetry.trace_events import Curves, Event, process_name, slice_event, track_name
-from adaptspec.types import FloatArray, Reason, RoundRecord
 
 ENGINE, REQUESTS = 1, 2  # processes of the trace
 # A track with the number of its process would be labelled as its main thread.

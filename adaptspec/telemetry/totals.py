@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from adaptspec.types import IntArray, Reason, RoundRecord
+from adaptspec.arrays import IntArray
+from adaptspec.rounds import Reason, RoundRecord
 
 DEPTH_LABELS = 64  # more depths than any sensible policy has; keeps label values bounded
 

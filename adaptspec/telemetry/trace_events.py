@@ -19,7 +19,7 @@ import numpy as np
 
 from adaptspec.errors import ConfigError
 from adaptspec.files import check_regular, open_file
-from adaptspec.types import RoundRecord
+from adaptspec.rounds import RoundRecord
 
 Event = Mapping[str, Any]
 

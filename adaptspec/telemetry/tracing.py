@@ -18,6 +18,7 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 from adaptspec import __version__
 from adaptspec.control.guard import GuardEvents
 from adaptspec.request import Request
+from adaptspec.results import Completion, FinishReason
 from adaptspec.telemetry.metrics import Metrics
 from adaptspec.telemetry.otlp_export import SpanQueue, TraceLevel, TraceSettings, resource
 from adaptspec.telemetry.request_record import RequestRecord, RowRound
@@ -34,7 +35,6 @@ from adaptspec.telemetry.request_spans import (
     summary,
 )
 from adaptspec.telemetry.request_store import Batch, Finished, Noted, RequestStore, RoundEnded
-from adaptspec.types import Completion, FinishReason
 
 _PROPAGATOR = TraceContextTextMapPropagator()
 # So long a request of an HTTP answer that is over may take to end: one that never reached the engine never does.

@@ -17,7 +17,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 
 from adaptspec.request import Request
-from adaptspec.types import Completion, FinishReason
+from adaptspec.results import Completion, FinishReason
 
 if TYPE_CHECKING:  # where another engine is the host, none of ours is there
     from adaptspec.engine.async_engine import EngineStats

@@ -13,6 +13,7 @@ import numpy.typing as npt
 from rich.console import Console
 from transformers import PreTrainedTokenizerFast
 
+from adaptspec.arrays import FloatArray, IntArray
 from adaptspec.drafting.corpus_counts import VERSION
 from adaptspec.drafting.token_counts import LONGEST, hashed
 from adaptspec.errors import CorpusError, RequestError
@@ -21,7 +22,6 @@ from adaptspec.models.config import shown
 from adaptspec.models.tokenization import chat_text, fingerprint, load_tokenizer
 from adaptspec.quantity import quantity
 from adaptspec.training.corpus import Record, read_corpus
-from adaptspec.types import FloatArray, IntArray
 
 LEAST = 4  # times that a context must have been met
 _FOLLOWING = 8  # tokens kept after one context

@@ -12,13 +12,13 @@ from rich.console import Console
 from rich.progress import track
 from torch import nn
 
+from adaptspec.arrays import BoolArray
 from adaptspec.training.cards import render
 from adaptspec.training.corpus import Prompt, spread
 from adaptspec.training.head_modules import TrainedHead, heard
 from adaptspec.training.measure import MeasuredTarget, acceptance_length, conditional_acceptance
 from adaptspec.training.pair_report import ALL, ReportSize, greedy_answers
 from adaptspec.training.pair_settings import RunRecord
-from adaptspec.types import BoolArray
 
 SIZE = ReportSize(prompts_per_task=16)
 

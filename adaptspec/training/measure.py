@@ -16,11 +16,11 @@ import numpy as np
 import torch
 from torch import nn
 
+from adaptspec.arrays import BoolArray, FloatArray
 from adaptspec.models.chat.chat_template import ChatTemplate
 from adaptspec.models.source import find_model
 from adaptspec.models.tokenization import load_tokenizer
 from adaptspec.models.transformers_runner import load_module
-from adaptspec.types import BoolArray, FloatArray
 
 DEPTHS = (1, 3, 7)
 TEMPERATURE = 0.8

@@ -19,6 +19,7 @@ from scipy.sparse import csr_matrix
 from scipy.special import log_softmax
 from sklearn.linear_model import LogisticRegression
 
+from adaptspec.arrays import BoolArray, FloatArray
 from adaptspec.command_line import TEXT
 from adaptspec.control.tasks import MIN_CONFIDENCE, SIZE, TASKS, TaskDetector, ngrams
 from adaptspec.files import write_file
@@ -26,7 +27,6 @@ from adaptspec.tables import show
 from adaptspec.training.corpus import choose_prompts, read_corpus
 from adaptspec.training.task_examples import PHRASINGS, Example, example_weights, task_examples
 from adaptspec.training.task_report import TaskTraining, card_path, measure_tasks, task_card
-from adaptspec.types import BoolArray, FloatArray
 
 STRENGTHS = (3.0, 10.0, 30.0)  # inverse regularisation, weakest weights first
 TEMPERATURES = np.geomspace(0.5, 4.0, 25)

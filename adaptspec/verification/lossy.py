@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from adaptspec.arrays import BoolArray, IntArray
 from adaptspec.models.draft import Draft
 from adaptspec.models.noise import Floats
 from adaptspec.models.sampling import Logits, SamplingBatch, certainty, entropies
-from adaptspec.types import BoolArray, IntArray
 from adaptspec.verification.method import Method, VerifyResult, Windows, accepted_run
 
 

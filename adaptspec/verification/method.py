@@ -7,10 +7,10 @@ from typing import Protocol
 
 import numpy as np
 
+from adaptspec.arrays import BoolArray, IntArray
 from adaptspec.models.draft import Draft
 from adaptspec.models.sampling import Logits, SamplingBatch
 from adaptspec.trees import Tree
-from adaptspec.types import BoolArray, IntArray
 
 
 @dataclass(frozen=True)

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from adaptspec.arrays import FloatArray, IntArray
 from adaptspec.models.draft import Draft
 from adaptspec.models.noise import Floats, Stream
 from adaptspec.models.sampling import Logits, SamplingBatch
 from adaptspec.progress import report_progress
-from adaptspec.types import FloatArray, IntArray
 from adaptspec.verification.method import Method, VerifyResult, Windows, accepted_run, agreement
 
 

@@ -7,9 +7,10 @@ from typing import ClassVar, Literal
 import numpy as np
 from pydantic import Field
 
+from adaptspec.arrays import FloatArray, IntArray
 from adaptspec.control.algorithms.algorithm import AlgorithmSpec, Choice, OneDepth, Parts
 from adaptspec.control.policy import BatchSignals, Pending
-from adaptspec.types import FloatArray, IntArray, Reason, RoundRecord
+from adaptspec.rounds import Reason, RoundRecord
 
 _SMOOTHING = 0.05  # weight of the newest round in the moving average of tokens per second
 _DROP, _MAX_LOW, _COOLDOWN = 0.3, 30, 50  # share below the average; rounds in a row until a reset; rounds after one

@@ -7,9 +7,10 @@ from typing import ClassVar, Literal
 import numpy as np
 from pydantic import Field
 
+from adaptspec.arrays import IntArray
 from adaptspec.control.algorithms.algorithm import Algorithm, AlgorithmSpec, Choice, Parts
 from adaptspec.control.policy import BatchSignals
-from adaptspec.types import IntArray, Reason, RoundRecord
+from adaptspec.rounds import Reason, RoundRecord
 
 
 class LastRun(Algorithm):

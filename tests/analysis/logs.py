@@ -10,10 +10,10 @@ from adaptspec.control.language.build import parse_policy_spec
 from adaptspec.control.language.spec import PolicySpec
 from adaptspec.control.tasks import TASKS
 from adaptspec.journal import JournalHeader, RequestStarted, to_line
+from adaptspec.rounds import RoundRecord
 from adaptspec.simulation.machine import Machine, load_machine
 from adaptspec.simulation.scenarios import Stream
 from adaptspec.simulation.simulator import replay
-from adaptspec.types import RoundRecord
 
 DRAFTERS = ("draft-model", "ngram")
 

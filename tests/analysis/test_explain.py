@@ -12,8 +12,8 @@ from adaptspec.cli import main
 from adaptspec.control.language.build import load_policy_spec
 from adaptspec.control.language.library import find_policy
 from adaptspec.errors import JournalError
+from adaptspec.rounds import Reason
 from adaptspec.simulation.scenarios import Schedule, stream
-from adaptspec.types import Reason
 from tests.analysis.logs import policy, write_journal
 from tests.policies.tapes import made_tape, with_candidates
 

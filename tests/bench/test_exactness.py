@@ -27,7 +27,7 @@ from adaptspec.engine.assembly import Built, build
 from adaptspec.engine.core import EngineLimits
 from adaptspec.engine.engine_config import EngineConfig
 from adaptspec.request import Request, SamplingParams
-from adaptspec.types import Completion, FinishReason, SpeculationStats, Timings, TokenLogprob
+from adaptspec.results import Completion, FinishReason, SpeculationStats, Timings, TokenLogprob
 from tests.policies.world import HEADER
 
 TOKENS = 10

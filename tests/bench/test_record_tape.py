@@ -16,19 +16,18 @@ from adaptspec.bench.workloads import Workloads, encode
 from adaptspec.cli import main
 from adaptspec.control.controller import Controller
 from adaptspec.control.cost_model import CostModel
-from adaptspec.control.policy import BatchSignals, Decision
-from adaptspec.decision_tables import StopTable, TreeTable
+from adaptspec.control.policy import BatchSignals
 from adaptspec.engine.assembly import Built, assemble, build
 from adaptspec.engine.core import EngineLimits
 from adaptspec.engine.engine_config import EngineConfig
 from adaptspec.request import Request, SamplingParams, SpeculationParams
+from adaptspec.rounds import Decision, RoundRecord, StopTable, TreeTable
 from adaptspec.simulation.machine import load_machine
 from adaptspec.simulation.scenarios import Schedule, Stream
 from adaptspec.simulation.simulator import SimulatorSettings, replay, static_spec
 from adaptspec.simulation.tape import Tape
 from adaptspec.simulation.tape_file import load_tape
 from adaptspec.training.corpus import Prompt
-from adaptspec.types import RoundRecord
 from tests.conftest import MakeModel
 from tests.engine.conftest import Notes
 

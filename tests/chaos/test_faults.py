@@ -15,7 +15,7 @@ import torch
 
 from adaptspec.engine.assembly import Built
 from adaptspec.models.runner import Forward, Packed, Runner
-from adaptspec.types import FinishReason
+from adaptspec.results import FinishReason
 from tests.chaos.harness import CANARY, COMPLETIONS, Answer, Server, replaced, running
 
 # The request whose work fails: the only one with so long a prompt.

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from adaptspec.arrays import FloatArray
 from adaptspec.control.algorithms.algorithm import Choice, ExpectedValue
 from adaptspec.control.algorithms.round_terms import ModelTerms
 from adaptspec.control.cost_model import DraftPrices
-from adaptspec.decision_tables import StopEvaluator, StopTable
-from adaptspec.types import FloatArray
+from adaptspec.rounds import StopEvaluator, StopTable
 
 CURVE = 1e-3 + 1e-4 * np.arange(64.0)  # seconds of verifying n more tokens
 

@@ -9,7 +9,7 @@ import numpy as np
 from adaptspec.control.cost_model import CostModel
 from adaptspec.control.model_free_acceptance import NgramAcceptance, StatedAcceptance
 from adaptspec.control.policy import BatchSignals
-from adaptspec.types import Reason, RoundRecord
+from adaptspec.rounds import Reason, RoundRecord
 from tests.policies.world import HEADER, Machine
 
 QUIET = Machine()

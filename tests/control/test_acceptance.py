@@ -9,9 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from adaptspec.arrays import FloatArray, IntArray
 from adaptspec.control.acceptance import Acceptance, AcceptanceSettings, Calibration, Continuation, PendingRecords
 from adaptspec.control.model_free_acceptance import NgramAcceptance
-from adaptspec.types import FloatArray, IntArray, RoundRecord
+from adaptspec.rounds import RoundRecord
 from tests.control.helpers import note, record
 
 ROW = np.array([0])

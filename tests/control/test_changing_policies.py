@@ -13,7 +13,7 @@ from adaptspec.control.rollout import LIVE, CanarySpec, Rollout
 from adaptspec.control.tasks import Labels, Names
 from adaptspec.errors import ConfigError
 from adaptspec.request import Request, SpeculationParams
-from adaptspec.types import RoundRecord
+from adaptspec.rounds import RoundRecord
 from tests.control.helpers import record, signals, table
 
 LABELS = Labels(Names(("code",)))

@@ -13,12 +13,12 @@ from adaptspec.control.composed_policy import ComposedPolicy
 from adaptspec.control.controller import Controller
 from adaptspec.control.language.build import build_policy, load_policy_spec
 from adaptspec.control.language.library import find_policy
-from adaptspec.control.policy import BatchSignals, Decision
+from adaptspec.control.policy import BatchSignals
 from adaptspec.control.stopping import StopRule, ThresholdStop
 from adaptspec.control.tasks import Labels, Names
 from adaptspec.errors import ConfigError, UnknownModelError
 from adaptspec.request import Request, SpeculationParams
-from adaptspec.types import Reason, RoundRecord
+from adaptspec.rounds import Decision, Reason, RoundRecord
 from tests.control.asking import ask
 from tests.control.helpers import record, signals, table
 

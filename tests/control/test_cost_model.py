@@ -10,10 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from adaptspec.arrays import FloatArray
 from adaptspec.control.cost_model import CostModel
 from adaptspec.control.cost_profile import CostProfile, DrafterCost
 from adaptspec.control.round_work import DraftWork, RoundWork, Timing
-from adaptspec.types import FloatArray, RoundRecord
+from adaptspec.rounds import RoundRecord
 from tests.control.helpers import QUIET, record, table
 from tests.control.test_cost_profile import random_profile
 

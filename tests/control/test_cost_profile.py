@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from adaptspec.arrays import FloatArray
 from adaptspec.control.cost_model import CostModel
 from adaptspec.control.cost_profile import CostProfile, DrafterCost
 from adaptspec.errors import ConfigError
-from adaptspec.types import FloatArray
 from tests.control.helpers import QUIET
 
 ROWS, TOKENS = (1, 4, 16), (1, 2, 8)

@@ -12,10 +12,9 @@ import pytest
 from adaptspec.control.controller import Controller
 from adaptspec.control.decision_cache import UNDECIDED
 from adaptspec.control.language.build import build_policy, parse_policy_spec
-from adaptspec.control.policy import BatchSignals, Decision, Policy
-from adaptspec.decision_tables import StopTable
+from adaptspec.control.policy import BatchSignals, Policy
 from adaptspec.request import Request, SpeculationParams
-from adaptspec.types import Reason, RoundRecord
+from adaptspec.rounds import Decision, Reason, RoundRecord, StopTable
 from tests.control.helpers import GOODPUT, record, signals, table
 
 ROUND = 0.01  # seconds

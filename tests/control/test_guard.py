@@ -13,7 +13,7 @@ from adaptspec.control.cost_model import CostModel
 from adaptspec.control.guard import Guard, GuardEvents, GuardSpec, Mode
 from adaptspec.control.language.build import build_policy, parse_policy_spec
 from adaptspec.control.tasks import Labels, Names
-from adaptspec.types import Reason, RoundRecord
+from adaptspec.rounds import Reason, RoundRecord
 from tests.control.helpers import QUIET, record, signals, table
 from tests.fakes import array
 

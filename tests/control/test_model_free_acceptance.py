@@ -8,7 +8,7 @@ import numpy as np
 
 from adaptspec.control.model_free_acceptance import StatedAcceptance
 from adaptspec.control.policy import BatchSignals
-from adaptspec.types import RoundRecord
+from adaptspec.rounds import RoundRecord
 from tests.control import helpers
 from tests.control.helpers import note
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 
 from adaptspec.control.round_work import DraftWork, RoundWork, Timing, batch_bucket, draft_passes, timing_of, work_of
-from adaptspec.types import RoundRecord
+from adaptspec.rounds import RoundRecord
 from tests.control.helpers import record
 from tests.trees import CHAIN, Grown, branching, forests
 

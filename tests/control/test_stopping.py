@@ -10,6 +10,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from adaptspec.arrays import FloatArray
 from adaptspec.control.algorithms.algorithm import Choice, ExpectedValue
 from adaptspec.control.stopping import (
     AdaEdlStop,
@@ -19,7 +20,6 @@ from adaptspec.control.stopping import (
     ThresholdStop,
     svip_stop,
 )
-from adaptspec.types import FloatArray
 from tests.control.asking import CURVE, ask, choice, drafted, terms
 from tests.control.helpers import record
 from tests.trees import SIBLING, branching

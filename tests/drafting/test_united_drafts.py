@@ -8,11 +8,11 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from adaptspec.decision_tables import TreeTable
+from adaptspec.arrays import IntArray
 from adaptspec.drafting.united_drafts import united
 from adaptspec.models.draft import Draft
+from adaptspec.rounds import TreeTable
 from adaptspec.trees import Tree
-from adaptspec.types import IntArray
 
 TOKENS = st.lists(st.integers(0, 2), max_size=12)
 ONE, TWO = np.zeros(1, dtype=np.int64), np.ones(1, dtype=np.int64)

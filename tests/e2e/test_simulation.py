@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from adaptspec.arrays import FloatArray
 from adaptspec.bench.record_tape import RecordSettings, record
 from adaptspec.bench.workloads import Workloads, encode, read_workloads
 from adaptspec.control.cost_model import CostModel
@@ -34,7 +35,6 @@ from adaptspec.simulation.machine import Curve, DraftTimes, Machine
 from adaptspec.simulation.scenarios import Schedule, Stream
 from adaptspec.simulation.simulator import ReplayStats, SimulatorSettings, replay
 from adaptspec.simulation.tape import Tape
-from adaptspec.types import FloatArray
 from tests.engine.conftest import Notes
 
 TOKENS = 32

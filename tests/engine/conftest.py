@@ -10,14 +10,15 @@ from transformers import PreTrainedTokenizerFast
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from adaptspec.control.controller import Controller
-from adaptspec.control.policy import BatchSignals, Decision, Policy
+from adaptspec.control.policy import BatchSignals, Policy
 from adaptspec.drafting.drafter import Drafter
 from adaptspec.engine.core import EngineCore, EngineLimits
 from adaptspec.engine.inputs import InputProcessor
 from adaptspec.engine.model_executor import ModelExecutor
 from adaptspec.engine.policy_settings import PolicySettings
 from adaptspec.request import Request
-from adaptspec.types import Completion, Reason, RoundRecord, Sink
+from adaptspec.results import Completion
+from adaptspec.rounds import Decision, Reason, RoundRecord, Sink
 from adaptspec.verification import make_method
 from tests.fakes import TableRunner
 

@@ -21,7 +21,8 @@ from adaptspec.engine.scheduler import PromptProgress
 from adaptspec.errors import EngineError, OverloadedError
 from adaptspec.models.runner import Packed
 from adaptspec.request import Request, SamplingParams
-from adaptspec.types import FinishReason, RoundRecord, Sink
+from adaptspec.results import FinishReason
+from adaptspec.rounds import RoundRecord, Sink
 from tests.exactness import dictated
 from tests.exactness.harness import Case, Notes, assert_same, plain
 from tests.exactness.worlds import CONTEXT, table

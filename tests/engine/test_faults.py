@@ -27,7 +27,8 @@ from adaptspec.engine.watchdog import Watchdog
 from adaptspec.errors import EngineError
 from adaptspec.models.runner import Forward, Packed
 from adaptspec.request import Request, SamplingParams
-from adaptspec.types import Completion, FinishReason, RoundRecord, Sink
+from adaptspec.results import Completion, FinishReason
+from adaptspec.rounds import RoundRecord, Sink
 from tests.exactness import dictated
 from tests.exactness.harness import Case, Notes, answers, plain
 from tests.exactness.worlds import CONTEXT, TOKENIZER, World, table

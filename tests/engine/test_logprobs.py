@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from adaptspec.engine.core import EngineLimits
 from adaptspec.engine.model_executor import token_logprobs
 from adaptspec.request import Request, SamplingParams
-from adaptspec.types import Completion, FinishReason, TokenLogprob
+from adaptspec.results import Completion, FinishReason, TokenLogprob
 from tests.exactness import dictated
 from tests.exactness.harness import SCRIPTS, Case, answers, assert_streamed, drive
 from tests.exactness.worlds import CONTEXT, table

@@ -12,7 +12,8 @@ from adaptspec.drafting.ngram import NgramDrafter
 from adaptspec.engine.core import EngineLimits
 from adaptspec.models.sampling import SamplingBatch
 from adaptspec.request import Request, SamplingParams
-from adaptspec.types import Completion, RoundRecord
+from adaptspec.results import Completion
+from adaptspec.rounds import RoundRecord
 from tests.exactness import dictated
 from tests.exactness.harness import Notes, answers
 from tests.exactness.worlds import table

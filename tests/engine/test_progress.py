@@ -15,7 +15,7 @@ from adaptspec.engine.core import EngineLimits
 from adaptspec.models.runner import Forward, Packed
 from adaptspec.progress import report_progress, set_progress_callback
 from adaptspec.request import Grammar, Request, SamplingParams
-from adaptspec.types import RoundRecord
+from adaptspec.rounds import RoundRecord
 from tests.conftest import MakeModel
 from tests.exactness import dictated
 from tests.exactness.harness import Case, Notes

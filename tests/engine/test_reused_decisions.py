@@ -8,7 +8,7 @@ import pytest
 
 from adaptspec.engine.core import EngineLimits
 from adaptspec.request import Request, SamplingParams
-from adaptspec.types import RoundRecord
+from adaptspec.rounds import RoundRecord
 from tests.exactness import dictated
 from tests.exactness.harness import Case, Notes, answers
 from tests.exactness.worlds import CONTEXT, table

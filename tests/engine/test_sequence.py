@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from adaptspec.engine.core import EngineLimits
 from adaptspec.engine.sequence import TokenProvenance
 from adaptspec.request import Request, SamplingParams, SpeculationParams
-from adaptspec.types import Piece
+from adaptspec.results import Piece
 from tests.exactness import dictated
 from tests.exactness.harness import SCRIPTS, Case, drive
 from tests.exactness.worlds import table

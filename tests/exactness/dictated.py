@@ -9,12 +9,12 @@ import numpy as np
 import yaml
 from pydantic import Field
 
+from adaptspec.arrays import FloatArray, IntArray
 from adaptspec.control.algorithms.algorithm import Algorithm, AlgorithmSpec, Choice, Parts
 from adaptspec.control.algorithms.goodput import Goodput, GoodputSettings
 from adaptspec.control.language.spec import BodySpec, PolicySpec
-from adaptspec.control.policy import BatchSignals, Union
-from adaptspec.decision_tables import StopTable
-from adaptspec.types import FloatArray, IntArray, Reason, RoundRecord
+from adaptspec.control.policy import BatchSignals
+from adaptspec.rounds import Reason, RoundRecord, StopTable, Union
 
 _CALIBRATION = (np.arange(10) + 0.5) / 10  # candidates are accepted as often as their confidence says
 

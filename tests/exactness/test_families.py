@@ -15,8 +15,8 @@ from adaptspec.errors import ModelError
 from adaptspec.models.draft import Draft
 from adaptspec.models.transformers_runner import TransformersRunner
 from adaptspec.request import Request, SamplingParams
+from adaptspec.results import SpeculationStats
 from adaptspec.trees import Tree
-from adaptspec.types import SpeculationStats
 from tests.exactness.harness import Case, Script, hold, plain, serve
 from tests.exactness.worlds import World
 from tests.models.families import EXACT, REFUSED, saved

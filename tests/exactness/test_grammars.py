@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 from adaptspec.engine.core import EngineCore, EngineLimits
 from adaptspec.errors import OverloadedError, RequestError
 from adaptspec.request import Grammar, Reasoning, Request, SamplingParams
+from adaptspec.results import FinishReason
 from adaptspec.server.api.chat import ChatBody, gathered
 from adaptspec.server.api.constraints.grammar_text import ATTRIBUTES, lark_of
 from adaptspec.server.api.tool_forms import FORMS
 from adaptspec.server.api.tools import Tool
-from adaptspec.types import FinishReason
 from tests.exactness import dictated
 from tests.exactness.harness import Case, Run, Script, hold, serve
 from tests.exactness.worlds import World, Worlds

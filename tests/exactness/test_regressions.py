@@ -15,7 +15,7 @@ from adaptspec.drafting.ngram import NgramDrafter
 from adaptspec.models.draft import Draft
 from adaptspec.models.runner import ModelInfo
 from adaptspec.request import Grammar, Request, SamplingParams
-from adaptspec.types import Completion, FinishReason
+from adaptspec.results import Completion, FinishReason
 from tests.engine.conftest import byte_level
 from tests.exactness.harness import Case, Script, hold, serve
 from tests.exactness.worlds import TOKENIZER, World

@@ -31,7 +31,8 @@ from adaptspec.models.layers import has_products
 from adaptspec.models.loading import MakeDecoder
 from adaptspec.models.runner import ModelInfo, Runner
 from adaptspec.models.weights import DecoderWeights
-from adaptspec.types import Completion, Sink
+from adaptspec.results import Completion
+from adaptspec.rounds import Sink
 from tests.engine.conftest import byte_level
 from tests.engine.policies import COSTS
 from tests.exactness.drafters import DRAFTERS, FEW, INSTEAD, Models

@@ -27,9 +27,9 @@ from adaptspec.journal import (
     read_entries,
     to_line,
 )
+from adaptspec.rounds import Expected
 from adaptspec.simulation.tape import AfterMiss
 from adaptspec.simulation.tape_file import load_tape, save_tape
-from adaptspec.types import Expected
 from tests.control.helpers import record as round_of
 from tests.files.commands import printed
 from tests.files.contracts import Document, name_set

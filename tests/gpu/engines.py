@@ -12,7 +12,7 @@ from adaptspec.engine.core import EngineCore, EngineLimits
 from adaptspec.engine.engine_config import EngineConfig
 from adaptspec.models.loading import MakeDecoder
 from adaptspec.request import Request, SamplingParams, SpeculationParams
-from adaptspec.types import Completion
+from adaptspec.results import Completion
 from tests.engine.policies import COSTS
 from tests.exactness import dictated
 from tests.exactness.harness import Case, Notes, answers, assert_same

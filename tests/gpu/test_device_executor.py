@@ -27,7 +27,7 @@ from adaptspec.models.loading import MakeDecoder
 from adaptspec.models.runner import Forward, ModelInfo, Packed
 from adaptspec.models.weights import DecoderWeights
 from adaptspec.request import Grammar, SamplingParams
-from adaptspec.types import FinishReason
+from adaptspec.results import FinishReason
 from tests.exactness.harness import Case, answers
 from tests.gpu.engines import (
     CHAINS,

@@ -7,12 +7,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from adaptspec.arrays import IntArray
 from adaptspec.gpu import ops, rules
 from adaptspec.gpu.ops import RuledPositions, RuledRows
 from adaptspec.gpu.staging import Block
 from adaptspec.models.sampling import RowSampling, SamplingBatch
 from adaptspec.request import SamplingParams
-from adaptspec.types import IntArray
 
 CPU = torch.device("cpu")
 VOCAB, STEPS, LINES = 40, 3, 4

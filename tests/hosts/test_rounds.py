@@ -7,12 +7,11 @@ import pytest
 
 from adaptspec.control.cost_model import CostModel
 from adaptspec.control.host import DRAFTER
-from adaptspec.control.policy import Decision
 from adaptspec.control.round_work import RoundWork
 from adaptspec.hosts.guests import Guests, Told
 from adaptspec.hosts.rounds import Chosen, Plan, TimedStep, Waiting, round_of, work_of_step
 from adaptspec.request import Request, SamplingParams
-from adaptspec.types import RoundRecord
+from adaptspec.rounds import Decision, RoundRecord
 
 COSTS = CostModel.without_profile(DRAFTER)
 

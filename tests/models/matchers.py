@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from adaptspec.types import BoolArray
+from adaptspec.arrays import BoolArray
 
 VOCAB = 24
 

@@ -9,11 +9,11 @@ import numpy as np
 import torch
 from transformers import AutoModelForCausalLM
 
+from adaptspec.arrays import BoolArray
 from adaptspec.models.decoder import Decoder
 from adaptspec.models.kv_cache import CacheLimits
 from adaptspec.models.loading import load_model
 from adaptspec.models.runner import Packed, Runner
-from adaptspec.types import BoolArray
 
 TOLERANCE = {"atol": 1e-4, "rtol": 1e-4}
 

@@ -12,6 +12,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from adaptspec.arrays import BoolArray
 from adaptspec.models import loading
 from adaptspec.models.decoder import Decoder
 from adaptspec.models.kv_cache import CacheLimits
@@ -20,7 +21,6 @@ from adaptspec.models.model_files import CONFIG, read_json
 from adaptspec.models.runner import Runner
 from adaptspec.models.transformers_runner import TransformersRunner
 from adaptspec.trees import Tree
-from adaptspec.types import BoolArray
 from tests.conftest import MakeModel
 from tests.models.families import EXACT, saved
 from tests.models.packing import TOLERANCE, cached, feed, load_runner, pack, random_tokens

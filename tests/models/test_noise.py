@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from adaptspec.arrays import FloatArray, IntArray
 from adaptspec.models.noise import Floats, Stream, gumbel, position_keys, seed_keys, token_keys, uniform
-from adaptspec.types import FloatArray, IntArray
 
 LEAST = 1e-3
 WORD = 2**64 - 1

@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import special, stats
 
+from adaptspec.arrays import IntArray
 from adaptspec.models.noise import Floats, Stream
 from adaptspec.models.sampling import RowSampling, SamplingBatch, certainty, leading
 from adaptspec.request import SamplingParams
-from adaptspec.types import IntArray
 
 VOCAB = 16
 GREEDY = SamplingParams(temperature=0.0)

@@ -6,7 +6,7 @@ from collections import deque
 from typing import Any
 
 from adaptspec.control.controller import Controller
-from adaptspec.types import RoundRecord
+from adaptspec.rounds import RoundRecord
 
 
 def late(lag: int) -> type[Controller]:

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from adaptspec.arrays import FloatArray
 from adaptspec.simulation.tape import UNRANKED, DraftView, Tape, join, recorded, run_lengths
-from adaptspec.types import FloatArray
 
 Rate = float | tuple[float, ...]
 TASKS = {"code": 0.6, "json": 0.88, "rag": 0.4}

@@ -18,12 +18,12 @@ from adaptspec.control.cost_profile import CostProfile, DrafterCost
 from adaptspec.control.language.build import load_policy_spec, parse_policy_spec
 from adaptspec.control.language.library import find_policy
 from adaptspec.control.language.spec import PolicySpec
+from adaptspec.rounds import RoundRecord
 from adaptspec.simulation.machine import Curve, DraftTimes
 from adaptspec.simulation.machine import Machine as SimulatedMachine
 from adaptspec.simulation.scenarios import Schedule, Stream
 from adaptspec.simulation.simulator import ReplayStats, SimulatorSettings, replay, static_spec
 from adaptspec.simulation.tape import Tape, join
-from adaptspec.types import RoundRecord
 from tests.policies.late import late
 from tests.policies.tapes import Kind, with_candidates, written
 

@@ -16,10 +16,10 @@ from adaptspec.errors import PromptTooLongError, RequestError, UnknownModelError
 from adaptspec.models.runner import ModelInfo
 from adaptspec.models.sampling import check_tokens, check_vocabulary
 from adaptspec.request import Grammar, Request
+from adaptspec.results import Completion, Delta, FinishReason, Piece, SpeculationStats, Timings
 from adaptspec.server.application import make_app
 from adaptspec.server.limits import ServerLimits
 from adaptspec.telemetry.metrics import Metrics
-from adaptspec.types import Completion, Delta, FinishReason, Piece, SpeculationStats, Timings
 
 Client = TestClient[web.Request, web.Application]
 

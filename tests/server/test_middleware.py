@@ -16,11 +16,11 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from adaptspec.request import Request, SpeculationParams
+from adaptspec.results import Completion, FinishReason, SpeculationStats, Timings
 from adaptspec.server.application import make_app
 from adaptspec.server.middleware import MAX_ID_LENGTH, sanitised
 from adaptspec.telemetry.metrics import Metrics
 from adaptspec.telemetry.request_store import RequestStore
-from adaptspec.types import Completion, FinishReason, SpeculationStats, Timings
 from tests.server.conftest import Client, FakeEngine
 
 PROMPT = {"prompt": "abc", "max_tokens": 3}

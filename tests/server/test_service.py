@@ -16,11 +16,11 @@ from hypothesis import strategies as st
 from adaptspec.errors import EngineError, OverloadedError, PromptTooLongError, RequestError
 from adaptspec.models.grammars import Grammars
 from adaptspec.request import MAX_SEED, Request, SamplingParams
+from adaptspec.results import Delta, FinishReason
 from adaptspec.server.api.chat import ChatBody
 from adaptspec.server.api.codec import Codec
 from adaptspec.server.limits import ServerLimits
 from adaptspec.server.service import Service, seed_of_choice
-from adaptspec.types import Delta, FinishReason
 
 
 @pytest.fixture

@@ -14,13 +14,13 @@ from adaptspec.control.controller import Controller
 from adaptspec.control.cost_model import CostModel
 from adaptspec.control.language.build import build_policy, load_policy_spec, parse_policy_spec
 from adaptspec.control.language.library import find_policy
-from adaptspec.control.policy import BatchSignals, Decision
+from adaptspec.control.policy import BatchSignals
 from adaptspec.errors import ConfigError, TapeError
+from adaptspec.rounds import Decision, RoundRecord
 from adaptspec.simulation.machine import Machine, load_machine
 from adaptspec.simulation.scenarios import Schedule, Stream, stream
 from adaptspec.simulation.simulator import Simulator, SimulatorSettings, replay, static_spec
 from adaptspec.simulation.tape import join
-from adaptspec.types import RoundRecord
 from tests.engine.conftest import Dictated
 from tests.policies.tapes import Kind, made_tape, one_request, written
 

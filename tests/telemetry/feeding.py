@@ -6,9 +6,10 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from adaptspec.request import Request
+from adaptspec.results import Completion
+from adaptspec.rounds import RoundRecord
 from adaptspec.telemetry.metrics import Metrics
 from adaptspec.telemetry.request_store import Clock, RequestStore
-from adaptspec.types import Completion, RoundRecord
 
 T = TypeVar("T")
 

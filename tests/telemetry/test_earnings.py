@@ -9,11 +9,12 @@ import pytest
 
 from adaptspec.control.cost_model import CostModel
 from adaptspec.request import Request, SpeculationParams
+from adaptspec.results import Completion, FinishReason, SpeculationStats, Timings
+from adaptspec.rounds import RoundRecord
 from adaptspec.telemetry.earnings import Earnings, EarningsSnapshot
 from adaptspec.telemetry.request_store import RequestStore
 from adaptspec.telemetry.static_tiers import StaticTier, TierEarnings
 from adaptspec.telemetry.totals import Totals
-from adaptspec.types import Completion, FinishReason, RoundRecord, SpeculationStats, Timings
 from tests.control.helpers import record, table
 from tests.telemetry.feeding import made
 from tests.trees import SIBLING, branching

@@ -28,9 +28,10 @@ from adaptspec.journal import (
     read_journal,
 )
 from adaptspec.request import Request, SamplingParams, SpeculationParams
+from adaptspec.results import Completion, FinishReason, SpeculationStats, Timings
+from adaptspec.rounds import RoundRecord
 from adaptspec.telemetry.journal_writer import Journal, RotatedFile
 from adaptspec.telemetry.request_store import RequestStore
-from adaptspec.types import Completion, FinishReason, RoundRecord, SpeculationStats, Timings
 from tests.control.helpers import record
 
 HEADER = JournalHeader("0.1", {"name": "t"}, "f00d", ["draft-model"], ["goodput"], "goodput", ["code"], {})

@@ -13,11 +13,12 @@ from hypothesis import strategies as st
 
 from adaptspec.control.tasks import OTHER
 from adaptspec.request import Request, SpeculationParams
+from adaptspec.results import Completion, FinishReason, SpeculationStats, Timings
+from adaptspec.rounds import Reason, RoundRecord
 from adaptspec.telemetry.live_feed import HISTORY_SECONDS, STRIP_ROUNDS, WAITING_ROUNDS, Changes, LiveFeed, Second
 from adaptspec.telemetry.live_schema import DrafterSums, TaskSums
 from adaptspec.telemetry.request_record import RequestRecord
 from adaptspec.telemetry.request_store import RECENT_REQUESTS, RequestStore, RoundEnded
-from adaptspec.types import Completion, FinishReason, Reason, RoundRecord, SpeculationStats, Timings
 from tests.telemetry.feeding import SetClock, made
 from tests.telemetry.test_totals import ROUNDS, record
 from tests.trees import forests

@@ -13,9 +13,10 @@ from prometheus_client.parser import text_string_to_metric_families
 from adaptspec.control.rollout import Reloads
 from adaptspec.engine.async_engine import EngineStats
 from adaptspec.request import Request
+from adaptspec.results import Completion, FinishReason, SpeculationStats, Timings
+from adaptspec.rounds import Reason
 from adaptspec.telemetry.metric_families import reload_families
 from adaptspec.telemetry.metrics import Metrics
-from adaptspec.types import Completion, FinishReason, Reason, SpeculationStats, Timings
 from tests.telemetry.feeding import counted
 from tests.telemetry.test_totals import record
 

@@ -8,10 +8,11 @@ import pytest
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 
 from adaptspec.request import Request
+from adaptspec.results import Completion, FinishReason, SpeculationStats, Timings
+from adaptspec.rounds import Reason
 from adaptspec.telemetry.metrics import GENAI_FIRST_TOKEN, Metrics
 from adaptspec.telemetry.otlp_export import PushSettings
 from adaptspec.telemetry.otlp_metrics import MetricsPush
-from adaptspec.types import Completion, FinishReason, Reason, SpeculationStats, Timings
 from tests.telemetry.feeding import counted
 from tests.telemetry.otlp import collecting, plain
 from tests.telemetry.test_totals import record

@@ -6,13 +6,11 @@ import json
 
 from hypothesis import given, settings
 
+from adaptspec.rounds import RoundRecord
 from adaptspec.telemetry.request_record import (
     RowRound,
     bars_of,
     rows_of,
-)
-from adaptspec.types import (
-    RoundRecord,
 )
 from tests.trees import forests
 

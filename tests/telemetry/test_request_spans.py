@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 from adaptspec.request import Request
+from adaptspec.results import Completion, FinishReason, SpeculationStats, Timings
+from adaptspec.rounds import Expected, Reason, RoundRecord
 from adaptspec.telemetry.request_record import RequestRecord, RowRound
 from adaptspec.telemetry.request_spans import of_decoding, of_round, summary
-from adaptspec.types import Completion, Expected, FinishReason, Reason, RoundRecord, SpeculationStats, Timings
 from tests.control.helpers import record
 from tests.telemetry.feeding import made
 from tests.trees import SIBLING, branching

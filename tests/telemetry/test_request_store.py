@@ -12,6 +12,8 @@ from transformers import PreTrainedTokenizerFast
 
 from adaptspec.drafting.ngram import NgramDrafter
 from adaptspec.request import Request, SamplingParams
+from adaptspec.results import Completion, FinishReason, SpeculationStats, Timings
+from adaptspec.rounds import RoundRecord
 from adaptspec.telemetry.request_record import RequestRecord
 from adaptspec.telemetry.request_store import (
     Batch,
@@ -19,7 +21,6 @@ from adaptspec.telemetry.request_store import (
     RequestStore,
     row_count,
 )
-from adaptspec.types import Completion, FinishReason, RoundRecord, SpeculationStats, Timings
 from tests.control.helpers import record
 from tests.engine.conftest import Dictated, make_core
 from tests.fakes import TableRunner

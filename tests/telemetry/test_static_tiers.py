@@ -11,9 +11,9 @@ from adaptspec.control.controller import Controller
 from adaptspec.control.cost_model import CostModel
 from adaptspec.control.language.build import build_policy
 from adaptspec.control.language.spec import PolicySpec
+from adaptspec.rounds import RoundRecord
 from adaptspec.simulation.simulator import ReplayStats, Simulator, SimulatorSettings, run, static_spec
 from adaptspec.telemetry.static_tiers import StaticTiers
-from adaptspec.types import RoundRecord
 from tests.control.helpers import record
 from tests.policies.tapes import Kind
 from tests.policies.world import CPU, OFF, Phase, World

@@ -8,8 +8,8 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from adaptspec.rounds import Reason, RoundRecord
 from adaptspec.telemetry.totals import Totals, by_proposer
-from adaptspec.types import Reason, RoundRecord
 from tests.trees import Grown, branching, forests
 
 

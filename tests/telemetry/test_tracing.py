@@ -12,10 +12,11 @@ from typing import Any
 import pytest
 
 from adaptspec.request import Request, SamplingParams, SpeculationParams
+from adaptspec.results import Completion, FinishReason, SpeculationStats, Timings
+from adaptspec.rounds import Reason
 from adaptspec.telemetry.otlp_export import SpanQueue, TraceLevel, TraceSettings
 from adaptspec.telemetry.request_store import RequestStore
 from adaptspec.telemetry.tracing import Trace, Tracing
-from adaptspec.types import Completion, FinishReason, Reason, SpeculationStats, Timings
 from tests.control.helpers import record
 from tests.telemetry.otlp import Collector, SeenSpan, collecting
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from adaptspec.rounds import REASON_WORDS, Reason
 from adaptspec.top.feed import LiveState
 from adaptspec.top.summary import summary
-from adaptspec.types import REASON_WORDS, Reason
 from tests.top.recorded import recorded
 
 

@@ -11,12 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM
 
+from adaptspec.arrays import BoolArray
 from adaptspec.training.measure import (
     MeasuredPair,
     acceptance_length,
     conditional_acceptance,
 )
-from adaptspec.types import BoolArray
 
 PROMPTS = ([5, 6, 7], [8, 9, 10, 11, 12, 13, 14], [20])
 

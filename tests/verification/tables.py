@@ -16,12 +16,12 @@ import torch
 from numpy.lib.stride_tricks import sliding_window_view
 from scipy import stats
 
-from adaptspec.decision_tables import StopTable
+from adaptspec.arrays import FloatArray, IntArray
 from adaptspec.models.draft import Draft
 from adaptspec.models.noise import Floats, Stream
 from adaptspec.models.sampling import RowSampling, SamplingBatch, argmax, certainty, entropies, tempered
 from adaptspec.request import SamplingParams
-from adaptspec.types import FloatArray, IntArray
+from adaptspec.rounds import StopTable
 from adaptspec.verification.method import Method
 
 VOCAB = 5

@@ -9,10 +9,10 @@ import pytest
 from scipy import stats
 from transformers import PreTrainedTokenizerFast
 
+from adaptspec.arrays import FloatArray
 from adaptspec.drafting.draft_model import DraftModelDrafter
 from adaptspec.engine.core import EngineLimits
 from adaptspec.request import Request, SamplingParams
-from adaptspec.types import FloatArray
 from tests.engine.branching import Branched, Shape
 from tests.engine.conftest import make_core, run
 from tests.fakes import TableRunner

@@ -6,9 +6,9 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from adaptspec.arrays import IntArray
 from adaptspec.models.sampling import RowSampling, SamplingBatch
 from adaptspec.request import SamplingParams
-from adaptspec.types import IntArray
 from adaptspec.verification.coupled import Coupled
 
 from .tables import DRAFT, PROMPT, TARGET, Drafter, Table, decode_plainly, make_rows, speculate

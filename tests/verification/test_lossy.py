@@ -10,10 +10,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from adaptspec.arrays import BoolArray, IntArray
 from adaptspec.models.noise import Floats
 from adaptspec.models.sampling import SamplingBatch
 from adaptspec.request import SamplingParams
-from adaptspec.types import BoolArray, IntArray
 from adaptspec.verification.lossy import GoodEnough, Threshold, Typical
 from adaptspec.verification.method import Windows
 

@@ -10,10 +10,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from adaptspec.arrays import FloatArray
 from adaptspec.errors import ConfigError
 from adaptspec.models.sampling import SamplingBatch
 from adaptspec.request import SamplingParams
-from adaptspec.types import FloatArray
 from adaptspec.verification import METHODS, make_method
 
 from .tables import VOCAB, make_rows, point_draft

@@ -9,11 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
+from adaptspec.arrays import IntArray
 from adaptspec.models.draft import Draft
 from adaptspec.models.noise import Stream
 from adaptspec.models.sampling import SamplingBatch
 from adaptspec.request import SamplingParams
-from adaptspec.types import IntArray
 from adaptspec.verification.method import Method
 from adaptspec.verification.rejection import Block, Rejection
 

@@ -12,13 +12,13 @@ from typing import ClassVar
 
 import numpy as np
 
+from adaptspec.arrays import EMPTY_INT, FloatArray, IntArray
 from adaptspec.control.algorithms.round_terms import ModelTerms
 from adaptspec.control.cost_model import CostModel
 from adaptspec.control.language.schema import Part
-from adaptspec.control.policy import BatchSignals, Learner, Union
+from adaptspec.control.policy import BatchSignals, Learner
 from adaptspec.control.tasks import Labels
-from adaptspec.decision_tables import StopTable
-from adaptspec.types import Expected, FloatArray, IntArray, Reason, RoundRecord, nobody
+from adaptspec.rounds import Expected, Reason, RoundRecord, StopTable, Union
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,7 +56,7 @@ class Choice:
     depths: IntArray
     reasons: IntArray
     value: ExpectedValue | None = None
-    drafter: IntArray = field(default_factory=nobody)
+    drafter: IntArray = field(default_factory=EMPTY_INT.copy)
     stop: StopTable | None = None
     expected: Expected | None = None  # where it is not what `value` says of these depths
     union: Union | None = None  # lookups in addition to the drafts of models

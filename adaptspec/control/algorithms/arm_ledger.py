@@ -8,13 +8,14 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
+from adaptspec.arrays import FloatArray, IntArray
 from adaptspec.control.algorithms.algorithm import Parts
 from adaptspec.control.algorithms.arms import Arms
 from adaptspec.control.algorithms.round_terms import CATCH_UP_ROUNDS
 from adaptspec.control.cost_model import CostModel
 from adaptspec.control.policy import Learner
 from adaptspec.control.round_work import batch_bucket
-from adaptspec.types import FloatArray, IntArray, RoundRecord
+from adaptspec.rounds import RoundRecord
 
 Scope = Literal["request", "task", "global"]
 # The last axis of sums: rounds, tokens earned, time spent, and their second moments.

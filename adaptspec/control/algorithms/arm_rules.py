@@ -9,10 +9,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from adaptspec.arrays import BoolArray, FloatArray, IntArray
 from adaptspec.control.algorithms.arm_ledger import EARNED, SPENT, ArmEstimates, ArmLedger, ContextSums, N
 from adaptspec.control.algorithms.request_features import RequestFeatures
 from adaptspec.control.policy import Learner
-from adaptspec.types import BoolArray, FloatArray, IntArray
 
 # Exp3 explores once in about so many rounds.
 _EXPLORATION_ROUNDS = 192.0

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 import numpy as np
 from pydantic import Field, model_validator
 
+from adaptspec.arrays import BoolArray, IntArray
 from adaptspec.control.algorithms.algorithm import Choice, Parts
 from adaptspec.control.language.schema import Part
 from adaptspec.control.stopping import StopRule, StopSpec
-from adaptspec.decision_tables import StopTable
 from adaptspec.errors import PolicyError
-from adaptspec.types import BoolArray, IntArray
+from adaptspec.rounds import StopTable
 
 
 class ArmSpec(Part):

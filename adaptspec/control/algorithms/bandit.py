@@ -9,13 +9,14 @@ from typing import ClassVar, Literal
 import numpy as np
 from pydantic import Field
 
+from adaptspec.arrays import BoolArray, FloatArray, IntArray
 from adaptspec.control.algorithms.algorithm import Algorithm, AlgorithmSpec, Choice, Parts, lowered
 from adaptspec.control.algorithms.arm_ledger import ArmLedger, Assignment, PlayedRound, Scope
 from adaptspec.control.algorithms.arm_rules import ArmChoice, ArmRule, ArmView, Exp3, LinUcb, Thompson, Ucb
 from adaptspec.control.algorithms.arms import Arms, ArmSpec, build_arms
 from adaptspec.control.algorithms.request_features import RequestFeatures
 from adaptspec.control.policy import BatchSignals, Pending
-from adaptspec.types import BoolArray, FloatArray, IntArray, Reason, RoundRecord
+from adaptspec.rounds import Reason, RoundRecord
 
 # An arm that is chosen again is kept for twice as long, up to so many times the dwell.
 _MAX_DWELLS = 4

@@ -12,7 +12,7 @@ from adaptspec.control.algorithms.algorithm import AlgorithmSpec, Choice, OneDep
 from adaptspec.control.language.schema import Part
 from adaptspec.control.limits import Ranges, depth_at
 from adaptspec.control.policy import BatchSignals, Pending
-from adaptspec.types import Reason, RoundRecord
+from adaptspec.rounds import Reason, RoundRecord
 
 
 class Static(OneDepth):

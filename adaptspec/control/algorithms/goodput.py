@@ -9,6 +9,7 @@ from typing import ClassVar, Literal
 import numpy as np
 from pydantic import Field
 
+from adaptspec.arrays import BoolArray, FloatArray, IntArray
 from adaptspec.control.acceptance import AcceptanceSettings, ModelAcceptance, PendingRecords
 from adaptspec.control.algorithms.algorithm import Algorithm, AlgorithmSpec, Choice, ExpectedValue, Parts
 from adaptspec.control.algorithms.planning import Plan, best_plan, drafting_goodput, with_lookups
@@ -17,10 +18,9 @@ from adaptspec.control.cost_model import CostModel
 from adaptspec.control.explorer import Explorer, Trial
 from adaptspec.control.language.schema import Part
 from adaptspec.control.model_free_acceptance import NgramAcceptance, StatedAcceptance
-from adaptspec.control.policy import BatchSignals, Learner, Union
-from adaptspec.decision_tables import StopTable
+from adaptspec.control.policy import BatchSignals, Learner
 from adaptspec.drafters import Kind, kind_of, states_confidence
-from adaptspec.types import BoolArray, Expected, FloatArray, IntArray, Reason, RoundRecord
+from adaptspec.rounds import Expected, Reason, RoundRecord, StopTable, Union
 
 _SIZE_TRIAL_INTERVAL = 8  # decisions from one comparison with a plan at the lower bound of costs to the next
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from adaptspec.arrays import BoolArray, FloatArray, IntArray
 from adaptspec.control.algorithms.round_terms import ModelTerms, RoundTerms
-from adaptspec.types import BoolArray, FloatArray, IntArray
 
 _ITERATIONS = 5  # of a price; it settles after two or three as a rule
 _SETTLED = 0.002  # relative change of a price that has settled

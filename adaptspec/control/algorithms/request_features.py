@@ -6,9 +6,10 @@ import math
 
 import numpy as np
 
+from adaptspec.arrays import BoolArray, FloatArray
 from adaptspec.control.policy import BatchSignals
 from adaptspec.control.tasks import TASKS
-from adaptspec.types import BoolArray, FloatArray, RoundRecord
+from adaptspec.rounds import RoundRecord
 
 # Scales that bring features to about 0 to 1.
 _BATCH, _ENTROPY, _CONTEXT, _POSITION, _LENGTH = 6.0, 4.0, 12.0, 8.0, 8.0

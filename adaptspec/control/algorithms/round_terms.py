@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from adaptspec.arrays import BoolArray, FloatArray
 from adaptspec.control.acceptance import ModelAcceptance
 from adaptspec.control.cost_model import CostModel, DraftPrices
 from adaptspec.control.policy import BatchSignals
-from adaptspec.types import BoolArray, FloatArray
 
 # Rounds that catching up is spread over. With fewer, a drafter that lags stays off where it pays; with more, it goes on
 # and off.

@@ -7,10 +7,11 @@ from typing import ClassVar, Literal
 import numpy as np
 from pydantic import Field
 
+from adaptspec.arrays import FloatArray
 from adaptspec.control.algorithms.algorithm import AlgorithmSpec, Parts
 from adaptspec.control.algorithms.goodput import Goodput, GoodputSettings
 from adaptspec.control.policy import BatchSignals
-from adaptspec.types import FloatArray, RoundRecord
+from adaptspec.rounds import RoundRecord
 
 # A row's weight doubles with every token that it is late, up to this.
 _MAX_WEIGHT = 8.0

@@ -26,7 +26,7 @@ from adaptspec.hosts.pilot import Pilot
 from adaptspec.hosts.rounds import Plan
 from adaptspec.hosts.settings import PilotSettings, read_wishes
 from adaptspec.hosts.vllm import contract
-from adaptspec.types import FinishReason
+from adaptspec.results import FinishReason
 
 _log = logging.getLogger(__name__)
 _REASONS = {reason.value for reason in FinishReason}  # vLLM has some that nobody else has

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
+from adaptspec.arrays import IntArray
 from adaptspec.models.attention import Span
 from adaptspec.models.config import DecoderConfig
 from adaptspec.models.heads.head_runner import Fusion, HeadRow, HeadRunner, HeadSpec, RowInput
@@ -21,7 +22,6 @@ from adaptspec.models.layers import Embedding, Linear, RmsNorm, rotations
 from adaptspec.models.runner import ModelInfo
 from adaptspec.models.weights import LayerWeights
 from adaptspec.progress import report_progress
-from adaptspec.types import IntArray
 
 
 @dataclass(frozen=True)

@@ -17,11 +17,11 @@ from typing import Any
 import numpy as np
 import torch
 
+from adaptspec.arrays import BoolArray, IntArray
 from adaptspec.models.kv_cache import KVCache
 from adaptspec.models.layers import Linear, RmsNorm
 from adaptspec.models.runner import Forward, ModelInfo, Packed
 from adaptspec.progress import report_progress
-from adaptspec.types import BoolArray, IntArray
 
 MAX_BUFFERED = 256  # hidden states of a row that wait to be read, in tokens; of more the last 3/4 stay
 ABSENT = -1e30  # score of tokens that a head does not have: finite, since 0 times -inf in an entropy is NaN

@@ -13,9 +13,9 @@ from typing import Any, ClassVar, Generic, Literal, TypeVar
 from pydantic import BaseModel, ConfigDict
 
 from adaptspec.request import Request
+from adaptspec.results import Completion, Delta, Piece, SpeculationStats
 from adaptspec.server.api.generation_body import StreamOptions
 from adaptspec.server.api.warnings import Warnings
-from adaptspec.types import Completion, Delta, Piece, SpeculationStats
 
 Json = dict[str, Any]
 Bytes = Callable[[int], bytes]  # of a token

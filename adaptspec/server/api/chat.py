@@ -13,6 +13,7 @@ from adaptspec.errors import RequestError
 from adaptspec.models.chat.template_traits import new_call_id
 from adaptspec.models.grammars import JSON_STYLE
 from adaptspec.request import Grammar, Reasoning
+from adaptspec.results import Completion, Delta, FinishReason, Piece, TokenLogprob
 from adaptspec.server.api.answers import Answer, Bytes, Finish, Json, Metrics, Reply, Usage, shown_pieces
 from adaptspec.server.api.call_reader import CallReader, CallStart, Part, TextPiece
 from adaptspec.server.api.constraints.response_format import schema_of
@@ -42,7 +43,6 @@ from adaptspec.server.api.tool_forms import HERMES, ToolForm
 from adaptspec.server.api.tools import TOOL_PATH, tool_grammar
 from adaptspec.server.api.wire import WireModel
 from adaptspec.server.limits import ServerLimits
-from adaptspec.types import Completion, Delta, FinishReason, Piece, TokenLogprob
 
 
 class PredictedText(WireModel):

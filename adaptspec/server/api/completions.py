@@ -9,14 +9,14 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import PlainValidator, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
-from adaptspec import types
+from adaptspec import results
 from adaptspec.request import Grammar
+from adaptspec.results import Delta, FinishReason, TokenLogprob
 from adaptspec.server.api.answers import Answer, Bytes, Finish, Json, Metrics, Reply, Usage
 from adaptspec.server.api.constraints.structured_outputs import ConstraintFields
 from adaptspec.server.api.generation_body import Alternatives, GenerationBody
 from adaptspec.server.api.wire import TOKEN_ID
 from adaptspec.server.limits import ServerLimits
-from adaptspec.types import Delta, FinishReason, TokenLogprob
 
 Prompt = str | list[int]
 
@@ -151,7 +151,7 @@ class CompletionReply(Reply):
         if delta.completion is not None:
             yield _chunk(index, "", finish=_finish(delta.completion))
 
-    def choice(self, index: int, completion: types.Completion) -> CompletionChoice:
+    def choice(self, index: int, completion: results.Completion) -> CompletionChoice:
         entries = (*completion.prompt_logprobs, *completion.logprobs)
         return CompletionChoice(
             index=index,
@@ -205,7 +205,7 @@ def _name(raw: bytes) -> str:
         return "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw)
 
 
-def _finish(completion: types.Completion) -> Finish:
+def _finish(completion: results.Completion) -> Finish:
     return "stop" if completion.finish is FinishReason.STOP else "length"
 
 

@@ -7,8 +7,8 @@ from collections import deque
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
+from adaptspec.results import TokenLogprob
 from adaptspec.server.api.answers import Bytes
-from adaptspec.types import TokenLogprob
 
 
 @dataclass(frozen=True)

@@ -14,9 +14,9 @@ from typing import Generic, TypeVar
 
 from adaptspec.models.chat.chat_template import ChatTemplate, RenderOptions
 from adaptspec.request import Reasoning
+from adaptspec.results import Piece
 from adaptspec.server.api.call_reader import CallReader, Part, overlap
 from adaptspec.server.api.reasoning_formats import AUTO, FORMATS, FormatName
-from adaptspec.types import Piece
 
 T = TypeVar("T")
 

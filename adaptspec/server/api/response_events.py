@@ -13,13 +13,13 @@ from pydantic import BaseModel
 
 from adaptspec.models.chat.template_traits import new_call_id
 from adaptspec.request import Reasoning
+from adaptspec.results import Completion, Delta, FinishReason, TokenLogprob
 from adaptspec.server.api.answers import Answer, Bytes, Json, Metrics, metrics
 from adaptspec.server.api.call_reader import CallReader, CallStart, Part, TextPiece
 from adaptspec.server.api.chat import answer_logprobs
 from adaptspec.server.api.content_logprobs import ContentLogprobs, ShownToken
 from adaptspec.server.api.reasoning import ReasoningPiece, ReasoningReader, ReasoningTokens
 from adaptspec.server.api.responses import ResponsesBody
-from adaptspec.types import Completion, Delta, FinishReason, TokenLogprob
 
 
 class Response(BaseModel):

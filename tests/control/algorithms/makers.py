@@ -6,13 +6,14 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from adaptspec.arrays import FloatArray
 from adaptspec.control.algorithms.algorithm import Parts
 from adaptspec.control.algorithms.arm_ledger import ArmLedger, Assignment, ContextSums, PlayedRound, Scope
 from adaptspec.control.algorithms.arm_rules import ArmChoice, ArmRule, ArmView
 from adaptspec.control.algorithms.arms import Arms
 from adaptspec.control.algorithms.bandit import Bandit
 from adaptspec.control.algorithms.request_features import RequestFeatures
-from adaptspec.types import FloatArray, RoundRecord
+from adaptspec.rounds import RoundRecord
 from tests.control.helpers import table
 
 TIERS = (0, 1, 3, 7)

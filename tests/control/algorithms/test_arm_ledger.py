@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from adaptspec.control.algorithms.arm_ledger import EARNED, SPENT, ArmEstimates, ArmLedger, N, RewardModel, Rewards
 from adaptspec.control.algorithms.arms import Arms
-from adaptspec.types import RoundRecord
+from adaptspec.rounds import RoundRecord
 from tests.control.algorithms.makers import OFF, ONE, SEVEN, THREE, TIERS, ledger, parts, played
 from tests.control.helpers import record, table
 from tests.trees import Grown, branching

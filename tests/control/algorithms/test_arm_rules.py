@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
+from adaptspec.arrays import FloatArray
 from adaptspec.control.algorithms.arm_ledger import ContextSums
 from adaptspec.control.algorithms.arm_rules import ArmRule, Exp3, LinUcb, Thompson, Ucb
 from adaptspec.control.algorithms.arms import Arms
 from adaptspec.control.algorithms.request_features import RequestFeatures
-from adaptspec.types import FloatArray
 from tests.control.algorithms.makers import OFF, ONE, SEVEN, THREE, TIERS, ledger, view
 
 INF = np.inf

@@ -11,7 +11,7 @@ import pytest
 from adaptspec.control.algorithms.arms import Arms
 from adaptspec.control.algorithms.bandit import Bandit, playable
 from adaptspec.control.stopping import AdaEdlStop
-from adaptspec.types import Reason
+from adaptspec.rounds import Reason
 from tests.control.algorithms.makers import OFF, ONE, SEVEN, THREE, TIERS, scripted
 from tests.control.helpers import record, signals
 

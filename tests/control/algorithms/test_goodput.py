@@ -11,7 +11,7 @@ import pytest
 from adaptspec.control.algorithms.goodput import Goodput, GoodputSettings
 from adaptspec.control.cost_model import CostModel
 from adaptspec.control.cost_profile import DrafterCost
-from adaptspec.types import Reason
+from adaptspec.rounds import Reason
 from tests.control.helpers import QUIET, record, signals, table
 
 

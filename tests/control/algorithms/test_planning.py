@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from adaptspec.arrays import FloatArray
 from adaptspec.control.algorithms.planning import Plan, best_plan, drafting_goodput, with_lookups
 from adaptspec.control.algorithms.round_terms import LookupTerms, ModelTerms, RoundTerms
 from adaptspec.control.cost_model import DraftPrices
-from adaptspec.types import FloatArray
 
 DEPTH = 3
 RATE = st.floats(0.05, 0.95)

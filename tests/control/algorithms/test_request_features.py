@@ -9,7 +9,7 @@ import pytest
 
 from adaptspec.control.algorithms.request_features import RequestFeatures
 from adaptspec.control.tasks import TASKS
-from adaptspec.types import RoundRecord
+from adaptspec.rounds import RoundRecord
 from tests.control.helpers import record, signals
 
 RUNNING = np.ones(2, dtype=np.bool_)

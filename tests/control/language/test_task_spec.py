@@ -7,7 +7,7 @@ import pytest
 from adaptspec.control.language.build import build_policy, parse_policy_spec
 from adaptspec.control.policy import Policy
 from adaptspec.control.tasks import Labels, Names
-from adaptspec.types import Reason
+from adaptspec.rounds import Reason
 from tests.control.asking import ask
 from tests.control.helpers import signals, table
 

@@ -20,9 +20,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from adaptspec.arrays import FloatArray
 from adaptspec.cli import main
 from adaptspec.control.learned_state import FILE, read_state
-from adaptspec.types import FloatArray
 from tests.clients.conftest import environment
 from tests.hosts.scale.load import AT_ONCE, ask
 from tests.hosts.vllm.served import free_port

@@ -22,7 +22,7 @@ from adaptspec.hosts.rounds import Plan
 from adaptspec.hosts.settings import PilotSettings
 from adaptspec.hosts.vllm import contract
 from adaptspec.hosts.vllm.contract import EXTENSION, check_config, check_skipping, check_version
-from adaptspec.types import FinishReason
+from adaptspec.results import FinishReason
 from tests.hosts.vllm.conftest import Program
 
 # What is asked for otherwise: the version, and what a worker keeps for itself.

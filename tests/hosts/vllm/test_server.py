@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from adaptspec.journal import RequestFinished, read_entries
-from adaptspec.types import RoundRecord
+from adaptspec.rounds import RoundRecord
 from tests.hosts.vllm.conftest import ROOT
 from tests.hosts.vllm.served import free_port, served, wait_for
 

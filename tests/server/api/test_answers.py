@@ -7,8 +7,8 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
+from adaptspec.results import Completion, FinishReason, SpeculationStats, Timings
 from adaptspec.server.api.answers import metrics, usage
-from adaptspec.types import Completion, FinishReason, SpeculationStats, Timings
 
 
 def completion(accepted: list[int], depth: int, finish: FinishReason = FinishReason.STOP) -> Completion:

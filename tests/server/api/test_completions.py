@@ -11,9 +11,9 @@ from transformers import PreTrainedTokenizerFast
 
 from adaptspec.engine.detokenizer import Detokenizer
 from adaptspec.models.tokenization import TokenBytes
+from adaptspec.results import TokenLogprob
 from adaptspec.server.api.chat import chat_logprobs
 from adaptspec.server.api.completions import LogprobsWriter
-from adaptspec.types import TokenLogprob
 
 PATH = "/v1/completions"
 

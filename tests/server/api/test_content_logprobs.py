@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from adaptspec.engine.detokenizer import Detokenizer
 from adaptspec.models.tokenization import TokenBytes
+from adaptspec.results import TokenLogprob
 from adaptspec.server.api.content_logprobs import ContentLogprobs
-from adaptspec.types import TokenLogprob
 from tests.conftest import tiny_tokenizer
 from tests.drafting.spellings import gpt2_like, metaspace
 

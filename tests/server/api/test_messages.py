@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from adaptspec.results import Completion, Delta, FinishReason, SpeculationStats, Timings
 from adaptspec.server.api.chat import ChatBody, ChatReply
 from adaptspec.server.api.messages import CALL_OF_FUNCTION, Message
 from adaptspec.server.api.tool_forms import HERMES
 from adaptspec.server.api.warnings import MAX_WARNINGS
 from adaptspec.server.api.wire import parse
-from adaptspec.types import Completion, Delta, FinishReason, SpeculationStats, Timings
 
 
 @pytest.mark.parametrize(("written", "read"), [('{"a": 1}', {"a": 1}), ("", {}), ("{broken", "{broken")])

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from adaptspec.models.chat.chat_template import ChatTemplate, RenderOptions
 from adaptspec.request import Reasoning, Request
+from adaptspec.results import Completion, Delta, FinishReason, Piece, SpeculationStats, Timings, TokenLogprob
 from adaptspec.server.api.reasoning import (
     ReasoningTokens,
     Splitter,
@@ -26,7 +27,6 @@ from adaptspec.server.api.reasoning import (
 from adaptspec.server.api.reasoning_formats import FORMATS
 from adaptspec.server.application import make_app
 from adaptspec.telemetry.metrics import Metrics
-from adaptspec.types import Completion, Delta, FinishReason, Piece, SpeculationStats, Timings, TokenLogprob
 from tests.server.conftest import FakeEngine, events
 
 THINK = FORMATS["think"]

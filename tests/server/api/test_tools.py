@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 
 from adaptspec.models.grammars import Grammars
+from adaptspec.results import Completion, Delta, FinishReason, SpeculationStats, Timings
 from adaptspec.server.api.chat import ChatBody, ChatReply
 from adaptspec.server.api.responses import ResponsesBody
 from adaptspec.server.api.tool_choice import NamedTool
 from adaptspec.server.api.tool_forms import HERMES, LLAMA3, ToolForm
 from adaptspec.server.api.tools import Tool, tool_grammar
 from adaptspec.server.api.warnings import Warnings
-from adaptspec.types import Completion, Delta, FinishReason, SpeculationStats, Timings
 
 F = Tool.model_validate(
     {

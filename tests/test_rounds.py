@@ -6,14 +6,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from adaptspec.decision_tables import (
-    RowStop,
-    StopEvaluator,
-    StopTable,
-    draft_temperatures,
-    stacked_temperatures,
-)
-from adaptspec.types import FloatArray, IntArray
+from adaptspec.arrays import FloatArray, IntArray
+from adaptspec.rounds import RowStop, StopEvaluator, StopTable, draft_temperatures, stacked_temperatures
 
 NAN = float("nan")
 STEPS = 5

@@ -1,0 +1,120 @@
+"""What a request gets: pieces of text while it runs, and its completion with counts and times. Plain data, no torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+
+class FinishReason(str, Enum):
+    """Why a request ended. STOP and LENGTH carry OpenAI's names."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    ABORT = "abort"
+    ERROR = "error"
+
+
+@dataclass(frozen=True)
+class SpeculationStats:
+    """What speculation did for one request. Only tokens that were emitted count as accepted.
+
+    `drafted` counts the tokens of each round's longest path, so that acceptance is that of depths, whatever else was
+    tried beside them; `nodes` counts all tokens that were submitted for verification. Entry j of
+    `accepted_per_position` counts the rounds whose draft was accepted at position j (0-based); `rounds` counts the
+    rounds that emitted; `draft_rounds` those of them that drafted. `policy` is the one that decided for the request.
+    """
+
+    policy: str = ""
+    rounds: int = 0
+    draft_rounds: int = 0
+    drafted: int = 0
+    accepted: int = 0
+    accepted_per_position: tuple[int, ...] = ()
+    acceptance_histogram: tuple[int, ...] = ()  # draft rounds by number of accepted tokens
+    task: str | None = None  # None: unknown
+    task_detected: bool = False  # read off the prompt, not named by the request
+    lossy: bool = False  # the policy's verification may have kept what the target alone would not have written
+    nodes: int = 0
+
+    @property
+    def acceptance_rate(self) -> float:
+        """Accepted / drafted; 0 when nothing was drafted. Depends on the depth: never compare across tiers."""
+        return self.accepted / self.drafted if self.drafted else 0.0
+
+    @property
+    def mean_acceptance_length(self) -> float:
+        """1 + accepted per drafting round: the bonus token counts (vLLM's convention)."""
+        return 1.0 + (self.accepted / self.draft_rounds if self.draft_rounds else 0.0)
+
+
+@dataclass(frozen=True)
+class Timings:
+    """Seconds on the monotonic clock; `first_token` and `admitted` are None if never reached."""
+
+    arrived: float
+    admitted: float | None
+    first_token: float | None
+    finished: float
+
+
+@dataclass(frozen=True)
+class Piece:
+    """The text of one token, and the drafter that proposed it; None: the target wrote it by itself."""
+
+    text: str
+    drafter: str | None
+
+
+@dataclass(frozen=True)
+class TokenLogprob:
+    """How likely the target found a token where it stands: natural logarithms, float32.
+
+    Log-softmax of the target's own logits, before temperature, penalties, bias and masks: what the model says, the same
+    whatever the sampling settings, and never 0.0 just because a token was drafted and accepted. `top` are the likeliest
+    tokens there, most likely first.
+    """
+
+    token: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True)
+class Delta:
+    """A piece of one request's output: text that can no longer change, and the tokens of the round.
+
+    The last piece carries the `completion`. `pieces` are the same text by who drafted it; None where nobody asked.
+    Of a request that asked for them, `logprobs` has an entry for each of `tokens`, and the first piece has those of all
+    prompt tokens but the first, which nothing comes before.
+    """
+
+    request_id: str
+    text: str
+    tokens: tuple[int, ...]
+    completion: Completion | None = None
+    pieces: tuple[Piece, ...] | None = None
+    logprobs: tuple[TokenLogprob, ...] = ()
+    prompt_logprobs: tuple[TokenLogprob, ...] = ()
+
+
+@dataclass(frozen=True)
+class Completion:
+    """A finished request. `error` says what happened when `finish` is ERROR.
+
+    Of the request's `prediction`, `prediction_accepted` tokens are in the output and `prediction_rejected` are not,
+    whether or not anybody drafted them.
+    """
+
+    request_id: str
+    text: str
+    tokens: tuple[int, ...]
+    prompt_tokens: int
+    finish: FinishReason
+    stats: SpeculationStats
+    timings: Timings
+    error: str | None = None
+    logprobs: tuple[TokenLogprob, ...] = ()
+    prompt_logprobs: tuple[TokenLogprob, ...] = ()
+    prediction_accepted: int = 0
+    prediction_rejected: int = 0
