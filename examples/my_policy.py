@@ -9,7 +9,8 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from adaptspec.engine import Engine, SamplingParams
+from adaptspec.engine import Engine
+from adaptspec.request import SamplingParams
 
 MINE = sys.argv[1] if len(sys.argv) > 1 else str(Path(__file__).with_name("my_policy.yaml"))
 PROMPT = "The old captain looked at the map and said,"

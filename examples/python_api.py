@@ -6,7 +6,8 @@ Run:
 
 from __future__ import annotations
 
-from adaptspec.engine import Engine, SamplingParams
+from adaptspec.engine import Engine
+from adaptspec.request import SamplingParams
 
 PROMPTS = [
     "Once upon a time, in a village by the sea,",

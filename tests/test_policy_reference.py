@@ -9,7 +9,7 @@ import aiohttp
 import pytest
 
 from adaptspec.app import ServeConfig
-from adaptspec.control.language.build import build_policy, parse_policy_spec
+from adaptspec.control.language.loader import build_policy, parse_policy_spec
 from adaptspec.control.language.spec import schema
 from adaptspec.control.tasks import Labels
 from adaptspec.engine.core import EngineLimits

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from adaptspec.control.language.build import load_policy_spec
+from adaptspec.control.language.loader import load_policy_spec
 
 ROOT = Path(__file__).parents[1]
 PAGES = [

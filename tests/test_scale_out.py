@@ -14,7 +14,7 @@ import yaml
 
 from adaptspec.commands.host_command import add_arguments
 from adaptspec.control.host import Host, narrow
-from adaptspec.control.language.build import parse_policy_spec
+from adaptspec.control.language.loader import parse_policy_spec
 from adaptspec.hosts.settings import PilotSettings
 from adaptspec.hosts.vllm.serve_line import serve_line
 

@@ -12,8 +12,8 @@ import numpy as np
 
 from adaptspec.control.cost_model import CostModel
 from adaptspec.control.cost_profile import CostProfile
-from adaptspec.control.language.build import load_policy_spec
 from adaptspec.control.language.library import find_policy, shipped_policies
+from adaptspec.control.language.loader import load_policy_spec
 from adaptspec.control.language.spec import PolicySpec
 from adaptspec.errors import JournalError
 from adaptspec.journal import JournalHeader, LinesDropped, RequestFinished, RequestStarted, read_entries

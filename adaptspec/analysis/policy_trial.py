@@ -18,7 +18,7 @@ from types import MappingProxyType
 from typing import Any
 
 from adaptspec.analysis.journal_tape import narrowed, tape_of_journal
-from adaptspec.control.language.build import found_next_to, parse_policy_spec
+from adaptspec.control.language.loader import found_next_to, parse_policy_spec
 from adaptspec.control.language.spec import PolicySpec
 from adaptspec.control.tasks import Labels
 from adaptspec.errors import AdaptSpecError, JournalError

@@ -13,7 +13,7 @@ from scipy.special import stdtrit
 from adaptspec.analysis.journal_tape import narrowed
 from adaptspec.analysis.search_space import Parameter, Path, Value, draw, with_values
 from adaptspec.arrays import FloatArray
-from adaptspec.control.language.build import Find, parse_policy_spec
+from adaptspec.control.language.loader import Find, parse_policy_spec
 from adaptspec.control.language.spec import PolicySpec
 from adaptspec.errors import PolicyError, TapeError
 from adaptspec.simulation.machine import Machine

@@ -20,7 +20,7 @@ from adaptspec.analysis.journal_tape import DRAFTER
 from adaptspec.analysis.oracle import Tier, references
 from adaptspec.bench.try_drafts import PLAIN, Tried, try_draft
 from adaptspec.bench.workloads import Workloads
-from adaptspec.control.language.build import parse_policy_spec
+from adaptspec.control.language.loader import parse_policy_spec
 from adaptspec.drafters import Kind, available_drafters, kind_of
 from adaptspec.engine.engine_config import AUTO, EngineConfig, model_place
 from adaptspec.engine.profiler import Progress, no_progress, processor

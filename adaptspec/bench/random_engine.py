@@ -14,8 +14,8 @@ from transformers import PreTrainedTokenizerFast
 from adaptspec.bench.contenders import Records
 from adaptspec.bench.random_models import Sizes, any_tokenizer, prompts, random_decoder
 from adaptspec.control.cost_model import CostModel
-from adaptspec.control.language.build import load_policy_spec
 from adaptspec.control.language.library import find_policy
+from adaptspec.control.language.loader import load_policy_spec
 from adaptspec.control.language.spec import PolicySpec
 from adaptspec.drafting.draft_model import DraftModelDrafter
 from adaptspec.drafting.ngram import NgramDrafter

@@ -232,7 +232,7 @@ def _heads(arguments: argparse.Namespace) -> int:
 
 def _decisions(arguments: argparse.Namespace) -> int:
     from adaptspec.bench.decisions import DecisionSettings, run_decisions
-    from adaptspec.control.language.build import load_policy_spec
+    from adaptspec.control.language.loader import load_policy_spec
     from adaptspec.simulation.machine import load_machine
     from adaptspec.simulation.tape_file import find_tape, load_tape
     from adaptspec.tables import table_of

@@ -95,8 +95,8 @@ def _vllm(arguments: argparse.Namespace) -> int:
 
 def _check(arguments: argparse.Namespace) -> int:
     from adaptspec.control.host import narrow
-    from adaptspec.control.language.build import load_policy_spec
     from adaptspec.control.language.library import find_policy
+    from adaptspec.control.language.loader import load_policy_spec
     from adaptspec.errors import ConfigError
     from adaptspec.hosts.vllm.contract import check_method
 

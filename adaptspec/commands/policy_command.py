@@ -177,7 +177,7 @@ def _add_source(parser: argparse.ArgumentParser) -> None:
 
 
 def _list(arguments: argparse.Namespace) -> int:
-    from adaptspec.control.language.build import load_policy_spec
+    from adaptspec.control.language.loader import load_policy_spec
     from adaptspec.tables import Table, show
 
     table = Table("policy", "algorithm", "drafters", "description")
@@ -190,7 +190,7 @@ def _list(arguments: argparse.Namespace) -> int:
 
 
 def _show(arguments: argparse.Namespace) -> int:
-    from adaptspec.control.language.build import load_policy_spec
+    from adaptspec.control.language.loader import load_policy_spec
     from adaptspec.control.language.yaml_source import read_text
 
     path = find_policy(arguments.policy)
@@ -217,7 +217,7 @@ def _check(path: Path) -> PolicySpec:
     """Read it and build it once, as a server would."""
     from adaptspec.control.cost_model import CostModel
     from adaptspec.control.cost_profile import CostProfile
-    from adaptspec.control.language.build import build_policy, load_policy_spec
+    from adaptspec.control.language.loader import build_policy, load_policy_spec
     from adaptspec.control.routing import with_used
     from adaptspec.control.tasks import Labels
 
@@ -239,7 +239,7 @@ def _schema(_: argparse.Namespace) -> int:
 
 
 def _diff(arguments: argparse.Namespace) -> int:
-    from adaptspec.control.language.build import load_policy_spec
+    from adaptspec.control.language.loader import load_policy_spec
 
     left, right = (load_policy_spec(find_policy(name)) for name in (arguments.left, arguments.right))
     print("\n".join(differences(left, right)) or "the two mean the same")

@@ -8,18 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from adaptspec.control.algorithms.fixed_depths import SHIPPED
-from adaptspec.control.language.build import parse_policy_spec
+from adaptspec.control.language.loader import parse_policy_spec
+from adaptspec.control.language.schema import validate
 from adaptspec.control.language.spec import API_VERSION
-from adaptspec.control.language.spec_errors import problems_of
-from adaptspec.control.language.yaml_source import Source, dump_yaml, parse_yaml, policy_error, read_text
+from adaptspec.control.language.yaml_source import Source, dump_yaml, parse_yaml, read_text
 from adaptspec.control.limits import DEEPEST, Ranges
 
-F = TypeVar("F", bound="_Foreign")
 _Steps = Annotated[list[Annotated[int, Field(ge=0, le=DEEPEST)]], Field(min_length=1, max_length=16)]
 _Size = Annotated[str, Field(pattern=r"^[1-9][0-9]{0,4}$")]
 
@@ -125,7 +124,7 @@ def import_sglang(path: Path) -> str:
     source, data = _read(path)
     sizes = {key: value for key, value in data.items() if str(key).isdecimal()}
     rest = {key: value for key, value in data.items() if key not in sizes}
-    config = _validated(_Sglang, {**rest, **({"a first batch size": sizes} if sizes else {})}, source)
+    config = validate(_Sglang, {**rest, **({"a first batch size": sizes} if sizes else {})}, source)
     choose = {
         "algorithm": "ema-tiers",
         "alpha": config.ema_alpha,
@@ -144,7 +143,7 @@ def import_sglang(path: Path) -> str:
 def import_vllm(path: Path) -> str:
     """The policy that drafts as deep as vLLM does with this file. Raises as `import_sglang` does."""
     source, data = _read(path)
-    config = _validated(_Vllm, data, source)
+    config = validate(_Vllm, data, source)
     spec: dict[str, Any] = {"drafters": ["ngram" if config.looks_up else "draft-model"], "choose": config.choose()}
     guard: dict[str, Any] = {"never-slower": "off"}
     if config.disable_by_batch_size is not None:
@@ -186,10 +185,3 @@ def _read(path: Path) -> tuple[Source, dict[Any, Any]]:
     if not isinstance(source.data, dict):
         raise source.error((), "a mapping is needed here, as the engine reads it")
     return source, source.data
-
-
-def _validated(model: type[F], data: object, source: Source) -> F:
-    try:
-        return model.model_validate(data)
-    except ValidationError as error:
-        raise policy_error(problems_of(source, error, model.model_json_schema())) from error

@@ -11,8 +11,8 @@ from adaptspec.analysis.search_space import Parameter, parameters_of, parse_para
 from adaptspec.analysis.simulation_report import plot_report, plotting, simulate
 from adaptspec.analysis.tune import Tuned, tune
 from adaptspec.commands.arguments import progress, tell
-from adaptspec.control.language.build import found_next_to, load_policy_spec
 from adaptspec.control.language.library import find_policy
+from adaptspec.control.language.loader import found_next_to, load_policy_spec
 from adaptspec.control.language.spec import PolicySpec
 from adaptspec.control.language.yaml_source import read_text
 from adaptspec.errors import ConfigError

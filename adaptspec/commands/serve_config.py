@@ -9,14 +9,14 @@ from dataclasses import asdict, dataclass, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, TypeVar, get_type_hints
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, create_model
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, create_model
 
 from adaptspec.app import ServeConfig
 from adaptspec.command_line import given_values
 from adaptspec.commands.arguments import engine_config
 from adaptspec.control.language.library import is_file_name
-from adaptspec.control.language.spec_errors import problems_of
-from adaptspec.control.language.yaml_source import Source, policy_error, read_yaml
+from adaptspec.control.language.schema import validate
+from adaptspec.control.language.yaml_source import Source, read_yaml
 from adaptspec.engine.engine_config import EngineConfig
 from adaptspec.errors import ConfigError
 from adaptspec.files import read_text
@@ -117,10 +117,7 @@ def read_config(path: Path) -> ConfigFile:
     """
     source = read_yaml(path)
     model = _model(ServeConfig, {**_BOUNDS, **_SECRETS})
-    try:
-        read = model.model_validate(source.data)
-    except ValidationError as error:
-        raise policy_error(problems_of(source, error, model.model_json_schema())) from error
+    read = validate(model, source.data, source)
     secrets = {name: getattr(read, name) for name in _SECRETS if name in read.model_fields_set}
     try:
         config = _settings(ServeConfig, read, secrets)

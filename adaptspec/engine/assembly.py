@@ -16,8 +16,8 @@ from transformers import PreTrainedTokenizerFast
 from adaptspec.control.controller import Controller
 from adaptspec.control.cost_model import CostModel
 from adaptspec.control.cost_profile import CostProfile
-from adaptspec.control.language.build import build_policy, load_policy_spec
 from adaptspec.control.language.library import find_policy, shipped_policies
+from adaptspec.control.language.loader import build_policy, load_policy_spec
 from adaptspec.control.language.spec import PolicySpec
 from adaptspec.control.rollout import LIVE, Shares
 from adaptspec.control.routing import check_file, routes_of, with_used
@@ -333,5 +333,5 @@ def _asked(config: EngineConfig, labels: Labels, here: Sequence[str]) -> list[tu
     if not any(spec.rollout == LIVE for _, spec in asked):
         default = find_policy(config.default_policy)
         others = [(path, spec) for path, spec in asked if path.resolve() != default.resolve()]
-        asked = [(default, load_policy_spec(default, here=here)), *others]
+        asked = [(default, load_policy_spec(default, available=here)), *others]
     return asked

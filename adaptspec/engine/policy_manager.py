@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from adaptspec.control.cost_model import CostModel
-from adaptspec.control.language.build import build_policy, found_among, found_next_to, parse_policy_spec
+from adaptspec.control.language.loader import build_policy, found_among, found_next_to, parse_policy_spec
 from adaptspec.control.language.spec import PolicySpec
 from adaptspec.control.language.yaml_source import read_text
 from adaptspec.control.learned_state import PolicyState, learned_states, restore_policy, restore_states, signature

@@ -10,8 +10,8 @@ from pathlib import Path
 from adaptspec.control.controller import Controller, untimed
 from adaptspec.control.cost_model import CostModel
 from adaptspec.control.host import DRAFTER, Host, narrow
-from adaptspec.control.language.build import build_policy, load_policy_spec
 from adaptspec.control.language.library import find_policy
+from adaptspec.control.language.loader import build_policy, load_policy_spec
 from adaptspec.control.language.spec import PolicySpec
 from adaptspec.control.learned_state import PolicyState, learned_states, restore_states, signature
 from adaptspec.control.rollout import Reloads

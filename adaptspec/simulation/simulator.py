@@ -18,7 +18,7 @@ from adaptspec.arrays import IntArray
 from adaptspec.control.controller import Controller
 from adaptspec.control.cost_model import CostModel
 from adaptspec.control.cost_profile import CostProfile
-from adaptspec.control.language.build import build_policy, parse_policy_spec
+from adaptspec.control.language.loader import build_policy, parse_policy_spec
 from adaptspec.control.language.spec import BlockSpec, CoupledSpec, PolicySpec, RejectionSpec
 from adaptspec.control.policy import BatchSignals
 from adaptspec.control.routing import routes_of, with_used

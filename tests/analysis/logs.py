@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from adaptspec.control.language.build import parse_policy_spec
+from adaptspec.control.language.loader import parse_policy_spec
 from adaptspec.control.language.spec import PolicySpec
 from adaptspec.control.tasks import TASKS
 from adaptspec.journal import JournalHeader, RequestStarted, to_line

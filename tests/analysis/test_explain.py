@@ -9,8 +9,8 @@ import pytest
 from adaptspec.analysis.explain import explain
 from adaptspec.analysis.journal_rounds import JournalLog
 from adaptspec.cli import main
-from adaptspec.control.language.build import load_policy_spec
 from adaptspec.control.language.library import find_policy
+from adaptspec.control.language.loader import load_policy_spec
 from adaptspec.errors import JournalError
 from adaptspec.rounds import Reason
 from adaptspec.simulation.scenarios import Schedule, stream

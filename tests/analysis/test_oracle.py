@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from adaptspec.analysis.oracle import References, RowCosts, Tier, alone, plan_seconds, references, shares
-from adaptspec.control.language.build import load_policy_spec
 from adaptspec.control.language.library import find_policy
+from adaptspec.control.language.loader import load_policy_spec
 from adaptspec.simulation.machine import Machine, load_machine
 from adaptspec.simulation.scenarios import Schedule, in_phases, stream
 from adaptspec.simulation.simulator import replay, static_spec

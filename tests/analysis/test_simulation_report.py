@@ -7,8 +7,8 @@ import json
 import pytest
 
 from adaptspec.analysis.simulation_report import Report, simulate
-from adaptspec.control.language.build import load_policy_spec
 from adaptspec.control.language.library import find_policy
+from adaptspec.control.language.loader import load_policy_spec
 from adaptspec.errors import ConfigError
 from adaptspec.simulation.machine import Curve, Machine, load_machine
 from adaptspec.simulation.scenarios import WRONG, Schedule, mixed_scenarios, task_scenarios

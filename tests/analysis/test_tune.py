@@ -8,7 +8,7 @@ import pytest
 
 from adaptspec.analysis.search_space import Range, parse_parameter
 from adaptspec.analysis.tune import Tuned, split, tune
-from adaptspec.control.language.build import parse_policy_spec
+from adaptspec.control.language.loader import parse_policy_spec
 from adaptspec.errors import TapeError
 from adaptspec.simulation.machine import load_machine
 from adaptspec.simulation.scenarios import Schedule

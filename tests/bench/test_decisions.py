@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from adaptspec.bench.decisions import DecisionSettings, run_decisions
-from adaptspec.control.language.build import load_policy_spec
 from adaptspec.control.language.library import find_policy
+from adaptspec.control.language.loader import load_policy_spec
 from adaptspec.simulation.machine import load_machine
 from tests.policies.tapes import made_tape
 

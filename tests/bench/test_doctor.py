@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from adaptspec.bench.doctor import DoctorSettings, doctor_configs, doctor_report, recommended, run_doctor
 from adaptspec.bench.try_drafts import Tried
-from adaptspec.control.language.build import parse_policy_spec
+from adaptspec.control.language.loader import parse_policy_spec
 from adaptspec.engine.engine_config import EngineConfig
 from adaptspec.errors import ConfigError
 from adaptspec.models.layers import has_products

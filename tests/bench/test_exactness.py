@@ -22,7 +22,7 @@ from adaptspec.bench.exactness import (
     run_exactness,
 )
 from adaptspec.bench.workloads import read_workloads
-from adaptspec.control.language.build import parse_policy_spec
+from adaptspec.control.language.loader import parse_policy_spec
 from adaptspec.engine.assembly import Built, build
 from adaptspec.engine.core import EngineLimits
 from adaptspec.engine.engine_config import EngineConfig

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from adaptspec.cli import main
-from adaptspec.control.language.build import parse_policy_spec
 from adaptspec.control.language.library import find_policy
+from adaptspec.control.language.loader import parse_policy_spec
 
 
 def test_policy_show_prints_the_file_with_its_reasons(capsys: pytest.CaptureFixture[str]) -> None:

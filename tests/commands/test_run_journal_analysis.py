@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from adaptspec.cli import main
-from adaptspec.control.language.build import load_policy_spec
 from adaptspec.control.language.library import find_policy
+from adaptspec.control.language.loader import load_policy_spec
 from adaptspec.simulation.scenarios import Schedule, stream
 from tests.analysis.logs import policy, write_journal
 from tests.policies.tapes import made_tape

@@ -13,7 +13,7 @@ import pytest
 
 from adaptspec.cli import main
 from adaptspec.commands.policy_command import MACHINES, add_simulate_arguments
-from adaptspec.control.language.build import load_policy_spec
+from adaptspec.control.language.loader import load_policy_spec
 from adaptspec.errors import AdaptSpecError, ConfigError
 from adaptspec.journal import RequestFinished, RequestStarted, read_entries, to_line
 from adaptspec.simulation.scenarios import Schedule, stream

@@ -11,8 +11,8 @@ from adaptspec.control.algorithms.fixed_depths import Static
 from adaptspec.control.algorithms.goodput import Goodput, GoodputSettings
 from adaptspec.control.composed_policy import ComposedPolicy
 from adaptspec.control.controller import Controller
-from adaptspec.control.language.build import build_policy, load_policy_spec
 from adaptspec.control.language.library import find_policy
+from adaptspec.control.language.loader import build_policy, load_policy_spec
 from adaptspec.control.policy import BatchSignals
 from adaptspec.control.stopping import StopRule, ThresholdStop
 from adaptspec.control.tasks import Labels, Names

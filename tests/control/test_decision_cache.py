@@ -11,7 +11,7 @@ import pytest
 
 from adaptspec.control.controller import Controller
 from adaptspec.control.decision_cache import UNDECIDED
-from adaptspec.control.language.build import build_policy, parse_policy_spec
+from adaptspec.control.language.loader import build_policy, parse_policy_spec
 from adaptspec.control.policy import BatchSignals, Policy
 from adaptspec.request import Request, SpeculationParams
 from adaptspec.rounds import Decision, Reason, RoundRecord, StopTable

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from adaptspec.control.language.build import build_policy, parse_policy_spec
+from adaptspec.control.language.loader import build_policy, parse_policy_spec
 from adaptspec.errors import PolicyError
 from tests.control.helpers import signals, table
 from tests.policies.world import HEADER

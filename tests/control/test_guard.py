@@ -11,7 +11,7 @@ import pytest
 
 from adaptspec.control.cost_model import CostModel
 from adaptspec.control.guard import Guard, GuardEvents, GuardSpec, Mode
-from adaptspec.control.language.build import build_policy, parse_policy_spec
+from adaptspec.control.language.loader import build_policy, parse_policy_spec
 from adaptspec.control.tasks import Labels, Names
 from adaptspec.rounds import Reason, RoundRecord
 from tests.control.helpers import QUIET, record, signals, table

@@ -9,8 +9,8 @@ import pytest
 
 from adaptspec.control.cost_model import CostModel
 from adaptspec.control.host import DRAFTER, SGLANG, VLLM, Host, narrow
-from adaptspec.control.language.build import build_policy, load_policy_spec, parse_policy_spec
 from adaptspec.control.language.library import shipped_policies
+from adaptspec.control.language.loader import build_policy, load_policy_spec, parse_policy_spec
 from adaptspec.control.language.spec import PolicySpec
 from adaptspec.errors import PolicyError
 

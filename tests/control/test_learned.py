@@ -7,8 +7,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from adaptspec.control.language.build import build_policy, parse_policy_spec
 from adaptspec.control.language.library import shipped_policies
+from adaptspec.control.language.loader import build_policy, parse_policy_spec
 from adaptspec.control.policy import Policy
 from adaptspec.control.tasks import Labels
 from adaptspec.errors import StateError

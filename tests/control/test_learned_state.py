@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from adaptspec.control.language.build import build_policy, load_policy_spec, parse_policy_spec
 from adaptspec.control.language.library import shipped_policies
+from adaptspec.control.language.loader import build_policy, load_policy_spec, parse_policy_spec
 from adaptspec.control.learned_state import (
     LearnedState,
     PolicyState,

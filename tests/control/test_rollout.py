@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from adaptspec.control.language.build import found_among, load_policy_spec, parse_policy_spec
+from adaptspec.control.language.loader import found_among, load_policy_spec, parse_policy_spec
 from adaptspec.control.rollout import CanarySpec, Shares
 from adaptspec.errors import ConfigError, PolicyError
 

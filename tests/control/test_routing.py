@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from adaptspec.control.controller import Controller
-from adaptspec.control.language.build import build_policy, parse_policy_spec
+from adaptspec.control.language.loader import build_policy, parse_policy_spec
 from adaptspec.control.rollout import CanarySpec
 from adaptspec.control.routing import Router, routes_of, with_used
 from adaptspec.control.tasks import Labels

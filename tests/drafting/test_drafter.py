@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from adaptspec.control.language.build import parse_policy_spec
+from adaptspec.control.language.loader import parse_policy_spec
 from adaptspec.control.language.spec import schema
 from adaptspec.drafters import DRAFTERS, Entry, Kind
 from adaptspec.drafting.draft_model import DraftModelDrafter
@@ -97,11 +97,12 @@ def test_policies_and_their_schema_know_what_is_registered() -> None:
 
 def test_one_that_is_not_at_hand_is_told_at_its_line() -> None:
     text = HEAD + "spec:\n  choose: {algorithm: goodput}\n  drafters: [ngram, draft-model]\n"
-    parse_policy_spec(text, "p", here=("ngram", "draft-model"))
+    parse_policy_spec(text, "p", available=("ngram", "draft-model"))
     with pytest.raises(
         PolicyError, match=r"^p:6:21: spec.drafters.1: drafts with draft-model.*has: ngram;.*--draft DIR\)$"
     ):
-        parse_policy_spec(text, "p", here=("ngram",))
+        parse_policy_spec(text, "p", available=("ngram",))
     assert (
-        parse_policy_spec(text.replace("goodput", "static, depth: 0").replace("ngram, ", ""), "p", here=()).needed == {}
+        parse_policy_spec(text.replace("goodput", "static, depth: 0").replace("ngram, ", ""), "p", available=()).needed
+        == {}
     )

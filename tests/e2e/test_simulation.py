@@ -16,8 +16,8 @@ from adaptspec.arrays import FloatArray
 from adaptspec.bench.record_tape import RecordSettings, record
 from adaptspec.bench.workloads import Workloads, encode, read_workloads
 from adaptspec.control.cost_model import CostModel
-from adaptspec.control.language.build import load_policy_spec
 from adaptspec.control.language.library import shipped_policies
+from adaptspec.control.language.loader import load_policy_spec
 from adaptspec.control.language.spec import PolicySpec
 from adaptspec.drafters import states_confidence
 from adaptspec.drafting.counts import CountsDrafter

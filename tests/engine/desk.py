@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from adaptspec.control.cost_model import CostModel
-from adaptspec.control.language.build import load_policy_spec
+from adaptspec.control.language.loader import load_policy_spec
 from adaptspec.engine.async_engine import AsyncEngine
 from adaptspec.engine.core import EngineCore, EngineLimits
 from adaptspec.engine.policy_manager import PolicyManager

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from adaptspec.control.cost_model import CostModel
-from adaptspec.control.language.build import load_policy_spec
+from adaptspec.control.language.loader import load_policy_spec
 from adaptspec.drafting.draft_model import DraftModelDrafter
 from adaptspec.engine.async_engine import AsyncEngine
 from adaptspec.engine.core import EngineLimits

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from adaptspec.control.cost_model import CostModel
-from adaptspec.control.language.build import build_policy, load_policy_spec, parse_policy_spec
+from adaptspec.control.language.loader import build_policy, load_policy_spec, parse_policy_spec
 from adaptspec.control.rollout import Reloads
 from adaptspec.engine.core import EngineLimits
 from adaptspec.engine.policy_manager import PolicyManager, adopt_policy

@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from adaptspec.engine import Engine, SamplingParams
+from adaptspec.engine import Engine
 from adaptspec.engine.core import EngineLimits
 from adaptspec.engine.engine_config import EngineConfig
 from adaptspec.errors import RequestError
+from adaptspec.request import SamplingParams
 
 GREEDY = SamplingParams(max_tokens=10, temperature=0.0, ignore_eos=True)
 

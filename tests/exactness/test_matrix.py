@@ -14,8 +14,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from adaptspec.control.language.build import load_policy_spec
 from adaptspec.control.language.library import shipped_policies
+from adaptspec.control.language.loader import load_policy_spec
 from adaptspec.engine.engine_config import EngineConfig
 from adaptspec.request import SpeculationParams
 from tests.exactness import dictated

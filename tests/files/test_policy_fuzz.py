@@ -10,8 +10,8 @@ import yaml
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from adaptspec.control.language.build import build_policy, load_policy_spec, parse_policy_spec
 from adaptspec.control.language.library import shipped_policies
+from adaptspec.control.language.loader import build_policy, load_policy_spec, parse_policy_spec
 from adaptspec.control.language.spec import schema
 from adaptspec.control.tasks import Labels
 from adaptspec.errors import ConfigError, PolicyError

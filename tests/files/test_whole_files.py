@@ -21,8 +21,8 @@ import adaptspec
 from adaptspec.command_line import Parser
 from adaptspec.commands.policy_import import import_vllm
 from adaptspec.commands.serve_command import add_arguments
-from adaptspec.control.language.build import load_policy_spec
 from adaptspec.control.language.library import find_policy
+from adaptspec.control.language.loader import load_policy_spec
 from adaptspec.control.learned_state import StateStore, read_state
 from adaptspec.control.tasks import TaskDetector
 from adaptspec.errors import AdaptSpecError, FileError, ModelError, StateError

@@ -24,8 +24,8 @@ from pathlib import Path
 
 import numpy as np
 
-from adaptspec.control.language.build import load_policy_spec
 from adaptspec.control.language.library import find_policy, shipped_policies
+from adaptspec.control.language.loader import load_policy_spec
 from adaptspec.control.language.spec import PolicySpec
 from adaptspec.simulation.machine import Machine, load_machine
 from adaptspec.simulation.scenarios import IN_PHASES, IN_TURN, WRONG, Schedule, Stream, in_phases, in_turn, stream

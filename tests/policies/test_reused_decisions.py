@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from adaptspec.control.controller import Controller
-from adaptspec.control.language.build import load_policy_spec
 from adaptspec.control.language.library import find_policy
+from adaptspec.control.language.loader import load_policy_spec
 from adaptspec.simulation.simulator import replay
 from tests.policies.cells import GREEDY, Cell, costs, stream_of
 

@@ -15,8 +15,8 @@ from typing import NamedTuple
 import numpy as np
 
 from adaptspec.control.cost_profile import CostProfile, DrafterCost
-from adaptspec.control.language.build import load_policy_spec, parse_policy_spec
 from adaptspec.control.language.library import find_policy
+from adaptspec.control.language.loader import load_policy_spec, parse_policy_spec
 from adaptspec.control.language.spec import PolicySpec
 from adaptspec.rounds import RoundRecord
 from adaptspec.simulation.machine import Curve, DraftTimes

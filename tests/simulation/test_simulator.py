@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from adaptspec.control.controller import Controller
 from adaptspec.control.cost_model import CostModel
-from adaptspec.control.language.build import build_policy, load_policy_spec, parse_policy_spec
 from adaptspec.control.language.library import find_policy
+from adaptspec.control.language.loader import build_policy, load_policy_spec, parse_policy_spec
 from adaptspec.control.policy import BatchSignals
 from adaptspec.errors import ConfigError, TapeError
 from adaptspec.rounds import Decision, RoundRecord

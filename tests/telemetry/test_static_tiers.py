@@ -9,7 +9,7 @@ import pytest
 
 from adaptspec.control.controller import Controller
 from adaptspec.control.cost_model import CostModel
-from adaptspec.control.language.build import build_policy
+from adaptspec.control.language.loader import build_policy
 from adaptspec.control.language.spec import PolicySpec
 from adaptspec.rounds import RoundRecord
 from adaptspec.simulation.simulator import ReplayStats, Simulator, SimulatorSettings, run, static_spec

@@ -1,4 +1,7 @@
-"""Where policies are found: the ones that ship, by name, and anybody's file, by path."""
+"""Finds the files of policies: shipped ones by name, others by path.
+
+The command line completes names with it, so it imports nothing that takes time.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from adaptspec.errors import PolicyError
 
 
 def shipped_policies() -> list[Path]:
-    """The YAML files that ship, by name. Installed they lie in the package, in a checkout beside it."""
+    """The YAML files that ship, by name. Installed they lie in the package, in a checkout next to it."""
     package = Path(__file__).parents[2]
     for folder in (package / "policies", package.parent / "policies"):
         found = sorted(folder.glob("*.yaml"))

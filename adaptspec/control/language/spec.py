@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -21,7 +21,7 @@ from adaptspec.control.algorithms.fixed_depths import StaticSpec
 from adaptspec.control.algorithms.registry import ChooseSpec
 from adaptspec.control.draft_temperature import DraftTemperatureSpec
 from adaptspec.control.guard import GuardSpec
-from adaptspec.control.language.schema import EditorSchema, Part, Short, Uses, suggestion, without_default
+from adaptspec.control.language.schema import EditorSchema, Part, ReadContext, Short, suggestion, without_default
 from adaptspec.control.language.yaml_source import Problem, Source, shown
 from adaptspec.control.limits import DEEPEST
 from adaptspec.control.rollout import LIVE, Rollout, RolloutSpec, TaskName, WhenSpec
@@ -266,18 +266,18 @@ class BodySpec(Part):
             raise ValueError(f"algorithm {self.choose.algorithm!r} does not choose among drafters; name one")
         return self
 
-    def with_drafters(self, here: Sequence[str]) -> BodySpec:
-        """The same for a server that has the drafters that are `here`; what the policy names stays.
+    def with_drafters(self, available: Sequence[str]) -> BodySpec:
+        """The same for a server that has the `available` drafters; what the policy names stays.
 
         Without any drafter it is plain decoding. Drafts branch only where a drafter is left that can price branches.
         """
         if self.drafters is not None:
             return self
-        own = list(self.choose.default_drafters(default_drafters(here)))
-        changes: dict[str, Any] = {"drafters": own}
-        if not own:
+        drafters = list(self.choose.default_drafters(default_drafters(available)))
+        changes: dict[str, Any] = {"drafters": drafters}
+        if not drafters:
             changes |= {"choose": StaticSpec(algorithm="static", depth=0), "tiers": None, "max_depth": None}
-        if self._branches_in_vain(own):
+        if self._branches_in_vain(drafters):
             changes["max_width"] = 1
         return self.model_copy(update=changes)
 
@@ -298,7 +298,7 @@ class PolicySpec(Part):
 
     def model_post_init(self, context: Any) -> None:
         """Keep the policies that it names, which were found as it was read, and where its values stand."""
-        if isinstance(context, Uses):
+        if isinstance(context, ReadContext):
             self._used = dict(context.found)
             self._source = context.source
 
@@ -318,7 +318,10 @@ class PolicySpec(Part):
 
     def changed(self, body: Mapping[str, Any], used: Mapping[str, PolicySpec]) -> PolicySpec:
         """The same with other values in `spec`, and others for the policies that it uses. Nothing is checked."""
-        copy = self.model_copy(update={"spec": self.spec.model_copy(update=dict(body))})
+        return self._copy(self.spec.model_copy(update=dict(body)), used)
+
+    def _copy(self, body: BodySpec, used: Mapping[str, PolicySpec]) -> PolicySpec:
+        copy = self.model_copy(update={"spec": body})
         copy._used = dict(used)
         return copy
 
@@ -336,18 +339,16 @@ class PolicySpec(Part):
         """The drafters that it names, or that `with_drafters` gave it; else none."""
         return tuple(self.spec.drafters or ())
 
-    def with_drafters(self, here: Sequence[str]) -> PolicySpec:
-        """The same for a server that has the drafters that are `here`, preferred first: see `BodySpec.with_drafters`.
+    def with_drafters(self, available: Sequence[str]) -> PolicySpec:
+        """The same for a server that has the `available` drafters, preferred first: see `BodySpec.with_drafters`.
 
         The policies that it uses are treated alike.
         """
-        used = {name: other.with_drafters(here) for name, other in self.used.items()}
-        body = self.spec.with_drafters(here)
+        used = {name: other.with_drafters(available) for name, other in self.used.items()}
+        body = self.spec.with_drafters(available)
         if body is self.spec and all(used[name] is other for name, other in self.used.items()):
             return self
-        copy = self.model_copy(update={"spec": body})
-        copy._used = used
-        return copy
+        return self._copy(body, used)
 
     @property
     def history(self) -> History:
@@ -377,7 +378,7 @@ class PolicySpec(Part):
 
     @property
     def tiers(self) -> tuple[int, ...]:
-        """Depths allowed beside 0, for algorithms that choose freely."""
+        """Depths allowed in addition to 0, for algorithms that choose freely."""
         if self.spec.tiers is not None:
             return tuple(tier for tier in self.spec.tiers if tier)
         most = self.spec.max_depth
@@ -388,36 +389,33 @@ class PolicySpec(Part):
         """What is allowed and may not be meant: tasks that no prompt is ever detected as, and `when:` in a policy that
         is not the `default`, which a canary never is.
         """
-        detected = ", ".join(TASKS)
+        notes = []
+        if self.spec.when and not (default and self.rollout == LIVE):
+            message = "`when` counts only in the default policy, which this one is not"
+            notes.append(self.source.problem(("spec", "when"), message, at_key=True))
         named: list[tuple[tuple[object, ...], str]] = [(("spec", "tasks", name), name) for name in self.spec.tasks]
         for number, when in enumerate(self.spec.when):
             named += [(("spec", "when", number, "task"), name) for name in when.tasks]
-        unused = bool(self.spec.when) and not (default and self.rollout == LIVE)
-        message = "`when` counts only in the default policy, which this one is not"
-        notes = [self.source.problem(("spec", "when"), message, at_key=True)] if unused else []
-        return notes + [
-            self.source.problem(
-                where,
-                f"no prompt is detected as {name!r} (detected are: {detected}); this applies only to requests that "
-                f'name it: {{"adaptspec": {{"task": "{name}"}}}}',
-                at_key=True,
-            )
-            for where, name in named
-            if name not in TASKS and name != OTHER
-        ]
+        for where, name in named:
+            if name not in TASKS and name != OTHER:
+                message = (
+                    f"no prompt is detected as {name!r} (detected are: {', '.join(TASKS)}); this applies only to "
+                    f'requests that name it: {{"adaptspec": {{"task": "{name}"}}}}'
+                )
+                notes.append(self.source.problem(where, message, at_key=True))
+        return notes
 
-    def uses(self) -> list[tuple[tuple[object, ...], str]]:
-        """Where the file names other policies, and which."""
-        return [(("spec", "when", number, "use"), one.use) for number, one in enumerate(self.spec.when)]
-
-    def clashes(self) -> Iterator[tuple[tuple[object, ...], str]]:
-        """What does not go together, and no part knows alone: where, and what is wrong."""
-        takes_tiers = self.spec.choose.takes_tiers  # else it has depths of its own
+    def clashes(self) -> list[Problem]:
+        """Values that are wrong only together with others."""
+        if not self.spec.choose.takes_tiers:  # it has depths of its own
+            return []
+        depths, problems = (0, *self.tiers), []
         for name, task in self.spec.tasks.items():
-            beyond = [tier for tier in task.tiers or () if tier and tier not in self.tiers]
-            if takes_tiers and beyond:
-                known = ", ".join(map(str, (0, *self.tiers)))
-                yield ("spec", "tasks", name, "tiers"), f"{beyond[0]} is none of the policy's depths ({known})"
+            other = next((tier for tier in task.tiers or () if tier not in depths), None)
+            if other is not None:
+                message = f"{other} is none of the policy's depths ({', '.join(map(str, depths))})"
+                problems.append(self.source.problem(("spec", "tasks", name, "tiers"), message))
+        return problems
 
 
 def schema() -> dict[str, Any]:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from adaptspec.control.host import SGLANG, narrow
-from adaptspec.control.language.build import load_policy_spec
+from adaptspec.control.language.loader import load_policy_spec
 from adaptspec.control.language.spec import PolicySpec
 from adaptspec.control.limits import DEEPEST
 from adaptspec.errors import ConfigError

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from adaptspec.control.language.build import build_policy, parse_policy_spec
+from adaptspec.control.language.loader import build_policy, parse_policy_spec
 from adaptspec.control.policy import Policy
 from adaptspec.control.tasks import Labels, Names
 from tests.control.helpers import record, signals, table

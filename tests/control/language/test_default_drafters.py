@@ -10,8 +10,8 @@ from transformers import PreTrainedTokenizerFast
 
 from adaptspec.control.cost_model import CostModel
 from adaptspec.control.host import Host, narrow
-from adaptspec.control.language.build import build_policy, load_policy_spec, parse_policy_spec
 from adaptspec.control.language.library import find_policy
+from adaptspec.control.language.loader import build_policy, load_policy_spec, parse_policy_spec
 from adaptspec.control.language.spec import PolicySpec
 from adaptspec.engine.assembly import assemble
 from adaptspec.engine.core import EngineLimits
@@ -29,7 +29,7 @@ WITHOUT = ("ngram", "counts", "lookahead")
 
 
 def read(choose: str, here: Sequence[str] | None, more: str = "") -> PolicySpec:
-    return parse_policy_spec(f"{HEAD}  choose: {choose}\n{more}", "p", here=here)
+    return parse_policy_spec(f"{HEAD}  choose: {choose}\n{more}", "p", available=here)
 
 
 @pytest.mark.parametrize(

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from adaptspec.control.language.build import parse_policy_spec
-from adaptspec.control.language.spec_errors import REMOVED
+from adaptspec.control.language.loader import parse_policy_spec
+from adaptspec.control.language.schema import REMOVED
 from adaptspec.errors import PolicyError
 from tests.policies.world import HEADER
 

@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from adaptspec.control.controller import Controller
-from adaptspec.control.language.build import build_policy, load_policy_spec, parse_policy_spec
+from adaptspec.control.language.loader import build_policy, load_policy_spec, parse_policy_spec
 from adaptspec.control.language.spec import schema
 from adaptspec.control.tasks import Labels, Names
 from adaptspec.errors import PolicyError

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from adaptspec.control.language.build import build_policy, parse_policy_spec
+from adaptspec.control.language.loader import build_policy, parse_policy_spec
 from adaptspec.control.policy import Policy
 from adaptspec.control.tasks import Labels, Names
 from adaptspec.rounds import Reason

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from adaptspec.control.language.build import parse_policy_spec
+from adaptspec.control.language.loader import parse_policy_spec
 from adaptspec.verification import METHODS, make_method
 
 HEAD = "apiVersion: adaptspec.dev/v1\nkind: SpeculationPolicy\nmetadata: {name: mine}\n"

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from pydantic import ValidationError
-
 from adaptspec.control.algorithms.algorithm import Parts
 from adaptspec.control.algorithms.goodput import Goodput, GoodputSettings
+from adaptspec.control.algorithms.registry import INSTALLED
 from adaptspec.control.composed_policy import ComposedPolicy
 from adaptspec.control.cost_model import CostModel
 from adaptspec.control.language.library import find_policy, shipped_policies, unknown_policy
-from adaptspec.control.language.schema import Uses
-from adaptspec.control.language.spec import PolicySpec, TaskSpec, schema
-from adaptspec.control.language.spec_errors import problems_of
+from adaptspec.control.language.schema import ReadContext, validate
+from adaptspec.control.language.spec import PolicySpec, TaskSpec
 from adaptspec.control.language.yaml_source import Problem, Source, parse_yaml, policy_error, read_yaml
 from adaptspec.control.limits import BatchLimits, DepthLimits, TierLimits
 from adaptspec.control.policy import Policy
@@ -25,11 +22,10 @@ from adaptspec.drafters import DRAFTERS, default_drafters
 from adaptspec.errors import PolicyError
 
 Find = Callable[[str], PolicySpec]
-_schema = functools.cache(schema)
 
 
 def found_next_to(folder: Path) -> Find:
-    """For the policies that a file in `folder` names: shipped ones, and files by their paths from there."""
+    """Finds the policies that a file in `folder` names: shipped ones, and files by their paths from there."""
 
     def find(name: str) -> PolicySpec:
         return load_policy_spec(find_policy(name, folder), find=_found_no_further)
@@ -38,7 +34,7 @@ def found_next_to(folder: Path) -> Find:
 
 
 def found_among(served: Mapping[str, PolicySpec]) -> Find:
-    """For a policy that somebody sends: it may name what is served and what ships, but no files of this machine."""
+    """Finds the policies that a client's policy names: served and shipped ones, no files of this machine."""
 
     def find(name: str) -> PolicySpec:
         if name in served:
@@ -55,30 +51,72 @@ def found_among(served: Mapping[str, PolicySpec]) -> Find:
     return find
 
 
+def _found_no_further(name: str) -> PolicySpec:
+    raise PolicyError(f"another policy uses this one, so it cannot use {name!r}: name that one there")
+
+
 def load_policy_spec(
     path: str | Path,
     labels: Labels | None = None,
-    here: Sequence[str] | None = None,
+    available: Sequence[str] | None = None,
     find: Find | None = None,
 ) -> PolicySpec:
-    """Read a policy file. `labels` and the drafters that are `here`, where given, are what it will run with.
+    """Read a policy file.
 
-    A policy that names no drafters gets those that are `here`; without `here` that stays open. `find` gives the
-    policies that it names (default: `found_next_to` the file). Raises PolicyError: `file:line:column: path: what is
-    wrong`, a line for each thing that is.
+    `labels` and the `available` drafters, where given, are those that it will run with. A policy that names no drafters
+    gets the available ones; without `available` that stays open. `find` gives the policies that it names (default:
+    `found_next_to` the file). Raises PolicyError: `file:line:column: path: message`, a line for each problem.
     """
-    return _validate(read_yaml(Path(path)), labels, here, find or found_next_to(Path(path).parent))
+    return _checked(read_yaml(Path(path)), labels, available, find or found_next_to(Path(path).parent))
 
 
 def parse_policy_spec(
     text: str,
     name: str = "<policy>",
     labels: Labels | None = None,
-    here: Sequence[str] | None = None,
+    available: Sequence[str] | None = None,
     find: Find | None = None,
 ) -> PolicySpec:
-    """The same for text; `name` stands for the file in errors, and policies are found from the current directory."""
-    return _validate(parse_yaml(text, name), labels, here, find or found_next_to(Path()))
+    """`load_policy_spec` of a text; errors call it `name`, and policies are found from the current directory."""
+    return _checked(parse_yaml(text, name), labels, available, find or found_next_to(Path()))
+
+
+def _checked(source: Source, labels: Labels | None, available: Sequence[str] | None, find: Find) -> PolicySpec:
+    if not isinstance(source.data, dict):
+        raise source.error((), "a policy is a mapping with apiVersion, kind, metadata and spec")
+    spec = validate(PolicySpec, source.data, source, ReadContext(find, source), INSTALLED.failed)
+    new_tasks = [] if labels is None else [name for name in spec.spec.tasks if name not in labels.tasks]
+    if labels is not None and len(new_tasks) > labels.tasks.left:
+        raise source.error(("spec", "tasks", new_tasks[labels.tasks.left]), _no_room(labels), at_key=True)
+    problems = spec.clashes()
+    if available is not None:
+        problems += _missing_drafters(spec, available)
+    if problems:
+        raise policy_error(problems)
+    return spec if available is None else spec.with_drafters(available)
+
+
+def _missing_drafters(spec: PolicySpec, available: Sequence[str]) -> Iterator[Problem]:
+    """Drafters that the policy or one that it uses names, and that are not available."""
+    for name, where in spec.needed.items():
+        if name not in available:
+            yield spec.source.problem(where, _not_available(name, spec, available))
+    for number, when in enumerate(spec.spec.when):
+        used = spec.used[when.use]
+        missing = next((name for name in used.needed if name not in available), None)
+        if missing is not None:
+            message = f"{when.use} {_not_available(missing, used, available)}"
+            yield spec.source.problem(("spec", "when", number, "use"), message)
+
+
+def _not_available(drafter: str, spec: PolicySpec, available: Sequence[str]) -> str:
+    usable = spec.spec.choose.default_drafters(default_drafters(available))
+    instead = f"write `drafters: [{', '.join(usable)}]` or leave `drafters` out" if usable else "leave `drafters` out"
+    model = "; or start it with a draft model (--draft DIR)" if DRAFTERS[drafter].needs_draft else ""
+    return (
+        f"drafts with {drafter}, which this server does not have; this server has: {', '.join(available) or 'none'}; "
+        f"{instead}{model}"
+    )
 
 
 def build_policy(spec: PolicySpec, cost: CostModel, max_rows: int, labels: Labels | None = None) -> Policy:
@@ -150,50 +188,3 @@ def _no_room(labels: Labels) -> str:
         f"there is no room for one more task: requests and policies have named {len(own)} of their own already "
         f"({', '.join(own[:5])}{' ...' if len(own) > 5 else ''}); write {OTHER!r}, or start anew without them"
     )
-
-
-def _not_here(drafter: str, spec: PolicySpec, here: Sequence[str]) -> str:
-    """What is wrong, which drafters there are, and what to write."""
-    usable = spec.spec.choose.default_drafters(default_drafters(here))
-    instead = f"write `drafters: [{', '.join(usable)}]` or leave `drafters` out" if usable else "leave `drafters` out"
-    model = "; or start it with a draft model (--draft DIR)" if DRAFTERS[drafter].needs_draft else ""
-    return (
-        f"drafts with {drafter}, which this server does not have; this server has: {', '.join(here) or 'none'}; "
-        f"{instead}{model}"
-    )
-
-
-def _missing(spec: PolicySpec, here: Sequence[str]) -> Iterator[Problem]:
-    """The drafters that it or a policy that it uses names, and that are not `here`."""
-    for name, where in spec.needed.items():
-        if name not in here:
-            yield spec.source.problem(where, _not_here(name, spec, here))
-    for where, used in spec.uses():
-        other = spec.used[used]
-        for name in other.needed:
-            if name not in here:
-                yield spec.source.problem(where, f"{used} {_not_here(name, other, here)}")
-                break
-
-
-def _found_no_further(name: str) -> PolicySpec:
-    raise PolicyError(f"another policy uses this one, so it cannot use {name!r}: name that one there")
-
-
-def _validate(source: Source, labels: Labels | None, here: Sequence[str] | None, find: Find) -> PolicySpec:
-    if not isinstance(source.data, dict):
-        raise source.error((), "a policy is a mapping with apiVersion, kind, metadata and spec")
-    try:
-        spec = PolicySpec.model_validate(source.data, context=Uses(find, source))
-    except ValidationError as error:
-        raise policy_error(problems_of(source, error, _schema())) from error
-    own = [] if labels is None else [name for name in spec.spec.tasks if name not in labels.tasks]
-    if labels is not None and len(own) > labels.tasks.left:
-        where = ("spec", "tasks", own[labels.tasks.left])
-        raise source.error(where, _no_room(labels), at_key=True)
-    problems = [source.problem(where, said) for where, said in spec.clashes()]
-    if here is not None:
-        problems += _missing(spec, here)
-    if problems:
-        raise policy_error(problems)
-    return spec if here is None else spec.with_drafters(here)
