@@ -21,7 +21,7 @@ from rich.console import Console
 
 from adaptspec import __version__
 from adaptspec.control.learned_state import StateStore
-from adaptspec.control.tasks import Labels
+from adaptspec.control.tasks import TaskNames
 from adaptspec.drafting.counts import CountsDrafter
 from adaptspec.drafting.drafter import ModelDrafter
 from adaptspec.engine.assembly import Built, build
@@ -141,11 +141,11 @@ async def serve(config: ServeConfig, console: Console, status: StartStatus | Non
             if writer is not None:
                 closing.push_async_callback(asyncio.to_thread, writer.close)
         closing.push_async_callback(asyncio.to_thread, store.close)
-        labels = Labels()
+        task_names = TaskNames()
         if config.state_dir is not None:  # what was learned of tasks is by number: those of before stay
-            labels.tasks.follow(tasks_in(config.state_dir))
+            task_names.restore(tasks_in(config.state_dir))
         # Loading takes seconds of pure computation; the loop must stay free for Ctrl-C.
-        built = await asyncio.to_thread(build, config.engine, [store], labels=labels, progress=status)
+        built = await asyncio.to_thread(build, config.engine, [store], task_names=task_names, progress=status)
         engine = AsyncEngine(built.core, config.name, config.max_waiting, built.spare, built.threads.apply)
         closing.push_async_callback(asyncio.to_thread, engine.close)
         limits = built.core.limits
@@ -154,7 +154,7 @@ async def serve(config: ServeConfig, console: Console, status: StartStatus | Non
         watchdog = Watchdog(engine, config.limits.hang_seconds, expected=longest)
         _watching(watchdog.run(), "the engine is", closing)
         drafters = [drafter.name for drafter in built.drafters]
-        earnings.begin(built.costs, drafters, limits.max_rows, built.core.controller.labels.tasks.size)
+        earnings.begin(built.costs, drafters, limits.max_rows, built.core.controller.task_names.size)
         manager = PolicyManager(engine, built.core, built.costs, built.specs, built.files, most=config.limits.policies)
         if traced is not None:
             manager.listen(traced.reloaded)
@@ -316,7 +316,7 @@ def _header(built: Built, engine: AsyncEngine) -> JournalHeader:
         drafters=[drafter.name for drafter in built.drafters],
         policies=[spec.name for spec in built.specs],
         default=engine.default_policy,
-        tasks=list(built.core.controller.labels.tasks),
+        tasks=list(built.core.controller.task_names),
         costs=json.loads(built.costs.profile.to_json()),
         clock=time.time() - time.monotonic(),
     )
@@ -326,7 +326,7 @@ def _facts(built: Built, config: ServeConfig) -> dict[str, Any]:
     """What the live feed says of the server itself."""
     return {
         "drafters": [drafter.name for drafter in built.drafters],
-        "tasks": list(built.core.controller.labels.tasks),
+        "tasks": list(built.core.controller.task_names),
         "rows": config.engine.limits.max_rows,
         "admin": config.admin_key is not None,
         "journal": config.journal is not None,

@@ -11,7 +11,7 @@ import pytest
 from adaptspec.app import ServeConfig
 from adaptspec.control.language.loader import build_policy, parse_policy_spec
 from adaptspec.control.language.spec import schema
-from adaptspec.control.tasks import Labels
+from adaptspec.control.tasks import TaskNames
 from adaptspec.engine.core import EngineLimits
 from adaptspec.engine.engine_config import EngineConfig
 from tests.control.helpers import table
@@ -38,8 +38,8 @@ def test_every_part_of_the_language_has_a_section_and_every_link_leads_to_one() 
 
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_recipes_are_policies(recipe: str) -> None:
-    labels = Labels()
-    build_policy(parse_policy_spec(HEAD + recipe, "recipe", labels), table(), 2, labels)
+    task_names = TaskNames()
+    build_policy(parse_policy_spec(HEAD + recipe, "recipe", task_names), table(), 2, task_names)
 
 
 @pytest.mark.parametrize("recipe", RECIPES)

@@ -20,7 +20,7 @@ from typing import Any
 from adaptspec.analysis.journal_tape import narrowed, tape_of_journal
 from adaptspec.control.language.loader import found_next_to, parse_policy_spec
 from adaptspec.control.language.spec import PolicySpec
-from adaptspec.control.tasks import Labels
+from adaptspec.control.tasks import TaskNames
 from adaptspec.errors import AdaptSpecError, JournalError
 from adaptspec.files import open_file
 from adaptspec.journal import read_journal
@@ -90,7 +90,7 @@ def try_policy(
     def find(name: str) -> PolicySpec:
         return parse_policy_spec(served[name], name) if name in served else found_next_to(folder)(name)
 
-    edited = parse_policy_spec(text, "<body>", Labels(), find=find)
+    edited = parse_policy_spec(text, "<body>", TaskNames(), find=find)
     with tempfile.TemporaryDirectory() as copies:
         recent = Path(copies) / journal.name
         _copy_newest(journal, recent)

@@ -10,7 +10,7 @@ from adaptspec.bench.core import Answers, Group
 from adaptspec.bench.workloads import encode
 from adaptspec.control.cost_model import CostModel
 from adaptspec.control.language.spec import PolicySpec
-from adaptspec.control.tasks import TaskDetector
+from adaptspec.control.task_detector import TaskDetector
 from adaptspec.drafting.drafter import make_drafters
 from adaptspec.engine.assembly import Built, assemble
 from adaptspec.engine.core import EngineCore

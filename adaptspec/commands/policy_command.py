@@ -219,13 +219,13 @@ def _check(path: Path) -> PolicySpec:
     from adaptspec.control.cost_profile import CostProfile
     from adaptspec.control.language.loader import build_policy, load_policy_spec
     from adaptspec.control.routing import with_used
-    from adaptspec.control.tasks import Labels
+    from adaptspec.control.tasks import TaskNames
 
-    labels = Labels()
-    spec = load_policy_spec(path, labels)
+    task_names = TaskNames()
+    spec = load_policy_spec(path, task_names)
     try:
         for one in with_used([spec]):
-            build_policy(one, CostModel(CostProfile((1,), (1,), ((1.0,),))), 1, labels)
+            build_policy(one, CostModel(CostProfile((1,), (1,), ((1.0,),))), 1, task_names)
     except ConfigError as error:
         raise PolicyError(f"{path}:1:1: {error}") from error
     return spec

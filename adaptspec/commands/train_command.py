@@ -9,7 +9,7 @@ from pathlib import Path
 
 from adaptspec.command_line import add_table_forms, given_values
 from adaptspec.commands.arguments import new_file, positive
-from adaptspec.control.tasks import SHIPPED
+from adaptspec.control.task_detector import SHIPPED
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -26,7 +26,7 @@ from adaptspec.control.policy import BatchSignals, Policy
 from adaptspec.control.rollout import LIVE, Rollout
 from adaptspec.control.routing import Route, Router
 from adaptspec.control.rows import DrafterNumbers, Rows, decide_by_group, learn_by_group, some
-from adaptspec.control.tasks import Labels
+from adaptspec.control.tasks import TaskNames
 from adaptspec.errors import ConfigError, UnknownModelError
 from adaptspec.request import Request
 from adaptspec.rounds import Decision, Reason, RoundRecord, StopTable
@@ -59,15 +59,15 @@ class Controller:
         max_rows: int,
         *,
         cost: CostModel | None = None,
-        labels: Labels | None = None,
+        task_names: TaskNames | None = None,
         rollouts: Mapping[str, Rollout] | None = None,
         routes: Sequence[Route] = (),
         timer: Callable[[], float] = untimed,
     ) -> None:
-        """`drafters` are the engine's, in its order. `cost` is corrected by every round if given. `labels` are those
-        that the policies were built with. `rollouts` says which are canaries; the others are live. `routes` are the
-        default policy's. `timer` returns seconds, by which decisions are found to take much of a round's time. By
-        the default none do, so that every round is decided anew.
+        """`drafters` are the engine's, in its order. `cost` is corrected by every round if given. `task_names` are
+        those that the policies were built with. `rollouts` says which are canaries; the others are live. `routes` are
+        the default policy's. `timer` returns seconds: where deciding takes much of a round's time, decisions are
+        reused. The default timer stands still, so that every round is decided anew.
 
         Raises ConfigError if the default is not among the live policies, a policy wants a drafter the engine lacks, or
         the canaries want more than all requests.
@@ -83,7 +83,7 @@ class Controller:
         self._drafters = tuple(drafters)
         self._slots = [_Slot(name, policy, self._numbers(name, policy)) for name, policy in self.policies.items()]
         self._cost = cost
-        self.labels = labels or Labels()
+        self.task_names = task_names or TaskNames()
         self._rows = Rows(max_rows)
         self._decided = 0
         self._timer = timer
@@ -156,7 +156,7 @@ class Controller:
             there = f"there is no policy {name!r} here; served are: {', '.join(self.policies)}"
             raise UnknownModelError(there, "adaptspec.policy")
         self.finish(row)
-        task = 0 if asked.task is None else self.labels.tasks.add(asked.task)
+        task = 0 if asked.task is None else self.task_names.add(asked.task)
         self._rows.start(row, which, task, asked)
         self._slots[which].running += 1
         self._slots[which].policy.start(row)

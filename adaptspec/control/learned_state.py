@@ -20,7 +20,7 @@ import numpy as np
 from adaptspec.arrays import FloatArray
 from adaptspec.control.language.spec import PolicySpec
 from adaptspec.control.policy import Policy
-from adaptspec.control.tasks import MOST_OWN, OTHER, TASKS
+from adaptspec.control.tasks import MAX_ADDED, OTHER, TASKS
 from adaptspec.errors import StateError
 from adaptspec.files import open_file, read_bytes, write_file
 
@@ -33,7 +33,7 @@ _MOST = 1e30
 _BY_TASK = re.compile(r"(?:^|/)(?:acceptance|calibration|stated|lookups|sums\.task)(?:-\d+)?$")
 _OF_TASK = re.compile(r"(?<=@stop-of-task-)\d+(?=/)")
 _KNOWN = (OTHER, *TASKS)
-_FIRST_OWN = len(_KNOWN)
+_FIRST_ADDED = len(_KNOWN)
 _NOT_RESTORED = "what policy %s had learned is not used (%s); it learns anew"
 _log = logging.getLogger(__name__)
 
@@ -50,7 +50,7 @@ class PolicyState:
 class LearnedState:
     """What an engine has learned, by policy. `pair` names the models: of others nothing here would hold.
 
-    `tasks` are names of users' own in the order of their numbers (see `Names.own`), which the arrays go by.
+    `tasks` are names of users' own in the order of their numbers (see `TaskNames.added`), which the arrays go by.
     """
 
     pair: str
@@ -70,7 +70,7 @@ def signature(spec: PolicySpec) -> str:
         "tiers": spec.tiers,
         "drafters": spec.drafters,
         "verification": spec.verification.model_dump(mode="json"),
-        "tasks": [*TASKS, MOST_OWN],
+        "tasks": [*TASKS, MAX_ADDED],
     }
     if spec.spec.max_width > 1:
         parts["branches"] = True  # what side nodes bring is counted, too
@@ -124,7 +124,7 @@ def added(name: str, a: PolicyState, b: PolicyState) -> PolicyState:
 
 def joined(*tasks: Sequence[str]) -> tuple[str, ...]:
     """Names of users' own tasks that several engines met, in the order of the first: as many as there is room for."""
-    return tuple(dict.fromkeys(name for names in tasks for name in names if name not in _KNOWN))[:MOST_OWN]
+    return tuple(dict.fromkeys(name for names in tasks for name in names if name not in _KNOWN))[:MAX_ADDED]
 
 
 def renumbered(state: LearnedState, tasks: Sequence[str]) -> LearnedState:
@@ -133,9 +133,9 @@ def renumbered(state: LearnedState, tasks: Sequence[str]) -> LearnedState:
     """
     if tuple(tasks[: len(state.tasks)]) == state.tasks:
         return replace(state, tasks=tuple(tasks))
-    numbers = {name: _FIRST_OWN + place for place, name in enumerate(tasks)}
-    rest = 0 if len(tasks) >= MOST_OWN else None
-    found = {_FIRST_OWN + place: numbers.get(name, rest) for place, name in enumerate(state.tasks[:MOST_OWN])}
+    numbers = {name: _FIRST_ADDED + place for place, name in enumerate(tasks)}
+    rest = 0 if len(tasks) >= MAX_ADDED else None
+    found = {_FIRST_ADDED + place: numbers.get(name, rest) for place, name in enumerate(state.tasks[:MAX_ADDED])}
     policies = {name: _renumbered(policy, found) for name, policy in state.policies.items()}
     return LearnedState(state.pair, policies, tuple(tasks))
 
@@ -149,10 +149,10 @@ def _renumbered(policy: PolicyState, found: Mapping[int, int | None]) -> PolicyS
             number = found.get(int(part[0]), int(part[0]))
             if number:
                 arrays[_OF_TASK.sub(str(number), key)] = values
-        elif _BY_TASK.search(key) and (start := sum(values.shape[:1]) - MOST_OWN - _FIRST_OWN) in (0, 1):
+        elif _BY_TASK.search(key) and (start := sum(values.shape[:1]) - MAX_ADDED - _FIRST_ADDED) in (0, 1):
             # Task 0 is at `start`, after all traffic.
             moved = values.copy()
-            moved[start + _FIRST_OWN :] = 0.0
+            moved[start + _FIRST_ADDED :] = 0.0
             for before, number in found.items():
                 if number is not None:
                     moved[start + number] += values[start + before]

@@ -21,7 +21,8 @@ from adaptspec.control.language.loader import build_policy, load_policy_spec
 from adaptspec.control.language.spec import PolicySpec
 from adaptspec.control.rollout import LIVE, Shares
 from adaptspec.control.routing import check_file, routes_of, with_used
-from adaptspec.control.tasks import Labels, TaskDetector
+from adaptspec.control.task_detector import TaskDetector
+from adaptspec.control.tasks import TaskNames
 from adaptspec.drafters import available_drafters
 from adaptspec.drafting.corpus_counts import FILE as COUNTS
 from adaptspec.drafting.corpus_counts import CorpusCounts, read_corpus_counts
@@ -90,15 +91,15 @@ def build(
     config: EngineConfig,
     sinks: Sequence[Sink] = (),
     costs: Costs = profiled_costs,
-    labels: Labels | None = None,
+    task_names: TaskNames | None = None,
     progress: Progress = no_progress,
     *,
     make: MakeDecoder | None = None,
 ) -> Built:
     """Read the policies, load the models, and have their `costs`: of this machine's cache, or measured now.
 
-    `labels` have the numbers of names from before; those of policies are added. `progress` is called with what is done
-    next, such as "reading weights" or "measuring costs (7 of 24)", on another thread than the caller's. `make` makes
+    `task_names` have the numbers of names from before; those of policies are added. `progress` is called with the next
+    step, such as "reading weights" or "measuring costs (7 of 24)", on another thread than the caller's. `make` makes
     the decoders of Llama-like models; None: those for their device.
 
     Raises:
@@ -109,7 +110,7 @@ def build(
     # counts more threads than cores, and the engine's sleep at every barrier: plain rounds took 8 ms in place of 1.3.
     # An interrupt waits for it, a second one does not.
     with ThreadPoolExecutor(max_workers=1, thread_name_prefix="adaptspec-load") as alone:
-        built = alone.submit(_build, config, sinks, costs, labels or Labels(), progress, make).result()
+        built = alone.submit(_build, config, sinks, costs, task_names or TaskNames(), progress, make).result()
     built.threads.apply()  # on the caller's thread, which may run the engine
     return built
 
@@ -118,13 +119,13 @@ def _build(  # noqa: PLR0917 - those of `build`
     config: EngineConfig,
     sinks: Sequence[Sink],
     costs: Costs,
-    labels: Labels,
+    task_names: TaskNames,
     progress: Progress,
     make: MakeDecoder | None,
 ) -> Built:
     most = all_threads()
     torch.set_num_threads(config.threads or most)
-    specs, files = _specs(config, labels)
+    specs, files = _specs(config, task_names)
     detector = TaskDetector.load() if config.detect_tasks else None
     places = [model_place(config.model, "target")]
     if config.draft_model is not None:
@@ -138,7 +139,7 @@ def _build(  # noqa: PLR0917 - those of `build`
             weight_files(found, pickles=config.allow_pickle)
     template = _template(config, places[0])  # which is refused before the target is read, too
     tokenizer, described = template.tokenizer, partial(_with_tokens, template)
-    target, *drafts = load_models(config, places, partial(_deepest, config, specs, labels), described, make)
+    target, *drafts = load_models(config, places, partial(_deepest, config, specs, task_names), described, make)
     check_tokenizer(tokenizer, target.info)
     tokenizers = None
     for place, draft in zip(places[1:], drafts, strict=True):
@@ -175,7 +176,7 @@ def _build(  # noqa: PLR0917 - those of `build`
         sinks=sinks,
         limits=config.limits,
         detector=detector,
-        labels=labels,
+        task_names=task_names,
     )
     return Built(core, template, target, tuple(drafters), tuple(specs), cost_model, files, loaded, threads)
 
@@ -219,7 +220,7 @@ def assemble(
     sinks: Sequence[Sink] = (),
     limits: EngineLimits = EngineLimits(),
     detector: TaskDetector | None = None,
-    labels: Labels | None = None,
+    task_names: TaskNames | None = None,
     timer: Callable[[], float] = time.perf_counter,
     make: MakeExecutor | None = None,
 ) -> EngineCore:
@@ -232,13 +233,13 @@ def assemble(
         ConfigError: two policies have one name, none is live, or one needs a drafter that is not there or that its
             method cannot judge.
     """
-    labels = labels or Labels()
+    task_names = task_names or TaskNames()
     names = [drafter.name for drafter in drafters]
     twice = next((spec.name for i, spec in enumerate(specs) if any(spec.name == s.name for s in specs[:i])), None)
     if twice is not None:
         raise ConfigError(f"two policies are called {twice}; rename one of them")
     specs = with_used([spec.with_drafters(names) for spec in specs])
-    policies = {spec.name: build_policy(spec, costs, limits.max_rows, labels) for spec in specs}
+    policies = {spec.name: build_policy(spec, costs, limits.max_rows, task_names) for spec in specs}
     deepest = max(policy.max_depth for policy in policies.values())
     limits = replace(limits.settled(cpu=target.device.type == "cpu"), max_depth=min(limits.max_depth, deepest))
     live = [spec for spec in specs if spec.rollout == LIVE]
@@ -250,7 +251,7 @@ def assemble(
         names,
         limits.max_rows,
         cost=costs,
-        labels=labels,
+        task_names=task_names,
         rollouts={spec.name: spec.rollout for spec in specs},
         routes=routes_of(live[0]),
         timer=timer,
@@ -287,9 +288,9 @@ def _counts(
     return read_corpus_counts(path, fingerprint(tokenizer), vocab_size)
 
 
-def _deepest(config: EngineConfig, specs: Sequence[PolicySpec], labels: Labels) -> int:
+def _deepest(config: EngineConfig, specs: Sequence[PolicySpec], task_names: TaskNames) -> int:
     """The deepest draft that any of them may ask for."""
-    policies = [build_policy(spec, _any_costs(), config.limits.max_rows, labels.copy()) for spec in specs]
+    policies = [build_policy(spec, _any_costs(), config.limits.max_rows, task_names.copy()) for spec in specs]
     return min(config.limits.max_depth, max(policy.max_depth for policy in policies))
 
 
@@ -298,14 +299,14 @@ def _any_costs() -> CostModel:
     return CostModel(CostProfile((1,), (1,), ((1.0,),)))
 
 
-def _specs(config: EngineConfig, labels: Labels) -> tuple[list[PolicySpec], dict[str, Path]]:
+def _specs(config: EngineConfig, task_names: TaskNames) -> tuple[list[PolicySpec], dict[str, Path]]:
     """The policies asked for, those that they use, then every shipped one that the drafters to come can run; and the
     file of each.
     """
     here = available_drafters(draft=config.draft_model is not None)
     wanted: dict[str, Path] = {}
     specs = []
-    trial = labels.copy()
+    trial = task_names.copy()
     asked = _asked(config, trial, here)
     used = {other.path.resolve(): other for _, spec in asked for other in spec.used.values()}
     for path, _ in asked:
@@ -326,10 +327,10 @@ def _specs(config: EngineConfig, labels: Labels) -> tuple[list[PolicySpec], dict
     return specs, wanted
 
 
-def _asked(config: EngineConfig, labels: Labels, here: Sequence[str]) -> list[tuple[Path, PolicySpec]]:
+def _asked(config: EngineConfig, task_names: TaskNames, here: Sequence[str]) -> list[tuple[Path, PolicySpec]]:
     """The policies asked for, each file once. Canaries alone leave the default what it is without them."""
     paths = {path.resolve(): path for path in map(find_policy, config.policy_names)}
-    asked = [(path, load_policy_spec(path, labels, here)) for path in paths.values()]
+    asked = [(path, load_policy_spec(path, task_names, here)) for path in paths.values()]
     if not any(spec.rollout == LIVE for _, spec in asked):
         default = find_policy(config.default_policy)
         others = [(path, spec) for path, spec in asked if path.resolve() != default.resolve()]

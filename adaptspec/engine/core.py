@@ -377,7 +377,7 @@ class EngineCore:
 
     def _numbered(self, task: str | None) -> str | None:
         """The task, if it has a number or gets one."""
-        tasks = self.controller.labels.tasks
+        tasks = self.controller.task_names
         if task is None or tasks.add(task) or task == OTHER:
             return task
         if not self._told_full:
@@ -385,7 +385,7 @@ class EngineCore:
             _log.warning(
                 "requests have named %d tasks of their own, and no more are told apart: from task %r on, new names "
                 "count as %r; name fewer, such as tenants in place of sessions",
-                len(tasks.own),
+                len(tasks.added),
                 task,
                 OTHER,
             )

@@ -8,7 +8,7 @@ from collections.abc import Sequence as Tokens
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from adaptspec.control.tasks import HEAD, TAIL, TaskDetector
+from adaptspec.control.task_detector import HEAD, TAIL, TaskDetector
 from adaptspec.engine.detokenizer import Detokenizer
 from adaptspec.engine.sequence import Sequence
 from adaptspec.errors import PromptTooLongError, RequestError, context_overflow

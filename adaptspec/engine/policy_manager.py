@@ -110,7 +110,7 @@ class PolicyManager:
     @property
     def tasks(self) -> tuple[str, ...]:
         """Names of tasks beyond the known ones, in the order of their numbers."""
-        return self._core.controller.labels.tasks.own
+        return self._core.controller.task_names.added
 
     def listen(self, reloaded: Callable[[str], None]) -> None:
         """Have `reloaded` called with the name of every policy that comes anew, on the thread that brings it."""
@@ -124,9 +124,9 @@ class PolicyManager:
         """
         spec = self._parsed(text, source, None)
         self._check_names(spec, None)
-        labels, core = self._core.controller.labels.copy(), self._core
+        task_names, core = self._core.controller.task_names.copy(), self._core
         for one in (spec, *self._more(spec)):
-            policy = build_policy(one, self._costs, core.limits.max_rows, labels)
+            policy = build_policy(one, self._costs, core.limits.max_rows, task_names)
             check_policy(core, one.name, policy, PolicySettings.of(one))
         self._check_room(spec)
         return spec.name
@@ -195,8 +195,10 @@ class PolicyManager:
         core, here = self._core, set(self._core.controller.policies)
 
         def adopted() -> bool:
-            with core.controller.labels.kept_if_done():
-                made = [build_policy(spec, self._costs, core.limits.max_rows, core.controller.labels) for spec in specs]
+            with core.controller.task_names.undone_on_error():
+                made = [
+                    build_policy(spec, self._costs, core.limits.max_rows, core.controller.task_names) for spec in specs
+                ]
                 try:
                     for spec, policy in zip(specs, made, strict=True):
                         carried = adopt_policy(core, spec, policy, carry=carry)
@@ -234,7 +236,7 @@ class PolicyManager:
         """
         served = {name: policy.spec for name, policy in self._served.items()}
         find = found_among(served) if path is None else found_next_to(path.parent)
-        return parse_policy_spec(text, source, self._core.controller.labels, self._core.executor.drafters, find)
+        return parse_policy_spec(text, source, self._core.controller.task_names, self._core.executor.drafters, find)
 
     def _more(self, spec: PolicySpec) -> list[PolicySpec]:
         """The policies that it uses and that are not served yet. Raises ConfigError: one has another's name."""
@@ -293,7 +295,7 @@ class PolicyManager:
             StateError: the `tasks` have other numbers here; then no state is used.
         """
         controller, signatures = self._core.controller, self._signatures
-        if not controller.labels.tasks.follow(tasks):
+        if not controller.task_names.restore(tasks):
             raise StateError("the tasks that it names have other numbers here")
         return self._engine.call(lambda: restore_states(controller.policies, signatures, states)).result()
 

@@ -50,8 +50,8 @@ class Desk:
         self._known: Mapping[str, PolicyState] = {}
         self._begun = False  # before that nothing is learned
         if self._state is not None:
-            states, tasks = self._state.load(self.policies.labels.tasks.own)
-            self.policies.labels.tasks.follow(tasks)  # which begin with its own
+            states, tasks = self._state.load(self.policies.task_names.added)
+            self.policies.task_names.restore(tasks)  # which begin with its own
             self._known = states
         traces = settings.traces if host.requests else TraceSettings(TraceLevel.OFF)
         if not host.requests and settings.traces.endpoint is not None:
@@ -89,7 +89,7 @@ class Desk:
         self._take(controller)
         if self._is_due:
             self._next_save = time.monotonic() + self._settings.state_seconds
-            self._to_save = self.policies.learned(controller), self.policies.labels.tasks.own
+            self._to_save = self.policies.learned(controller), self.policies.task_names.added
 
     @property
     def _is_due(self) -> bool:
@@ -114,7 +114,7 @@ class Desk:
         try:
             if self._begun:
                 self._take(controller)
-                state.exchange(self.policies.learned(controller), self.policies.labels.tasks.own)
+                state.exchange(self.policies.learned(controller), self.policies.task_names.added)
         except Exception:  # noqa: BLE001 - what is watched is to be ended all the same
             _log.exception("%s: what was learned last is not saved", state.place)
         finally:

@@ -16,7 +16,7 @@ from adaptspec.control.language.spec import PolicySpec
 from adaptspec.control.learned_state import PolicyState, learned_states, restore_states, signature
 from adaptspec.control.rollout import Reloads
 from adaptspec.control.routing import check_file, check_when, routes_of, with_used
-from adaptspec.control.tasks import Labels
+from adaptspec.control.tasks import TaskNames
 from adaptspec.errors import AdaptSpecError, ConfigError
 from adaptspec.files import FileMark, file_mark
 
@@ -32,7 +32,7 @@ class ServedPolicies:
         """`names` or files; the first serves requests that name none. Raises ConfigError: one cannot be used here."""
         self._host, self._max_rows, self._controller = host, max_rows, controller
         self._trial_costs = CostModel.without_profile(DRAFTER)
-        self.labels = Labels()
+        self.task_names = TaskNames()
         self._refused = self._applied = 0  # texts that were not taken, the last good ones staying; and those that were
         self._last_applied: float | None = None
         self.specs: dict[str, PolicySpec] = {}
@@ -66,14 +66,16 @@ class ServedPolicies:
 
         Raises ConfigError.
         """
-        policies = {name: build_policy(spec, cost, self._max_rows, self.labels) for name, spec in self.specs.items()}
+        policies = {
+            name: build_policy(spec, cost, self._max_rows, self.task_names) for name, spec in self.specs.items()
+        }
         rollouts = {name: spec.rollout for name, spec in self.specs.items()}
         return self._controller(
             policies,
             self.default,
             (DRAFTER,),
             self._max_rows,
-            labels=self.labels,
+            task_names=self.task_names,
             rollouts=rollouts,
             routes=routes_of(self.specs[self.default]),
             timer=timer,
@@ -92,7 +94,7 @@ class ServedPolicies:
                     raise ConfigError(f"{path}: it was called {name}, and {spec.name} now; give it its name back")
                 self._check_names(spec)
                 for one in with_used([spec]):
-                    build_policy(one, self._trial_costs, self._max_rows, self.labels.copy())
+                    build_policy(one, self._trial_costs, self._max_rows, self.task_names.copy())
             except AdaptSpecError as error:
                 self._refused += 1
                 if path not in self._bad:
@@ -116,13 +118,13 @@ class ServedPolicies:
         """From the next round on, decide by what `look` has found. What was learned is kept where it still fits."""
         while self._waiting:
             spec = self._waiting.pop(0)
-            with self.labels.kept_if_done():
+            with self.task_names.undone_on_error():
                 for used in spec.used.values():
                     if used.name not in self.specs:
-                        built = build_policy(used, cost, self._max_rows, self.labels)
+                        built = build_policy(used, cost, self._max_rows, self.task_names)
                         controller.adopt(used.name, built, used.rollout)
                         self._serve(used.path, used)
-                policy = build_policy(spec, cost, self._max_rows, self.labels)
+                policy = build_policy(spec, cost, self._max_rows, self.task_names)
                 known = controller.learned_policies()[spec.name].learned()
                 carried = signature(spec) == signature(self.specs[spec.name])
                 if carried and known:

@@ -70,7 +70,7 @@ class Watchers:
                 drafters=[DRAFTER],
                 policies=list(controller.policies),
                 default=controller.default,
-                tasks=list(controller.labels.tasks),
+                tasks=list(controller.task_names),
                 costs=json.loads(costs.learned_profile(_ROWS, _TOKENS).to_json()),
                 clock=time.time() - time.monotonic(),
             )

@@ -22,7 +22,7 @@ from adaptspec.control.language.loader import build_policy, parse_policy_spec
 from adaptspec.control.language.spec import BlockSpec, CoupledSpec, PolicySpec, RejectionSpec
 from adaptspec.control.policy import BatchSignals
 from adaptspec.control.routing import routes_of, with_used
-from adaptspec.control.tasks import Labels
+from adaptspec.control.tasks import TaskNames
 from adaptspec.drafters import available_drafters
 from adaptspec.engine.core import EngineCore, EngineLimits
 from adaptspec.engine.detokenizer import Detokenizer
@@ -332,12 +332,12 @@ def replay(
     if _by_chance(spec):
         stream = replace(stream, tape=stream.tape.under_rejection(settings.seed))
     cost = CostModel(profile or machine.profile())
-    labels = Labels()
+    task_names = TaskNames()
     drafters = drafters_of(stream.tape, machine, settings)
     specs = with_used([spec.with_drafters(drafters)])
-    policies = {used.name: build_policy(used, cost, stream.max_rows, labels) for used in specs}
+    policies = {used.name: build_policy(used, cost, stream.max_rows, task_names) for used in specs}
     deciding = controller(
-        policies, spec.name, drafters, stream.max_rows, cost=cost, labels=labels, routes=routes_of(spec)
+        policies, spec.name, drafters, stream.max_rows, cost=cost, task_names=task_names, routes=routes_of(spec)
     )
     return run(Simulator(stream, machine, deciding, settings, pace), keep=keep)
 

@@ -13,7 +13,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from adaptspec.control.tasks import TaskDetector
+from adaptspec.control.task_detector import TaskDetector
 from adaptspec.tables import Table
 from adaptspec.training.cards import render
 from adaptspec.training.corpus import SYNTHETIC, Prompt

@@ -21,7 +21,8 @@ from sklearn.linear_model import LogisticRegression
 
 from adaptspec.arrays import BoolArray, FloatArray
 from adaptspec.command_line import TEXT
-from adaptspec.control.tasks import MIN_CONFIDENCE, SIZE, TASKS, TaskDetector, ngrams
+from adaptspec.control.task_detector import MIN_CONFIDENCE, SIZE, TaskDetector, ngrams
+from adaptspec.control.tasks import TASKS
 from adaptspec.files import write_file
 from adaptspec.tables import show
 from adaptspec.training.corpus import choose_prompts, read_corpus

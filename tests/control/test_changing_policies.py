@@ -10,13 +10,13 @@ from adaptspec.control.algorithms.fixed_depths import Static
 from adaptspec.control.composed_policy import ComposedPolicy
 from adaptspec.control.controller import Controller
 from adaptspec.control.rollout import LIVE, CanarySpec, Rollout
-from adaptspec.control.tasks import Labels, Names
+from adaptspec.control.tasks import TaskNames
 from adaptspec.errors import ConfigError
 from adaptspec.request import Request, SpeculationParams
 from adaptspec.rounds import RoundRecord
 from tests.control.helpers import record, signals, table
 
-LABELS = Labels(Names(("code",)))
+TASK_NAMES = TaskNames(("code",))
 
 
 class Watcher(ComposedPolicy):
@@ -42,7 +42,9 @@ def request(policy: str | None = None, name: str = "r") -> Request:
 
 
 def controller(policies: dict[str, Watcher], rollouts: dict[str, Rollout]) -> Controller:
-    return Controller(policies, "a", ("draft-model", "ngram"), 8, cost=table(), labels=LABELS, rollouts=rollouts)
+    return Controller(
+        policies, "a", ("draft-model", "ngram"), 8, cost=table(), task_names=TASK_NAMES, rollouts=rollouts
+    )
 
 
 def test_a_canary_takes_its_share_of_those_who_name_nobody() -> None:

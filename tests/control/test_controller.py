@@ -15,14 +15,14 @@ from adaptspec.control.language.library import find_policy
 from adaptspec.control.language.loader import build_policy, load_policy_spec
 from adaptspec.control.policy import BatchSignals
 from adaptspec.control.stopping import StopRule, ThresholdStop
-from adaptspec.control.tasks import Labels, Names
+from adaptspec.control.tasks import TaskNames
 from adaptspec.errors import ConfigError, UnknownModelError
 from adaptspec.request import Request, SpeculationParams
 from adaptspec.rounds import Decision, Reason, RoundRecord
 from tests.control.asking import ask
 from tests.control.helpers import record, signals, table
 
-LABELS = Labels(Names(("code",)))
+TASK_NAMES = TaskNames(("code",))
 
 
 class Recorder(ComposedPolicy):
@@ -62,7 +62,7 @@ def two() -> tuple[Controller, Recorder, Recorder]:
         ("draft-model", "ngram"),
         8,
         cost=table(),
-        labels=LABELS,
+        task_names=TASK_NAMES,
     )
     return controller, deep, shallow
 

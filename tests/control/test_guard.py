@@ -12,7 +12,7 @@ import pytest
 from adaptspec.control.cost_model import CostModel
 from adaptspec.control.guard import Guard, GuardEvents, GuardSpec, Mode
 from adaptspec.control.language.loader import build_policy, parse_policy_spec
-from adaptspec.control.tasks import Labels, Names
+from adaptspec.control.tasks import TaskNames
 from adaptspec.rounds import Reason, RoundRecord
 from tests.control.helpers import QUIET, record, signals, table
 from tests.fakes import array
@@ -351,7 +351,7 @@ HEAD = "apiVersion: adaptspec.dev/v1\nkind: SpeculationPolicy\nmetadata: {name: 
 
 def decided(body: str, limits: list[int], tasks: list[int] | None = None) -> tuple[list[int], list[int]]:
     spec = parse_policy_spec(f"{HEAD}spec: {{choose: {{algorithm: static, depth: 3}}, {body}}}")
-    policy = build_policy(spec, table(), len(limits), Labels(Names(("code", "story"))))
+    policy = build_policy(spec, table(), len(limits), TaskNames(("code", "story")))
     for row in range(len(limits)):
         policy.start(row)
     decision = policy.decide(signals(limits, tasks=tasks))

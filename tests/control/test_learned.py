@@ -10,7 +10,7 @@ import pytest
 from adaptspec.control.language.library import shipped_policies
 from adaptspec.control.language.loader import build_policy, parse_policy_spec
 from adaptspec.control.policy import Policy
-from adaptspec.control.tasks import Labels
+from adaptspec.control.tasks import TaskNames
 from adaptspec.errors import StateError
 from tests.control.helpers import record, signals, table
 
@@ -26,15 +26,15 @@ LEARNING = sorted(TEXTS.keys() - {*NOTHING})
 
 
 def built(text: str) -> Policy:
-    labels = Labels()
-    spec = parse_policy_spec(text, "p", labels)
-    return build_policy(spec, table(), 2, labels)
+    task_names = TaskNames()
+    spec = parse_policy_spec(text, "p", task_names)
+    return build_policy(spec, table(), 2, task_names)
 
 
 def taught(name: str, rounds: int = 40) -> Policy:
     """A policy after rounds of two requests, one of them about code."""
     policy, found = built(TEXTS[name]), np.array([[2, 3], [2, 3]])
-    code = Labels().tasks.number("code")
+    code = TaskNames().number("code")
     for row in range(2):
         policy.start(row)
     for number in range(1, 1 + rounds):

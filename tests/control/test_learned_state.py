@@ -20,7 +20,7 @@ from adaptspec.control.learned_state import (
     signature,
     to_bytes,
 )
-from adaptspec.control.tasks import MOST_OWN, TASKS, Labels
+from adaptspec.control.tasks import MAX_ADDED, TASKS, TaskNames
 from adaptspec.errors import StateError
 from tests.control.helpers import GOODPUT, STATIC, table
 from tests.policies.world import HEADER
@@ -92,7 +92,7 @@ def test_states_that_do_not_belong_together_are_not_added(other: LearnedState) -
 
 
 FIRST = 1 + len(TASKS)  # the number of the first task of users' own
-SIZE = FIRST + MOST_OWN
+SIZE = FIRST + MAX_ADDED
 
 
 def met(tasks: tuple[str, ...], counts: dict[str, float]) -> LearnedState:
@@ -136,13 +136,13 @@ def test_tasks_are_added_by_their_names(
 
 def test_tasks_that_find_no_number_count_as_any_other() -> None:
     """As their requests would have; those that may find one later are left out until then."""
-    full = tuple(f"u{number}" for number in range(MOST_OWN))
+    full = tuple(f"u{number}" for number in range(MAX_ADDED))
     state = met(("a", "b"), {"other": 1.0, "a": 2.0, "b": 4.0})
     acceptance = renumbered(state, full).policies["p"].arrays["acceptance"]
     assert [acceptance[1, 0, 0], acceptance[0, 0, 0], acceptance[1 + FIRST :].sum()] == [7.0, 7.0, 0.0]
     fewer = renumbered(state, ("b",)).policies["p"].arrays["acceptance"]
     assert [fewer[1 + at, 0, 0] for at in (0, FIRST, FIRST + 1)] == [1.0, 4.0, 0.0]
-    assert len(merged([state, met(full, {})]).tasks) == MOST_OWN
+    assert len(merged([state, met(full, {})]).tasks) == MAX_ADDED
 
 
 def test_what_is_no_table_of_tasks_is_left_as_it_is() -> None:
@@ -154,9 +154,9 @@ def test_what_is_no_table_of_tasks_is_left_as_it_is() -> None:
 @pytest.mark.parametrize("path", shipped_policies(), ids=lambda path: path.stem)
 def test_all_tables_of_tasks_are_known_as_such(path: Path) -> None:
     """And nothing else is: what a policy learns by task has a row for each, which goes where its task goes."""
-    labels = Labels()
-    learned = build_policy(load_policy_spec(path), table(), 4, labels).learned()
-    assert labels.tasks.size == SIZE
+    task_names = TaskNames()
+    learned = build_policy(load_policy_spec(path), table(), 4, task_names).learned()
+    assert task_names.size == SIZE
     ones = {key: np.ones_like(array) for key, array in learned.items()}
     moved = renumbered(LearnedState("pair", {"p": PolicyState("s", ones)}, ("own",)), ()).policies["p"].arrays
     for key, array in ones.items():

@@ -8,7 +8,7 @@ from adaptspec.control.controller import Controller
 from adaptspec.control.language.loader import build_policy, parse_policy_spec
 from adaptspec.control.rollout import CanarySpec
 from adaptspec.control.routing import Router, routes_of, with_used
-from adaptspec.control.tasks import Labels
+from adaptspec.control.tasks import TaskNames
 from adaptspec.errors import ConfigError, PolicyError
 from adaptspec.request import Request, SpeculationParams
 from tests.control.helpers import signals, table
@@ -82,10 +82,10 @@ def test_conditions_that_cannot_be_meant_are_refused(when: str, problem: str) ->
 
 
 def controller(text: str) -> Controller:
-    labels = Labels()
-    spec = parse_policy_spec(text, "p", labels, DRAFTERS)
-    policies = {one.name: build_policy(one, table(), 4, labels) for one in with_used([spec])}
-    return Controller(policies, spec.name, DRAFTERS, 4, labels=labels, routes=routes_of(spec))
+    task_names = TaskNames()
+    spec = parse_policy_spec(text, "p", task_names, DRAFTERS)
+    policies = {one.name: build_policy(one, table(), 4, task_names) for one in with_used([spec])}
+    return Controller(policies, spec.name, DRAFTERS, 4, task_names=task_names, routes=routes_of(spec))
 
 
 def test_used_policies_are_policies_of_the_controller() -> None:
@@ -104,15 +104,15 @@ def test_a_new_default_brings_its_routes() -> None:
     assert one.assigned(asked(key="gold")) == "off"
     with pytest.raises(ConfigError, match="tested uses off"):
         one.drop("off")
-    plain = parse_policy_spec(STATIC, "p", one.labels, DRAFTERS)
-    one.adopt("tested", build_policy(plain, table(), 4, one.labels))
+    plain = parse_policy_spec(STATIC, "p", one.task_names, DRAFTERS)
+    one.adopt("tested", build_policy(plain, table(), 4, one.task_names))
     assert one.assigned(asked(key="gold")) == "tested"
     one.drop("off")
 
 
 def test_a_route_to_no_policy_is_refused_and_changes_nothing() -> None:
     one = controller(f"{STATIC}  when: [{{api-key: gold, use: off}}]\n")
-    spec = parse_policy_spec(f"{STATIC}  when: [{{api-key: gold, use: static-3}}]\n", "p", one.labels, DRAFTERS)
+    spec = parse_policy_spec(f"{STATIC}  when: [{{api-key: gold, use: static-3}}]\n", "p", one.task_names, DRAFTERS)
     with pytest.raises(ConfigError, match="uses the policy 'static-3'; served are: tested, off"):
-        one.adopt("tested", build_policy(spec, table(), 4, one.labels), routes=routes_of(spec))
+        one.adopt("tested", build_policy(spec, table(), 4, one.task_names), routes=routes_of(spec))
     assert one.assigned(asked(key="gold")) == "off"

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from transformers import PreTrainedTokenizerFast
 
-from adaptspec.control.tasks import MOST_OWN, TaskDetector
+from adaptspec.control.task_detector import TaskDetector
+from adaptspec.control.tasks import MAX_ADDED
 from adaptspec.engine.core import EngineLimits
 from adaptspec.engine.inputs import InputProcessor
 from adaptspec.request import Request, SamplingParams, SpeculationParams
@@ -46,7 +47,7 @@ def test_of_long_prompts_only_the_ends_are_decoded(tokenizer: PreTrainedTokenize
 def test_tasks_beyond_those_there_is_room_for_count_as_other() -> None:
     """Clients name tasks freely; the answer reports the name under which a request counted."""
     core = table("draft-model").engine([dictated.policy(Case(depths="0").policy)], EngineLimits(max_rows=2))
-    names = ["other", *(f"tenant {i}" for i in range(MOST_OWN + 2))]
+    names = ["other", *(f"tenant {i}" for i in range(MAX_ADDED + 2))]
     counted = []
     for name in names:
         done = answers(core, [Request("r", (5, 6), SamplingParams(3), SpeculationParams(task=name))])["r"]

@@ -63,7 +63,7 @@ def test_text_that_a_lossy_method_judged_stays_marked_after_a_swap() -> None:
     core.add(asking(1))
     while not any(delta.tokens for delta in core.step()):
         pass
-    policy = build_policy(exact, CostModel(COSTS), core.limits.max_rows, core.controller.labels)
+    policy = build_policy(exact, CostModel(COSTS), core.limits.max_rows, core.controller.task_names)
     adopt_policy(core, exact, policy)
     assert not notes.completions, "the first request has more to come"
     while not core.idle:
@@ -187,7 +187,7 @@ async def test_what_cannot_be_used_changes_nothing(tmp_path: Path, text: str, pr
             await asyncio.to_thread(one.desk.apply, text, "sent")
         assert one.desk.served == before
         assert one.desk.reloads == Reloads(refused=1)
-        assert one.core.controller.labels.tasks.own == ()
+        assert one.core.controller.task_names.added == ()
         assert await one.served(asking(1)) == "main"
 
 

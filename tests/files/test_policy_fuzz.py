@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from adaptspec.control.language.library import shipped_policies
 from adaptspec.control.language.loader import build_policy, load_policy_spec, parse_policy_spec
 from adaptspec.control.language.spec import schema
-from adaptspec.control.tasks import Labels
+from adaptspec.control.tasks import TaskNames
 from adaptspec.errors import ConfigError, PolicyError
 from tests.control.helpers import table
 
@@ -34,12 +34,12 @@ VALUES: st.SearchStrategy[object] = st.one_of(
 def holds(text: str) -> None:
     """It is a policy, which can be built or says why not, or its errors have places."""
     try:
-        spec = parse_policy_spec(text, "p", Labels())
+        spec = parse_policy_spec(text, "p", TaskNames())
     except PolicyError as error:
         refused(str(error))
         return
     with contextlib.suppress(ConfigError):
-        build_policy(spec, table(), 2, Labels())
+        build_policy(spec, table(), 2, TaskNames())
 
 
 def refused(message: str) -> None:
@@ -120,4 +120,4 @@ def test_whatever_the_schema_allows(body: object) -> None:
 def test_what_ships_is_built() -> None:
     """The other side: the strategies above would be content if everything were refused."""
     for path in shipped_policies():
-        build_policy(load_policy_spec(path, Labels()), table(), 2, Labels())
+        build_policy(load_policy_spec(path, TaskNames()), table(), 2, TaskNames())

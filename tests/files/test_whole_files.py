@@ -24,7 +24,7 @@ from adaptspec.commands.serve_command import add_arguments
 from adaptspec.control.language.library import find_policy
 from adaptspec.control.language.loader import load_policy_spec
 from adaptspec.control.learned_state import StateStore, read_state
-from adaptspec.control.tasks import TaskDetector
+from adaptspec.control.task_detector import TaskDetector
 from adaptspec.errors import AdaptSpecError, FileError, ModelError, StateError
 from adaptspec.files import check_regular, open_file, read_bytes, read_text, write_file
 from adaptspec.journal import read_entries

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from adaptspec.control.learned_state import FILE, PolicyState, read_state
-from adaptspec.control.tasks import MOST_OWN, TASKS
+from adaptspec.control.tasks import MAX_ADDED, TASKS
 from adaptspec.errors import StateError
 from adaptspec.hosts.pilot import Pilot
 from adaptspec.hosts.settings import PilotSettings
@@ -90,7 +90,7 @@ def test_nothing_is_ever_counted_twice(
     two.close()
 
 
-FIRST, SIZE = 1 + len(TASKS), 1 + len(TASKS) + MOST_OWN
+FIRST, SIZE = 1 + len(TASKS), 1 + len(TASKS) + MAX_ADDED
 
 
 def by_task(*counts: float) -> dict[str, PolicyState]:

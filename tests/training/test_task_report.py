@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from adaptspec.control.tasks import SHIPPED
+from adaptspec.control.task_detector import SHIPPED
 from adaptspec.training.task_report import (
     card_path,
     digest,

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from adaptspec.control.tasks import TASKS, TaskDetector
+from adaptspec.control.task_detector import TaskDetector
+from adaptspec.control.tasks import TASKS
 from adaptspec.training import task_examples as task_examples_module
 from adaptspec.training.corpus import read_corpus
 from adaptspec.training.task_examples import task_examples

@@ -17,7 +17,6 @@ from adaptspec.control.algorithms.round_terms import ModelTerms
 from adaptspec.control.cost_model import CostModel
 from adaptspec.control.language.schema import Part
 from adaptspec.control.policy import BatchSignals, Learner
-from adaptspec.control.tasks import Labels
 from adaptspec.rounds import Expected, Reason, RoundRecord, StopTable, Union
 
 
@@ -124,7 +123,6 @@ class Parts:
     drafters: tuple[str, ...]  # preferred first
     stops: bool  # a stop rule will cut drafts short
     max_width: int = 1  # children of a node of a draft at most; 1: drafts are chains
-    labels: Labels = field(default_factory=Labels)  # names of tasks by their numbers
 
 
 class AlgorithmSpec(Part):

@@ -16,7 +16,7 @@ from adaptspec.control.language.spec import PolicySpec, TaskSpec
 from adaptspec.control.language.yaml_source import Problem, Source, parse_yaml, policy_error, read_yaml
 from adaptspec.control.limits import BatchLimits, DepthLimits, TierLimits
 from adaptspec.control.policy import Policy
-from adaptspec.control.tasks import OTHER, Labels
+from adaptspec.control.tasks import OTHER, TaskNames
 from adaptspec.control.tree_limits import TreeLimits
 from adaptspec.drafters import DRAFTERS, default_drafters
 from adaptspec.errors import PolicyError
@@ -57,37 +57,37 @@ def _found_no_further(name: str) -> PolicySpec:
 
 def load_policy_spec(
     path: str | Path,
-    labels: Labels | None = None,
+    task_names: TaskNames | None = None,
     available: Sequence[str] | None = None,
     find: Find | None = None,
 ) -> PolicySpec:
     """Read a policy file.
 
-    `labels` and the `available` drafters, where given, are those that it will run with. A policy that names no drafters
-    gets the available ones; without `available` that stays open. `find` gives the policies that it names (default:
-    `found_next_to` the file). Raises PolicyError: `file:line:column: path: message`, a line for each problem.
+    `task_names` and the `available` drafters, where given, are those that it will run with. A policy that names no
+    drafters gets the available ones; without `available` that stays open. `find` returns the policies that it names
+    (default: `found_next_to` the file). Raises PolicyError: `file:line:column: path: message`, a line per problem.
     """
-    return _checked(read_yaml(Path(path)), labels, available, find or found_next_to(Path(path).parent))
+    return _checked(read_yaml(Path(path)), task_names, available, find or found_next_to(Path(path).parent))
 
 
 def parse_policy_spec(
     text: str,
     name: str = "<policy>",
-    labels: Labels | None = None,
+    task_names: TaskNames | None = None,
     available: Sequence[str] | None = None,
     find: Find | None = None,
 ) -> PolicySpec:
     """`load_policy_spec` of a text; errors call it `name`, and policies are found from the current directory."""
-    return _checked(parse_yaml(text, name), labels, available, find or found_next_to(Path()))
+    return _checked(parse_yaml(text, name), task_names, available, find or found_next_to(Path()))
 
 
-def _checked(source: Source, labels: Labels | None, available: Sequence[str] | None, find: Find) -> PolicySpec:
+def _checked(source: Source, task_names: TaskNames | None, available: Sequence[str] | None, find: Find) -> PolicySpec:
     if not isinstance(source.data, dict):
         raise source.error((), "a policy is a mapping with apiVersion, kind, metadata and spec")
     spec = validate(PolicySpec, source.data, source, ReadContext(find, source), INSTALLED.failed)
-    new_tasks = [] if labels is None else [name for name in spec.spec.tasks if name not in labels.tasks]
-    if labels is not None and len(new_tasks) > labels.tasks.left:
-        raise source.error(("spec", "tasks", new_tasks[labels.tasks.left]), _no_room(labels), at_key=True)
+    new_tasks = [] if task_names is None else [name for name in spec.spec.tasks if name not in task_names]
+    if task_names is not None and len(new_tasks) > task_names.room:
+        raise source.error(("spec", "tasks", new_tasks[task_names.room]), _no_room(task_names), at_key=True)
     problems = spec.clashes()
     if available is not None:
         problems += _missing_drafters(spec, available)
@@ -119,27 +119,26 @@ def _not_available(drafter: str, spec: PolicySpec, available: Sequence[str]) -> 
     )
 
 
-def build_policy(spec: PolicySpec, cost: CostModel, max_rows: int, labels: Labels | None = None) -> Policy:
+def build_policy(spec: PolicySpec, cost: CostModel, max_rows: int, task_names: TaskNames | None = None) -> Policy:
     """The policy a spec describes, without those that its `when:` uses.
 
-    `labels` are the controller's: names that are new to them are added. Where the spec leaves its drafters open, it is
-    built for a server that has every drafter. Raises PolicyError if it names more tasks than there is room for, or its
-    arms do not fit.
+    `task_names` are the controller's: new names are added to them. Where the spec leaves its drafters open, it is built
+    for a server that has every drafter. Raises PolicyError if it names more tasks than there is room for, or its arms
+    do not fit.
     """
     spec = spec.with_drafters(tuple(DRAFTERS))
-    body, labels = spec.spec, labels or Labels()
+    body, task_names = spec.spec, task_names or TaskNames()
     parts = Parts(
         cost=cost,
         max_rows=max_rows,
-        tasks=labels.tasks.size,
+        tasks=task_names.size,
         tiers=spec.tiers,
         drafters=spec.drafters,
         stops=body.stop.rule != "none",
         max_width=body.max_width,
-        labels=labels,
     )
     algorithm = body.choose.build(parts)
-    overrides = {_task(spec, name, labels): task for name, task in body.tasks.items()}
+    overrides = {_task(spec, name, task_names): task for name, task in body.tasks.items()}
     stops = {task: override.stop for task, override in overrides.items() if override.stop is not None}
     weighs = "marginal-goodput" in {body.stop.rule, *(stop.rule for stop in stops.values())}
     values = None
@@ -175,16 +174,16 @@ def _tier_limits(overrides: Mapping[int, TaskSpec], tasks: int, deepest: int) ->
     return TierLimits(own, tasks, deepest) if own else None
 
 
-def _task(spec: PolicySpec, name: str, labels: Labels) -> int:
-    number = labels.tasks.add(name)
+def _task(spec: PolicySpec, name: str, task_names: TaskNames) -> int:
+    number = task_names.add(name)
     if not number and name != OTHER:
-        raise PolicyError(f"policy {spec.name!r}: spec.tasks.{name}: {_no_room(labels)}")
+        raise PolicyError(f"policy {spec.name!r}: spec.tasks.{name}: {_no_room(task_names)}")
     return number
 
 
-def _no_room(labels: Labels) -> str:
-    own = labels.tasks.own
+def _no_room(task_names: TaskNames) -> str:
+    added = task_names.added
     return (
-        f"there is no room for one more task: requests and policies have named {len(own)} of their own already "
-        f"({', '.join(own[:5])}{' ...' if len(own) > 5 else ''}); write {OTHER!r}, or start anew without them"
+        f"there is no room for one more task: requests and policies have named {len(added)} of their own already "
+        f"({', '.join(added[:5])}{' ...' if len(added) > 5 else ''}); write {OTHER!r}, or start anew without them"
     )

@@ -26,7 +26,7 @@ from adaptspec.control.language.yaml_source import Problem, Source, shown
 from adaptspec.control.limits import DEEPEST
 from adaptspec.control.rollout import LIVE, Rollout, RolloutSpec, TaskName, WhenSpec
 from adaptspec.control.stopping import NoStopSpec, StopSpec
-from adaptspec.control.tasks import MOST_OWN, OTHER, TASKS
+from adaptspec.control.tasks import MAX_ADDED, OTHER, TASKS
 from adaptspec.drafters import DRAFTERS, Kind, default_drafters, kind_of
 
 API_VERSION = "adaptspec.dev/v1"
@@ -214,7 +214,7 @@ class BodySpec(Part):
     draft_temperature: DraftTemperatureSpec | None = Field(
         default=None, description="Sharpen or flatten the draft's distribution. Absent: leave it as it is."
     )
-    tasks: Annotated[dict[TaskName, TaskSpec], Field(max_length=1 + len(TASKS) + MOST_OWN)] = Field(
+    tasks: Annotated[dict[TaskName, TaskSpec], Field(max_length=1 + len(TASKS) + MAX_ADDED)] = Field(
         default={},
         description=f"Settings for the requests of a task, by its name: one that is detected from prompts, or a name "
         f"of your choice that requests send. {OTHER!r} are requests without a known task.",

@@ -7,7 +7,7 @@ import pytest
 
 from adaptspec.control.language.loader import build_policy, parse_policy_spec
 from adaptspec.control.policy import Policy
-from adaptspec.control.tasks import Labels, Names
+from adaptspec.control.tasks import TaskNames
 from tests.control.helpers import record, signals, table
 from tests.policies.world import HEADER
 
@@ -26,7 +26,7 @@ BODY = """\
 
 
 def build(text: str) -> Policy:
-    return build_policy(parse_policy_spec(HEADER + text), table(), 4, Labels(Names(("code",))))
+    return build_policy(parse_policy_spec(HEADER + text), table(), 4, TaskNames(("code",)))
 
 
 @pytest.mark.parametrize("scope", ["request", "task", "global"])

@@ -13,7 +13,7 @@ import yaml
 from adaptspec.control.controller import Controller
 from adaptspec.control.language.loader import build_policy, load_policy_spec, parse_policy_spec
 from adaptspec.control.language.spec import schema
-from adaptspec.control.tasks import Labels, Names
+from adaptspec.control.tasks import TaskNames
 from adaptspec.errors import PolicyError
 from adaptspec.request import Request, SpeculationParams
 from tests.control.helpers import record, signals, table
@@ -22,7 +22,7 @@ POLICIES = Path(__file__).parents[3] / "policies"
 SHIPPED = sorted(POLICIES.glob("*.yaml"))
 HEAD = "apiVersion: adaptspec.dev/v1\nkind: SpeculationPolicy\nmetadata: {name: mine}\n"
 
-LABELS = Labels()
+TASK_NAMES = TaskNames()
 
 
 def test_the_committed_schema_is_the_code() -> None:
@@ -39,9 +39,9 @@ def test_shipped_policies_run(path: Path) -> None:
     assert "Use it" in header, "the header says when to use it"
     spec = load_policy_spec(path)
     assert spec.name == path.stem
-    policy = build_policy(spec, table(), 4, LABELS)
+    policy = build_policy(spec, table(), 4, TASK_NAMES)
     here = tuple(dict.fromkeys([*spec.drafters, "draft-model", "ngram"]))[:2]
-    controller = Controller({spec.name: policy}, spec.name, here, 4, cost=table(), labels=LABELS)
+    controller = Controller({spec.name: policy}, spec.name, here, 4, cost=table(), task_names=TASK_NAMES)
     rng = np.random.default_rng(0)
     for number in range(60):
         if number % 20 == 0:
@@ -109,23 +109,24 @@ def test_what_a_spec_carries() -> None:
 def test_tasks_of_ones_own_are_told_apart() -> None:
     """A name that nobody knew is a task like any other; `other` is whatever has no number."""
     text = HEAD + "spec: {choose: {algorithm: static, depth: 3}, tasks: {creative: {max-depth: 1}, other: {off: true}}}"
-    labels = Labels(Names(("code",)))
-    spec = parse_policy_spec(text, "p", labels)
-    controller = Controller({"p": build_policy(spec, table(), 3, labels)}, "p", ("draft-model",), 3, labels=labels)
+    task_names = TaskNames(("code",))
+    spec = parse_policy_spec(text, "p", task_names)
+    policy = build_policy(spec, table(), 3, task_names)
+    controller = Controller({"p": policy}, "p", ("draft-model",), 3, task_names=task_names)
     for row, task in enumerate(("code", "creative", None)):
         controller.start(row, Request(str(row), (1,), speculation=SpeculationParams(task=task)))
     assert controller.decide(signals([7, 7, 7])).depths.tolist() == [3, 1, 0]
 
 
 def test_more_tasks_than_there_is_room_for_are_refused_where_they_stand() -> None:
-    """At the first line too many, whoever took the room; without labels when it is built."""
-    labels = Labels(Names(("code",), room=2))
-    labels.tasks.add("acme")
+    """At the first line too many, also where others took the room; without task names when it is built."""
+    task_names = TaskNames(("code",), max_added=2)
+    task_names.add("acme")
     text = (
         HEAD + "spec:\n  choose: {algorithm: static, depth: 3}\n  tasks:\n    one: {off: true}\n    two: {off: true}\n"
     )
     with pytest.raises(PolicyError, match=r"^p:8:5: spec.tasks.two: there is no room for one more .*\(acme\).*'other'"):
-        parse_policy_spec(text, "p", labels)
+        parse_policy_spec(text, "p", task_names)
     with pytest.raises(PolicyError, match=r"spec.tasks.two: there is no room"):
-        build_policy(parse_policy_spec(text), table(), 1, labels.copy())
-    assert labels.tasks.own == ("acme",)
+        build_policy(parse_policy_spec(text), table(), 1, task_names.copy())
+    assert task_names.added == ("acme",)

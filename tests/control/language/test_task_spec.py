@@ -6,13 +6,13 @@ import pytest
 
 from adaptspec.control.language.loader import build_policy, parse_policy_spec
 from adaptspec.control.policy import Policy
-from adaptspec.control.tasks import Labels, Names
+from adaptspec.control.tasks import TaskNames
 from adaptspec.rounds import Reason
 from tests.control.asking import ask
 from tests.control.helpers import signals, table
 
 HEAD = "apiVersion: adaptspec.dev/v1\nkind: SpeculationPolicy\nmetadata: {name: mine}\n"
-LABELS = Labels(Names(("code", "story")))
+TASK_NAMES = TaskNames(("code", "story"))
 CODE, STORY = 1, 2
 TASKS = (CODE, STORY, 0)
 
@@ -23,7 +23,7 @@ def parsed(tasks: str, more: str = "", choose: str = "{algorithm: static, depth:
 
 def built(tasks: str, more: str = "") -> Policy:
     """A policy at depth 5 with a row of code, one of stories and one of no task."""
-    policy = build_policy(parse_policy_spec(parsed(tasks, more), "p", LABELS), table(), 4, LABELS)
+    policy = build_policy(parse_policy_spec(parsed(tasks, more), "p", TASK_NAMES), table(), 4, TASK_NAMES)
     for row in range(3):
         policy.start(row)
     return policy
@@ -49,6 +49,6 @@ def test_off_is_a_tier(zero: str) -> None:
     text = (
         f"{HEAD}spec: {{choose: {{algorithm: goodput}}, tiers: [{zero}, 1, 3], tasks: {{code: {{tiers: [{zero}]}}}}}}"
     )
-    spec = parse_policy_spec(text, "p", LABELS)
+    spec = parse_policy_spec(text, "p", TASK_NAMES)
     assert spec.spec.tiers == [0, 1, 3]
     assert spec.spec.tasks["code"].deepest == 0
