@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
-from dataclasses import dataclass
 from enum import Enum
 from typing import Annotated, NamedTuple
 
@@ -16,7 +14,7 @@ from adaptspec.control.limits import BatchLimits
 from adaptspec.control.policy import BatchSignals, Pending
 from adaptspec.control.round_work import batch_bucket
 from adaptspec.control.rows import total
-from adaptspec.rounds import Reason, RoundRecord
+from adaptspec.rounds import RoundRecord
 
 # A round takes so many times what it earns at most, in windows: stalls are the machine's.
 _WORST = 2.0
@@ -280,38 +278,3 @@ class _Decided(NamedTuple):
     mode: Mode
     baseline: _Baseline
     rows: int  # 0 where prompts or other policies' rows shared the round: its seconds are not comparable
-
-
-_GUARD, _PROBE = int(Reason.GUARD), int(Reason.PROBE)
-
-
-@dataclass
-class GuardEvents:
-    """How often speculation was switched off and tried again, from how stretches of rounds follow each other.
-
-    A single guarded round between others is no switch: it renews the baseline that rounds are measured against.
-    """
-
-    switched_off: int = 0
-    probes: int = 0
-    came_back: int = 0
-    baselines: int = 0
-    _now: Reason = Reason.POLICY
-    _stretch: int = 0
-    _tried: bool = False  # a probe came before this stretch of the guard
-
-    def add(self, reasons: Collection[int]) -> None:
-        now = Reason.GUARD if _GUARD in reasons else Reason.PROBE if _PROBE in reasons else Reason.POLICY
-        if now is self._now:
-            self._stretch += 1
-        else:
-            self._turn(self._now, now)
-            self._now, self._stretch = now, 1
-        if now is Reason.GUARD and self._stretch == 2 and not self._tried:
-            self.switched_off += 1
-
-    def _turn(self, before: Reason, after: Reason) -> None:
-        self.baselines += before is Reason.GUARD and after is Reason.POLICY and self._stretch == 1
-        self.probes += after is Reason.PROBE
-        self.came_back += before is Reason.PROBE and after is Reason.POLICY
-        self._tried = before is Reason.PROBE

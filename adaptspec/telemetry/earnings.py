@@ -13,6 +13,7 @@ from adaptspec.arrays import IntArray
 from adaptspec.control.cost_model import CostModel
 from adaptspec.control.guard import GuardEvents
 from adaptspec.rounds import RoundRecord
+from adaptspec.telemetry.guard_events import GuardEvents
 from adaptspec.telemetry.live_schema import Compared
 from adaptspec.telemetry.request_store import Batch, RequestStore, Started, row_count
 from adaptspec.telemetry.static_tiers import StaticTiers, TierEarnings

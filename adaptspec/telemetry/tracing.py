@@ -16,9 +16,9 @@ from opentelemetry.trace import Link, Span, SpanKind, Status, StatusCode, Tracer
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from adaptspec import __version__
-from adaptspec.control.guard import GuardEvents
 from adaptspec.request import Request
 from adaptspec.results import Completion, FinishReason
+from adaptspec.telemetry.guard_events import GuardEvents
 from adaptspec.telemetry.metrics import Metrics
 from adaptspec.telemetry.otlp_export import SpanQueue, TraceLevel, TraceSettings, resource
 from adaptspec.telemetry.request_record import RequestRecord, RowRound

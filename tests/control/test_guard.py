@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from adaptspec.control.cost_model import CostModel
-from adaptspec.control.guard import Guard, GuardEvents, GuardSpec, Mode
+from adaptspec.control.guard import Guard, GuardSpec, Mode
 from adaptspec.control.language.loader import build_policy, parse_policy_spec
 from adaptspec.control.tasks import TaskNames
 from adaptspec.rounds import Reason, RoundRecord
@@ -324,26 +324,6 @@ def test_drafts_are_judged_by_what_plain_rounds_take_where_contexts_are_now() ->
         told = record([3], [3], slower=slower) if modes[-1] is Mode.RUN else record([0], [0], slower=slower)
         guard.after(replace(told, context=context))
     assert set(modes) == {Mode.RUN, Mode.PLAIN_ONCE}
-
-
-POLICY, GUARD, PROBE = int(Reason.POLICY), int(Reason.GUARD), int(Reason.PROBE)
-
-
-@pytest.mark.parametrize(
-    ("rounds", "expected"),
-    [
-        ([POLICY] * 3 + [GUARD] + [POLICY] * 3, (0, 0, 0, 1)),
-        ([POLICY] + [GUARD] * 9 + [PROBE] * 6 + [POLICY] * 2, (1, 1, 1, 0)),
-        ([POLICY] + [GUARD] * 9 + [PROBE] * 2 + [GUARD] * 20 + [PROBE] * 2 + [GUARD], (1, 2, 0, 0)),
-        ([POLICY] + [GUARD] * 2 + [PROBE] + [POLICY] + [GUARD] * 5, (2, 1, 1, 0)),
-    ],
-)
-def test_guards_are_counted_by_stretches(rounds: list[int], expected: tuple[int, int, int, int]) -> None:
-    """A round that renews the baseline is no switch; a probe in vain goes back to the same off."""
-    guarding = GuardEvents()
-    for reason in rounds:
-        guarding.add([reason])
-    assert (guarding.switched_off, guarding.probes, guarding.came_back, guarding.baselines) == expected
 
 
 HEAD = "apiVersion: adaptspec.dev/v1\nkind: SpeculationPolicy\nmetadata: {name: mine}\n"
