@@ -11,7 +11,6 @@ import numpy as np
 
 from adaptspec.arrays import IntArray
 from adaptspec.control.cost_model import CostModel
-from adaptspec.control.guard import GuardEvents
 from adaptspec.rounds import RoundRecord
 from adaptspec.telemetry.guard_events import GuardEvents
 from adaptspec.telemetry.live_schema import Compared

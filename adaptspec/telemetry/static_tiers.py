@@ -69,12 +69,12 @@ class TierEarnings:
 class StaticTiers:
     """Seconds that the emitted text would have taken at each tier.
 
-    A round run at depth d that had a tokens accepted before one was rejected tells exactly how many rounds of a depth
+    A round run at depth d that had a tokens accepted before one was rejected says exactly how many rounds of a depth
     k <= d its text takes: ceil((a + 1) / (k + 1)); without a rejection, (a + 1) / (k + 1). At larger depths, and for
-    drafters that did not run, a round gets as far as what was scored of them says, and beyond that as far as is
+    drafters that did not run, a round gets as far as their `Counterfactual` is known, and beyond that as far as is
     expected by the acceptance seen so far, by row, task and position. Plain decoding takes a round per token. Fixed
-    depths draft chains: of a round that branched its main chains are told, and what was emitted after these had failed
-    takes rounds of the expected length.
+    depths draft chains: of a round that branched the main chains count, and tokens emitted after these had failed take
+    rounds of the expected length.
 
     Rounds at a tier and the rounds that ran are priced by one model of measured rounds of their batch bucket
     (`RoundSeconds`). What cannot be priced yet waits until enough rounds have run: plain ones, ones as deep.
@@ -175,29 +175,21 @@ class StaticTiers:
 
     def _rounds(self, which: int, rows: RoundRecord) -> _Rounds:
         """How many rounds of each tier of a drafter the rows' [N] tokens take."""
-        emitted = rows.emitted[:, None]
+        emitted, accepted = rows.emitted[:, None], rows.accepted[:, None]
         known = Counterfactual.of(rows, which)
-        ran = (rows.drafter == which) & (rows.depths > 0)
-        ended = rows.emitted < rows.accepted + 1
-        certain = ran & (ended | ~known.open)
-        kept = np.where(ended, np.minimum(known.kept, rows.emitted - 1), known.kept)
-        positions = np.arange(_DEEPEST)
-        beyond = (known.open & ~certain)[:, None] & (positions >= known.seen[:, None])
-        beyond &= positions < known.most[:, None]
-        survival = np.where(beyond, self._signals[which].acceptance(rows.rows, rows.tasks), 1.0).cumprod(axis=1)
-        guesses = np.where(beyond, survival, 0.0).cumsum(axis=1)[:, _DEPTHS - 1]
-        tokens = 1.0 + np.minimum(kept[:, None], _DEPTHS) + guesses
-        tokens = np.where(ended[:, None], np.minimum(tokens, emitted), tokens)
-        told = np.where((rows.emitted > rows.accepted + 1) & ran, rows.accepted + 1, rows.emitted)[:, None]
-        rounds = told / np.maximum(tokens, 1.0)  # a row that failed emits nothing
-        rounds = np.where(certain[:, None], np.ceil(rounds), rounds)
+        usual = self._signals[which].acceptance(rows.rows, rows.tasks)
+        kept, guesses = known.accepted(_DEPTHS, usual)
+        tokens = 1.0 + kept + guesses
+        tokens = np.where(emitted <= accepted, np.minimum(tokens, emitted), tokens)
+        of_chain = np.where((emitted > accepted + 1) & known.ran[:, None], accepted + 1, emitted)
+        rounds = of_chain / np.maximum(tokens, 1.0)  # a row that failed emits nothing
+        rounds = np.where((known.ran & ~known.open_end)[:, None], np.ceil(rounds), rounds)
         guessed = (guesses * rounds).sum(axis=0)
-        after = emitted - told  # the main chain had failed, and something beside it had not
+        after = emitted - of_chain  # the main chain had failed, and a side node had not
         if after.any():
-            usual = self._signals[which].acceptance(rows.rows, rows.tasks).cumprod(axis=1).cumsum(axis=1)
-            rounds += after / (1.0 + usual[:, _DEPTHS - 1])
+            rounds += after / (1.0 + usual.cumprod(axis=1).cumsum(axis=1)[:, _DEPTHS - 1])
             guessed += after.sum()
-        drafted = np.minimum(_DEPTHS, known.most[:, None])
+        drafted = np.minimum(_DEPTHS, known.available[:, None])
         return _Rounds(rounds, drafted.astype(np.float64), guessed)
 
     def _as_run(self, rows: RoundRecord, records: Sequence[RoundRecord], size: int, more: float) -> FloatArray:
@@ -210,10 +202,10 @@ class StaticTiers:
 
     def _learn(self, rows: RoundRecord) -> None:
         for which, signals in enumerate(self._signals):
-            told = rows.chains(which)
-            tokens = (np.minimum(one, _DEEPEST) for one in (told.drafted, told.accepted))
-            signals.observe(rows.rows, rows.tasks, *tokens)
-            self.observed[which] += int(np.count_nonzero(told.known))
+            chains = rows.chains(which)
+            drafted, accepted = np.minimum(chains.drafted, _DEEPEST), np.minimum(chains.accepted, _DEEPEST)
+            signals.observe(rows.rows, rows.tasks, drafted, accepted)
+            self.observed[which] += int(np.count_nonzero(chains.known))
 
     def _columns(self, which: int) -> slice:
         first = 1 + which * len(TIERS)
