@@ -43,12 +43,10 @@ class StatedAcceptance(Learner):
         kept = np.cumsum(np.cumprod(rates, axis=1), axis=1)
         return np.concatenate((np.zeros((len(kept), 1)), kept), axis=1)
 
-    def note(self, which: int, record: RoundRecord, rows: IntArray) -> bool:
-        """What it found as drafter `which`, taken or not; whether any was right. `rows` [B] are the round's, -1 where
-        the request has ended.
-        """
+    def note(self, which: int, record: RoundRecord, rows: IntArray) -> None:
+        """What it found as drafter `which`, taken or not. `rows` [B] are the round's, -1 where the request has ended."""
         if record.stated is None:
-            return False
+            return
         chains = record.chains(which)
         confidence = self._within(record.stated, which, len(rows))
         drafted = np.minimum(chains.drafted, self._depth)
@@ -56,7 +54,6 @@ class StatedAcceptance(Learner):
         self._pending.append((confidence, rows.copy(), record.tasks, drafted, kept))
         if len(self._pending) >= _ROUNDS:
             self.settle()
-        return bool(np.count_nonzero(kept))
 
     def settle(self) -> None:
         if self._pending:
@@ -103,17 +100,16 @@ class NgramAcceptance(Learner):
         kept = np.cumsum(np.cumprod(rates, axis=1), axis=1)
         return np.concatenate((np.zeros((len(kept), 1)), kept), axis=1)
 
-    def note(self, which: int, record: RoundRecord, rows: IntArray) -> bool:
+    def note(self, which: int, record: RoundRecord, rows: IntArray) -> None:
         """See `StatedAcceptance.note`; in plain numbers, in a fifth of the time where rounds are shortest."""
         main, found, right = record.main_chains(), [-1] * len(rows), [-1] * len(rows)
         if record.shadow is not None and record.shadow_drafted is not None:
             found, right = record.shadow_drafted[which].tolist(), record.shadow[which].tolist()
-        run, before, won = self.run, len(self._pending), False
+        run, before = self.run, len(self._pending)
         own = (rows, main.tasks, main.drafter, main.depths, main.drafted, main.accepted)
         told = zip(*(values.tolist() for values in own), found, right, strict=True)
         for row, task, drafter, depth, drafted, straight, looked, good in told:
             tokens, kept = (drafted, straight) if drafter == which and depth > 0 else (looked, good)
-            won = won or kept > 0
             if row < 0:  # how far into a run it was is forgotten
                 continue
             ahead = run[row]
@@ -124,7 +120,6 @@ class NgramAcceptance(Learner):
         self._rounds += len(self._pending) > before
         if self._rounds >= _ROUNDS:
             self.settle()
-        return won
 
     def settle(self) -> None:
         if self._pending:

@@ -93,6 +93,6 @@ def record(
     )
 
 
-def note(known: NgramAcceptance | StatedAcceptance, told: RoundRecord, *, ended: bool = False) -> bool:
-    """Tell what is known of the second drafter of a round; `ended`: of requests that have ended."""
-    return known.note(1, told, np.full_like(told.rows, -1) if ended else told.rows)
+def note(known: NgramAcceptance | StatedAcceptance, played: RoundRecord, *, ended: bool = False) -> None:
+    """Let `known` learn from the second drafter of a round; `ended`: its requests have ended."""
+    known.note(1, played, np.full_like(played.rows, -1) if ended else played.rows)
