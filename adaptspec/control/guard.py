@@ -123,7 +123,7 @@ class Guard:
         if mode is Mode.RUN and self._baseline.due(self._gain):
             mode, self._baseline.stale = Mode.PLAIN_ONCE, 0  # once, even if the next is decided before its outcome
             self._baseline.renewals += 1
-        rows = 0 if signals.beside or signals.prefill_tokens else len(signals.rows)
+        rows = 0 if signals.other_rows or signals.prefill_tokens else len(signals.rows)
         self._pending.put(signals.number, _Decided(mode, self._baseline, rows))
         return mode
 

@@ -44,7 +44,7 @@ class StatedAcceptance(Learner):
         return np.concatenate((np.zeros((len(kept), 1)), kept), axis=1)
 
     def note(self, which: int, record: RoundRecord, rows: IntArray) -> None:
-        """What it found as drafter `which`, taken or not. `rows` [B] are the round's, -1 where the request has ended."""
+        """What it found as drafter `which`, taken or not. `rows` [B]: the round's, -1 where the request has ended."""
         if record.stated is None:
             return
         chains = record.chains(which)

@@ -26,7 +26,7 @@ class BatchSignals:
     n-gram drafter has found for each row, within the limits: known before the round, since looking is free. It is 0 for
     drafters that do not report it, and where no search was asked for (see `Policy.search_depth`). `stated`
     [drafters, B, depth] is their confidence in each token they found, NaN where unknown; None: no drafter states it.
-    `position` counts the tokens a row has emitted. `beside` counts rows that decode in the same round under other
+    `position` counts the tokens a row has emitted. `other_rows` counts rows that decode in the same round under other
     policies. The controller fills in `tasks` (0: unknown) and `number`, the decision's.
     """
 
@@ -38,7 +38,7 @@ class BatchSignals:
     found: IntArray
     position: IntArray
     prefill_tokens: int = 0
-    beside: int = 0
+    other_rows: int = 0
     number: int = 0
     stated: FloatArray | None = None
 
@@ -48,10 +48,10 @@ class BatchSignals:
 
     @property
     def round_size(self) -> int:
-        return len(self.rows) + self.beside
+        return len(self.rows) + self.other_rows
 
     def take(self, index: IntArray) -> BatchSignals:
-        """The same signals for some of the rows, by position in the batch; the others are beside them."""
+        """The same signals for some of the rows, by position in the batch; the rest become `other_rows`."""
         return BatchSignals(
             self.rows[index],
             self.tasks[index],

@@ -186,7 +186,7 @@ class MarginalGoodputStop(StopRule):
     Survival is the product of the calibrated confidences of the tokens drafted so far, next acceptance the row's own at
     the next position, both of the row's own drafter; goodput and costs are the algorithm's. A step is paid once for all
     rows that take it: they go on if together they earn it. (A share of it in each row's own bound, by how many were
-    expected to go on, costs up to 5 %: rows that stop early make it dearer for those beside them.)
+    expected to go on, costs up to 5 %: rows that stop early make it dearer for the others.)
     Source: the optimality condition of a ratio of sums (Dinkelbach): a token belongs in the round iff its
     ratio of gain to cost exceeds the whole round's.
     """

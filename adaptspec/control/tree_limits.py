@@ -69,7 +69,7 @@ def _calibrations(value: ExpectedValue, rows: int) -> FloatArray:
 
 
 def _seconds(value: ExpectedValue, rows: int) -> float:
-    """What one more token takes to verify beside those that are expected: the mean of as many again.
+    """What one more token takes to verify in addition to those that are expected: the mean of as many again.
 
     A floor lets in many nodes at once, and learned seconds have flat places, where a single one would seem to be free.
     """

@@ -22,7 +22,7 @@ _FIRST_ROUNDS = 100  # of a kind: their mean is what is usual for it; later ones
 _CONTRADICTIONS = 5  # deviations of one kind in a row, while other kinds do not deviate: what was learned is wrong
 _LEAST_SECONDS = 1e-7  # of a round: logarithms need a time above 0
 _RIDGE = 1e-4  # weight of the prior "costs nothing" where no round gives evidence
-_BEGUN = 3  # features of the whole round: itself, more rows, tokens beside chains
+_BEGUN = 3  # features of the whole round: itself, more rows, tokens of side nodes
 _LEAST_NOISE = 0.02  # of a round: clocks and models are not more precise
 _MODEL_ERROR = 0.05  # of each part's seconds: rounds are not exactly a sum of their features
 
@@ -149,12 +149,12 @@ def drafted_in(work: FloatArray) -> BoolArray:
 
 
 def features(
-    more_rows: float, drafted: FloatArray, steps: FloatArray, read: FloatArray, beside: FloatArray | float = 0.0
+    more_rows: float, drafted: FloatArray, steps: FloatArray, read: FloatArray, side_tokens: FloatArray | float = 0.0
 ) -> FloatArray:
     """What rounds of one batch size did [..., F]: by drafter [..., N] tokens drafted per row, steps, and tokens read.
 
-    `more_rows` is what the batch has beyond the smallest of its bucket, over that; `beside` [...] are tokens per row
-    that branched off.
+    `more_rows` is what the batch has beyond the smallest of its bucket, over that; `side_tokens` [...] are tokens per
+    row that branched off.
     """
     knots = np.array(KNOTS)
     at = np.clip(np.searchsorted(knots, drafted, side="right") - 1, 0, len(KNOTS) - 2)
@@ -164,5 +164,5 @@ def features(
     np.put_along_axis(each, at[..., None] + 1, np.where(drafted > 0, part, 0.0)[..., None], -1)
     each[..., -2], each[..., -1] = np.maximum(steps - drafted, 0.0), read
     begun = np.ones((*drafted.shape[:-1], _BEGUN))
-    begun[..., 1], begun[..., 2] = more_rows, beside
+    begun[..., 1], begun[..., 2] = more_rows, side_tokens
     return np.concatenate([begun, each.reshape(*drafted.shape[:-1], -1)], axis=-1)

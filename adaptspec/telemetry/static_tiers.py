@@ -197,8 +197,8 @@ class StaticTiers:
         ran = rows.drafter.reshape(-1, size, 1) == np.arange(len(self._drafters))
         own = np.where(ran, rows.drafted.reshape(-1, size, 1), 0)
         read = np.array([record.caught_up for record in records])[:, None] * self._reads
-        beside = np.array([0 if r.branches is None else (r.nodes - r.chain).sum() for r in records]) / size
-        return features(more, own.mean(axis=1), own.max(axis=1), read, beside)
+        side_tokens = np.array([0 if r.branches is None else (r.nodes - r.chain).sum() for r in records]) / size
+        return features(more, own.mean(axis=1), own.max(axis=1), read, side_tokens)
 
     def _learn(self, rows: RoundRecord) -> None:
         for which, signals in enumerate(self._signals):

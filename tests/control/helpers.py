@@ -29,7 +29,7 @@ def signals(
     limits: Sequence[int],
     rows: Sequence[int] | None = None,
     cache_gap: Sequence[int] | None = None,
-    beside: int = 0,
+    other_rows: int = 0,
     *,
     prefill: int = 0,
     found: Sequence[int] | None = None,
@@ -45,7 +45,7 @@ def signals(
         found=np.array([[0] * size, [0] * size if found is None else found], dtype=np.int64),
         position=np.zeros(size, dtype=np.int64),
         prefill_tokens=prefill,
-        beside=beside,
+        other_rows=other_rows,
     )
 
 

@@ -68,14 +68,14 @@ def two() -> tuple[Controller, Recorder, Recorder]:
 
 
 def test_two_policies_share_a_round_without_meeting() -> None:
-    """Each sees its own rows and how many run beside them; drafters are the engine's; stops stay with their rows."""
+    """Each sees its rows and how many others run in the round; drafters are the engine's; stops stay with rows."""
     controller, deep, shallow = two()
     for row, name in enumerate(("deep", "shallow", None)):
         controller.start(row, request(name))
     decision = controller.decide(signals([7, 7, 7]))
     assert decision.depths.tolist() == [5, 1, 5]
     assert decision.drafter.tolist() == [0, 1, 0]
-    assert (deep.asked[0].rows.tolist(), deep.asked[0].beside) == ([0, 2], 1)
+    assert (deep.asked[0].rows.tolist(), deep.asked[0].other_rows) == ([0, 2], 1)
     assert ask(decision.stop, [0.9, 0.1, 0.1]) == [True, True, False]
     controller.learn(record([5, 1, 5], [5, 0, 2], drafter=[0, 1, 0]))
     assert deep.told[0].accepted.tolist() == [5, 2]

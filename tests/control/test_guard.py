@@ -190,7 +190,7 @@ def test_a_probe_the_algorithm_declines_hands_back_to_it() -> None:
 
 def test_rounds_shared_with_other_policies_or_prompts_are_not_measured() -> None:
     """Their seconds are not this policy's doing."""
-    for around in ({"beside": 3}, {"prefill": 100}):
+    for around in ({"other_rows": 3}, {"prefill": 100}):
         guard = Guard(SLOWER, table())
         for _ in range(100):
             assert guard.mode(signals([7], **around)) in (Mode.RUN, Mode.PLAIN_ONCE)
@@ -251,7 +251,7 @@ def test_the_baseline_is_renewed_when_other_policies_come_in_between() -> None:
         guard.after(pair)
     seen = []
     for _ in range(20):
-        seen.append(guard.mode(signals([7], beside=1)))
+        seen.append(guard.mode(signals([7], other_rows=1)))
         guard.after(WINNING if seen[-1] is Mode.RUN else PLAIN)
     assert seen.count(Mode.PLAIN_ONCE) <= 2
 

@@ -39,8 +39,8 @@ def test_plain_rounds_have_no_drafts() -> None:
 def test_a_row_that_only_caught_up_is_in_the_first_pass() -> None:
     read = replace(record([0], [0], depths=[2]), caught_up=300)
     assert work_of(read, DRAFTERS).drafts == (DraftWork("draft-model", 1, (1,), 300),)
-    beside = replace(record([2, 0], [0, 0], depths=[2, 2]), caught_up=300)
-    assert work_of(beside, DRAFTERS).drafts == (DraftWork("draft-model", 2, (2, 1), 300),)
+    extra = replace(record([2, 0], [0, 0], depths=[2, 2]), caught_up=300)
+    assert work_of(extra, DRAFTERS).drafts == (DraftWork("draft-model", 2, (2, 1), 300),)
 
 
 def test_rows_of_two_drafters_are_counted_apart() -> None:

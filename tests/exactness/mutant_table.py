@@ -767,8 +767,8 @@ MUTANTS = (
     Mutant(
         "prefill-charged-to-the-policy",
         "adaptspec/control/guard.py",
-        "rows = 0 if signals.beside or signals.prefill_tokens else len(signals.rows)",
-        "rows = 0 if signals.beside else len(signals.rows)",
+        "rows = 0 if signals.other_rows or signals.prefill_tokens else len(signals.rows)",
+        "rows = 0 if signals.other_rows else len(signals.rows)",
         "Long prompts of others switch speculation off.",
         ("tests/control/test_guard.py",),
         quick=True,

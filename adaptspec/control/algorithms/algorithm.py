@@ -119,7 +119,7 @@ class Parts:
     cost: CostModel
     max_rows: int
     tasks: int  # the known tasks and task 0, unknown
-    tiers: tuple[int, ...]  # depths allowed beside 0, ascending
+    tiers: tuple[int, ...]  # depths allowed in addition to 0, ascending
     drafters: tuple[str, ...]  # preferred first
     stops: bool  # a stop rule will cut drafts short
     max_width: int = 1  # children of a node of a draft at most; 1: drafts are chains
@@ -128,7 +128,7 @@ class Parts:
 class AlgorithmSpec(Part):
     """`choose:` of an algorithm. A subclass has a field `algorithm`, a Literal of its name, and what else it takes."""
 
-    takes_tiers: ClassVar[bool] = False  # a policy may say tiers or max-depth beside it
+    takes_tiers: ClassVar[bool] = False  # a policy may have tiers or max-depth next to it
     takes_drafters: ClassVar[bool] = False  # it chooses among several drafters
     has_value: ClassVar[bool] = False  # its choices have a `value`
     default_tiers: ClassVar[tuple[int, ...]] = tuple(range(8))

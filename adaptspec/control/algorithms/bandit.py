@@ -112,7 +112,7 @@ class Bandit(Algorithm):
             cache_gap=signals.cache_gap[drafter, np.arange(len(rows))],
             memo=episodes.memo[contexts],
             round_size=signals.round_size,
-            alone=not signals.beside and not signals.prefill_tokens,
+            alone=not signals.other_rows and not signals.prefill_tokens,
         )
         self._pending.put(signals.number, assignment)
         depths = np.minimum(self._arms.depths[arms], signals.limits)

@@ -27,7 +27,7 @@ _SIZE_TRIAL_INTERVAL = 8  # decisions from one comparison with a plan at the low
 
 @dataclass(frozen=True)
 class GoodputSettings:
-    """`tiers`: depths allowed besides 0. `stops`: a stop rule cuts drafts, so depths may be upper limits."""
+    """`tiers`: depths allowed in addition to 0. `stops`: a stop rule cuts drafts, so depths may be upper limits."""
 
     tiers: tuple[int, ...] = (1, 2, 3, 4, 5, 6, 7)
     drafters: tuple[str, ...] = ("draft-model",)
@@ -374,7 +374,7 @@ def _token_seconds(plan: Plan, terms: RoundTerms) -> FloatArray:
 
 def _is_shared(signals: BatchSignals) -> bool:
     """Whether prompts, or rows of other policies, take a part of the round's time."""
-    return signals.prefill_tokens > 0 or signals.beside > 0
+    return signals.prefill_tokens > 0 or signals.other_rows > 0
 
 
 def _tried(choice: Choice, at: IntArray, depths: IntArray, drafter: IntArray | int) -> Choice:

@@ -20,7 +20,7 @@ def rounds(algorithm: EmaTiers, count: int, accepted: int, size: int = 1, others
     """Depths of rounds with `size` rows and `others` of other policies; drafts are right up to `accepted` tokens."""
     depths = []
     for _ in range(count):
-        tier = int(algorithm.choose(signals([16] * size, beside=others)).depths[0])
+        tier = int(algorithm.choose(signals([16] * size, other_rows=others)).depths[0])
         depths.append(tier)
         algorithm.learn(record([tier] * size, [min(tier, accepted)] * size))
     return depths
@@ -31,7 +31,7 @@ def test_a_fixed_depth_is_held_to_limits() -> None:
 
 
 def test_a_schedule_counts_rows_of_other_policies() -> None:
-    assert BatchTable([[1, 2, 5], [3, 9, 1]]).choose(signals([7], beside=3)).depths.tolist() == [1]
+    assert BatchTable([[1, 2, 5], [3, 9, 1]]).choose(signals([7], other_rows=3)).depths.tolist() == [1]
 
 
 def test_starts_at_three_and_keeps_still_through_warm_up() -> None:
