@@ -11,7 +11,7 @@ from adaptspec.arrays import FloatArray, IntArray
 from adaptspec.control.algorithms.algorithm import Algorithm, Choice
 from adaptspec.control.algorithms.goodput import Goodput
 from adaptspec.control.guard import Guard, Mode
-from adaptspec.control.limits import DepthLimits, TierLimits
+from adaptspec.control.limits import BatchLimits, TaskLimits
 from adaptspec.control.policy import BatchSignals, Learner, Policy
 from adaptspec.control.rows import some
 from adaptspec.control.stopping import StopRule
@@ -21,14 +21,14 @@ from adaptspec.rounds import Decision, Reason, RoundRecord, StopTable
 
 @dataclass(eq=False)
 class ComposedPolicy(Policy):
-    """Depth limits -> guard -> algorithm -> tiers of tasks -> stop rule."""
+    """Limits of batch sizes and tasks -> guard -> algorithm -> tiers of tasks -> stop rule."""
 
     algorithm: Algorithm
     drafters: tuple[str, ...]
     stop: StopRule = field(default_factory=StopRule)
     guard: Guard | None = None
-    depth_limits: DepthLimits | None = None
-    tier_limits: TierLimits | None = None
+    batch_limits: BatchLimits | None = None
+    task_limits: TaskLimits | None = None
     task_stops: Mapping[int, StopRule] = field(default_factory=dict)
     values: Goodput | None = None  # says what a stop rule asks for where the algorithm expects nothing
     draft_temperature: tuple[float, float] | None = None  # of certain tokens, and of unsure ones
@@ -52,8 +52,7 @@ class ComposedPolicy(Policy):
         self.algorithm.finish(row)
 
     def decide(self, signals: BatchSignals) -> Decision:
-        limits = signals.limits
-        lowered = limits if self.depth_limits is None else self.depth_limits.limits(signals)
+        limits, lowered = signals.limits, self._lowered(signals)
         if lowered is not limits and not some(lowered):  # no row may draft: the guard does not judge this round
             return self._none(signals, Reason.CEILING)
         if lowered is not limits:
@@ -65,8 +64,12 @@ class ComposedPolicy(Policy):
         if mode is Mode.PROBE:
             probes = np.where(choice.depths > 0, int(Reason.PROBE), choice.reasons)
             choice = replace(choice, reasons=probes, once=True)
-        if self.tier_limits is not None:
-            choice = self.tier_limits.lower(choice, signals.tasks)
+        if self.task_limits is not None:
+            depths = self.task_limits.lower(choice.depths, signals.tasks)
+            between = depths < choice.depths  # two tiers of its task
+            if some(between):
+                reasons = np.where(between, int(Reason.CEILING), choice.reasons)
+                choice = replace(choice, depths=depths, reasons=reasons, expected=None)
         if lowered is not limits:
             # Rows that run at a lowered limit have it as their reason.
             bound = (choice.depths == lowered) & (lowered < np.minimum(limits, self.max_depth))
@@ -98,6 +101,17 @@ class ComposedPolicy(Policy):
             if part is not None:
                 known.update({f"@{name}/{own}": values for own, values in part.state().items()})
         return known
+
+    def _lowered(self, signals: BatchSignals) -> IntArray:
+        """What the rows may draft under all limits [B]: `signals.limits` itself where nothing lowers them."""
+        if self.batch_limits is None and self.task_limits is None:
+            return signals.limits
+        deepest = np.minimum(signals.limits, self.max_depth)
+        lowered = deepest if self.batch_limits is None else np.minimum(deepest, self.batch_limits.of(signals))
+        if self.task_limits is not None:
+            lowered = self.task_limits.lower(lowered, signals.tasks)
+        bound = lowered < deepest
+        return np.where(bound, lowered, signals.limits) if some(bound) else signals.limits
 
     def _decision(self, choice: Choice, signals: BatchSignals) -> Decision:
         stop = temperature = tree = None

@@ -1,23 +1,21 @@
 """How deep a round may draft at all, by batch size and task.
 
-An algorithm plans below ceilings, so that nothing it decides is cut off afterwards; tiers of tasks lower its choice.
+An algorithm plans below these limits, so that they cut nothing off afterwards; only its choices between the tiers of a
+task are lowered.
 """
 
 from __future__ import annotations
 
 import bisect
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Annotated
 
 import numpy as np
 from pydantic import AfterValidator, Field
 
 from adaptspec.arrays import IntArray
-from adaptspec.control.algorithms.algorithm import Choice
 from adaptspec.control.language.schema import Part
 from adaptspec.control.policy import BatchSignals
-from adaptspec.rounds import Reason
 
 LARGEST_BATCH = 65_536
 DEEPEST = 64
@@ -58,6 +56,11 @@ class BatchLimits(Part):
         default=None, description="Depths as [first batch size, last batch size, deepest draft] ranges."
     )
 
+    @property
+    def binds(self) -> bool:
+        """Whether there is any bound."""
+        return self.max_batch_size is not None or self.depth_by_batch_size is not None
+
     def of(self, signals: BatchSignals) -> int:
         """The deepest draft any row may have in this round."""
         if self.max_batch_size is not None and signals.round_size > self.max_batch_size:
@@ -66,36 +69,17 @@ class BatchLimits(Part):
         return _UNBOUND if ranges is None else depth_at(ranges, signals.round_size)
 
 
-class DepthLimits:
-    """BatchLimits of the whole round, and the deepest draft of single tasks."""
+class TaskLimits:
+    """The depths that tasks allow."""
 
-    def __init__(self, bounds: BatchLimits, deepest: Mapping[int, int], tasks: int) -> None:
-        """`deepest`: by task number, below `tasks`."""
-        self._bounds = bounds
-        self._deepest: IntArray = np.full(tasks, _UNBOUND, dtype=np.int64)
-        self._deepest[list(deepest)] = list(deepest.values())
-
-    def limits(self, signals: BatchSignals) -> IntArray:
-        """What the rows may draft [B]: `signals.limits` itself where nothing bounds them."""
-        of_row = np.minimum(self._deepest[signals.tasks], self._bounds.of(signals))
-        return np.minimum(signals.limits, of_row) if np.count_nonzero(of_row < _UNBOUND) else signals.limits
-
-
-class TierLimits:
-    """depth -> the deepest allowed depth that is not deeper, 0 if there is none."""
-
-    def __init__(self, tiers: Mapping[int, Sequence[int]], tasks: int, deepest: int) -> None:
-        """`tiers`: by task number, below `tasks`; a task that is not there may have any depth up to `deepest`."""
-        self._lowered: IntArray = np.tile(np.arange(deepest + 1), (tasks, 1))
-        for task, allowed in tiers.items():
-            steps = np.unique([0, *allowed])
+    def __init__(self, allowed: Mapping[int, Sequence[int]], tasks: int, max_depth: int) -> None:
+        """`allowed`: depths by task number, below `tasks`; a task without any may have each up to `max_depth`."""
+        self._lowered: IntArray = np.tile(np.arange(max_depth + 1), (tasks, 1))
+        for task, depths in allowed.items():
+            steps = np.unique([0, *depths])
             self._lowered[task] = steps[np.searchsorted(steps, self._lowered[task], side="right") - 1]
 
-    def lower(self, choice: Choice, tasks: IntArray) -> Choice:
-        """The choice at depths that the tasks [B] of its rows allow."""
-        depths = self._lowered[tasks, choice.depths]
-        lowered = depths < choice.depths
-        if not lowered.any():
-            return choice
-        reasons = np.where(lowered, int(Reason.CEILING), choice.reasons)
-        return replace(choice, depths=depths, reasons=reasons, expected=None)
+    def lower(self, depths: IntArray, tasks: IntArray) -> IntArray:
+        """For each depth [B], up to `max_depth`, the deepest that its task allows and that is not deeper."""
+        lowered: IntArray = self._lowered[tasks, depths]
+        return lowered

@@ -10,7 +10,7 @@ import pytest
 from adaptspec.control.algorithms.fixed_depths import Static
 from adaptspec.control.algorithms.goodput import Goodput, GoodputSettings
 from adaptspec.control.composed_policy import ComposedPolicy
-from adaptspec.control.limits import BatchLimits, DepthLimits
+from adaptspec.control.limits import BatchLimits
 from adaptspec.control.stopping import AdaEdlStop, MarginalGoodputStop
 from tests.control.asking import drafted
 from tests.control.helpers import record, signals, table
@@ -20,8 +20,8 @@ from tests.control.helpers import record, signals, table
 def test_a_ceiling_holds_for_what_a_lookup_offers(rows: int) -> None:
     """However much it found: a request that is a long copy of its prompt is no exception."""
     algorithm = Goodput(table(), rows, 1, GoodputSettings(drafters=("ngram",)))
-    depth_limits = DepthLimits(BatchLimits.model_validate({"depth-by-batch-size": [[1, 8, 2]]}), {}, 1)
-    policy = ComposedPolicy(algorithm, ("ngram",), depth_limits=depth_limits)
+    batch_limits = BatchLimits.model_validate({"depth-by-batch-size": [[1, 8, 2]]})
+    policy = ComposedPolicy(algorithm, ("ngram",), batch_limits=batch_limits)
     policy.start(0)
     seen = signals([7] * rows)
     decision = policy.decide(replace(seen, found=np.full((2, rows), 7)))

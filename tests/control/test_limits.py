@@ -1,4 +1,4 @@
-"""DepthLimits: what may be drafted at all, and nothing copied where nothing binds."""
+"""Limits of depths: by batch size, and by task."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
-from adaptspec.control.algorithms.algorithm import Choice
-from adaptspec.control.limits import Ranges, TierLimits, depth_at
+from adaptspec.control.limits import Ranges, TaskLimits, depth_at
 
 
 def test_every_batch_size_has_the_depth_of_its_range() -> None:
@@ -25,6 +24,6 @@ def test_every_batch_size_has_the_depth_of_its_range() -> None:
 def test_the_deepest_allowed_depth_that_is_not_deeper(tiers: set[int], rows: list[tuple[int, int]]) -> None:
     """Task 1 has tiers, which may go beyond what the policy does; the others run as chosen."""
     depths, tasks = np.array([d for d, _ in rows]), np.array([t for _, t in rows])
-    lowered = TierLimits({1: sorted(tiers)}, 3, 7).lower(Choice(depths, np.zeros_like(depths)), tasks).depths
+    lowered = TaskLimits({1: sorted(tiers)}, 3, 7).lower(depths, tasks)
     expected = [max(t for t in {0, *tiers} if t <= d) if task == 1 else d for d, task in rows]
     assert lowered.tolist() == expected

@@ -12,9 +12,9 @@ from adaptspec.control.composed_policy import ComposedPolicy
 from adaptspec.control.cost_model import CostModel
 from adaptspec.control.language.library import find_policy, shipped_policies, unknown_policy
 from adaptspec.control.language.schema import ReadContext, validate
-from adaptspec.control.language.spec import PolicySpec, TaskSpec
+from adaptspec.control.language.spec import PolicySpec
 from adaptspec.control.language.yaml_source import Problem, Source, parse_yaml, policy_error, read_yaml
-from adaptspec.control.limits import BatchLimits, DepthLimits, TierLimits
+from adaptspec.control.limits import TaskLimits
 from adaptspec.control.policy import Policy
 from adaptspec.control.tasks import OTHER, TaskNames
 from adaptspec.control.tree_limits import TreeLimits
@@ -139,6 +139,7 @@ def build_policy(spec: PolicySpec, cost: CostModel, max_rows: int, task_names: T
     )
     algorithm = body.choose.build(parts)
     overrides = {_task(spec, name, task_names): task for name, task in body.tasks.items()}
+    allowed = {task: override.depths for task, override in overrides.items() if override.depths is not None}
     stops = {task: override.stop for task, override in overrides.items() if override.stop is not None}
     weighs = "marginal-goodput" in {body.stop.rule, *(stop.rule for stop in stops.values())}
     values = None
@@ -151,27 +152,13 @@ def build_policy(spec: PolicySpec, cost: CostModel, max_rows: int, task_names: T
         spec.drafters,
         stop=body.stop.build(),
         guard=body.guard.build(cost) if algorithm.max_depth else None,
-        depth_limits=_depth_limits(spec, overrides, parts.tasks) if algorithm.max_depth else None,
-        tier_limits=_tier_limits(overrides, parts.tasks, algorithm.max_depth),
+        batch_limits=body.guard if body.guard.binds else None,
+        task_limits=TaskLimits(allowed, parts.tasks, algorithm.max_depth) if allowed else None,
         task_stops={task: stop.build() for task, stop in stops.items()},
         values=values,
         draft_temperature=None if body.draft_temperature is None else body.draft_temperature.ends,
         tree_limits=TreeLimits(body.max_width, body.max_nodes) if body.max_width > 1 else None,
     )
-
-
-def _depth_limits(spec: PolicySpec, overrides: Mapping[int, TaskSpec], tasks: int) -> DepthLimits | None:
-    guard = spec.spec.guard
-    bounds = BatchLimits.model_construct(
-        max_batch_size=guard.max_batch_size, depth_by_batch_size=guard.depth_by_batch_size
-    )
-    bound = {task: override.deepest for task, override in overrides.items() if override.deepest is not None}
-    return DepthLimits(bounds, bound, tasks) if bound or bounds != BatchLimits() else None
-
-
-def _tier_limits(overrides: Mapping[int, TaskSpec], tasks: int, deepest: int) -> TierLimits | None:
-    own = {task: override.tiers for task, override in overrides.items() if override.tiers is not None}
-    return TierLimits(own, tasks, deepest) if own else None
 
 
 def _task(spec: PolicySpec, name: str, task_names: TaskNames) -> int:

@@ -158,10 +158,10 @@ class TaskSpec(Part):
         return self
 
     @property
-    def deepest(self) -> int | None:
-        if self.tiers is not None:
-            return self.tiers[-1]
-        return 0 if self.off else self.max_depth
+    def depths(self) -> Sequence[int] | None:
+        """Those that its requests may have, next to 0; None: any."""
+        deepest = 0 if self.off else self.max_depth
+        return self.tiers if deepest is None else range(deepest + 1)
 
 
 class MetadataSpec(Part):

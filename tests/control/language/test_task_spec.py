@@ -51,4 +51,4 @@ def test_off_is_a_tier(zero: str) -> None:
     )
     spec = parse_policy_spec(text, "p", TASK_NAMES)
     assert spec.spec.tiers == [0, 1, 3]
-    assert spec.spec.tasks["code"].deepest == 0
+    assert spec.spec.tasks["code"].depths == [0]
