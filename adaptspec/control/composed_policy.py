@@ -13,7 +13,6 @@ from adaptspec.control.algorithms.goodput import Goodput
 from adaptspec.control.guard import Guard, Mode
 from adaptspec.control.limits import BatchLimits, TaskLimits
 from adaptspec.control.policy import BatchSignals, Learner, Policy
-from adaptspec.control.rows import some
 from adaptspec.control.stopping import StopRule
 from adaptspec.control.tree_limits import TreeLimits
 from adaptspec.rounds import Decision, Reason, RoundRecord, StopTable
@@ -53,7 +52,7 @@ class ComposedPolicy(Policy):
 
     def decide(self, signals: BatchSignals) -> Decision:
         limits, lowered = signals.limits, self._lowered(signals)
-        if lowered is not limits and not some(lowered):  # no row may draft: the guard does not judge this round
+        if lowered is not limits and not lowered.any():  # no row may draft: the guard does not judge this round
             return self._none(signals, Reason.CEILING)
         if lowered is not limits:
             signals = replace(signals, limits=lowered, found=np.minimum(signals.found, lowered))
@@ -67,7 +66,7 @@ class ComposedPolicy(Policy):
         if self.task_limits is not None:
             depths = self.task_limits.lower(choice.depths, signals.tasks)
             between = depths < choice.depths  # two tiers of its task
-            if some(between):
+            if between.any():
                 reasons = np.where(between, int(Reason.CEILING), choice.reasons)
                 choice = replace(choice, depths=depths, reasons=reasons, expected=None)
         if lowered is not limits:
@@ -81,7 +80,7 @@ class ComposedPolicy(Policy):
         self.stop.learn(record)
         for task, rule in self.task_stops.items():
             of_task = record.tasks == task
-            if rule.learns and some(of_task):
+            if rule.learns and of_task.any():
                 rule.learn(record.take(np.flatnonzero(of_task)))
         if self.values is not None:
             self.values.learn(record)
@@ -111,11 +110,11 @@ class ComposedPolicy(Policy):
         if self.task_limits is not None:
             lowered = self.task_limits.lower(lowered, signals.tasks)
         bound = lowered < deepest
-        return np.where(bound, lowered, signals.limits) if some(bound) else signals.limits
+        return np.where(bound, lowered, signals.limits) if bound.any() else signals.limits
 
     def _decision(self, choice: Choice, signals: BatchSignals) -> Decision:
         stop = temperature = tree = None
-        if some(choice.depths):
+        if choice.depths.any():
             priced = choice
             if self.values is not None and choice.value is None:
                 priced = replace(choice, value=self.values.value(signals))

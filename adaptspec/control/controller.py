@@ -25,7 +25,7 @@ from adaptspec.control.decision_cache import UNDECIDED, DecisionCache, RoundRows
 from adaptspec.control.policy import BatchSignals, Policy
 from adaptspec.control.rollout import LIVE, Rollout
 from adaptspec.control.routing import Route, Router
-from adaptspec.control.rows import DrafterNumbers, Rows, decide_by_group, learn_by_group, some
+from adaptspec.control.rows import DrafterNumbers, Rows, decide_by_group, learn_by_group
 from adaptspec.control.tasks import TaskNames
 from adaptspec.errors import ConfigError, UnknownModelError
 from adaptspec.request import Request
@@ -283,7 +283,7 @@ class Controller:
     def _explain_limits(self, decision: Decision, signals: BatchSignals, max_depth: int) -> IntArray:
         """Rows that run at their limit do so because of it: the request's own, or the lack of room."""
         short = signals.limits < max_depth
-        if not some(short):  # which is nearly always
+        if not short.any():  # which is nearly always
             return decision.reasons
         bound = short & (decision.depths == signals.limits)
         own = signals.limits >= self._rows.ceilings[signals.rows]

@@ -13,7 +13,6 @@ from adaptspec.control.language.schema import Part, Short, without_default
 from adaptspec.control.limits import BatchLimits
 from adaptspec.control.policy import BatchSignals, Pending
 from adaptspec.control.round_work import batch_bucket
-from adaptspec.control.rows import total
 from adaptspec.rounds import RoundRecord
 
 # A round takes so many times what it earns at most, in windows: stalls are the machine's.
@@ -144,7 +143,7 @@ class Guard:
         if decided.mode is not self._mode:
             return
         if self._mode is Mode.OFF:
-            self._left -= total(record.emitted)
+            self._left -= int(record.emitted.sum())
             return
         if drafted and len(record.rows) == decided.rows:
             self._measure(record, decided.baseline)
@@ -156,12 +155,12 @@ class Guard:
     def _measure(self, record: RoundRecord, baseline: _Baseline) -> None:
         window = self._window
         plain = self._plain_seconds(record) * baseline.ratio
-        window.add(total(record.emitted) / len(record.rows), record.total_seconds / plain)
+        window.add(int(record.emitted.sum()) / len(record.rows), record.total_seconds / plain)
 
     def _plain_seconds(self, record: RoundRecord) -> float:
         rows, self._price_age = len(record.rows), self._price_age + 1
         if rows != self._priced[0] or self._price_age % _PRICED_ROUNDS == 0:
-            self._priced = rows, self._cost.plain_seconds(rows, total(record.context))
+            self._priced = rows, self._cost.plain_seconds(rows, int(record.context.sum()))
         return self._priced[1]
 
     def _after_plain(self, record: RoundRecord, decided: _Decided) -> None:

@@ -1,4 +1,4 @@
-"""The rows of a round: what belongs to each, which policy decides for which, and by which numbers drafters go."""
+"""The rows of a round: the attributes of their requests, their groups by policy, and each policy's drafter numbers."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from adaptspec.arrays import BoolArray, FloatArray, IntArray
+from adaptspec.arrays import FloatArray, IntArray
 from adaptspec.control.decision_cache import RoundRows
 from adaptspec.control.policy import BatchSignals, Policy
 from adaptspec.request import SpeculationParams
@@ -16,25 +16,10 @@ from adaptspec.rounds import Decision, Expected, RoundRecord, StopTable, TreeTab
 _UNBOUND = int(np.iinfo(np.int64).max)
 
 
-def total(values: IntArray) -> int:
-    """The sum of a one-dimensional array; of one value in a tenth of numpy's time, since rounds of one are short."""
-    return int(values.item() if len(values) == 1 else values.sum())
-
-
-def some(values: IntArray | BoolArray) -> bool:
-    """Whether any value is not zero, in a fifth of the time of `any`."""
-    return bool(np.count_nonzero(values))
-
-
-def alike(values: IntArray, value: int) -> bool:
-    """Whether all values are `value`."""
-    return bool(np.count_nonzero(values == value) == len(values))
-
-
 class Rows:
-    """What belongs to the request in each row, as arrays [rows]: signals and records carry it, no part keeps a copy.
+    """Attributes of the request in each row, as arrays [rows]. Signals and records carry them; no part keeps a copy.
 
-    A free row has the values of its last request, but for what that had asked for.
+    A free row has the values of its last request, without that request's limits.
     """
 
     def __init__(self, rows: int) -> None:
@@ -73,31 +58,31 @@ class Rows:
 
 
 class DrafterNumbers:
-    """One policy's drafters among the engine's: its first is number 0 to the policy, any number to the engine."""
+    """A policy's numbers of its drafters, 0 for the first, and the engine's numbers of the same drafters."""
 
     def __init__(self, wanted: Sequence[str], drafters: Sequence[str]) -> None:
         """`wanted` are the policy's, all of them among the engine's `drafters`; none for a policy that never drafts."""
         self.watched = tuple(drafters.index(name) for name in wanted)
         self._engine: IntArray = np.array(self.watched or (0,), dtype=np.int64)
-        self._own: IntArray = np.zeros(max(1, len(drafters)), dtype=np.int64)
-        self._own[self._engine] = np.arange(len(self._engine))
-        self.alike = self._engine.tolist() == list(range(len(self._engine)))
+        self._of_engine: IntArray = np.zeros(max(1, len(drafters)), dtype=np.int64)
+        self._of_engine[self._engine] = np.arange(len(self._engine))
+        self._identical = self._engine.tolist() == list(range(len(self._engine)))
 
     def signals(self, signals: BatchSignals) -> BatchSignals:
-        """For the policy: what is known of its drafters first."""
-        if self.alike:
+        """For the policy: arrays by drafter begin with its drafters."""
+        if self._identical:
             return signals
-        own, stated = self._engine, signals.stated
+        index, stated = self._engine, signals.stated
         return replace(
             signals,
-            cache_gap=signals.cache_gap[own],
-            found=signals.found[own],
-            stated=None if stated is None else stated[own],
+            cache_gap=signals.cache_gap[index],
+            found=signals.found[index],
+            stated=None if stated is None else stated[index],
         )
 
     def drafter(self, drafter: IntArray) -> IntArray:
-        """For the engine: who drafts for each row [B]."""
-        return drafter if self.alike else self._engine[drafter]
+        """For the engine: the drafter of each row [B]."""
+        return drafter if self._identical else self._engine[drafter]
 
     def decided(self, policy: Policy, signals: BatchSignals) -> Decision:
         """What the policy decides, in the engine's numbers."""
@@ -109,15 +94,15 @@ class DrafterNumbers:
 
     def record(self, record: RoundRecord) -> RoundRecord:
         """For the policy: a round in its own numbers. A drafter it does not have (any more) becomes its first."""
-        if self.alike:
+        if self._identical:
             return record
         shadow, drafted, branches = record.shadow, record.shadow_drafted, record.branches
         if branches is not None:
-            tree = replace(branches.tree, drafters=self._own[branches.tree.drafters])
+            tree = replace(branches.tree, drafters=self._of_engine[branches.tree.drafters])
             branches = replace(branches, tree=tree)
         return replace(
             record,
-            drafter=self._own[record.drafter],
+            drafter=self._of_engine[record.drafter],
             branches=branches,
             shadow=None if shadow is None else shadow[self._engine],
             shadow_drafted=None if drafted is None else drafted[self._engine],
@@ -125,53 +110,53 @@ class DrafterNumbers:
         )
 
 
-def decide_by_group(who: IntArray, decide: Callable[[int, BatchSignals], Decision], signals: BatchSignals) -> Decision:
-    """The round's decision where `decide` is asked for the rows of each number in `who` [B]."""
-    first = who.item(0)
-    if len(who) == 1 or alike(who, first):
-        return decide(first, signals)
-    return _joined([(mine, decide(which, signals.take(mine))) for which, mine in _groups(who)], len(who))
+def decide_by_group(
+    groups: IntArray, decide: Callable[[int, BatchSignals], Decision], signals: BatchSignals
+) -> Decision:
+    """The round's decision; `decide(group, signals)` returns that for the rows of each number in `groups` [B]."""
+    parts = _indices(groups)
+    if len(parts) == 1:
+        return decide(groups.item(0), signals)
+    return _joined([(index, decide(group, signals.take(index))) for group, index in parts], len(groups))
 
 
-def learn_by_group(who: IntArray, learn: Callable[[int, RoundRecord], None], record: RoundRecord) -> None:
-    """Have `learn` told of the rows of each number in `who` [B]."""
-    first = who.item(0)
-    if len(who) == 1 or alike(who, first):
-        learn(first, record)
-        return
-    for which, mine in _groups(who):
-        learn(which, record.take(mine))
+def learn_by_group(groups: IntArray, learn: Callable[[int, RoundRecord], None], record: RoundRecord) -> None:
+    """Call `learn(group, record)` with the rows of each number in `groups` [B]."""
+    parts = _indices(groups)
+    for group, index in parts:
+        learn(group, record if len(parts) == 1 else record.take(index))
 
 
-def _groups(who: IntArray) -> list[tuple[int, IntArray]]:
-    return [(which, np.flatnonzero(who == which)) for which in np.unique(who).tolist()]
+def _indices(groups: IntArray) -> list[tuple[int, IntArray]]:
+    """Each number and the positions of its rows."""
+    return [(group, np.flatnonzero(groups == group)) for group in sorted(set(groups.tolist()))]
 
 
 def _joined(parts: Sequence[tuple[IntArray, Decision]], rows: int) -> Decision:
     """The decision for `rows` rows from those for parts of them, by position in the batch; drafters count alike."""
     depths, reasons, drafter = (np.zeros(rows, dtype=np.int64) for _ in range(3))
-    for mine, part in parts:
-        depths[mine], reasons[mine], drafter[mine] = part.depths, part.reasons, part.drafter
+    for index, part in parts:
+        depths[index], reasons[index], drafter[index] = part.depths, part.reasons, part.drafter
     return Decision(
         depths,
         reasons,
         drafter,
-        StopTable.stacked([(mine, part.stop) for mine, part in parts], rows),
-        stacked_temperatures([(mine, part.draft_temperature) for mine, part in parts], rows),
-        tuple(sorted({which for _, part in parts for which in part.watched})),
+        StopTable.stacked([(index, part.stop) for index, part in parts], rows),
+        stacked_temperatures([(index, part.draft_temperature) for index, part in parts], rows),
+        tuple(sorted({drafter_id for _, part in parts for drafter_id in part.watched})),
         _expected(parts, rows),
-        tree=TreeTable.stacked([(mine, part.tree) for mine, part in parts], rows),
-        union=Union.stacked([(mine, part.union) for mine, part in parts], rows),
+        tree=TreeTable.stacked([(index, part.tree) for index, part in parts], rows),
+        union=Union.stacked([(index, part.union) for index, part in parts], rows),
         once=any(part.once for _, part in parts),
     )
 
 
 def _expected(parts: Sequence[tuple[IntArray, Decision]], rows: int) -> Expected | None:
     """`Decision.expected` of all rows: accepted tokens by row, and no goodput of the whole round; None without any."""
-    known = [(mine, part.expected) for mine, part in parts if part.expected is not None]
+    known = [(index, part.expected) for index, part in parts if part.expected is not None]
     if not known:
         return None
     whole = Expected(np.nan, np.full(rows, np.nan))
-    for mine, expected in known:
-        whole.accepted[mine] = expected.accepted
+    for index, expected in known:
+        whole.accepted[index] = expected.accepted
     return whole

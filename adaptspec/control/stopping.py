@@ -16,7 +16,6 @@ from adaptspec.control.algorithms.algorithm import Choice, ExpectedValue
 from adaptspec.control.algorithms.round_terms import ModelTerms
 from adaptspec.control.language.schema import Part, Short
 from adaptspec.control.policy import Learner
-from adaptspec.control.rows import total
 from adaptspec.rounds import RoundRecord, StopTable
 
 _RATE_MEMORY, _THRESHOLD_MEMORY = 0.5, 0.9  # AdaEDL's, from its paper
@@ -147,12 +146,12 @@ class AdaEdlStop(ThresholdStop):
 
     def learn(self, record: RoundRecord) -> None:
         main = record.main_chains()
-        drafted = total(main.drafted)
+        drafted = int(main.drafted.sum())
         if not drafted:
             return
         many, threshold, rate = self._sums.tolist()
         threshold, rate = threshold / max(1.0, many), rate / max(1.0, many)
-        rate += (1.0 - _RATE_MEMORY) * (total(main.accepted) / drafted - rate)
+        rate += (1.0 - _RATE_MEMORY) * (int(main.accepted.sum()) / drafted - rate)
         towards = (rate < self._target) - (rate > self._target)
         threshold += (1.0 - _THRESHOLD_MEMORY) * self._step * towards
         self._sums[:] = 1.0, min(1.0, max(0.0, threshold)), rate

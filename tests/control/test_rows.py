@@ -1,4 +1,4 @@
-"""A policy's drafter numbers against the engine's: lags, scores and choices land where they belong; quick sums."""
+"""A policy's drafter numbers against the engine's: lags, scores and choices land where they belong."""
 
 from __future__ import annotations
 
