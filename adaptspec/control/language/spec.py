@@ -316,11 +316,8 @@ class PolicySpec(Part):
         """The file that it was read from."""
         return Path(self._source.path)
 
-    def changed(self, body: Mapping[str, Any], used: Mapping[str, PolicySpec]) -> PolicySpec:
-        """The same with other values in `spec`, and others for the policies that it uses. Nothing is checked."""
-        return self._copy(self.spec.model_copy(update=dict(body)), used)
-
-    def _copy(self, body: BodySpec, used: Mapping[str, PolicySpec]) -> PolicySpec:
+    def with_body(self, body: BodySpec, used: Mapping[str, PolicySpec]) -> PolicySpec:
+        """The same with another `spec`, and others for the policies that it uses. Nothing is checked."""
         copy = self.model_copy(update={"spec": body})
         copy._used = dict(used)
         return copy
@@ -348,7 +345,7 @@ class PolicySpec(Part):
         body = self.spec.with_drafters(available)
         if body is self.spec and all(used[name] is other for name, other in self.used.items()):
             return self
-        return self._copy(body, used)
+        return self.with_body(body, used)
 
     @property
     def history(self) -> History:

@@ -1,4 +1,4 @@
-"""Reading one YAML file, plain data within bounds, so that every value still knows its line and column."""
+"""Reads a YAML file as plain data within bounds, with the line and column of each value."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from adaptspec.files import open_file
 MAX_BYTES = 64 * 1024
 _MAX_VALUES = 5_000
 _MAX_DEPTH = 24
-_MOST_SHOWN = 10
-_LONGEST_ADVICE = 40  # characters of a number of YAML 1.1 that is worked out
+_MAX_SHOWN = 10
+_MAX_ADVICE = 40  # characters of a number of YAML 1.1 that is worked out
 _TOO_MANY = f"too many or too deeply nested values; a policy has at most {_MAX_VALUES}, {_MAX_DEPTH} levels deep"
 
 _BOOLEAN, _INTEGER, _FLOAT = (f"tag:yaml.org,2002:{name}" for name in ("bool", "int", "float"))
@@ -53,8 +53,8 @@ class Problem:
 def policy_error(problems: Sequence[Problem]) -> PolicyError:
     """One error for all problems of a file, a line each, in the order of the file; the first ten if there are more."""
     lines = [str(problem) for problem in sorted(set(problems))]
-    more = len(lines) - _MOST_SHOWN
-    return PolicyError("\n".join(lines[:_MOST_SHOWN] + ([f"... and {more} more"] if more > 0 else [])))
+    more = len(lines) - _MAX_SHOWN
+    return PolicyError("\n".join(lines[:_MAX_SHOWN] + ([f"... and {more} more"] if more > 0 else [])))
 
 
 def shown(value: object) -> str:
@@ -65,7 +65,7 @@ def shown(value: object) -> str:
 
 @dataclass(frozen=True)
 class Source:
-    """A parsed file: plain `data`, and where each path of it stands."""
+    """A parsed file: plain `data`, and the marks of the keys and values at each path."""
 
     path: str
     data: object
@@ -73,16 +73,16 @@ class Source:
     values: Mapping[tuple[object, ...], yaml.Mark]
 
     def problem(self, where: Sequence[object], message: str, at_key: bool = False) -> Problem:
-        """A problem at `where`: the nearest place that exists in the file, steps that do not are skipped."""
-        here: tuple[object, ...] = ()
+        """A problem at `where`; steps of the path that the file does not have are skipped."""
+        path: tuple[object, ...] = ()
         for step in where:
-            if (*here, step) in self.values:
-                here = (*here, step)
-        mark = (self.keys.get(here) if at_key else None) or self.values.get(here)
-        return _at(self.path, mark, here, message)
+            if (*path, step) in self.values:
+                path = (*path, step)
+        mark = (self.keys.get(path) if at_key else None) or self.values.get(path)
+        return _at(self.path, mark, path, message)
 
     def error(self, where: Sequence[object], message: str, at_key: bool = False) -> PolicyError:
-        """The same as an error of its own."""
+        """One problem as an error."""
         return PolicyError(str(self.problem(where, message, at_key)))
 
 
@@ -104,8 +104,8 @@ def read_text(path: Path) -> str:
     try:
         return raw.decode("utf-8-sig")  # editors on Windows write a byte order mark
     except UnicodeDecodeError as error:
-        place = _place(raw[: error.start].decode("latin-1"))
-        raise PolicyError(f"{path}:{place}: not UTF-8 text; a policy is a YAML file") from error
+        position = _line_column(raw[: error.start].decode("latin-1"))
+        raise PolicyError(f"{path}:{position}: not UTF-8 text; a policy is a YAML file") from error
 
 
 def parse_yaml(text: str, name: str) -> Source:
@@ -115,8 +115,8 @@ def parse_yaml(text: str, name: str) -> Source:
     try:
         loader = _Loader(text, name)
     except yaml.reader.ReaderError as error:
-        place, code = _place(text[: error.position]), f"U+{ord(text[error.position]):04X}"
-        raise PolicyError(f"{name}:{place}: not YAML: {code} is not a printable character") from error
+        position, code = _line_column(text[: error.position]), f"U+{ord(text[error.position]):04X}"
+        raise PolicyError(f"{name}:{position}: not YAML: {code} is not a printable character") from error
     try:
         node = loader.get_single_node()
         if node is None:
@@ -133,7 +133,7 @@ def parse_yaml(text: str, name: str) -> Source:
 
 
 class _Loader(yaml.SafeLoader):
-    """Plain data with the place of each value. Refuses depth and sheer number before memory or recursion run out.
+    """Plain data with a mark for each value. Refuses depth and sheer number before memory or recursion run out.
 
     As in YAML 1.2, which editors follow, only true and false are booleans (on, off, yes and no are words), and numbers
     are those of its core schema: 1e3, 0o17 and 0x1F, and 010 is ten. What only YAML 1.1 reads as a number, such as 1:30
@@ -162,7 +162,7 @@ class _Loader(yaml.SafeLoader):
     def build(self, node: yaml.Node, path: tuple[object, ...], depth: int) -> object:
         self._count += 1
         if self._count > _MAX_VALUES or depth > _MAX_DEPTH:
-            # Only aliases get here, and what they stand for is elsewhere: the top-level key that holds them is told.
+            # Only aliases get here, and their values are elsewhere: the top-level key that holds them is reported.
             mark = self.keys.get(path[:1], node.start_mark)
             raise _error(self._file, mark, path[:1], f"{_TOO_MANY} (aliases count each time they are used)")
         self.values[path] = node.start_mark
@@ -222,7 +222,7 @@ def _advice(text: str) -> str:
     """What to write in place of a number of YAML 1.1."""
     reader = yaml.SafeLoader("")
     try:
-        if len(text) <= _LONGEST_ADVICE:
+        if len(text) <= _MAX_ADVICE:
             for tag in (_INTEGER, _FLOAT):
                 with suppress(ValueError, ArithmeticError):
                     value = yaml.SafeLoader.yaml_constructors[tag](reader, yaml.ScalarNode(tag, text))
@@ -276,7 +276,7 @@ def _at(file: str, mark: yaml.Mark | None, where: Sequence[object], message: str
     return Problem(line, column, ".".join(map(str, where)), message, file)
 
 
-def _place(before: str) -> str:
+def _line_column(before: str) -> str:
     """`line:column` of what follows `before`."""
     return f"{before.count(chr(10)) + 1}:{len(before) - before.rfind(chr(10))}"
 
