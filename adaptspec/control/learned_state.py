@@ -1,4 +1,4 @@
-"""What policies have learned, as bytes and back: checked when read. One directory per engine has it in a file."""
+"""What policies have learned: as bytes that are checked when read, merged by task names, and stored in a directory."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ FILE = "learned.json"
 MOST_BYTES = 64 * 2**20
 # Beyond any count, and little enough that squares and sums of such numbers are finite.
 _MOST = 1e30
-# Arrays that have a row for each task, those of users' own last, and the parts of policies that are of one task.
+# Arrays with a row for each task, added tasks last, and the parts of policies that belong to one task.
 _BY_TASK = re.compile(r"(?:^|/)(?:acceptance|calibration|stated|lookups|sums\.task)(?:-\d+)?$")
 _OF_TASK = re.compile(r"(?<=@stop-of-task-)\d+(?=/)")
 _KNOWN = (OTHER, *TASKS)
@@ -40,7 +40,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class PolicyState:
-    """What one policy has learned. `signature` tells its arms apart: counts of other arms mean something else."""
+    """What one policy has learned. `signature` is that of its arms: counts of other arms mean something else."""
 
     signature: str
     arrays: Mapping[str, FloatArray]
@@ -48,9 +48,9 @@ class PolicyState:
 
 @dataclass(frozen=True)
 class LearnedState:
-    """What an engine has learned, by policy. `pair` names the models: of others nothing here would hold.
+    """What an engine has learned, by policy. `pair` names the models that it is true of.
 
-    `tasks` are names of users' own in the order of their numbers (see `TaskNames.added`), which the arrays go by.
+    `tasks` are the added names in the order of their numbers (see `TaskNames.added`), by which the arrays are indexed.
     """
 
     pair: str
@@ -61,8 +61,8 @@ class LearnedState:
 def signature(spec: PolicySpec) -> str:
     """A short hash of what a policy counts: algorithm, arms, depths, drafters, verification, tasks.
 
-    Numbers that stand alone (a discount, a prior) are left out: what was seen stays true when they are tuned. So is
-    `when`: each policy learns from its own requests, whichever these are.
+    Single numbers (a discount, a prior) are left out: counts stay true when they are tuned. So is `when`: each policy
+    learns from its requests, however they came to it.
     """
     body = spec.spec
     parts: dict[str, Any] = {
@@ -88,8 +88,8 @@ def restore_states(
 ) -> list[str]:
     """Before the first round: have policies go on from their states. Returns the names of those that do.
 
-    States of policies that are not served are left alone. One that does not fit its policy, such as a state of other
-    arms, is not used, and the log says so.
+    States of policies that are not served are ignored. A state that does not fit its policy, such as one of other arms,
+    is logged and not used.
     """
     restored = []
     for name, state in states.items():
@@ -123,19 +123,20 @@ def added(name: str, a: PolicyState, b: PolicyState) -> PolicyState:
 
 
 def joined(*tasks: Sequence[str]) -> tuple[str, ...]:
-    """Names of users' own tasks that several engines met, in the order of the first: as many as there is room for."""
+    """Added task names of several engines, in the order of the first engine: as many as there is room for."""
     return tuple(dict.fromkeys(name for names in tasks for name in names if name not in _KNOWN))[:MAX_ADDED]
 
 
 def renumbered(state: LearnedState, tasks: Sequence[str]) -> LearnedState:
-    """The same of an engine that has `tasks` in this order. Those that it has not met are left out, unless it has no
-    room for them: then they count as any other, as their requests would.
+    """The same for an engine that has added `tasks` in this order. Other tasks are left out, unless that engine has no
+    room for them: then they count as `OTHER`, as their requests would.
     """
     if tuple(tasks[: len(state.tasks)]) == state.tasks:
         return replace(state, tasks=tuple(tasks))
-    numbers = {name: _FIRST_ADDED + place for place, name in enumerate(tasks)}
+    numbers = {name: number for number, name in enumerate(tasks, start=_FIRST_ADDED)}
     rest = 0 if len(tasks) >= MAX_ADDED else None
-    found = {_FIRST_ADDED + place: numbers.get(name, rest) for place, name in enumerate(state.tasks[:MAX_ADDED])}
+    earlier = enumerate(state.tasks[:MAX_ADDED], start=_FIRST_ADDED)
+    found = {number: numbers.get(name, rest) for number, name in earlier}
     policies = {name: _renumbered(policy, found) for name, policy in state.policies.items()}
     return LearnedState(state.pair, policies, tuple(tasks))
 
@@ -250,7 +251,7 @@ class StateStore:
             raise StateError(f"--state-dir {folder} is in use by another engine; give each its own") from error
 
     def load(self) -> LearnedState | None:
-        """What was saved last; None if nothing was, or if it could not be trusted and was put aside."""
+        """The last saved state; None if there is none, or if it could not be trusted and was quarantined."""
         try:
             raw = read_bytes(self._path, MOST_BYTES)
         except FileNotFoundError:
@@ -270,18 +271,18 @@ class StateStore:
         return state
 
     def quarantine(self, reason: str) -> None:
-        """Put the file aside, where nothing reads it and somebody can look at it."""
+        """Rename the file: nothing reads it any more, and an operator can look at it."""
         self._written = b""  # what was loaded from it is no longer on the disk
         self.quarantined += 1
         earlier = [path.name.rpartition("-")[2] for path in self._path.parent.glob(f"{FILE}.quarantined-*")]
         taken = [int(number) for number in earlier if number.isdecimal()]
-        aside = self._path.with_name(f"{FILE}.quarantined-{1 + max(taken, default=0)}")
+        renamed = self._path.with_name(f"{FILE}.quarantined-{1 + max(taken, default=0)}")
         try:
-            os.replace(self._path, aside)
+            os.replace(self._path, renamed)
         except OSError as error:
             _log.warning("%s is not used: %s; it could not be renamed either (%s)", self._path, reason, error.strerror)
             return
-        _log.warning("%s is not used: %s. It is now %s; learning starts anew", self._path, reason, aside.name)
+        _log.warning("%s is not used: %s. It is now %s; learning starts anew", self._path, reason, renamed.name)
 
     def save(self, policies: Mapping[str, PolicyState], tasks: tuple[str, ...] = ()) -> bool:
         """Write what has been learned, if anything is new. A full disk is a line in the log, and False: the old file
@@ -305,11 +306,11 @@ class StateStore:
 
 
 def _arms(value: Any) -> Any:
-    """Names and lists; numbers that stand alone are settings."""
-    if isinstance(value, dict):
-        kept = {key: _arms(item) for key, item in value.items() if not isinstance(item, (bool, int, float))}
-        return {key: item for key, item in kept.items() if item not in ({}, None)}
-    return value
+    """Names and lists; single numbers are settings."""
+    if not isinstance(value, dict):
+        return value
+    kept = {key: _arms(item) for key, item in value.items() if not isinstance(item, (bool, int, float))}
+    return {key: item for key, item in kept.items() if item not in ({}, None)}
 
 
 def _dumped(body: Mapping[str, Any]) -> bytes:

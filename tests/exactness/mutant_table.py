@@ -731,7 +731,7 @@ MUTANTS = (
     Mutant(
         "guard-never-returns",
         "adaptspec/control/guard.py",
-        "self._left -= total(record.emitted)",
+        "self._left -= int(record.emitted.sum())",
         "self._left -= 0",
         "Once switched off, speculation stays off for all requests.",
         ("tests/control/test_guard.py",),

@@ -1,1 +1,1 @@
-"""The policy language: YAML read with places, validated, and built."""
+"""The policy language: YAML read with lines and columns, validated, and built."""
