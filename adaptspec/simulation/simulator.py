@@ -19,7 +19,8 @@ from adaptspec.control.controller import Controller
 from adaptspec.control.cost_model import CostModel
 from adaptspec.control.cost_profile import CostProfile
 from adaptspec.control.language.loader import build_policy, parse_policy_spec
-from adaptspec.control.language.spec import BlockSpec, CoupledSpec, PolicySpec, RejectionSpec
+from adaptspec.control.language.spec import PolicySpec
+from adaptspec.control.language.verification_spec import BlockSpec, CoupledSpec, RejectionSpec
 from adaptspec.control.policy import BatchSignals
 from adaptspec.control.routing import routes_of, with_used
 from adaptspec.control.tasks import TaskNames

@@ -1,4 +1,4 @@
-"""The YAML language of policies: all that a file may say, and what of it does not go together."""
+"""The YAML language of policies: all keys of a file, and which values do not go together."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ from adaptspec.control.algorithms.fixed_depths import StaticSpec
 from adaptspec.control.algorithms.registry import ChooseSpec
 from adaptspec.control.draft_temperature import DraftTemperatureSpec
 from adaptspec.control.guard import GuardSpec
-from adaptspec.control.language.schema import EditorSchema, Part, ReadContext, Short, suggestion, without_default
+from adaptspec.control.language.schema import EditorSchema, Part, ReadContext, suggestion, without_default
+from adaptspec.control.language.verification_spec import CoupledSpec, VerificationSpec
 from adaptspec.control.language.yaml_source import Problem, Source, shown
 from adaptspec.control.limits import DEEPEST
 from adaptspec.control.rollout import LIVE, Rollout, RolloutSpec, TaskName, WhenSpec
@@ -69,74 +70,6 @@ Tiers = Annotated[
 ]
 History = Literal["none", "key", "server"]
 Drafter = Annotated[str, AfterValidator(_drafter), Field(json_schema_extra=lambda s: s.update(enum=list(DRAFTERS)))]
-
-
-class _Method(Part):
-    @property
-    def parameters(self) -> Mapping[str, float]:
-        return self.model_dump(exclude={"method", "lossy"})
-
-
-class CoupledSpec(_Method):
-    """Lossless: a drafted token is kept iff it is the very token the target draws there."""
-
-    method: Literal["coupled"] = "coupled"
-
-
-class RejectionSpec(_Method):
-    """Lossless in distribution: speculative sampling, token by token."""
-
-    method: Literal["rejection"]
-
-
-class BlockSpec(_Method):
-    """Lossless in distribution: speculative sampling of whole drafts, never accepts fewer than token by token."""
-
-    method: Literal["block"]
-
-
-class _LossyMethod(_Method):
-    lossy: Literal[True] = Field(description="Required: the text may differ from that of the target.")
-
-    @model_validator(mode="before")
-    @classmethod
-    def _lossy_is_accepted(cls, data: Any) -> Any:
-        if isinstance(data, dict) and data.get("lossy") is not True:
-            raise ValueError(
-                f"method {data.get('method')!r} may change the text: write 'lossy: true' next to it to accept that, "
-                "or use coupled, rejection or block"
-            )
-        return data
-
-
-class ThresholdSpec(_LossyMethod):
-    """Lossy: keep what the target finds likely enough."""
-
-    method: Literal["threshold"]
-    high: float = Field(default=0.3, ge=0.0, le=1.0, description="Target probability from which a token is kept.")
-    low: float = Field(default=0.05, ge=0.0, le=1.0, description="Target probability below which it is rejected.")
-    top: int = Field(default=3, ge=1, le=1000, description="Between the marks: kept if among so many top choices.")
-
-    @model_validator(mode="after")
-    def _ordered(self) -> ThresholdSpec:
-        if self.low > self.high:
-            raise ValueError(f"low is {self.low}, above high ({self.high}); it must not be")
-        return self
-
-
-class TypicalSpec(_LossyMethod):
-    """Lossy: keep what is typical of the target's distribution."""
-
-    method: Literal["typical"]
-    epsilon: float = Field(default=0.09, gt=0.0, le=1.0, description="Probability that is always enough.")
-    delta: float = Field(default=0.3, gt=0.0, le=1.0, description="Share of exp(-entropy) that is enough.")
-
-
-VerificationSpec = Annotated[
-    CoupledSpec | RejectionSpec | BlockSpec | ThresholdSpec | TypicalSpec,
-    Field(discriminator="method"),
-    Short("method"),
-]
 
 
 class TaskSpec(Part):
