@@ -303,11 +303,11 @@ def _specs(config: EngineConfig, task_names: TaskNames) -> tuple[list[PolicySpec
     """The policies asked for, those that they use, then every shipped one that the drafters to come can run; and the
     file of each.
     """
-    here = available_drafters(draft=config.draft_model is not None)
+    available = available_drafters(draft=config.draft_model is not None)
     wanted: dict[str, Path] = {}
     specs = []
     trial = task_names.copy()
-    asked = _asked(config, trial, here)
+    asked = _asked(config, trial, available)
     used = {other.path.resolve(): other for _, spec in asked for other in spec.used.values()}
     for path, _ in asked:
         used.pop(path.resolve(), None)
@@ -321,18 +321,18 @@ def _specs(config: EngineConfig, task_names: TaskNames) -> tuple[list[PolicySpec
     Shares({spec.name: spec.rollout for spec in specs})  # refuses canaries that want more than there is
     for path in shipped_policies():
         spec = load_policy_spec(path)
-        if spec.name not in wanted and set(here).issuperset(spec.needed):
-            specs.append(spec.with_drafters(here))
+        if spec.name not in wanted and set(available).issuperset(spec.needed):
+            specs.append(spec.with_drafters(available))
             wanted[spec.name] = path
     return specs, wanted
 
 
-def _asked(config: EngineConfig, task_names: TaskNames, here: Sequence[str]) -> list[tuple[Path, PolicySpec]]:
+def _asked(config: EngineConfig, task_names: TaskNames, available: Sequence[str]) -> list[tuple[Path, PolicySpec]]:
     """The policies asked for, each file once. Canaries alone leave the default what it is without them."""
     paths = {path.resolve(): path for path in map(find_policy, config.policy_names)}
-    asked = [(path, load_policy_spec(path, task_names, here)) for path in paths.values()]
+    asked = [(path, load_policy_spec(path, task_names, available)) for path in paths.values()]
     if not any(spec.rollout == LIVE for _, spec in asked):
         default = find_policy(config.default_policy)
         others = [(path, spec) for path, spec in asked if path.resolve() != default.resolve()]
-        asked = [(default, load_policy_spec(default, available=here)), *others]
+        asked = [(default, load_policy_spec(default, available=available)), *others]
     return asked

@@ -139,9 +139,9 @@ class AlgorithmSpec(Part):
         """The algorithm, once for each policy that names it."""
         raise NotImplementedError
 
-    def default_drafters(self, here: Sequence[str]) -> Sequence[str]:
-        """Of the drafters that are `here`, those that it uses where the policy names none."""
-        return here if self.takes_drafters else here[:1]
+    def default_drafters(self, available: Sequence[str]) -> Sequence[str]:
+        """Of the drafters that are `available`, those that it uses where the policy names none."""
+        return available if self.takes_drafters else available[:1]
 
     def kept_to(self, depths: Sequence[int]) -> AlgorithmSpec:  # noqa: ARG002 - for those that have depths of their own
         """The same without depths that are none of these (ascending, 0 first): it has the next lower ones instead."""

@@ -208,9 +208,9 @@ class BanditSpec(AlgorithmSpec):
         """The rule that chooses among the arms."""
         raise NotImplementedError
 
-    def default_drafters(self, here: Sequence[str]) -> Sequence[str]:
+    def default_drafters(self, available: Sequence[str]) -> Sequence[str]:
         """The first drafter, unless arms are named: they may name any."""
-        return here[:1] if self.arms is None else here
+        return available[:1] if self.arms is None else available
 
     def kept_to(self, depths: Sequence[int]) -> AlgorithmSpec:
         if self.arms is None:
