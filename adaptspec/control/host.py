@@ -142,19 +142,19 @@ class _Narrowing:
             if name != kept:
                 self._note((*where, number), f"{name} is left out: {host.name} drafts with {methods}")
         self._set(drafters=[DRAFTER])
-        choose, where = self.body.choose, ("spec", "choose", "arms")
+        choose, at = self.body.choose, ("spec", "choose", "arms")
         if isinstance(choose, BanditSpec) and choose.arms is not None:
             arms = {}
             for number, arm in enumerate(choose.arms):
                 if arm.drafter not in (None, kept):
-                    self._note((*where, number), f"the arm is left out: {host.name} drafts with {methods}")
+                    self._note((*at, number), f"the arm is left out: {host.name} drafts with {methods}")
                     continue
                 if arm.stop is not None:
-                    self._note((*where, number, "stop"), self._no_stops)
+                    self._note((*at, number, "stop"), self._no_stops)
                 plain = arm.model_copy(update={"drafter": None, "stop": None})
                 arms[repr(plain)] = plain  # each once
             if not arms:
-                self._refuse(where, f"no arm is left: {host.name} drafts with {methods}")
+                self._refuse(at, f"no arm is left: {host.name} drafts with {methods}")
             self._set(choose=choose.model_copy(update={"arms": list(arms.values())}))
 
     def depths(self) -> None:
