@@ -16,7 +16,6 @@ import torch
 from adaptspec.arrays import IntArray
 from adaptspec.control.controller import Controller
 from adaptspec.control.policy import BatchSignals
-from adaptspec.control.rows import total
 from adaptspec.control.tasks import OTHER
 from adaptspec.engine.executor import Clock, Executor, Flight, Kept, Landed
 from adaptspec.engine.inputs import InputProcessor
@@ -233,7 +232,7 @@ class EngineCore:
             there,
             shadows,
             seconds,
-            total(draft.counts) if verified is None else verified,
+            int(draft.counts.sum()) if verified is None else verified,
         )
 
     def _read(self, landed: Landed) -> IntArray:

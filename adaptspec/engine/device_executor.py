@@ -15,7 +15,6 @@ import numpy as np
 import torch
 
 from adaptspec.arrays import FloatArray, IntArray
-from adaptspec.control.rows import some
 from adaptspec.drafting.draft_model import DraftModelDrafter
 from adaptspec.drafting.drafter import Drafter, DraftJob
 from adaptspec.engine.executor import Outcome, Pending
@@ -121,7 +120,7 @@ class DeviceExecutor(ModelExecutor):
         begun = not self._model_free.keys() >= set(decision.drafter[others > 0].tolist())
         if begun or mine.any():
             self._rounds.begin()
-        if some(others):
+        if others.any():
             draft = self._propose(batch, decision, decision.drafter, others, tree=None)
         depths = np.zeros(len(emitting), dtype=np.int64)
         tree = None if decision.tree is None else _unbranched_where_masked(decision.tree, batch)
@@ -147,7 +146,7 @@ class DeviceExecutor(ModelExecutor):
             decision.stop,
             decision.draft_temperature,
             nodes,
-            tree if some(nodes - depths) else None,
+            tree if (nodes != depths).any() else None,
         )
         return plan, replace(draft, caught_up=caught_up), begun or caught_up > 0
 

@@ -11,7 +11,6 @@ import numpy as np
 import torch
 
 from adaptspec.arrays import BoolArray, IntArray
-from adaptspec.control.rows import some
 from adaptspec.drafters import states_confidence
 from adaptspec.drafting.draft_model import DraftModelDrafter
 from adaptspec.drafting.drafter import Drafter, DraftJob, ModelFreeDrafter, Observing, RowStart
@@ -110,7 +109,7 @@ class ModelExecutor:
         """Drafts of E rows. Rows of one drafter that are judged alike draft together."""
         emitting, tree = batch.emitting, decision.tree if self.cache.info.takes_trees else None
         free = None if tree is None or decision.union is None else self._beside(batch, decision, tree, decision.union)
-        if some(decision.depths):
+        if decision.depths.any():
             draft = self._propose(batch, decision, decision.drafter, decision.depths, tree=tree)
         else:
             draft = Draft.empty(len(emitting))
@@ -123,7 +122,7 @@ class ModelExecutor:
         if not self.cache.info.takes_trees:
             draft = draft.straight()
         constraints = [sequence.sampling.constraint for sequence in emitting]
-        if some(draft.counts) and any(constraints):
+        if draft.counts.any() and any(constraints):
             draft = cut_refused(draft, constraints)
         return draft if draft.tree is None else self._fitted(batch, draft)
 
@@ -132,7 +131,7 @@ class ModelExecutor:
         may = (tree.width > 1) | (decision.depths == 0)
         may &= [sequence.method.takes_trees for sequence in batch.decoding]
         depths = tree.within(np.where(may, np.minimum(union.depths, batch.limits), 0))
-        if not some(depths):
+        if not depths.any():
             return None
         return self._propose(batch, replace(decision, stop=None), union.drafter, depths, tree=None)
 

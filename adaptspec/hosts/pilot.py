@@ -34,7 +34,6 @@ from adaptspec.control.host import DRAFTER, Host
 from adaptspec.control.learned_state import PolicyState
 from adaptspec.control.policy import BatchSignals
 from adaptspec.control.round_work import Timing
-from adaptspec.control.rows import total
 from adaptspec.hosts.desk import Desk
 from adaptspec.hosts.guests import UNBOUND, Guests, Told
 from adaptspec.hosts.rounds import Chosen, Finished, Plan, TimedStep, Waiting, of_one_mind, round_of, work_of_step
@@ -334,7 +333,7 @@ class Pilot:
         cut = np.minimum(depths, left)  # who is about to end needs no more
         depth = lowered(int(cut.max(initial=0)), host.depths)
         depths = np.minimum(cut, depth)
-        packed, most = size + total(depths), size + depth * size
+        packed, most = size + sum(depths.tolist()), size + depth * size
         if packed == most or decision is None or not of_one_mind(decision) or (limits < depth).any():
             return depth, depths, True
         if self._reported >= self._next_ragged:

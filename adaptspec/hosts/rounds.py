@@ -13,7 +13,6 @@ from adaptspec.control.cost_model import CostModel
 from adaptspec.control.decision_cache import UNDECIDED
 from adaptspec.control.host import DRAFTER
 from adaptspec.control.round_work import DraftWork, RoundWork
-from adaptspec.control.rows import alike, total
 from adaptspec.hosts.guests import Told
 from adaptspec.rounds import Decision, RoundRecord
 
@@ -93,16 +92,16 @@ def of_one_mind(decision: Decision) -> bool:
     Rows that no policy has decided for took the depth of a row of their policy.
     """
     decided = decision.policies[decision.policies != UNDECIDED]
-    return all(not len(numbers) or alike(numbers, numbers.item(0)) for numbers in (decided, decision.tasks))
+    return all(len(set(numbers.tolist())) <= 1 for numbers in (decided, decision.tasks))
 
 
 def work_of_step(step: Waiting, told: Told, context: IntArray) -> RoundWork:
     """The work of a step. Where prompts are read rows are ragged in any case, and their tokens take the time."""
     rows = len(told.rows)
-    drafted = total(told.drafted)
-    ragged = not step.prefill and rows > 1 and not alike(told.drafted, told.drafted.item(0))
+    drafted = sum(told.drafted.tolist())
+    ragged = not step.prefill and rows > 1 and len(set(told.drafted.tolist())) > 1
     drafts = _drafts(step.plan.depth, step.drafts, len(step.chosen.rows))
-    return RoundWork(rows, rows + drafted, float(total(context)), drafts, step.prefill, ragged)
+    return RoundWork(rows, rows + drafted, float(context.sum()), drafts, step.prefill, ragged)
 
 
 def _drafts(depth: int, passes: int, rows: int) -> tuple[DraftWork, ...]:
@@ -169,7 +168,7 @@ def round_of(done: TimedStep, number: int, costs: CostModel, *, reads_along: boo
         prefill_tokens=work.prefill_tokens,
         draft_steps=steps,
         caught_up=0,
-        verify_tokens=size + total(told.drafted) + work.prefill_tokens,
+        verify_tokens=size + sum(told.drafted.tolist()) + work.prefill_tokens,
         draft_seconds=whole - verify,
         verify_seconds=verify,
         total_seconds=whole,
