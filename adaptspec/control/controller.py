@@ -9,13 +9,15 @@
 
 The tasks of rows are those of their requests at `start`. `Decision.drafter` indexes the engine's drafters. Where
 deciding takes much of a round's time, by a `timer`, decisions are reused (see `DecisionCache`). Policies then learn
-from several rounds together, and from each round once.
+from several rounds together, and from each round once. Starts and ends of requests are passed to them in their order
+among these rounds, a start before the request's first new decision.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 
@@ -88,7 +90,9 @@ class Controller:
         self._decided = 0
         self._timer = timer
         self._cache = DecisionCache()
-        self._buffer: list[RoundRecord] = []  # rounds to be learned from
+        # Rounds, starts and ends of requests that policies have yet to be passed, in their order.
+        self._buffer: list[Callable[[], None]] = []
+        self._has_starts = False  # among them
         self._failure: Exception | None = None  # of a policy that learned, not raised yet
 
     @property
@@ -159,19 +163,17 @@ class Controller:
         task = 0 if asked.task is None else self.task_names.add(asked.task)
         self._rows.start(row, which, task, asked)
         self._slots[which].running += 1
-        self._slots[which].policy.start(row)
+        self._buffer.append(partial(self._slots[which].policy.start, row))
+        self._has_starts = True
 
     def finish(self, row: int) -> None:
         """The request in `row` has ended; a free row is left alone."""
         if not self._rows.taken[row]:
             return
-        try:
-            self.learn_buffered()  # the rounds of the request, before another one has its row
-        finally:
-            slot = self._slots[self._rows.policies[row]]
-            self._rows.finish(row)
-            slot.running -= 1
-            slot.policy.finish(row)
+        slot = self._slots[self._rows.policies[row]]
+        self._rows.finish(row)
+        slot.running -= 1
+        self._buffer.append(partial(slot.policy.finish, row))
 
     def decide(self, signals: BatchSignals) -> Decision:
         """Depth, reason and engine drafter of every row, and the stop rule of the round.
@@ -184,8 +186,10 @@ class Controller:
         known = self._cache.lookup(signals, rows)
         if known is not None:
             return known
-        if self._cache.expired:
+        expired = self._cache.expired
+        if expired:
             self._cache.clear()
+        if expired or self._has_starts:
             self.learn_buffered()
         begun = self._timer()
         decision = self._decide(signals, rows)
@@ -205,7 +209,10 @@ class Controller:
         if not len(record.rows):
             return
         self._cache.observe("round", record.total_seconds)
-        self._buffer.append(record)
+        if len(record.policies) != len(record.rows):
+            rows = self._rows  # a decision from elsewhere: use the policies that the rows have now
+            record = replace(record, tasks=rows.tasks[record.rows], policies=rows.policies[record.rows])
+        self._buffer.append(partial(self._learn, record))
         if self._cache.expired:
             self.learn_buffered()
         failure, self._failure = self._failure, None
@@ -213,18 +220,21 @@ class Controller:
             raise failure
 
     def learn_buffered(self) -> None:
-        """Learn from all rounds so far. The next call of `learn` raises what the first policy that failed has raised:
-        a policy that cannot learn is no reason not to decide, or not to replace it.
+        """Have policies learn from all rounds so far, and of the requests that have started and ended meanwhile.
+
+        The next call of `learn` raises what the first policy that failed has raised: a policy that cannot learn is no
+        reason not to decide, or not to replace it.
         """
-        records, self._buffer = self._buffer, []
+        buffer, self._buffer = self._buffer, []
+        self._has_starts = False
         begun = self._timer()
-        for record in records:
+        for pass_on in buffer:
             try:
-                self._learn(record)
+                pass_on()
             except Exception as error:  # noqa: BLE001 - other rounds and policies are to be learned from
                 self._failure = self._failure or error
-        if records:
-            self._cache.observe("learn", (self._timer() - begun) / len(records))
+        if buffer:
+            self._cache.observe("learn", (self._timer() - begun) / len(buffer))
 
     def learned_policies(self) -> Mapping[str, Policy]:
         """The policies, after they have learned from all rounds so far; called between rounds."""
@@ -241,9 +251,6 @@ class Controller:
         return decision
 
     def _learn(self, record: RoundRecord) -> None:
-        if len(record.policies) != len(record.rows):
-            rows = self._rows  # a decision from elsewhere: use the policies that the rows have now
-            record = replace(record, tasks=rows.tasks[record.rows], policies=rows.policies[record.rows])
         if self._cost is not None:
             self._cost.observe_record(record, self._drafters)
         learn_by_group(record.policies, self._teach, record)

@@ -18,7 +18,6 @@ import bisect
 import logging
 import math
 import statistics
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
@@ -26,7 +25,7 @@ from typing import NamedTuple
 import numpy as np
 
 from adaptspec.arrays import FloatArray
-from adaptspec.control.cost_profile import CostProfile, DrafterCost
+from adaptspec.control.cost_profile import CostProfile
 from adaptspec.control.round_work import DraftWork, RoundWork, Timing, batch_bucket, timing_of, work_of
 from adaptspec.drafters import DRAFTERS, Kind, kind_of
 from adaptspec.rounds import RoundRecord
@@ -44,8 +43,7 @@ _MAX_SHARES: FloatArray = np.append(np.ones(_NUM_RANGES - 1), np.inf)  # the las
 _PRIOR_SD = 0.5  # a coefficient that a profile measured: a profile weighs less than one round
 _INCREMENT_SD = 1.0  # an increment: the difference of two measured times is less certain than either
 _UNMEASURED_SD = 1.5  # a coefficient that no profile measures
-_SCALE_SD = 3.0  # the pace without a profile: the first round sets it, and may compile kernels
-_NOISE_SD = 0.3  # the seconds of one round, with a profile
+_NOISE_SD = 0.3  # the seconds of one round
 _CLIP = 2.0  # an observation counts up to so many standard deviations, or stalls would move settled prices
 _BOUND_SD = 2.0  # the lower bound of verify passes is so many standard errors below the estimate
 
@@ -69,22 +67,12 @@ _RESIDUALS = 8  # of a kind of round; their median is compared
 _CONTRADICTION = math.log(1.3)  # a smaller difference is learned without a reset
 _UNCERTAIN_ROUNDS = 1024  # until the next reset, and until a kind that never ran again is forgotten
 
-# Noise without a profile: hosts differ too much for a constant.
-_FIRST_NOISE = 0.5  # also the most
-_LEAST_NOISE = 0.02  # a simulated clock has none
-_NOISE_ROUNDS = 32  # whose median deviation is the noise
-_NOISE_GAIN = 0.3  # of a batch
-
 # First guesses of what no profile measures.
 _MIN_SECONDS = 1e-6  # the least that an unmeasured part takes; coefficients are positive
 _MAX_SECONDS = 1e6  # a round that takes longer, or less than the least, is an error of the clock
 _MODEL_FREE_SECONDS = 1e-5  # a row of a model-free drafter
-_RAGGED_SHARE = 0.01  # ragged rows, as a share of a pass
+_RAGGED_SHARE = 0.1  # ragged rows, as a share of a pass: a CPU took so much longer
 _PREFILL_SHARE = 0.1  # a prompt's token, as a share of a verified token: prompts are read in large pieces
-_NOMINAL_SECONDS = 1e-2  # a pass without a profile; the first round corrects it
-_TOKEN_SHARE = 0.03  # a token, as a share of such a pass
-_STEP_SHARE = 0.1  # a draft pass, as a share of it
-_STEP_ROW_SHARE = 0.01  # a row of a draft pass, as a share of it
 _DRAFT_NODES = 4  # rows of a draft pass of a single request whose draft branches
 
 _MODEL_FREE = tuple(name for name in DRAFTERS if kind_of(name) is Kind.MODEL_FREE)
@@ -117,11 +105,11 @@ class CostModel:
 
     `origin` says when and where the profile was measured; `measured` is that time in seconds since 1970, NaN where it
     is unknown. `uncertain`: rounds have lately contradicted the model. `resets` counts how often they did so and the
-    model then forgot how certain it was. `noise` is the standard deviation of a round's seconds, relative to its price.
+    model then forgot how certain it was.
     """
 
-    def __init__(self, profile: CostProfile, *, guessed: bool = False) -> None:
-        """Raises ConfigError if the profile is not a full, positive table; see `without_profile` for `guessed`."""
+    def __init__(self, profile: CostProfile) -> None:
+        """Raises ConfigError if the profile is not a full, positive table."""
         profile.check()
         self.profile = profile
         self.measured = math.nan
@@ -138,9 +126,6 @@ class CostModel:
         self._residuals: dict[tuple[bool, int], list[float]] = {}  # logarithms, by kind of round
         self._contradicted: dict[tuple[bool, int], int] = {}  # kinds of rounds, and since which round
         self._quiet_until = 0
-        self._guessed = guessed
-        self._deviations: deque[float] = deque(maxlen=_NOISE_ROUNDS)
-        self.noise = _FIRST_NOISE if guessed else _NOISE_SD  # standard deviation of a round's time, relative
         guess = self._first_guess(profile)
         self._log = np.log(guess)
         self._fit(profile.plausible())
@@ -149,17 +134,6 @@ class CostModel:
         self._covariance: FloatArray = self._prior.copy()
         self._drift: FloatArray = np.full(len(self._log), _DRIFT)
         self._drift[[_PACE, _RAGGED]] = _PACE_DRIFT, _RAGGED_DRIFT
-
-    @classmethod
-    def without_profile(cls, drafter: str, *, reads_along: bool = True) -> CostModel:
-        """The model of an engine without a profile, which times whole rounds only and runs whole drafts of one drafter.
-
-        It starts from typical shares of a pass. The first round sets their scale, and the noise of rounds is measured.
-        """
-        rows, first = (1, 2), _NOMINAL_SECONDS
-        steps = _STEP_SHARE * first, (_STEP_SHARE + _STEP_ROW_SHARE) * first
-        cost = DrafterCost(rows, steps, together=True, reads_along=reads_along)
-        return cls(CostProfile((1,), rows, ((first, (1.0 + _TOKEN_SHARE) * first),), {drafter: cost}), guessed=True)
 
     def learned_profile(self, rows: Sequence[int], tokens: Sequence[int]) -> CostProfile:
         """What a profiler would measure by now of passes of `rows` rows and `tokens` tokens per row."""
@@ -311,10 +285,6 @@ class CostModel:
         if work.prefill_tokens and timing.has_parts:
             return
         self._rounds += 1
-        if self._guessed and self._rounds == 1:
-            self._log[_PACE] += math.log(timing.total / self.seconds(work))
-            self._set_values()
-            return
         self._waiting.append((work, timing))
         if len(self._waiting) >= min(_BATCH, 1 + self._rounds // _FIRST_ROUNDS):
             self._learn()
@@ -330,7 +300,7 @@ class CostModel:
         waiting, self._waiting = self._waiting, []
         diagonal = np.diagonal(self._covariance)
         room = np.maximum(np.diagonal(self._prior) - diagonal, 0.0)
-        drift = self._drift * self.noise**2 * len(waiting)
+        drift = self._drift * _NOISE_SD**2 * len(waiting)
         self._covariance[np.diag_indices(len(diagonal))] += np.minimum(drift, room)
         groups: dict[tuple[object, ...], list[int]] = {}
         for index, (work, timing) in enumerate(waiting):
@@ -342,16 +312,13 @@ class CostModel:
             passes, drafts, overhead = (features[chosen] for features in parts)
             self._learn_group(works[chosen[0]], passes, drafts, overhead, seconds[chosen])
         self.uncertain = any(self._rounds - since < _UNCERTAIN_ROUNDS for since in self._contradicted.values())
-        if self._guessed and self._deviations:
-            found = min(max(1.48 * statistics.median(self._deviations), _LEAST_NOISE), _FIRST_NOISE)
-            self.noise += _NOISE_GAIN * (found - self.noise)
         self._tabulate()
 
     def _learn_group(
         self, work: RoundWork, passes: FloatArray, drafts: FloatArray, overhead: FloatArray, seconds: FloatArray
     ) -> None:
         """Learn from rounds similar to `work`: features of their parts [n, F], `seconds` [n, 3] in `Timing`'s order."""
-        features, (draft, verify, total), noise = passes + drafts + overhead, seconds.T, self.noise**2
+        features, (draft, verify, total), noise = passes + drafts + overhead, seconds.T, _NOISE_SD**2
         residuals = np.log(total / (self._pace * (features @ self._values))).tolist()
         if np.isnan(seconds).any():
             self._update(features, total, noise)
@@ -360,7 +327,6 @@ class CostModel:
             self._update(passes, verify, noise)
             self._update(drafts, draft, noise)
             self._update(overhead, np.maximum(rest, _MIN_SECONDS), noise)
-        self._deviations.extend(map(abs, residuals))
         if not work.prefill_tokens:
             for residual in residuals:
                 self._compare((bool(work.drafts), batch_bucket(work.rows)), residual)
@@ -504,9 +470,7 @@ class CostModel:
         An increment that the profile says is small may just have been measured so: it is as uncertain as the fit moved
         it, or it could never grow again.
         """
-        spread = np.full(len(self._log), _INCREMENT_SD if self._guessed else _PRIOR_SD)
-        if self._guessed:
-            spread[_PACE] = _SCALE_SD
+        spread = np.full(len(self._log), _PRIOR_SD)
         spread[[_PREFILL, _RAGGED, *range(_OVERHEAD, _DRAFTS)]] = _UNMEASURED_SD
         if not self.profile.per_cached_token:
             spread[_CONTEXT] = _UNMEASURED_SD

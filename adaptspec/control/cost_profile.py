@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Annotated
@@ -13,6 +14,7 @@ import numpy as np
 from pydantic import Field, TypeAdapter, ValidationError
 
 from adaptspec.arrays import FloatArray
+from adaptspec.control.round_work import RoundWork
 from adaptspec.errors import ConfigError
 
 MAX_FILE_BYTES = 2**20
@@ -20,6 +22,12 @@ _VERSION = 2
 # Twice the work takes at most so many times as long. A real pass of two tokens took 2.3 times one (llama.cpp, Q4_1);
 # busy machines have reported 3.3.
 _MAX_PER_DOUBLING = 2.4
+
+# Shares of a pass of one token in an engine whose parts cannot be timed: a further token, a token of a prompt, a draft
+# pass, and a further row of it. The cost model learns the engine's own within some rounds.
+_TOKEN, _PROMPT_TOKEN, _DRAFT_PASS, _DRAFT_ROW = 0.03, 0.003, 0.1, 0.01
+_PASS_SECONDS = 1e-2  # of such a pass before any was timed
+_MIN_SECONDS, _MAX_SECONDS = 1e-6, 1e6  # of a timed round; others are errors of the clock
 
 _Seconds = Annotated[float, Field(ge=0.0, allow_inf_nan=False)]  # checked where a profile is read
 
@@ -56,6 +64,22 @@ class CostProfile:
     drafters: Mapping[str, DrafterCost] = field(default_factory=dict)
     per_cached_token: _Seconds = 0.0
     overhead: _Seconds = 0.0
+
+    @classmethod
+    def typical(
+        cls, drafter: str, steps: Sequence[tuple[RoundWork, float]] = (), *, reads_along: bool = True
+    ) -> CostProfile:
+        """The profile of an engine whose parts cannot be timed: typical shares of a pass.
+
+        `steps` are timed rounds, with their seconds: half of them take longer than by the profile. The engine runs
+        whole drafts of one drafter.
+        """
+        passes = [taken / _typical_passes(work) for work, taken in steps if _MIN_SECONDS <= taken <= _MAX_SECONDS]
+        seconds = statistics.median(passes) if passes else _PASS_SECONDS
+        rows = (1, 2)
+        draft_passes = _DRAFT_PASS * seconds, (_DRAFT_PASS + _DRAFT_ROW) * seconds
+        cost = DrafterCost(rows, draft_passes, together=True, reads_along=reads_along)
+        return cls((1,), rows, ((seconds, (1.0 + _TOKEN) * seconds),), {drafter: cost})
 
     def check(self) -> None:
         """Raises ConfigError if an axis does not ascend from 1, a table has another shape, or a time is not above 0."""
@@ -98,6 +122,13 @@ class CostProfile:
 
 
 _PROFILE = TypeAdapter(CostProfile)
+
+
+def _typical_passes(work: RoundWork) -> float:
+    """The seconds of a round by typical shares, in passes of one token."""
+    passes = [rows for draft in work.drafts for rows in draft.passes]
+    drafting = _DRAFT_PASS * len(passes) + _DRAFT_ROW * (sum(passes) - len(passes))
+    return 1.0 + _TOKEN * (work.verify_tokens - 1) + _PROMPT_TOKEN * work.prefill_tokens + drafting
 
 
 def _check_table(rows: Sequence[int], columns: Sequence[int], seconds: Sequence[Sequence[float]]) -> None:

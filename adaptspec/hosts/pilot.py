@@ -29,14 +29,23 @@ import numpy as np
 from adaptspec.arrays import IntArray
 from adaptspec.control.algorithms.algorithm import lowered
 from adaptspec.control.controller import Controller
-from adaptspec.control.cost_model import CostModel
-from adaptspec.control.host import DRAFTER, Host
+from adaptspec.control.host import Host
 from adaptspec.control.learned_state import PolicyState
 from adaptspec.control.policy import BatchSignals
-from adaptspec.control.round_work import Timing
+from adaptspec.control.round_work import RoundWork, Timing
 from adaptspec.hosts.desk import Desk
 from adaptspec.hosts.guests import UNBOUND, Guests, Told
-from adaptspec.hosts.rounds import Chosen, Finished, Plan, TimedStep, Waiting, of_one_mind, round_of, work_of_step
+from adaptspec.hosts.rounds import (
+    Chosen,
+    Finished,
+    Plan,
+    TimedStep,
+    Waiting,
+    costs_of_steps,
+    of_one_mind,
+    round_of,
+    work_of_step,
+)
 from adaptspec.hosts.settings import IGNORED, NOT_SERVED, PilotSettings
 from adaptspec.hosts.shared_state import SharedState
 from adaptspec.hosts.skipping import Skipping
@@ -45,9 +54,9 @@ from adaptspec.rounds import Decision, Reason
 from adaptspec.telemetry.metric_families import host_families
 
 _log = logging.getLogger(__name__)
-# The first steps are timed at these shares of the deepest draft in turn, so that the cost model can price their parts:
-# so many where the clock is calm, in relation to the noise up to so many times as many. Then the policies decide.
-_MEASURING, _CYCLE, _CALM_NOISE, _MAX_NOISE = 24, (1.0, 0.0, 0.5, 0.2), 0.1, 4.0
+# So many steps are timed first, at these shares of the deepest draft in turn, so that the cost model can price their
+# parts. Then the policies decide.
+_MEASURING, _CYCLE = 24, (1.0, 0.0, 0.5, 0.2)
 _RAGGED_STEPS = 64  # once in so many steps rows are cut although that does not pay by now
 # Failures of a kind in a row after which the fence lets go, and calls between two lines of the log about them.
 _MOST_FAILURES, _QUIET = 100, 1000
@@ -94,11 +103,11 @@ class Pilot:
             self._watchers.metrics.watch(lambda: own(self.opted_out, self.errors, detached=self.detached))
         self.notes: Sequence[str] = self._desk.notes  # what of the policies does not hold here, a line each
         self._reads_along = not settings.skip_draft
-        self._costs = CostModel.without_profile(DRAFTER, reads_along=self._reads_along)
-        self._timed = 0  # steps
+        self._costs = costs_of_steps(reads_along=self._reads_along)
         self._controller = self._desk.policies.controller(self._costs, clock)
         self._measured = False
-        self._early: list[TimedStep] = []  # until then
+        self._timed: list[tuple[RoundWork, float]] = []  # until then: steps and their seconds
+        self._early: list[TimedStep] = []  # those of them whose decision is known
         self._steps: dict[int, Waiting] = {}
         self._last: Waiting | None = None
         self._finished: list[Finished] = []  # steps that are yet to be learned from
@@ -299,7 +308,7 @@ class Pilot:
         if not size:
             depths = limits
         elif not self._measured:
-            share = _CYCLE[self._timed % len(_CYCLE)]
+            share = _CYCLE[len(self._timed) % len(_CYCLE)]
             depths = np.minimum(limits, lowered(math.ceil(share * self.host.deepest), self.host.depths))
             decision = Decision(depths, np.full(size, int(Reason.EXPLORE)), np.zeros(size, dtype=np.int64))
         else:
@@ -392,8 +401,10 @@ class Pilot:
     def _learn_step(self, step: Waiting, done: Finished, told: Told) -> None:
         context = self._guests.context(told.rows)
         work = work_of_step(step, told, context)
-        self._timed += 1
-        self._costs.observe(work, Timing(math.nan, math.nan, done.seconds))
+        if self._measured:
+            self._costs.observe(work, Timing(math.nan, math.nan, done.seconds))
+        else:
+            self._timed.append((work, done.seconds))
         if done.of is not None:
             serials = step.chosen.serials if told.rows is step.chosen.rows else self._guests.serials[told.rows]
             timed = TimedStep(done.of, told, serials, context, work, done.seconds, done.ended)
@@ -401,8 +412,7 @@ class Pilot:
                 self._teach(timed)
             else:
                 self._early.append(timed)
-        steps = _MEASURING * min(_MAX_NOISE, max(1.0, self._costs.noise / _CALM_NOISE))
-        if not self._measured and self._timed >= steps:
+        if not self._measured and len(self._timed) >= _MEASURING:
             self._begin()
 
     def _teach(self, step: TimedStep, *, watched: bool = True) -> None:
@@ -415,6 +425,8 @@ class Pilot:
     def _begin(self) -> None:
         """What steps take is known well enough: from the next one on policies decide."""
         self._measured = True
+        self._costs = costs_of_steps(self._timed, reads_along=self._reads_along)
+        self._timed.clear()
         self._controller = self._desk.begin(self._costs, self._clock)
         for early in self._early:
             self._teach(early, watched=False)  # their requests have gone on since

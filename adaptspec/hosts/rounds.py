@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -10,15 +11,16 @@ import numpy as np
 
 from adaptspec.arrays import FloatArray, IntArray
 from adaptspec.control.cost_model import CostModel
+from adaptspec.control.cost_profile import CostProfile
 from adaptspec.control.decision_cache import UNDECIDED
 from adaptspec.control.host import DRAFTER
-from adaptspec.control.round_work import DraftWork, RoundWork
+from adaptspec.control.round_work import DraftWork, RoundWork, Timing
 from adaptspec.hosts.guests import Told
 from adaptspec.rounds import Decision, RoundRecord
 
-# A deviation from a step's expected seconds counts in full up to this relative noise of steps, and never beyond so many
-# times these seconds, which mean that the machine slept.
-_CALM_NOISE, _MAX_DEVIATION = 0.1, 9.0
+# Of a deviation from a step's expected seconds this share counts. It counts up to so many times these seconds at most:
+# beyond that the machine slept.
+_DEVIATION_SHARE, _MAX_DEVIATION = 1 / 3, 9.0
 
 
 @dataclass(eq=False, slots=True)
@@ -109,12 +111,24 @@ def _drafts(depth: int, passes: int, rows: int) -> tuple[DraftWork, ...]:
     return (DraftWork(DRAFTER, rows, (rows,) * passes),) if depth or passes else ()
 
 
-def calmed(seconds: float, expected: float, noise: float) -> float:
-    """Seconds of a step with less of their deviation from `expected`, the noisier the clock is.
+def costs_of_steps(steps: Sequence[tuple[RoundWork, float]] = (), *, reads_along: bool = True) -> CostModel:
+    """The cost model of a host that has timed its first `steps`, which took so many seconds each.
 
-    Policies that learn from single rounds would follow every stall. `noise`: relative standard deviation of steps.
+    The first is left out: it may compile kernels.
     """
-    return expected + min(seconds - expected, _MAX_DEVIATION * expected) * min(1.0, _CALM_NOISE / noise)
+    later = steps[1:]
+    costs = CostModel(CostProfile.typical(DRAFTER, later, reads_along=reads_along))
+    for work, seconds in later:
+        costs.observe(work, Timing(math.nan, math.nan, seconds))
+    return costs
+
+
+def calmed(seconds: float, expected: float) -> float:
+    """Seconds of a step with less of their deviation from `expected`.
+
+    Policies that learn from single rounds would follow every stall.
+    """
+    return expected + _DEVIATION_SHARE * min(seconds - expected, _MAX_DEVIATION * expected)
 
 
 def round_of(done: TimedStep, number: int, costs: CostModel, *, reads_along: bool) -> RoundRecord | None:
@@ -142,7 +156,7 @@ def round_of(done: TimedStep, number: int, costs: CostModel, *, reads_along: boo
         )
         expected = None if expected is None else expected.take(index)
     expected_seconds = costs.seconds(work)
-    pace = calmed(done.seconds, expected_seconds, costs.noise) / expected_seconds
+    pace = calmed(done.seconds, expected_seconds) / expected_seconds
     steps = max(depth - 1, 0) if reads_along else depth
     drafts = _drafts(depth, steps, len(chosen.rows))
     alone = (

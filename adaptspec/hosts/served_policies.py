@@ -19,6 +19,7 @@ from adaptspec.control.routing import check_file, check_when, routes_of, with_us
 from adaptspec.control.tasks import TaskNames
 from adaptspec.errors import AdaptSpecError, ConfigError
 from adaptspec.files import FileMark, file_mark
+from adaptspec.hosts.rounds import costs_of_steps
 
 _log = logging.getLogger(__name__)
 
@@ -31,7 +32,7 @@ class ServedPolicies:
     ) -> None:
         """`names` or files; the first serves requests that name none. Raises ConfigError: one cannot be used here."""
         self._host, self._max_rows, self._controller = host, max_rows, controller
-        self._trial_costs = CostModel.without_profile(DRAFTER)
+        self._trial_costs = costs_of_steps()
         self.task_names = TaskNames()
         self._refused = self._applied = 0  # texts that were not taken, the last good ones staying; and those that were
         self._last_applied: float | None = None

@@ -287,10 +287,12 @@ def test_a_policy_learns_from_its_rounds_before_it_is_replaced() -> None:
 
 
 def test_a_policy_learns_from_a_request_before_its_row_is_free() -> None:
+    """Both wait for the next decision or for what reads its state, and keep their order."""
     world, policy = dear()
     for _ in range(3):
         world.round()
     world.controller.finish(0)
+    world.controller.learned_policies()
     assert policy.log == [f"row 0 after {world.rounds} rounds"]
 
 

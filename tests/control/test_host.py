@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from adaptspec.control.cost_model import CostModel
+from adaptspec.control.cost_profile import CostProfile
 from adaptspec.control.host import DRAFTER, SGLANG, VLLM, Host, narrow
 from adaptspec.control.language.library import shipped_policies
 from adaptspec.control.language.loader import build_policy, load_policy_spec, parse_policy_spec
@@ -41,7 +42,7 @@ def test_every_shipped_policy_fits_or_says_why_not(path: Path, host: Host) -> No
             narrow(spec, host)
         return
     own, notes = narrow(spec, host)
-    policy = build_policy(own, CostModel.without_profile(DRAFTER), 8)
+    policy = build_policy(own, CostModel(CostProfile.typical(DRAFTER)), 8)
     assert policy.max_depth <= host.deepest
     assert set(policy.wanted) <= {DRAFTER}
     assert own.spec.stop.rule == "none"
@@ -97,7 +98,7 @@ def test_policies_that_it_uses_are_fitted_too(tmp_path: Path) -> None:
     own, notes = narrow(parsed(body), replace(VLLM, deepest=4))
     assert next(iter(own.used.values())).spec.choose.depth == 4
     assert [note.file for note in notes] == [str(other)]
-    build_policy(own, CostModel.without_profile(DRAFTER), 8)
+    build_policy(own, CostModel(CostProfile.typical(DRAFTER)), 8)
 
 
 def test_what_a_host_does_not_tell_of_requests() -> None:

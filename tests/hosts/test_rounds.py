@@ -6,14 +6,13 @@ import numpy as np
 import pytest
 
 from adaptspec.control.cost_model import CostModel
-from adaptspec.control.host import DRAFTER
 from adaptspec.control.round_work import RoundWork
 from adaptspec.hosts.guests import Guests, Told
-from adaptspec.hosts.rounds import Chosen, Plan, TimedStep, Waiting, round_of, work_of_step
+from adaptspec.hosts.rounds import Chosen, Plan, TimedStep, Waiting, costs_of_steps, round_of, work_of_step
 from adaptspec.request import Request, SamplingParams
 from adaptspec.rounds import Decision, RoundRecord
 
-COSTS = CostModel.without_profile(DRAFTER)
+COSTS = costs_of_steps()
 
 
 def here(names: str) -> Guests:
@@ -75,21 +74,19 @@ def plain_round(model: CostModel, seconds: float, prefill: int = 0) -> RoundReco
     return record
 
 
-def test_a_stall_counts_less_the_noisier_the_clock_is() -> None:
-    """On a calm clock a deviation is the machine's; a step that took an hour counts at most ten times."""
-    model = CostModel.without_profile(DRAFTER)
+def test_a_stall_counts_by_a_third() -> None:
+    """Policies that learn from single steps would follow each. One that took an hour counts four times at most."""
+    model = costs_of_steps()
     usual = model.seconds(RoundWork(2, 2, 14.0))
-    for noise, seconds, counted in ((0.05, 3.0, 3.0), (0.05, 3600.0, 10.0), (0.4, 3.0, 1.5), (0.4, 0.2, 0.8)):
-        model.noise = noise
+    for seconds, counted in ((3.0, 5 / 3), (3600.0, 4.0), (0.4, 0.8)):
         assert plain_round(model, seconds * usual).total_seconds == pytest.approx(counted * usual)
 
 
 def test_a_prompt_takes_its_share_of_a_step() -> None:
     """The round of the rows that decode is charged what is left."""
-    model = CostModel.without_profile(DRAFTER)
-    model.noise = 0.05
+    model = costs_of_steps()
     whole, alone = model.seconds(RoundWork(2, 2, 14.0, prefill_tokens=500)), model.seconds(RoundWork(2, 2, 14.0))
-    record = plain_round(model, 2.0 * whole, prefill=500)
+    record = plain_round(model, 4.0 * whole, prefill=500)
     assert record.total_seconds == pytest.approx(2.0 * alone)
     assert record.prefill_tokens == 500
 

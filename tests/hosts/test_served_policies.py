@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from adaptspec.control.controller import Controller
-from adaptspec.control.cost_model import CostModel
-from adaptspec.control.host import DRAFTER, Host
+from adaptspec.control.host import Host
+from adaptspec.hosts.rounds import costs_of_steps
 from adaptspec.hosts.served_policies import ServedPolicies
 from adaptspec.request import Request
 from tests.hosts.test_pilot import STATIC
@@ -48,7 +48,7 @@ def test_a_used_file_is_watched_next_to_the_file_that_names_it(tmp_path: Path) -
     policies = ServedPolicies((str(path),), VLLM, 4)
     used.write_text((STATIC % 2).replace("name: mine", "name: used"))
     policies.look()
-    cost = CostModel.without_profile(DRAFTER)
+    cost = costs_of_steps()
     policies.adopt(policies.controller(cost), cost)
     assert policies.specs["used"].spec.choose.depth == 2  # type: ignore[union-attr]
     assert policies.reloads.applied == 1
@@ -60,7 +60,7 @@ WHEN = "spec: {when: [{prompt-tokens: {at-least: 1000}, use: %s}], "
 
 def adopted(policies: ServedPolicies) -> Controller:
     """The controller after files were looked at."""
-    cost = CostModel.without_profile(DRAFTER)
+    cost = costs_of_steps()
     controller = policies.controller(cost)
     policies.look()
     policies.adopt(controller, cost)
@@ -161,7 +161,7 @@ def test_a_file_that_could_not_be_read_is_read_again(tmp_path: Path, caplog: pyt
     assert len(caplog.records) == 1
     short.clear()
     policies.look()
-    cost = CostModel.without_profile(DRAFTER)
+    cost = costs_of_steps()
     policies.adopt(policies.controller(cost), cost)
     assert [policies.specs[name].spec.choose.depth for name in names] == [1, 1]  # type: ignore[union-attr]
     assert policies.reloads.applied == 2

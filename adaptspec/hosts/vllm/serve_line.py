@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from adaptspec.control.cost_model import CostModel
-from adaptspec.control.host import DRAFTER, VLLM, drafters_of
+from adaptspec.control.host import VLLM, drafters_of
 from adaptspec.control.language.library import find_policy
 from adaptspec.errors import ConfigError
+from adaptspec.hosts.rounds import costs_of_steps
 from adaptspec.hosts.served_policies import ServedPolicies
 from adaptspec.hosts.settings import PilotSettings
 from adaptspec.hosts.vllm import SCHEDULER
@@ -55,7 +55,7 @@ def _found(name: str) -> str:
 
 def _depths(policies: ServedPolicies) -> list[int]:
     """All depths that the policies may ask for, ascending."""
-    built = policies.controller(CostModel.without_profile(DRAFTER)).policies
+    built = policies.controller(costs_of_steps()).policies
     depths = set()
     for name, spec in policies.specs.items():
         most = built[name].max_depth
