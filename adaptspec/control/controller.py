@@ -92,7 +92,7 @@ class Controller:
         self._cache = DecisionCache()
         # Rounds, starts and ends of requests that policies have yet to be passed, in their order.
         self._buffer: list[Callable[[], None]] = []
-        self._has_starts = False  # among them
+        self._buffered_rounds, self._has_starts = 0, False  # among them
         self._failure: Exception | None = None  # of a policy that learned, not raised yet
 
     @property
@@ -213,6 +213,7 @@ class Controller:
             rows = self._rows  # a decision from elsewhere: use the policies that the rows have now
             record = replace(record, tasks=rows.tasks[record.rows], policies=rows.policies[record.rows])
         self._buffer.append(partial(self._learn, record))
+        self._buffered_rounds += 1
         if self._cache.expired:
             self.learn_buffered()
         failure, self._failure = self._failure, None
@@ -233,8 +234,9 @@ class Controller:
                 pass_on()
             except Exception as error:  # noqa: BLE001 - other rounds and policies are to be learned from
                 self._failure = self._failure or error
-        if buffer:
-            self._cache.observe("learn", (self._timer() - begun) / len(buffer))
+        if self._buffered_rounds:
+            self._cache.observe("learn", (self._timer() - begun) / self._buffered_rounds)
+            self._buffered_rounds = 0
 
     def learned_policies(self) -> Mapping[str, Policy]:
         """The policies, after they have learned from all rounds so far; called between rounds."""

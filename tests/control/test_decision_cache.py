@@ -303,6 +303,7 @@ def test_a_round_that_cannot_be_learned_from_costs_no_other() -> None:
         world.round()
     policy.fails = lambda record: record.number == world.rounds - 2
     world.controller.finish(0)
+    world.controller.learned_policies()
     assert policy.learned == list(range(1, world.rounds + 1))
     assert policy.log
     world.start(0)
