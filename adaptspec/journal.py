@@ -104,7 +104,7 @@ _READERS: Mapping[str, TypeAdapter[Any]] = {name: TypeAdapter(kind) for name, ki
 _LONGEST = 2**24  # characters of a line
 _DEEPEST = 2**12  # tokens of a draft, nodes of a tree
 
-_COUNTS = ("number", "prefill_tokens", "draft_steps", "caught_up", "verify_tokens", "decision")
+_COUNTS = ("number", "prefill_tokens", "draft_steps", "caught_up", "verify_tokens")
 _SECONDS = ("draft_seconds", "verify_seconds", "total_seconds")
 _HINDSIGHT = ("shadow", "shadow_drafted")
 
@@ -121,6 +121,7 @@ def to_line(entry: Entry) -> str:
 def round_to_plain(record: RoundRecord) -> dict[str, Any]:
     """A round as lists and numbers: NaN is null, and nulls at the end of a row are left out."""
     plain: dict[str, Any] = {name: getattr(record, name) for name in _COUNTS + _SECONDS}
+    plain["decision"] = record.decision_number  # readers of this version want it
     plain |= {name: getattr(record, name).tolist() for name in PER_ROW}
     plain |= {name: value.tolist() for name in _HINDSIGHT if (value := getattr(record, name)) is not None}
     plain |= {

@@ -319,16 +319,30 @@ class Expected:
         return replace(self, accepted=self.accepted[index])
 
 
-@dataclass(eq=False, slots=True)
+class PolicyPart(NamedTuple):
+    """What one policy decided of a round: `number` is its entry in `Decision.policies`.
+
+    `memo` is private to the policy: it comes back with every record of the decision, however late.
+    """
+
+    number: int
+    policy: object
+    memo: object
+
+
+@dataclass(frozen=True, eq=False, slots=True)
 class Decision:
-    """Depth, reason and drafter per row, and when drafts stop before their depth (None: never). Data alone.
+    """Depth, reason and drafter of each of B rows, and when drafts stop before their depth (None: never).
 
     `drafter` indexes the policy's `drafters`; the controller translates it to the engine's. `expected` is set by
     policies that estimate. `draft_temperature` [B, 2] are the ends of `draft_temperatures`; None: tokens are drawn from
     the draft's distribution as it is. `tree` None: drafts are chains. `once`: for a single round, such as a measurement
-    of plain decoding; any other decision may be reused. The rest is the controller's: `watched` are the
-    drafters to score where they do not draft, if that is free (see `RoundRecord.shadow`), in the engine's numbers;
-    `number`, and the `tasks` and `policies` of the rows [B], which the round's record bears, however late.
+    of plain decoding; any other decision may be reused. `memo` is what the policy wants back with the round's record.
+
+    The controller completes it: `watched` are the drafters to score where they do not draft, if that is free (see
+    `RoundRecord.shadow`), in the engine's numbers; `number` counts decisions from 1 (0: made without a controller);
+    `tasks`, `policies` and `requests` [B] are numbers of each row's task, policy and request, and `parts` are the memos
+    of the policies.
     """
 
     depths: IntArray
@@ -341,9 +355,12 @@ class Decision:
     number: int = 0
     tasks: IntArray = field(default_factory=EMPTY_INT.copy)
     policies: IntArray = field(default_factory=EMPTY_INT.copy)
+    requests: IntArray = field(default_factory=EMPTY_INT.copy)
     tree: TreeTable | None = None
     union: Union | None = None
     once: bool = False
+    memo: object = None
+    parts: tuple[PolicyPart, ...] = ()
 
     def take(self, index: IntArray) -> Decision:
         """The decision for other rows [N]: each runs by that of the row at this position in the batch."""
@@ -358,6 +375,7 @@ class Decision:
             expected=None if self.expected is None else self.expected.take(index),
             tasks=self.tasks[index],
             policies=self.policies[index],
+            requests=self.requests[index],
             tree=None if self.tree is None else self.tree.take(index),
             union=None if self.union is None else self.union.take(index),
         )
@@ -436,10 +454,23 @@ class RoundRecord:
     expected: Expected | None = None  # None where the policy estimates nothing
     ended: float = nan
     branches: Branches | None = None  # None in rounds whose drafts are chains
-    decision: int = 0  # the number of the decision that it ran: its outcome may come after later decisions
-    # [B] the controller's numbers of each row's task and policy, as its decision told them; empty in journals.
-    tasks: IntArray = field(default_factory=EMPTY_INT.copy)
-    policies: IntArray = field(default_factory=EMPTY_INT.copy)
+    # The decision that the round ran by, which may have served several rounds, and the position of each row [B] in it
+    # (None: its rows are those of the decision). Not in journals.
+    decision: Decision | None = None
+    index: IntArray | None = None
+    tasks: IntArray = field(default_factory=EMPTY_INT.copy)  # [B] the controller's numbers; empty in journals
+    # [B] whether the request of the round still has the row; set by the controller. None: all have.
+    running: BoolArray | None = None
+
+    @property
+    def current_rows(self) -> IntArray:
+        """`rows` with -1 where the request of the round does not have the row any more [B]."""
+        return self.rows if self.running is None else np.where(self.running, self.rows, -1)
+
+    @property
+    def decision_number(self) -> int:
+        """The number of its decision, see `Decision`."""
+        return 0 if self.decision is None else self.decision.number
 
     @property
     def drafting(self) -> bool:
@@ -506,9 +537,12 @@ class RoundRecord:
         for name in PER_DRAFTER:
             if (value := getattr(self, name)) is not None:
                 taken[name] = value[:, index]
-        for name in ("tasks", "policies"):
-            if len(value := getattr(self, name)):
-                taken[name] = value[index]
+        if len(self.tasks):
+            taken["tasks"] = self.tasks[index]
+        if self.running is not None:
+            taken["running"] = self.running[index]
+        if self.decision is not None:
+            taken["index"] = index if self.index is None else self.index[index]
         for name in ("expected", "branches"):
             if (value := getattr(self, name)) is not None:
                 taken[name] = value.take(index)

@@ -82,17 +82,17 @@ class RandomDepths(Policy):
         depths = self._random.integers(0, self.max_depth + 1, size)
         zeros: IntArray = np.zeros(size, dtype=np.int64)
         decision = Decision(np.minimum(depths, signals.limits), zeros + int(Reason.FIXED), zeros)
-        if self._branching:
-            every = np.ones((size, 1))
-            stated = np.tile((np.arange(10) + 0.5) / 10, (size, 1))
-            decision.tree = TreeTable(zeros + WIDTH, zeros + NODES, np.zeros(size), stated[:, None])
+        if not self._branching:
+            return decision
+        every = np.ones((size, 1))
+        stated = np.tile((np.arange(10) + 0.5) / 10, (size, 1))
+        return replace(
+            decision,
+            tree=TreeTable(zeros + WIDTH, zeros + NODES, np.zeros(size), stated[:, None]),
             # Prices so low that nodes off the main chain are drafted on from, too.
-            decision.stop = StopTable(
-                survival=0.02 * every, calibration=stated, unstated=every, worth=every, step=0.0 * every
-            )
-            if len(self.drafters) > 1:
-                decision.union = Union(zeros + 1, decision.depths)
-        return decision
+            stop=StopTable(survival=0.02 * every, calibration=stated, unstated=every, worth=every, step=0.0 * every),
+            union=Union(zeros + 1, decision.depths) if len(self.drafters) > 1 else None,
+        )
 
 
 @dataclass(frozen=True)

@@ -313,32 +313,23 @@ class ModelAcceptance(Learner):
         }
 
 
-class PendingRecords:
-    """Rounds that are yet to be learned. Requests may begin and end meanwhile: each round is its own request's."""
+class RecordBuffer:
+    """Rounds that are yet to be learned from. Requests may begin and end meanwhile: each round is its own request's."""
 
-    def __init__(self, rows: int, depth: int) -> None:
+    def __init__(self, depth: int) -> None:
         """`depth`: longer drafts are cut to this many tokens."""
         self._depth = depth
-        self._records: list[RoundRecord] = []
+        self._records: list[tuple[IntArray, RoundRecord]] = []  # with the rows of requests that still run, else -1
         self._rounds = 0
-        self._decided = 0  # the number of the last decision
-        self._began: IntArray = np.zeros(rows, dtype=np.int64)  # the last decision before each row's request
 
     def start(self, row: int) -> None:
-        self._began[row] = self._decided
-
-    def decided(self, number: int) -> None:
-        """A decision was made: records of earlier ones may belong to requests that have ended."""
-        self._decided = number
-
-    def of_rows_now(self, record: RoundRecord) -> BoolArray:
-        """Whether each row of a round [B] still has the request that it ran for."""
-        now: BoolArray = (record.decision > self._began[record.rows]) | (record.decision == 0)
-        return now
+        """Another request has the row."""
+        for rows, _ in self._records:
+            rows[rows == row] = -1
 
     def add(self, record: RoundRecord) -> None:
-        self._decided = max(self._decided, record.decision)
-        self._records.append(record)
+        """Buffer a round."""
+        self._records.append((record.current_rows.copy(), record))
         self._rounds += 1
 
     @property
@@ -348,18 +339,16 @@ class PendingRecords:
 
     def taken(self) -> RowRounds | None:
         """What the rounds so far tell, which is then forgotten; None: there are none."""
-        records, depth = self._records, self._depth
-        if not records:
+        if not self._records:
             return None
-        counts = [len(r.rows) for r in records]
-        rows, tasks, drafter, depths, drafted, kept = (
+        depth, records = self._depth, [record for _, record in self._records]
+        rows, counts = np.concatenate([rows for rows, _ in self._records]), [len(r.rows) for r in records]
+        tasks, drafter, depths, drafted, kept = (
             np.concatenate([getattr(r, name) for r in records])
-            for name in ("rows", "tasks", "drafter", "depths", "chain", "straight")
+            for name in ("tasks", "drafter", "depths", "chain", "straight")
         )
         own = np.concatenate([own_chain(r) for r in records])
         drafted, kept = drafted * own, kept * own
-        decided = np.repeat([r.decision for r in records], counts)
-        ended = (decided > 0) & (decided <= self._began[rows])  # 0: unnumbered, so taken to be current
         read = np.repeat([r.caught_up > 0 for r in records], counts)
         confidence: FloatArray = np.full((len(rows), depth), np.nan)
         for r, end in zip(records, np.cumsum(counts).tolist(), strict=True):
@@ -368,7 +357,7 @@ class PendingRecords:
         drafted = np.minimum(drafted, depth)
         self._records = []
         return RowRounds(
-            np.where(ended, -1, rows),
+            rows,
             tasks,
             drafter,
             np.where((drafted == 0) & read, 0, np.minimum(depths, depth)),  # who only caught up was not stopped

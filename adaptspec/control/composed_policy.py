@@ -4,18 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 import numpy as np
 
 from adaptspec.arrays import FloatArray, IntArray
 from adaptspec.control.algorithms.algorithm import Algorithm, Choice
 from adaptspec.control.algorithms.goodput import Goodput
-from adaptspec.control.guard import Guard, Mode
+from adaptspec.control.guard import Guard, Guarded, Mode
 from adaptspec.control.limits import BatchLimits, TaskLimits
 from adaptspec.control.policy import BatchSignals, Learner, Policy
 from adaptspec.control.stopping import StopRule
 from adaptspec.control.tree_limits import TreeLimits
 from adaptspec.rounds import Decision, Reason, RoundRecord, StopTable
+
+
+class _Memo(NamedTuple):
+    """What the parts of a policy want back with a round's record; None where a part was not asked."""
+
+    guard: Guarded | None
+    algorithm: object
 
 
 @dataclass(eq=False)
@@ -56,9 +64,10 @@ class ComposedPolicy(Policy):
             return self._none(signals, Reason.CEILING)
         if lowered is not limits:
             signals = replace(signals, limits=lowered, found=np.minimum(signals.found, lowered))
-        mode = Mode.RUN if self.guard is None else self.guard.mode(signals)
+        guarded = None if self.guard is None else self.guard.decide(signals)
+        mode = Mode.RUN if guarded is None else guarded.mode
         if mode is Mode.OFF or mode is Mode.PLAIN_ONCE:
-            return replace(self._none(signals, Reason.GUARD), once=mode is Mode.PLAIN_ONCE)
+            return replace(self._none(signals, Reason.GUARD), once=mode is Mode.PLAIN_ONCE, memo=_Memo(guarded, None))
         choice = self.algorithm.choose(signals)
         if mode is Mode.PROBE:
             probes = np.where(choice.depths > 0, int(Reason.PROBE), choice.reasons)
@@ -73,10 +82,11 @@ class ComposedPolicy(Policy):
             # Rows that run at a lowered limit have it as their reason.
             bound = (choice.depths == lowered) & (lowered < np.minimum(limits, self.max_depth))
             choice = replace(choice, reasons=np.where(bound, int(Reason.CEILING), choice.reasons))
-        return self._decision(choice, signals)
+        return replace(self._decision(choice, signals), memo=_Memo(guarded, choice.memo))
 
-    def learn(self, record: RoundRecord) -> None:
-        self.algorithm.learn(record)
+    def learn(self, record: RoundRecord, memo: object = None) -> None:
+        guarded, chosen = memo if isinstance(memo, _Memo) else _Memo(None, None)
+        self.algorithm.learn(record, chosen)
         self.stop.learn(record)
         for task, rule in self.task_stops.items():
             of_task = record.tasks == task
@@ -84,8 +94,8 @@ class ComposedPolicy(Policy):
                 rule.learn(record.take(np.flatnonzero(of_task)))
         if self.values is not None:
             self.values.learn(record)
-        if self.guard is not None:
-            self.guard.after(record)
+        if self.guard is not None and guarded is not None:
+            self.guard.learn(record, guarded)
 
     def state(self) -> dict[str, FloatArray]:
         """The algorithm's state, and under prefixed names those of stop rules and `values`.

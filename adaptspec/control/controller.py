@@ -5,7 +5,7 @@
     decision = controller.decide(signals)   # once per round, also with no decoding rows
     ...                                     # draft, verify, commit
     controller.finish(row)                  # before or after the learn of its last round
-    controller.learn(record)                # once per round, with its decision's number; corrects the cost model too
+    controller.learn(record)                # once per round, with its decision; corrects the cost model too
 
 The tasks of rows are those of their requests at `start`. `Decision.drafter` indexes the engine's drafters. Where
 deciding takes much of a round's time, by a `timer`, decisions are reused (see `DecisionCache`). Policies then learn
@@ -31,7 +31,7 @@ from adaptspec.control.rows import DrafterNumbers, Rows, decide_by_group, learn_
 from adaptspec.control.tasks import TaskNames
 from adaptspec.errors import ConfigError, UnknownModelError
 from adaptspec.request import Request
-from adaptspec.rounds import Decision, Reason, RoundRecord, StopTable
+from adaptspec.rounds import Decision, PolicyPart, Reason, RoundRecord, StopTable
 
 
 def untimed() -> float:
@@ -47,7 +47,6 @@ class _Slot:
     policy: Policy
     numbers: DrafterNumbers
     running: int = 0  # rows
-    since: int = 0  # the last decision before the policy came here
 
 
 class Controller:
@@ -209,10 +208,8 @@ class Controller:
         if not len(record.rows):
             return
         self._cache.observe("round", record.total_seconds)
-        if len(record.policies) != len(record.rows):
-            rows = self._rows  # a decision from elsewhere: use the policies that the rows have now
-            record = replace(record, tasks=rows.tasks[record.rows], policies=rows.policies[record.rows])
-        self._buffer.append(partial(self._learn, record))
+        record, policies = self._attributed(record)
+        self._buffer.append(partial(self._learn, record, policies))
         self._buffered_rounds += 1
         if self._cache.expired:
             self.learn_buffered()
@@ -247,25 +244,44 @@ class Controller:
         self._decided += 1
         signals.number, signals.tasks = self._decided, rows.tasks
         decision = decide_by_group(rows.policies, self._decide_one, signals)
-        decision.number, decision.tasks, decision.policies = self._decided, rows.tasks, rows.policies
-        if self._rows.with_thresholds:
-            decision.stop = _with_floors(decision.stop, rows.thresholds)
-        return decision
+        return replace(
+            decision,
+            stop=_with_floors(decision.stop, rows.thresholds) if self._rows.with_thresholds else decision.stop,
+            number=self._decided,
+            tasks=rows.tasks,
+            policies=rows.policies,
+            requests=rows.requests,
+        )
 
-    def _learn(self, record: RoundRecord) -> None:
+    def _attributed(self, record: RoundRecord) -> tuple[RoundRecord, IntArray]:
+        """The round and the policies of its rows [B]; the round says which requests still have their rows."""
+        rows, decision = self._rows, record.decision
+        if decision is None or not decision.number:  # made elsewhere: use what the rows have now
+            return replace(record, tasks=rows.tasks[record.rows]), rows.policies[record.rows]
+        policies, requests = decision.policies, decision.requests
+        if record.index is not None:
+            policies, requests = policies[record.index], requests[record.index]
+        running = rows.requests[record.rows] == requests
+        return record if running.all() else replace(record, running=running), policies
+
+    def _learn(self, record: RoundRecord, policies: IntArray) -> None:
         if self._cost is not None:
             self._cost.observe_record(record, self._drafters)
-        learn_by_group(record.policies, self._teach, record)
+        learn_by_group(policies, self._teach, record)
 
-    def _teach(self, which: int, record: RoundRecord) -> None:
-        if which == UNDECIDED:
+    def _teach(self, number: int, record: RoundRecord) -> None:
+        if number == UNDECIDED:
             return
-        slot = self._slots[which]
-        if not 0 < record.decision <= slot.since:  # else it comes late, and is of another policy that was here
-            slot.policy.learn(slot.numbers.record(record))
+        slot, memo = self._slots[number], None
+        if record.decision is not None and record.decision.number:
+            part = next(part for part in record.decision.parts if part.number == number)
+            if part.policy is not slot.policy:  # the outcome comes late: another policy has taken its number
+                return
+            memo = part.memo
+        slot.policy.learn(slot.numbers.record(record), memo)
 
     def _put(self, name: str, policy: Policy, wanted: Collection[str]) -> None:
-        new = _Slot(name, policy, self._numbers(name, policy), since=self._decided)
+        new = _Slot(name, policy, self._numbers(name, policy))
         self._cache.clear()
         kept = {*self.policies, *wanted}
         usable = [slot for slot in self._slots if slot.name == name or not (slot.name in kept or slot.running)]
@@ -281,13 +297,16 @@ class Controller:
             self._slots[which] = new
         self.policies = {**self.policies, name: policy}
 
-    def _decide_one(self, which: int, signals: BatchSignals) -> Decision:
+    def _decide_one(self, number: int, signals: BatchSignals) -> Decision:
         """A policy's decision in the engine's drafter numbers."""
-        slot = self._slots[which]
+        slot = self._slots[number]
         decision = slot.numbers.decided(slot.policy, signals)
-        decision.reasons = self._explain_limits(decision, signals, slot.policy.max_depth)
-        decision.watched = () if slot.policy.search_depth == 0 else slot.numbers.watched
-        return decision
+        return replace(
+            decision,
+            reasons=self._explain_limits(decision, signals, slot.policy.max_depth),
+            watched=() if slot.policy.search_depth == 0 else slot.numbers.watched,
+            parts=(PolicyPart(number, slot.policy, decision.memo),),
+        )
 
     def _explain_limits(self, decision: Decision, signals: BatchSignals, max_depth: int) -> IntArray:
         """Rows that run at their limit do so because of it: the request's own, or the lack of room."""

@@ -107,11 +107,11 @@ class Explorer:
         for budget in self._budgets.values():
             budget.seconds += budget.share * record.total_seconds
         self._reading += _READING_SHARE * record.total_seconds
-        if self._open is None or record.decision < self._open[0]:
+        if self._open is None or record.decision_number < self._open[0]:
             return
         number, trial = self._open
         self._open = None  # a round that never came is not waited for
-        if record.decision == number:
+        if record.decision_number == number:
             self._settle(trial, record)
 
     def _settle(self, trial: Trial, record: RoundRecord) -> None:

@@ -11,7 +11,7 @@ from pydantic import Field
 from adaptspec.control.cost_model import CostModel
 from adaptspec.control.language.schema import Part, Short, without_default
 from adaptspec.control.limits import BatchLimits
-from adaptspec.control.policy import BatchSignals, Pending
+from adaptspec.control.policy import BatchSignals
 from adaptspec.control.round_work import batch_bucket
 from adaptspec.rounds import RoundRecord
 
@@ -73,6 +73,14 @@ class Mode(Enum):
     PLAIN_ONCE = "plain once"  # a single round without speculation, to renew the baseline
 
 
+class Guarded(NamedTuple):
+    """What the guard decided of a round: what it lets it do, and the baseline that the round goes by."""
+
+    mode: Mode
+    baseline: Baseline
+    rows: int  # 0 where prompts or rows of other policies share the round: its seconds are not comparable
+
+
 class Guard:
     """Speculation is switched off where it is measurably slower than plain decoding; off is recoverable.
 
@@ -84,7 +92,7 @@ class Guard:
     last may pay on this one.
 
     A round is booked under the mode and baseline of its decision, even if its record comes late. A round that was
-    decided before a switch is not counted after it; one that was decided without a guard is ignored.
+    decided before a switch is not counted after it.
 
     Nothing of it is kept over a restart: to find out anew costs some plain rounds' time, to believe what another hour
     or machine measured could cost an hour.
@@ -104,18 +112,18 @@ class Guard:
         self._resets = cost.resets
         self._window = _Window()
         self._priced, self._price_age = (0, 0.0), 0  # rows, and seconds of a plain round of them; rounds
-        self._baselines: dict[int, _Baseline] = {}
-        self._baseline = _Baseline()
-        self._pending: Pending[_Decided] = Pending()
+        self._baselines: dict[int, Baseline] = {}
+        self._baseline = Baseline()
 
     def start(self, row: int) -> None:  # noqa: ARG002 - whichever row it is
         self._priced = 0, 0.0  # its context may be another
         self._left *= 1.0 - 0.5 / max(1, self._rows)
 
-    def mode(self, signals: BatchSignals) -> Mode:
+    def decide(self, signals: BatchSignals) -> Guarded:
+        """What the coming round may do; `learn` takes it back with the round's record."""
         if signals.round_size != self._rows:
             self._rows = signals.round_size
-            self._baseline = self._baselines.setdefault(batch_bucket(self._rows), _Baseline())
+            self._baseline = self._baselines.setdefault(batch_bucket(self._rows), Baseline())
         if self._mode is Mode.OFF and self._left <= 0.0:
             self._mode, self._probed, self._window = Mode.PROBE, 0, _Window()
         mode = self._mode
@@ -123,14 +131,10 @@ class Guard:
             mode, self._baseline.stale = Mode.PLAIN_ONCE, 0  # once, even if the next is decided before its outcome
             self._baseline.renewals += 1
         rows = 0 if signals.other_rows or signals.prefill_tokens else len(signals.rows)
-        self._pending.put(signals.number, _Decided(mode, self._baseline, rows))
-        return mode
+        return Guarded(mode, self._baseline, rows)
 
-    def after(self, record: RoundRecord) -> None:
-        """Note a round. It counts for the batch that `mode` saw: rows of other policies are not in the record."""
-        decided = self._pending.get(record.decision)
-        if decided is None:
-            return
+    def learn(self, record: RoundRecord, decided: Guarded) -> None:
+        """Learn from a round. It counts for the batch that `decide` saw: rows of other policies are not recorded."""
         if self._cost.resets != self._resets:  # plain rounds measure best
             self._resets = self._cost.resets
             for baseline in self._baselines.values():
@@ -152,7 +156,7 @@ class Guard:
         elif drafted:
             self._judge()
 
-    def _measure(self, record: RoundRecord, baseline: _Baseline) -> None:
+    def _measure(self, record: RoundRecord, baseline: Baseline) -> None:
         window = self._window
         plain = self._plain_seconds(record) * baseline.ratio
         window.add(int(record.emitted.sum()) / len(record.rows), record.total_seconds / plain)
@@ -163,7 +167,7 @@ class Guard:
             self._priced = rows, self._cost.plain_seconds(rows, int(record.context.sum()))
         return self._priced[1]
 
-    def _after_plain(self, record: RoundRecord, decided: _Decided) -> None:
+    def _after_plain(self, record: RoundRecord, decided: Guarded) -> None:
         if decided.baseline.stale or decided.mode is Mode.PLAIN_ONCE:
             # This round renews the baseline: price it afresh, not by a cached price.
             decided.baseline.stale, self._priced = 0, (0, 0.0)
@@ -249,7 +253,7 @@ class _Window:
         return math.sqrt(max(spread, 0.0) * self.rounds / (self.rounds - 1)) / self._spent
 
 
-class _Baseline:
+class Baseline:
     """What plain rounds really took over what the cost model predicts, at batch sizes that are alike."""
 
     def __init__(self) -> None:
@@ -269,11 +273,3 @@ class _Baseline:
             return self.stale >= _FIRST_RENEWAL
         wait = min(_FIRST_RENEWAL << self.renewals, _LAST_RENEWAL)
         return self.stale >= max(wait, gain / _RENEWAL_SHARE)
-
-
-class _Decided(NamedTuple):
-    """What held when a round was decided: what it was let do, and the baseline it goes by."""
-
-    mode: Mode
-    baseline: _Baseline
-    rows: int  # 0 where prompts or other policies' rows shared the round: its seconds are not comparable

@@ -43,15 +43,15 @@ class StatedAcceptance(Learner):
         kept = np.cumsum(np.cumprod(rates, axis=1), axis=1)
         return np.concatenate((np.zeros((len(kept), 1)), kept), axis=1)
 
-    def note(self, which: int, record: RoundRecord, rows: IntArray) -> None:
-        """What it found as drafter `which`, taken or not. `rows` [B]: the round's, -1 where the request has ended."""
+    def note(self, which: int, record: RoundRecord) -> None:
+        """What it found as drafter `which`, taken or not."""
         if record.stated is None:
             return
         chains = record.chains(which)
-        confidence = self._within(record.stated, which, len(rows))
+        confidence = self._within(record.stated, which, len(record.rows))
         drafted = np.minimum(chains.drafted, self._depth)
         kept = np.minimum(chains.accepted, drafted)
-        self._pending.append((confidence, rows.copy(), record.tasks, drafted, kept))
+        self._pending.append((confidence, record.current_rows.copy(), record.tasks, drafted, kept))
         if len(self._pending) >= _ROUNDS:
             self.settle()
 
@@ -100,9 +100,10 @@ class NgramAcceptance(Learner):
         kept = np.cumsum(np.cumprod(rates, axis=1), axis=1)
         return np.concatenate((np.zeros((len(kept), 1)), kept), axis=1)
 
-    def note(self, which: int, record: RoundRecord, rows: IntArray) -> None:
+    def note(self, which: int, record: RoundRecord) -> None:
         """See `StatedAcceptance.note`; in plain numbers, in a fifth of the time where rounds are shortest."""
-        main, found, right = record.main_chains(), [-1] * len(rows), [-1] * len(rows)
+        rows, main = record.current_rows, record.main_chains()
+        found, right = [-1] * len(rows), [-1] * len(rows)
         if record.shadow is not None and record.shadow_drafted is not None:
             found, right = record.shadow_drafted[which].tolist(), record.shadow[which].tolist()
         run, before = self.run, len(self._pending)

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Generic, TypeVar
 
 import numpy as np
 
 from adaptspec.arrays import FloatArray, IntArray
 from adaptspec.errors import StateError
 from adaptspec.rounds import Decision, RoundRecord
-
-T = TypeVar("T")
 
 
 @dataclass(eq=False, slots=True)
@@ -65,26 +62,6 @@ class BatchSignals:
             self.number,
             None if self.stated is None else self.stated[:, index],
         )
-
-
-class Pending(Generic[T]):
-    """What is to be known of decisions when their outcomes come, by number.
-
-    Several rounds may run by one decision, and the outcome of a round may never come: the oldest decisions are evicted.
-    """
-
-    def __init__(self, max_decisions: int = 64) -> None:
-        self._max_decisions = max_decisions
-        self._known: dict[int, T] = {}
-
-    def put(self, number: int, known: T) -> None:
-        if len(self._known) >= self._max_decisions:
-            self._known.pop(next(iter(self._known)))
-        self._known[number] = known
-
-    def get(self, number: int) -> T | None:
-        """What was put for a decision; None if nothing was, or it was evicted."""
-        return self._known.get(number)
 
 
 class Learner:
@@ -173,9 +150,10 @@ class Policy(Learner):
         """Choose depths (0 <= depth <= limits) for these rows; the decision is the caller's to complete."""
         raise NotImplementedError
 
-    def learn(self, record: RoundRecord) -> None:
-        """Take note of a round in which this policy's rows ran (and only its rows are listed).
+    def learn(self, record: RoundRecord, memo: object = None) -> None:
+        """Learn from a round in which this policy's rows ran; only its rows are listed.
 
-        `drafter` and `shadow` count this policy's drafters first, in its order, as `BatchSignals.cache_gap` does.
-        Seconds, steps and tokens of the verify pass are those of the whole round.
+        `memo` is that of the policy's decision (see `Decision.memo`); None where the round ran by no decision of this
+        policy. `drafter` and `shadow` count this policy's drafters first, in its order, as `BatchSignals.cache_gap`
+        does. Seconds, steps and tokens of the verify pass are those of the whole round.
         """

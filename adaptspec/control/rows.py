@@ -87,10 +87,12 @@ class DrafterNumbers:
     def decided(self, policy: Policy, signals: BatchSignals) -> Decision:
         """What the policy decides, in the engine's numbers."""
         decision = policy.decide(self.signals(signals))
-        decision.drafter = self.drafter(decision.drafter)
-        if decision.union is not None:
-            decision.union = Union(self.drafter(decision.union.drafter), decision.union.depths)
-        return decision
+        if self.alike:
+            return decision
+        union = decision.union
+        if union is not None:
+            union = Union(self.drafter(union.drafter), union.depths)
+        return replace(decision, drafter=self.drafter(decision.drafter), union=union)
 
     def record(self, record: RoundRecord) -> RoundRecord:
         """For the policy: a round in its own numbers. A drafter it does not have (any more) becomes its first."""
@@ -148,6 +150,7 @@ def _joined(parts: Sequence[tuple[IntArray, Decision]], rows: int) -> Decision:
         tree=TreeTable.stacked([(index, part.tree) for index, part in parts], rows),
         union=Union.stacked([(index, part.union) for index, part in parts], rows),
         once=any(part.once for _, part in parts),
+        parts=tuple(one for _, part in parts for one in part.parts),
     )
 
 

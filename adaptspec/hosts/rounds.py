@@ -142,7 +142,7 @@ def round_of(done: TimedStep, number: int, costs: CostModel, *, reads_along: boo
     if decision is None:
         return None
     depths, expected = chosen.depths, decision.expected
-    reasons, drafter, tasks, policies = decision.reasons, decision.drafter, decision.tasks, decision.policies
+    reasons, drafter, tasks, index = decision.reasons, decision.drafter, decision.tasks, None
     if done.serials is not chosen.serials and not np.array_equal(done.serials, chosen.serials):
         order = np.argsort(chosen.serials)
         index = order[np.minimum(np.searchsorted(chosen.serials, done.serials, sorter=order), len(order) - 1)]
@@ -151,8 +151,8 @@ def round_of(done: TimedStep, number: int, costs: CostModel, *, reads_along: boo
             return None
         if len(here) < len(index):
             told, context, index = told.take(here), context[here], index[here]
-        depths, reasons, drafter, tasks, policies = (
-            values[index] if len(values) else values for values in (depths, reasons, drafter, tasks, policies)
+        depths, reasons, drafter, tasks = (
+            values[index] if len(values) else values for values in (depths, reasons, drafter, tasks)
         )
         expected = None if expected is None else expected.take(index)
     expected_seconds = costs.seconds(work)
@@ -188,7 +188,7 @@ def round_of(done: TimedStep, number: int, costs: CostModel, *, reads_along: boo
         total_seconds=whole,
         expected=expected,
         ended=done.ended,
-        decision=decision.number,
+        decision=decision,
+        index=index,
         tasks=tasks,
-        policies=policies,
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import ClassVar, Literal
 
 import numpy as np
@@ -9,7 +10,7 @@ from pydantic import Field
 
 from adaptspec.arrays import FloatArray, IntArray
 from adaptspec.control.algorithms.algorithm import AlgorithmSpec, Choice, OneDepth, Parts
-from adaptspec.control.policy import BatchSignals, Pending
+from adaptspec.control.policy import BatchSignals
 from adaptspec.rounds import Reason, RoundRecord
 
 _SMOOTHING = 0.05  # weight of the newest round in the moving average of tokens per second
@@ -29,7 +30,6 @@ class EpsilonGreedy(OneDepth):
         super().__init__(max(depths, default=0))
         self._depths = depths or (0,)
         self._epsilon, self._rng = epsilon, np.random.default_rng(seed)
-        self._pending: Pending[int] = Pending()
         self._reset()
 
     def _reset(self, cooldown: int = 0) -> None:
@@ -41,14 +41,14 @@ class EpsilonGreedy(OneDepth):
         """One depth for all rows of the coming round, in each row at most its limit."""
         exploring = self._rng.random() < self._epsilon
         arm = int(self._rng.integers(len(self._depths)) if exploring else self._means.argmax())
-        self._pending.put(signals.number, arm)
-        return self.alike(signals, self._depths[arm], Reason.EXPLORE if exploring else Reason.POLICY)
+        choice = self.alike(signals, self._depths[arm], Reason.EXPLORE if exploring else Reason.POLICY)
+        return replace(choice, memo=arm)  # comes back with the record of the round
 
-    def learn(self, record: RoundRecord) -> None:
+    def learn(self, record: RoundRecord, memo: object = None) -> None:
         """Credit a round to the depth that it was decided with. Rounds that also read prompts are not comparable."""
-        arm = self._pending.get(record.decision)
-        if arm is None or record.prefill_tokens:
+        if not isinstance(memo, int) or record.prefill_tokens:
             return
+        arm = memo
         speed = float(record.emitted.sum()) / record.total_seconds
         self._rounds[arm] += 1
         self._means[arm] += (speed - self._means[arm]) / self._rounds[arm]

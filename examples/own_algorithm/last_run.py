@@ -30,7 +30,7 @@ class LastRun(Algorithm):
         depths = np.minimum(self._depth[signals.rows], signals.limits)
         return Choice(depths, np.full_like(depths, int(Reason.POLICY)))
 
-    def learn(self, record: RoundRecord) -> None:
+    def learn(self, record: RoundRecord, memo: object = None) -> None:  # noqa: ARG002 - no choice has one
         """Take note of a round; rows that drafted nothing say nothing."""
         drafted = record.drafted > 0
         rows = record.rows[drafted]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -134,16 +135,15 @@ def branching(width: int, nodes: int, *, beam: bool) -> Branch:
 
     def branch(decision: Decision) -> Decision:
         rows = len(decision.depths)
-        if rows and decision.depths.any():
-            chances = np.broadcast_to(0.6 * 0.5 ** np.arange(4.0)[:, None], (rows, 4, 1))
-            size = np.full(rows, width), np.full(rows, nodes)
-            decision.tree = TreeTable(*size, np.full(rows, 0.05), chances)
-            if beam:
-                one = np.ones((rows, 1))
-                decision.stop = StopTable(
-                    survival=0.08 * one, calibration=0.6 * one, unstated=0.6 * one, worth=one, step=0.01 * one
-                )
-        return decision
+        if not rows or not decision.depths.any():
+            return decision
+        chances = np.broadcast_to(0.6 * 0.5 ** np.arange(4.0)[:, None], (rows, 4, 1))
+        tree = TreeTable(np.full(rows, width), np.full(rows, nodes), np.full(rows, 0.05), chances)
+        if not beam:
+            return replace(decision, tree=tree)
+        one = np.ones((rows, 1))
+        stop = StopTable(survival=0.08 * one, calibration=0.6 * one, unstated=0.6 * one, worth=one, step=0.01 * one)
+        return replace(decision, tree=tree, stop=stop)
 
     return branch
 

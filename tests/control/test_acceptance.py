@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from adaptspec.arrays import FloatArray, IntArray
-from adaptspec.control.acceptance import Acceptance, AcceptanceSettings, Calibration, Continuation, PendingRecords
+from adaptspec.control.acceptance import Acceptance, AcceptanceSettings, Calibration, Continuation, RecordBuffer
 from adaptspec.control.model_free_acceptance import NgramAcceptance
 from adaptspec.rounds import RoundRecord
 from tests.control.helpers import note, record
@@ -125,20 +125,17 @@ def test_what_ngrams_teach_stays_with_its_task() -> None:
 
 def test_rounds_are_of_the_requests_that_ran_them() -> None:
     """What is learned later, when another request has the row, is not that one's: its task's alone."""
-    pending = PendingRecords(2, 3)
-    pending.start(0)
-    pending.start(1)
-    pending.add(replace(record([2, 2], [1, 1], tasks=[1, 1]), decision=1))
-    pending.decided(2)
-    pending.start(0)
-    pending.decided(3)
-    for number, task in ((2, 1), (3, 2)):  # the outcome of the second comes late
-        pending.add(replace(record([2, 2], [1, 1], tasks=[task, 1]), decision=number))
-    lot = pending.taken()
+    buffer = RecordBuffer(3)
+    buffer.add(record([2, 2], [1, 1], tasks=[1, 1]))
+    buffer.start(0)
+    late = record([2, 2], [1, 1], tasks=[1, 1])
+    buffer.add(replace(late, running=np.array([False, True])))
+    buffer.add(record([2, 2], [1, 1], tasks=[2, 1]))
+    lot = buffer.taken()
     assert lot is not None
     assert lot.rows.tolist() == [-1, 1, -1, 1, 0, 1]
     assert lot.tasks.tolist() == [1, 1, 1, 1, 2, 1]
-    assert pending.taken() is None
+    assert buffer.taken() is None
     known = Acceptance(2, 3, 3)
     known.observe(lot.rows[:1], lot.tasks[:1], np.array([1]), np.array([0]))
     usual = known.of_tasks(np.array([0, 0]))

@@ -33,7 +33,7 @@ class Watcher(ComposedPolicy):
     def finish(self, row: int) -> None:
         self.live.remove(row)
 
-    def learn(self, record: RoundRecord) -> None:
+    def learn(self, record: RoundRecord, memo: object = None) -> None:
         self.told.append(record)
 
 
@@ -70,7 +70,7 @@ def test_running_requests_move_to_the_new_policy() -> None:
     assert (old.live, other.live, new.live) == (set(), {1}, {0, 2})
     decision = one.decide(signals([7, 7, 4]))
     assert decision.depths.tolist() == [5, 1, 4]
-    one.learn(replace(record([5, 1, 4], [5, 1, 4]), decision=decision.number))
+    one.learn(replace(record([5, 1, 4], [5, 1, 4]), decision=decision))
     one.finish(0)
     assert (len(old.told), len(new.told), new.live) == (0, 1, {2})
 

@@ -40,7 +40,7 @@ class Recorder(ComposedPolicy):
         self.asked.append(signals)
         return super().decide(signals)
 
-    def learn(self, record: RoundRecord) -> None:
+    def learn(self, record: RoundRecord, memo: object = None) -> None:
         self.told.append(record)
 
     def start(self, row: int) -> None:
@@ -89,10 +89,11 @@ def test_a_late_outcome_is_its_own_requests() -> None:
     controller.start(0, request("shallow", task="code"))
     decision = controller.decide(signals([7]))
     controller.start(0, request("deep"))
-    told = replace(record([1], [1]), tasks=decision.tasks, policies=decision.policies, decision=decision.number)
+    told = replace(record([1], [1]), tasks=decision.tasks, decision=decision)
     controller.learn(told)
     assert not deep.told
     assert shallow.told[0].tasks.tolist() == [1]
+    assert shallow.told[0].current_rows.tolist() == [-1]
 
 
 def test_a_late_outcome_is_not_told_to_a_policy_that_came_in_place() -> None:
@@ -102,12 +103,11 @@ def test_a_late_outcome_is_not_told_to_a_policy_that_came_in_place() -> None:
     decision = controller.decide(signals([7]))
     new = Recorder(2)
     controller.adopt("deep", new)
-    told = replace(record([5], [5]), tasks=decision.tasks, policies=decision.policies, decision=decision.number)
+    told = replace(record([5], [5]), tasks=decision.tasks, decision=decision)
     controller.learn(told)
     assert not deep.told
     assert not new.told
-    controller.decide(signals([7]))
-    controller.learn(replace(told, decision=decision.number + 1))
+    controller.learn(replace(told, decision=controller.decide(signals([7]))))
     assert len(new.told) == 1
 
 

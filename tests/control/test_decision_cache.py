@@ -54,7 +54,7 @@ class Noted(Policy):
         zeros = np.zeros_like(depths)
         return Decision(depths, np.full_like(depths, int(self.reason)), zeros, stop, once=self.once)
 
-    def learn(self, record: RoundRecord) -> None:
+    def learn(self, record: RoundRecord, memo: object = None) -> None:
         self.learned.append(record.number)
         if self.fails(record):
             raise ValueError(f"round {record.number}")
@@ -87,9 +87,8 @@ class World:
             replace(
                 done,
                 number=self.rounds,
-                decision=decision.number,
+                decision=decision,
                 tasks=decision.tasks,
-                policies=decision.policies,
                 total_seconds=ROUND,
             )
         )
@@ -176,7 +175,7 @@ def test_without_a_timer_each_round_is_decided_and_learned_at_once() -> None:
     controller.start(0, Request("r", (1,)))
     for number in range(1, WARMED_UP):
         decision = controller.decide(signals([64]))
-        controller.learn(replace(record([5], [0]), number=number, decision=decision.number))
+        controller.learn(replace(record([5], [0]), number=number, decision=decision))
         assert (decision.number, policy.learned[-1]) == (number, number)
 
 
@@ -259,7 +258,7 @@ def test_a_baseline_is_a_single_round_where_decisions_are_reused() -> None:
         reasons.append(int(decision.reasons[0]))
         numbers.append(decision.number)
         depths = decision.depths.tolist()
-        controller.learn(replace(record(depths, depths), decision=decision.number))
+        controller.learn(replace(record(depths, depths), decision=decision))
     lengths = [len(list(rounds)) for reason, rounds in groupby(reasons) if reason == int(Reason.GUARD)]
     assert lengths
     assert set(lengths) == {1}

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from adaptspec.control.explorer import Explorer, Trial
-from tests.control.helpers import record
+from tests.control.helpers import decided, record
 
 ROW = np.array([0])
 NOTHING = np.zeros(1)
@@ -39,7 +39,7 @@ def live(explorer: Explorer, rounds: int, cost: float, *, keeps: int = 0, first:
             explorer.open(number, Trial("draft", ROW, False, 1.0, 0.0, 1.0 + cost, 0.0, np.ones(1)))
             seconds += cost
         drafted = int(affords)
-        explorer.learn(replace(record([drafted], [keeps * drafted]), total_seconds=seconds, decision=number))
+        explorer.learn(decided(number, replace(record([drafted], [keeps * drafted]), total_seconds=seconds)))
     return tried
 
 
@@ -87,9 +87,9 @@ def test_a_trial_waits_for_its_own_round_and_for_no_other() -> None:
     explorer = Explorer()
     explorer.affordable("draft", 1.0, 0.5, NOTHING, NOTHING)
     explorer.open(5, Trial("draft", ROW, False, 1.0, 0.0, 1.5, 0.0, np.ones(1)))
-    explorer.learn(replace(record([0], [0]), decision=4))
+    explorer.learn(decided(4, record([0], [0])))
     assert explorer.waiting
-    explorer.learn(replace(record([0], [0]), decision=6))
+    explorer.learn(decided(6, record([0], [0])))
     assert not explorer.waiting
 
 
@@ -100,8 +100,8 @@ def test_a_trial_that_has_only_read_so_far_goes_on() -> None:
     for number, left in enumerate((3.0, 2.0, 1.0), start=401):
         assert len(explorer.affordable("draft", 1.0, 0.2, np.array([left]), NOTHING))
         explorer.open(number, Trial("draft", ROW, False, 1.0, 0.0, 1.2 + left, 0.0, np.ones(1)))
-        reading = replace(record([0], [0], depths=[1]), caught_up=512, total_seconds=2.0, decision=number)
-        explorer.learn(reading)
+        reading = replace(record([0], [0], depths=[1]), caught_up=512, total_seconds=2.0)
+        explorer.learn(decided(number, reading))
     assert len(explorer.affordable("draft", 1.0, 0.2, NOTHING, NOTHING))
 
 
@@ -121,7 +121,7 @@ def test_a_stall_is_not_charged_to_a_trial() -> None:
         explorer = Explorer()
         explorer.affordable("draft", 1.0, 0.5, NOTHING, NOTHING)
         explorer.open(1, Trial("draft", ROW, False, 1.0, 0.0, 1.5, 0.0, np.ones(1)))
-        explorer.learn(replace(record([1], [0]), total_seconds=seconds, decision=1))
+        explorer.learn(decided(1, replace(record([1], [0]), total_seconds=seconds)))
         waits.append(live(explorer, 2000, 0.5, first=2).index(True))
     assert waits[1] <= waits[0]
 
@@ -132,5 +132,5 @@ def test_the_time_of_prompts_is_not_charged_to_a_trial(shared: bool) -> None:
     explorer = with_budget(2.0)
     explorer.affordable("draft", 1.0, 0.5, NOTHING, NOTHING)
     explorer.open(1, Trial("draft", ROW, shared, 1.0, 0.0, 1.5, 0.0, np.ones(1)))
-    explorer.learn(replace(record([1], [1]), total_seconds=2.9, decision=1))
+    explorer.learn(decided(1, replace(record([1], [1]), total_seconds=2.9)))
     assert (len(explorer.affordable("draft", 1.0, 2.0, NOTHING, NOTHING)) > 0) == shared

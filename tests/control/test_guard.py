@@ -18,6 +18,8 @@ from tests.control.helpers import QUIET, record, signals, table
 from tests.fakes import array
 
 SLOWER = GuardSpec.model_validate({"never-slower": {}})
+HEAD = "apiVersion: adaptspec.dev/v1\nkind: SpeculationPolicy\nmetadata: {name: mine}\n"
+SWITCH = "guard: {max-batch-size: 1, never-slower: {}, probe: {after-tokens: 64}}"
 LOSING, WINNING, PLAIN = record([3], [0]), record([3], [3]), record([0], [0])
 
 
@@ -25,9 +27,9 @@ def drive(guard: Guard, rounds: int, speculating: RoundRecord) -> list[Mode]:
     """Rounds of an obedient engine: speculate when allowed, else decode plainly."""
     seen = []
     for _ in range(rounds):
-        mode = guard.mode(signals([7]))
-        seen.append(mode)
-        guard.after(speculating if mode in (Mode.RUN, Mode.PROBE) else PLAIN)
+        decided = guard.decide(signals([7]))
+        seen.append(decided.mode)
+        guard.learn(speculating if decided.mode in (Mode.RUN, Mode.PROBE) else PLAIN, decided)
     return seen
 
 
@@ -40,13 +42,12 @@ def test_losing_windows_switch_off() -> None:
 def late(guard: Guard, sizes: Sequence[int], told: Callable[[Mode, int], RoundRecord], after: int = 1) -> list[Mode]:
     """Rounds of so many rows each, told of when `after` more have been decided."""
     seen, waiting = [], []
-    for number, size in enumerate(sizes, 1):
-        asked = signals([7] * size)
-        asked.number = number
-        seen.append(guard.mode(asked))
-        waiting.append(replace(told(seen[-1], size), decision=number))
+    for size in sizes:
+        decided = guard.decide(signals([7] * size))
+        seen.append(decided.mode)
+        waiting.append((told(decided.mode, size), decided))
         if len(waiting) > after:
-            guard.after(waiting.pop(0))
+            guard.learn(*waiting.pop(0))
     return seen
 
 
@@ -65,12 +66,11 @@ def test_every_round_that_runs_by_one_decision_counts() -> None:
     rules = {"never-slower": {"window-rounds": 3, "losing-windows": 1}, "probe": {"after-tokens": 64}}
     guard = Guard(GuardSpec.model_validate(rules), table())
     modes = []
-    for number in range(1, 20):
-        asked = signals([7])
-        asked.number = number
-        modes.append(guard.mode(asked))
+    for _ in range(19):
+        decided = guard.decide(signals([7]))
+        modes.append(decided.mode)
         for _ in range(8):
-            guard.after(replace(PLAIN if modes[-1] is Mode.OFF else LOSING, decision=number))
+            guard.learn(PLAIN if decided.mode is Mode.OFF else LOSING, decided)
     assert [len(list(rounds)) for _, rounds in groupby(modes)][:2] == [1, 8]
 
 
@@ -93,12 +93,13 @@ def test_one_plain_round_renews_the_baseline_however_late_it_is_told_of(after: i
     assert 2 <= modes.count(Mode.PLAIN_ONCE) < 0.03 * len(modes)
 
 
-def test_rounds_that_it_did_not_decide_are_nothing_to_it() -> None:
-    """Another arm's, or those in which nobody may draft."""
-    guard = Guard(SLOWER, table())
-    for number in range(1, 100):
-        guard.after(replace(LOSING, decision=number))
-    assert guard.mode(signals([7])) is Mode.RUN
+def test_rounds_that_were_decided_without_the_guard_are_not_counted() -> None:
+    """Those in which no row may draft, and those of another policy."""
+    spec = parse_policy_spec(f"{HEAD}spec: {{choose: {{algorithm: static, depth: 3}}, {SWITCH}}}")
+    policy = build_policy(spec, table(), 1)
+    for _ in range(100):
+        policy.learn(LOSING)
+    assert policy.decide(signals([7])).depths.tolist() == [3]
 
 
 def test_rounds_that_requests_left_meanwhile_are_not_measured() -> None:
@@ -193,8 +194,9 @@ def test_rounds_shared_with_other_policies_or_prompts_are_not_measured() -> None
     for around in ({"other_rows": 3}, {"prefill": 100}):
         guard = Guard(SLOWER, table())
         for _ in range(100):
-            assert guard.mode(signals([7], **around)) in (Mode.RUN, Mode.PLAIN_ONCE)
-            guard.after(LOSING)
+            decided = guard.decide(signals([7], **around))
+            assert decided.mode in (Mode.RUN, Mode.PLAIN_ONCE)
+            guard.learn(LOSING, decided)
 
 
 def test_a_long_pause_that_was_caught_up_is_not_held_against_drafts() -> None:
@@ -217,13 +219,14 @@ def test_luck_in_a_probe_starts_no_oscillation() -> None:
     guard = Guard(SLOWER, table())
     rounds, probing, starts = [], 0, []
     for number in range(6000):
-        mode = guard.mode(signals([7]))
+        decided = guard.decide(signals([7]))
+        mode = decided.mode
         rounds.append(mode)
         probing = probing + 1 if mode is Mode.PROBE else 0
         starts += [number] if probing == 1 else []
         # Probes of six rounds win, everything after them loses.
         speculating = WINNING if mode is Mode.PROBE else LOSING
-        guard.after(speculating if mode in (Mode.RUN, Mode.PROBE) else PLAIN)
+        guard.learn(speculating if mode in (Mode.RUN, Mode.PROBE) else PLAIN, decided)
     gaps = np.diff(starts)
     assert (gaps[1:] > 1.5 * gaps[:-1]).all()
     assert rounds.count(Mode.OFF) > 0.9 * len(rounds)
@@ -235,7 +238,7 @@ def test_a_request_among_many_hardly_shortens_the_wait() -> None:
     for rows in (1, 16):
         guard = Guard(SLOWER, table())
         drive(guard, 40, LOSING)
-        guard.mode(signals([7] * rows))
+        guard.decide(signals([7] * rows))
         guard.start(0)
         modes = drive(guard, 100, LOSING)
         waits.append(modes.index(Mode.PROBE))
@@ -247,12 +250,12 @@ def test_the_baseline_is_renewed_when_other_policies_come_in_between() -> None:
     guard = Guard(SLOWER, table())
     pair = record([3, 3], [3, 3])
     for _ in range(8):
-        guard.mode(signals([7, 7]))
-        guard.after(pair)
+        guard.learn(pair, guard.decide(signals([7, 7])))
     seen = []
     for _ in range(20):
-        seen.append(guard.mode(signals([7], other_rows=1)))
-        guard.after(WINNING if seen[-1] is Mode.RUN else PLAIN)
+        decided = guard.decide(signals([7], other_rows=1))
+        seen.append(decided.mode)
+        guard.learn(WINNING if decided.mode is Mode.RUN else PLAIN, decided)
     assert seen.count(Mode.PLAIN_ONCE) <= 2
 
 
@@ -265,8 +268,7 @@ def test_what_plain_rounds_really_take_is_what_drafts_must_beat(plain: int, draf
     wrong = replace(wrong, verify=tuple(tuple(3.0 * seconds for seconds in line) for line in wrong.verify))
     guard = Guard(SLOWER, CostModel(wrong))
     for _ in range(8):
-        guard.mode(signals([7] * plain))
-        guard.after(record([0] * plain, [0] * plain))
+        guard.learn(record([0] * plain, [0] * plain), guard.decide(signals([7] * plain)))
     idle = record([0] * drafting, [0] * drafting)
     losing = replace(record([3] * drafting, [0] * drafting), total_seconds=1.5 * idle.total_seconds)
     modes = late(guard, [drafting] * 60, lambda mode, _: losing if mode is Mode.RUN else idle, 0)
@@ -277,8 +279,7 @@ def test_a_stall_in_a_plain_round_makes_no_drafts_look_good() -> None:
     """It takes a hundred times as long, as it happens to any round, and is not what drafts must beat."""
     guard = Guard(SLOWER, table())
     for times in (*[1.0] * 8, 100.0):
-        guard.mode(signals([7]))
-        guard.after(replace(PLAIN, total_seconds=times * PLAIN.total_seconds))
+        guard.learn(replace(PLAIN, total_seconds=times * PLAIN.total_seconds), guard.decide(signals([7])))
     assert Mode.OFF in drive(guard, 60, LOSING)
 
 
@@ -295,7 +296,8 @@ def test_a_baseline_goes_by_what_the_table_says_when_it_is_taken() -> None:
     assert ratio > 1.5
     plain, winning = record([0], [0], slower=ratio), record([3], [3], slower=ratio)
     for _ in range(300):
-        guard.after(winning if guard.mode(signals([7])) is Mode.RUN else plain)
+        decided = guard.decide(signals([7]))
+        guard.learn(winning if decided.mode is Mode.RUN else plain, decided)
     assert Mode.OFF in drive(guard, 48, record([3], [0], slower=ratio))
 
 
@@ -320,16 +322,17 @@ def test_drafts_are_judged_by_what_plain_rounds_take_where_contexts_are_now() ->
     for number in range(400):
         slower = 1.01**number
         context = array(round((slower - 1.0) * short / profile.per_cached_token))
-        modes.append(guard.mode(signals([7])))
+        decided = guard.decide(signals([7]))
+        modes.append(decided.mode)
         told = record([3], [3], slower=slower) if modes[-1] is Mode.RUN else record([0], [0], slower=slower)
-        guard.after(replace(told, context=context))
+        guard.learn(replace(told, context=context), decided)
     assert set(modes) == {Mode.RUN, Mode.PLAIN_ONCE}
 
 
 HEAD = "apiVersion: adaptspec.dev/v1\nkind: SpeculationPolicy\nmetadata: {name: mine}\n"
 
 
-def decided(body: str, limits: list[int], tasks: list[int] | None = None) -> tuple[list[int], list[int]]:
+def depths_and_reasons(body: str, limits: list[int], tasks: list[int] | None = None) -> tuple[list[int], list[int]]:
     spec = parse_policy_spec(f"{HEAD}spec: {{choose: {{algorithm: static, depth: 3}}, {body}}}")
     policy = build_policy(spec, table(), len(limits), TaskNames(("code", "story")))
     for row in range(len(limits)):
@@ -340,12 +343,12 @@ def decided(body: str, limits: list[int], tasks: list[int] | None = None) -> tup
 
 def test_ceilings_lower_depths_and_say_so() -> None:
     """The whole round by its size, single rows by their task; the others keep their own reason."""
-    assert decided("guard: {max-batch-size: 1}", [7, 7]) == ([0, 0], [Reason.CEILING] * 2)
-    assert decided("guard: {depth-by-batch-size: [[1, 1, 3], [2, 8, 2]]}", [7, 1]) == (
+    assert depths_and_reasons("guard: {max-batch-size: 1}", [7, 7]) == ([0, 0], [Reason.CEILING] * 2)
+    assert depths_and_reasons("guard: {depth-by-batch-size: [[1, 1, 3], [2, 8, 2]]}", [7, 1]) == (
         [2, 1],
         [Reason.CEILING, Reason.FIXED],
     )
-    assert decided("tasks: {code: {max-depth: 1}, story: {off: true}}", [7, 7, 7], [0, 1, 2]) == (
+    assert depths_and_reasons("tasks: {code: {max-depth: 1}, story: {off: true}}", [7, 7, 7], [0, 1, 2]) == (
         [3, 1, 0],
         [Reason.FIXED, Reason.CEILING, Reason.CEILING],
     )
@@ -353,15 +356,14 @@ def test_ceilings_lower_depths_and_say_so() -> None:
 
 def test_the_switch_waits_while_a_ceiling_holds() -> None:
     """Rounds that could not draft are neither idling nor a probe that was declined."""
-    body = "guard: {max-batch-size: 1, never-slower: {}, probe: {after-tokens: 64}}"
-    spec = parse_policy_spec(f"{HEAD}spec: {{choose: {{algorithm: static, depth: 3}}, {body}}}")
+    spec = parse_policy_spec(f"{HEAD}spec: {{choose: {{algorithm: static, depth: 3}}, {SWITCH}}}")
     policy = build_policy(spec, table(), 2)
     reasons = []
     for number in range(400):
         limits = [7, 7] if 100 <= number < 300 else [7]
         decision = policy.decide(signals(limits))
         reasons.append(int(decision.reasons[0]))
-        policy.learn(record(decision.depths.tolist(), [0] * len(limits)))
+        policy.learn(record(decision.depths.tolist(), [0] * len(limits)), decision.memo)
     assert set(reasons[100:300]) == {int(Reason.CEILING)}
     assert Reason.GUARD in reasons[:100]
     assert reasons[300] in (Reason.GUARD, Reason.PROBE)

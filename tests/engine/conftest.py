@@ -50,7 +50,7 @@ class Dictated(Policy):
         drafter = (np.arange(size) + self._round) % len(self.drafters)
         return Decision(depths, zeros + int(Reason.FIXED), drafter)
 
-    def learn(self, record: RoundRecord) -> None:
+    def learn(self, record: RoundRecord, memo: object = None) -> None:
         self.records.append(record)
 
 

@@ -230,7 +230,7 @@ class Failing(dictated.Dictated):
 
 
 class Forgetful(dictated.Dictated):
-    def learn(self, record: RoundRecord) -> None:
+    def learn(self, record: RoundRecord, memo: object = None) -> None:
         raise IndexError("nothing to be learned")
 
 

@@ -19,7 +19,7 @@ class Noted(dictated.Dictated):
 
     learned: ClassVar[list[RoundRecord]] = []
 
-    def learn(self, record: RoundRecord) -> None:
+    def learn(self, record: RoundRecord, memo: object = None) -> None:
         self.learned.append(record)
 
 

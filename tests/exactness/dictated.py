@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from dataclasses import replace
 from typing import ClassVar, Literal
 
 import numpy as np
@@ -86,11 +87,10 @@ class Learning(Dictated):
         self._learner.finish(row)
 
     def choose(self, signals: BatchSignals) -> Choice:
-        self._learner.choose(signals)
-        return super().choose(signals)
+        return replace(super().choose(signals), memo=self._learner.choose(signals).memo)
 
-    def learn(self, record: RoundRecord) -> None:
-        self._learner.learn(record)
+    def learn(self, record: RoundRecord, memo: object = None) -> None:
+        self._learner.learn(record, memo)
 
     def state(self) -> dict[str, FloatArray]:
         return self._learner.state()

@@ -819,9 +819,9 @@ MUTANTS = (
     ),
     Mutant(
         "late-outcome-credited-to-the-next-request",
-        "adaptspec/control/acceptance.py",
-        "ended = (decided > 0) & (decided <= self._began[rows])",
-        "ended = decided < 0",
+        "adaptspec/control/controller.py",
+        "running = rows.requests[record.rows] == requests",
+        "running = rows.requests[record.rows] >= 0",
         "Where outcomes come late, a new request drafts by what the one before it accepted.",
         ("tests/control/test_acceptance.py", "tests/policies/test_promises.py", "tests/control/test_controller.py"),
         quick=True,

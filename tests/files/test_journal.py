@@ -29,7 +29,7 @@ FLOATS = st.floats(allow_nan=True, allow_infinity=False)
 SECONDS = st.floats(min_value=0.0, allow_nan=False, allow_infinity=False)
 COUNTS = st.integers(0, 2**40)
 # Numbers that mean something to the running controller only: the lines of requests name task and policy.
-NOT_WRITTEN = {"tasks", "policies"}
+NOT_WRITTEN = {"decision", "index", "tasks", "running"}
 
 
 def write(path: Path, entries: Iterable[Entry]) -> None:

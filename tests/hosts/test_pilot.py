@@ -272,9 +272,9 @@ def test_a_dear_decision_serves_several_steps(lag: int, monkeypatch: pytest.Monk
         dear.now += 1e-3
         return choose(self, signals)
 
-    def noted(self: ComposedPolicy, record: RoundRecord) -> None:
+    def noted(self: ComposedPolicy, record: RoundRecord, memo: object) -> None:
         learned[record.number] += 1
-        note(self, record)
+        note(self, record, memo)
 
     earned = []
     dear, free = piloted(lag=lag), piloted(lag=lag)
@@ -441,8 +441,7 @@ def test_a_controller_that_asks_for_99() -> None:
     class Deep(Controller):
         def decide(self, signals: BatchSignals) -> Decision:
             decision = super().decide(signals)
-            decision.depths = np.full_like(decision.depths, 99)
-            return decision
+            return replace(decision, depths=np.full_like(decision.depths, 99))
 
     world = piloted(controller=Deep)
     serve(world, (0.5,), 4, 200)

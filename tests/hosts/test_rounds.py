@@ -58,7 +58,7 @@ def test_a_row_that_has_gone_and_one_that_has_come() -> None:
     assert record is not None
     assert record.request_ids == ("c", "a")
     assert (record.depths.tolist(), record.accepted.tolist(), record.emitted.tolist()) == ([3, 1], [2, 0], [3, 1])
-    assert (record.decision, record.number, record.draft_steps, record.verify_tokens) == (9, 4, 2, 2 + 4 + 5)
+    assert (record.decision_number, record.number, record.draft_steps, record.verify_tokens) == (9, 4, 2, 2 + 4 + 5)
     assert record.total_seconds == pytest.approx(record.draft_seconds + record.verify_seconds)
     gone = ended(guests, step, "d", [[2], [2], [3]], of=of)
     assert not round_of(gone, 5, COSTS, reads_along=True)

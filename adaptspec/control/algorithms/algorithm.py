@@ -60,6 +60,7 @@ class Choice:
     expected: Expected | None = None  # where it is not what `value` says of these depths
     union: Union | None = None  # lookups in addition to the drafts of models
     once: bool = False  # for one round alone, such as a trial
+    memo: object = None  # what the algorithm wants back with the round's record, see `Algorithm.learn`
 
     def __post_init__(self) -> None:
         if not len(self.drafter):
@@ -92,8 +93,11 @@ class Algorithm(Learner):
         """Choose depths. An algorithm that is off sees to it that it learns when to come back."""
         raise NotImplementedError
 
-    def learn(self, record: RoundRecord) -> None:
-        """Take note of a round of this policy's rows."""
+    def learn(self, record: RoundRecord, memo: object = None) -> None:
+        """Learn from a round of this policy's rows.
+
+        `memo` is that of the choice that it ran by; None where the algorithm chose none, as where a guard is off.
+        """
 
 
 class OneDepth(Algorithm):

@@ -15,7 +15,7 @@ from adaptspec.control.algorithms.arm_ledger import ArmLedger, Assignment, Playe
 from adaptspec.control.algorithms.arm_rules import ArmChoice, ArmRule, ArmView, Exp3, LinUcb, Thompson, Ucb
 from adaptspec.control.algorithms.arms import Arms, ArmSpec, build_arms
 from adaptspec.control.algorithms.request_features import RequestFeatures
-from adaptspec.control.policy import BatchSignals, Pending
+from adaptspec.control.policy import BatchSignals
 from adaptspec.rounds import Reason, RoundRecord
 
 # An arm that is chosen again is kept for twice as long, up to so many times the dwell.
@@ -78,7 +78,6 @@ class Bandit(Algorithm):
         self._serials: IntArray = np.zeros(ledger.max_rows, dtype=np.int64)  # requests that each row has had
         self._limits: IntArray = np.zeros(ledger.max_rows, dtype=np.int64)  # the highest limit of each row's request
         self._rounds = 0
-        self._pending: Pending[Assignment] = Pending()
         self._played: list[PlayedRound] = []
 
     def start(self, row: int) -> None:
@@ -114,23 +113,21 @@ class Bandit(Algorithm):
             round_size=signals.round_size,
             alone=not signals.other_rows and not signals.prefill_tokens,
         )
-        self._pending.put(signals.number, assignment)
         depths = np.minimum(self._arms.depths[arms], signals.limits)
         stop = self._arms.stop_table(arms, depths)
-        return Choice(depths, episodes.reasons[contexts], drafter=drafter, stop=stop)
+        return Choice(depths, episodes.reasons[contexts], drafter=drafter, stop=stop, memo=assignment)
 
-    def learn(self, record: RoundRecord) -> None:
+    def learn(self, record: RoundRecord, memo: object = None) -> None:
         """See `Algorithm.learn`. Rounds decided without this algorithm teach stop rules only."""
         for rule in self._arms.stop_rules:
             rule.learn(record)
-        assignment = self._pending.get(record.decision)
-        if assignment is None:
+        if not isinstance(memo, Assignment):
             return
         # `choose` counts the first round of each decision; a decision may serve several.
-        self._rounds += assignment.learned > 0
-        assignment.learned += 1
-        if np.array_equal(assignment.rows, record.rows):  # else some of the rows did not run
-            self._played.append(PlayedRound(assignment, record))
+        self._rounds += memo.learned > 0
+        memo.learned += 1
+        if np.array_equal(memo.rows, record.rows):  # else some of the rows did not run
+            self._played.append(PlayedRound(memo, record))
         if len(self._played) >= _MAX_BUFFERED:
             self._settle()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bisect
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, field_validator
@@ -11,7 +12,7 @@ from pydantic import Field, field_validator
 from adaptspec.control.algorithms.algorithm import AlgorithmSpec, Choice, OneDepth, Parts, lowered
 from adaptspec.control.language.schema import Part
 from adaptspec.control.limits import Ranges, depth_at
-from adaptspec.control.policy import BatchSignals, Pending
+from adaptspec.control.policy import BatchSignals
 from adaptspec.rounds import Reason, RoundRecord
 
 
@@ -135,19 +136,17 @@ class EmaTiers(OneDepth):
         ladders: Mapping[int, LadderSpec] = SHIPPED if spec.ladders is None else spec.ladders
         self._firsts = sorted(ladders)
         self._averages = [_Average(ladders[first], spec) for first in self._firsts]
-        self._pending: Pending[_Average] = Pending()
         super().__init__(max(max(ladder.tiers) for ladder in ladders.values()))
 
     def choose(self, signals: BatchSignals) -> Choice:
         average = self._averages[max(0, bisect.bisect_right(self._firsts, signals.round_size) - 1)]
-        self._pending.put(signals.number, average)
-        return self.alike(signals, average.tier, Reason.POLICY if average.tier else Reason.OFF)
+        choice = self.alike(signals, average.tier, Reason.POLICY if average.tier else Reason.OFF)
+        return replace(choice, memo=average)
 
-    def learn(self, record: RoundRecord) -> None:
+    def learn(self, record: RoundRecord, memo: object = None) -> None:
         """Count a round for the ladder that decided it; rounds decided without this algorithm are not counted."""
-        average = self._pending.get(record.decision)
-        if average is not None:
-            average.update(float(record.accepted.mean()), drafted=record.drafting)
+        if isinstance(memo, _Average):
+            memo.update(float(record.accepted.mean()), drafted=record.drafting)
 
 
 class _Average:

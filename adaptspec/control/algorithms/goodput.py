@@ -10,7 +10,7 @@ import numpy as np
 from pydantic import Field
 
 from adaptspec.arrays import BoolArray, FloatArray, IntArray
-from adaptspec.control.acceptance import AcceptanceSettings, ModelAcceptance, PendingRecords
+from adaptspec.control.acceptance import AcceptanceSettings, ModelAcceptance, RecordBuffer
 from adaptspec.control.algorithms.algorithm import Algorithm, AlgorithmSpec, Choice, ExpectedValue, Parts
 from adaptspec.control.algorithms.planning import Plan, best_plan, drafting_goodput, with_lookups
 from adaptspec.control.algorithms.round_terms import LookupTerms, ModelTerms, RoundTerms
@@ -104,7 +104,7 @@ class Goodput(Algorithm):
             if kind_of(name) is Kind.MODEL_FREE
         }
         self._whole = any(cost.runs_whole_drafts(settings.drafters[i]) for i in self._models)
-        self._pending = PendingRecords(rows, depth)
+        self._buffer = RecordBuffer(depth)
         self._explorer = Explorer()
         self._decisions, self._depth_step = 0, 1
         # The last terms and, without lookups, what was planned by them, until something is learned or rows change.
@@ -118,7 +118,7 @@ class Goodput(Algorithm):
         return self.max_depth if self._lookups and self.max_depth else None
 
     def start(self, row: int) -> None:
-        self._pending.start(row)
+        self._buffer.start(row)
         self._forget_terms()
         for known in (*self._models.values(), *self._lookups.values()):
             known.start(row)
@@ -126,7 +126,6 @@ class Goodput(Algorithm):
     def choose(self, signals: BatchSignals) -> Choice:
         if not self.max_depth:
             return Choice(np.zeros_like(signals.rows), np.full_like(signals.rows, int(Reason.OFF)))
-        self._pending.decided(signals.number)
         self._decisions += 1
         terms = self._terms_of(signals)
         lookups = tuple(self._lookup_terms(signals))
@@ -150,16 +149,14 @@ class Goodput(Algorithm):
         plan = best_plan(terms)
         return self._value_of(plan, terms)
 
-    def learn(self, record: RoundRecord) -> None:
+    def learn(self, record: RoundRecord, memo: object = None) -> None:  # noqa: ARG002 - the explorer goes by numbers
         if not self.max_depth:
             return
-        self._pending.add(record)
-        if self._lookups:
-            rows = np.where(self._pending.of_rows_now(record), record.rows, -1)
-            for drafter_id, known in self._lookups.items():
-                known.note(drafter_id, record, rows)
+        self._buffer.add(record)
+        for drafter_id, known in self._lookups.items():
+            known.note(drafter_id, record)
         self._explorer.learn(record)
-        if self._pending.due:
+        if self._buffer.due:
             self._settle()
 
     def state(self) -> dict[str, FloatArray]:
@@ -174,7 +171,7 @@ class Goodput(Algorithm):
         }
 
     def _settle(self) -> None:
-        rounds = self._pending.taken()
+        rounds = self._buffer.taken()
         if rounds is not None:
             for drafter_id, model in self._models.items():
                 model.observe(drafter_id, rounds)

@@ -42,9 +42,9 @@ class Slo(Goodput):
         super().start(row)
         self._seconds[row] = self._tokens[row] = 0.0
 
-    def learn(self, record: RoundRecord) -> None:
-        super().learn(record)
-        current = self._pending.of_rows_now(record)
+    def learn(self, record: RoundRecord, memo: object = None) -> None:
+        super().learn(record, memo)
+        current = record.current_rows >= 0
         self._seconds[record.rows[current]] += record.total_seconds
         self._tokens[record.rows[current]] += record.emitted[current]
         self._planned = None  # weights have changed

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import weakref
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -20,9 +19,10 @@ def play(bandit: Bandit, rounds: int, accepted: int = 7, rows: int = 1, task: in
     """Depths of the first row, in rounds whose drafts are right up to `accepted` tokens."""
     depths = []
     for _ in range(rounds):
-        chosen = bandit.choose(signals([7] * rows, tasks=[task] * rows)).depths.tolist()
+        choice = bandit.choose(signals([7] * rows, tasks=[task] * rows))
+        chosen = choice.depths.tolist()
         depths.append(chosen[0])
-        bandit.learn(record(chosen, [min(accepted, depth) for depth in chosen]))
+        bandit.learn(record(chosen, [min(accepted, depth) for depth in chosen]), choice.memo)
     return depths
 
 
@@ -86,10 +86,11 @@ def test_a_late_round_shows_nothing_of_the_next_request_in_its_row() -> None:
     """Its draft's entropy is not a feature of the next request."""
     bandit, rule = scripted([SEVEN], "request")
     bandit.start(0)
-    depths = bandit.choose(replace(signals([7]), number=1)).depths.tolist()
+    choice = bandit.choose(signals([7]))
+    depths = choice.depths.tolist()
     bandit.start(0)
-    bandit.learn(replace(record(depths, depths), decision=1))
-    bandit.choose(replace(signals([7]), number=2))
+    bandit.learn(record(depths, depths), choice.memo)
+    bandit.choose(signals([7]))
     np.testing.assert_array_equal(rule.views[1].features[0, 1:], rule.views[0].features[0, 1:])
 
 
@@ -116,8 +117,8 @@ def test_rounds_decided_without_the_bandit_teach_nothing() -> None:
     bandit.start(0)
     bandit.learn(record([7], [7]))
     for _ in range(12):
-        bandit.choose(signals([7]))
-        bandit.learn(record([0], [0]))
+        choice = bandit.choose(signals([7]))
+        bandit.learn(record([0], [0]), choice.memo)
     assert not bandit.learned()["sums.all"].any()
 
 
@@ -131,10 +132,10 @@ def test_stop_rules_of_arms_learn_from_all_rounds() -> None:
 
 def test_long_episodes_do_not_keep_all_of_their_rounds() -> None:
     bandit, _ = scripted([SEVEN], dwell=1000)
-    bandit.choose(signals([7]))
+    choice = bandit.choose(signals([7]))
     first = record([7], [7])
     alive = weakref.ref(first)
-    bandit.learn(first)
+    bandit.learn(first, choice.memo)
     del first
     play(bandit, 100)
     assert alive() is None
@@ -143,8 +144,8 @@ def test_long_episodes_do_not_keep_all_of_their_rounds() -> None:
 
 def test_rounds_in_which_not_all_rows_ran_teach_nothing() -> None:
     bandit, _ = scripted([SEVEN])
-    bandit.choose(signals([7, 7]))
-    bandit.learn(record([7], [7]))
+    choice = bandit.choose(signals([7, 7]))
+    bandit.learn(record([7], [7]), choice.memo)
     assert not bandit.learned()["sums.all"].any()
 
 
@@ -159,16 +160,17 @@ def test_a_late_record_is_credited_to_its_decision(scope: str) -> None:
             late.start(0)
             at_once.start(0)
         for bandit in (late, at_once):
-            depths = bandit.choose(replace(signals([7], tasks=[task]), number=number)).depths.tolist()
-            ran = replace(record(depths, [min(2, depths[0])]), decision=number)
+            choice = bandit.choose(signals([7], tasks=[task]))
+            depths = choice.depths.tolist()
+            ran = record(depths, [min(2, depths[0])]), choice.memo
             if bandit is at_once:
-                bandit.learn(ran)
+                bandit.learn(*ran)
             else:
                 waiting.append(ran)
                 if len(waiting) > 2:
-                    late.learn(waiting.pop(0))
+                    late.learn(*waiting.pop(0))
     for ran in waiting:
-        late.learn(ran)
+        late.learn(*ran)
     assert at_once.learned()["sums.all"].any()
     for name, sums in at_once.learned().items():
         np.testing.assert_allclose(late.learned()[name], sums)
@@ -192,11 +194,9 @@ def test_all_rounds_of_a_decision_are_credited_and_counted() -> None:
     depths = []
     for number in range(1, 25):
         if number % 4 == 1:
-            choice = reused.choose(replace(signals([7]), number=number))
+            choice = reused.choose(signals([7]))
         depths.append(choice.depths.item())
-        reused.learn(
-            replace(record(choice.depths.tolist(), choice.depths.tolist()), decision=number - (number - 1) % 4)
-        )
+        reused.learn(record(choice.depths.tolist(), choice.depths.tolist()), choice.memo)
     assert depths == play(anew, 24)
     np.testing.assert_allclose(reused.learned()["sums.all"], anew.learned()["sums.all"])
 
@@ -205,13 +205,14 @@ def test_a_rule_observes_rounds_with_the_memo_of_the_choice_that_led_to_them() -
     """However late the rounds are recorded, and where the same arm is chosen again."""
     bandit, rule = scripted([ONE, ONE, THREE])
     waiting = []
-    for number in range(1, 31):
-        depths = bandit.choose(replace(signals([7]), number=number)).depths.tolist()
-        waiting.append(replace(record(depths, depths), decision=number))
+    for _ in range(30):
+        choice = bandit.choose(signals([7]))
+        depths = choice.depths.tolist()
+        waiting.append((record(depths, depths), choice.memo))
         if len(waiting) > 3:
-            bandit.learn(waiting.pop(0))
+            bandit.learn(*waiting.pop(0))
     for ran in waiting:
-        bandit.learn(ran)
+        bandit.learn(*ran)
     bandit.learned()
     rounds = {1: 0, 2: 0, 3: 0}
     for choice, observed in rule.observed:

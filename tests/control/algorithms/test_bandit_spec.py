@@ -49,7 +49,8 @@ def test_arms_of_every_kind_are_played_and_kept(algorithm: str, scope: str) -> N
         free = limits == 7
         played.update(zip(decision.drafter[free].tolist(), decision.depths[free].tolist(), strict=True))
         accepted = [int(rng.integers(0, d + 1)) for d in decision.depths]
-        policy.learn(record(decision.depths.tolist(), accepted, drafter=decision.drafter.tolist(), tasks=tasks))
+        ran = record(decision.depths.tolist(), accepted, drafter=decision.drafter.tolist(), tasks=tasks)
+        policy.learn(ran, decision.memo)
     assert len(played) >= 2
     state = policy.learned()
     fresh = build(BODY % (algorithm, scope))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from adaptspec.control.algorithms.fixed_depths import BatchTable, EmaTiers, EmaTiersSpec, Static
 from tests.control.helpers import record, signals
 
@@ -20,9 +18,10 @@ def rounds(algorithm: EmaTiers, count: int, accepted: int, size: int = 1, others
     """Depths of rounds with `size` rows and `others` of other policies; drafts are right up to `accepted` tokens."""
     depths = []
     for _ in range(count):
-        tier = int(algorithm.choose(signals([16] * size, other_rows=others)).depths[0])
+        choice = algorithm.choose(signals([16] * size, other_rows=others))
+        tier = int(choice.depths[0])
         depths.append(tier)
-        algorithm.learn(record([tier] * size, [min(tier, accepted)] * size))
+        algorithm.learn(record([tier] * size, [min(tier, accepted)] * size), choice.memo)
     return depths
 
 
@@ -73,11 +72,10 @@ def test_a_round_is_counted_for_the_ladder_that_decided_it() -> None:
 
 def test_a_late_round_is_counted_for_the_ladder_that_decided_it() -> None:
     algorithm = ema(ladders={1: {"tiers": [1, 3]}, 2: {"tiers": [1, 3]}})
-    for number in range(0, 60, 2):
-        for size in (1, 2):
-            algorithm.choose(replace(signals([16] * size), number=number + size))
-        for size, accepted in ((1, 3), (2, 0)):
-            algorithm.learn(replace(record([3] * size, [accepted] * size), decision=number + size))
+    for _ in range(30):
+        memos = [algorithm.choose(signals([16] * size)).memo for size in (1, 2)]
+        for size, accepted, memo in ((1, 3, memos[0]), (2, 0, memos[1])):
+            algorithm.learn(record([3] * size, [accepted] * size), memo)
     assert [depth(algorithm, size) for size in (1, 2)] == [3, 1]
 
 

@@ -12,7 +12,7 @@ from adaptspec.control.algorithms.goodput import Goodput, GoodputSettings
 from adaptspec.control.cost_model import CostModel
 from adaptspec.control.cost_profile import DrafterCost
 from adaptspec.rounds import Reason
-from tests.control.helpers import QUIET, record, signals, table
+from tests.control.helpers import QUIET, decided, record, signals, table
 
 
 def algorithm(rows: int = 1, **settings: object) -> Goodput:
@@ -219,7 +219,7 @@ def tried_depths(made: Goodput, rounds: int, accepts: int) -> tuple[set[int], se
         if explores or number > 100:  # until then the planned depth settles
             (tried if explores else planned).update(choice.depths.tolist())
         drafted = choice.depths.tolist()
-        made.learn(replace(record(drafted, [min(accepts, depth) for depth in drafted]), decision=number))
+        made.learn(decided(number, record(drafted, [min(accepts, depth) for depth in drafted])))
     return planned, tried
 
 
@@ -250,7 +250,7 @@ def test_larger_passes_are_tried_where_their_price_is_uncertain() -> None:
         choice = made.choose(replace(signals([7, 7]), number=number))
         drafted = choice.depths.tolist()
         depths.append(max(drafted))
-        outcome = replace(record(drafted, drafted), decision=number)
+        outcome = decided(number, record(drafted, drafted))
         cost.observe_record(outcome, ("draft-model",))
         made.learn(outcome)
     assert max(depths[:4]) <= 3
@@ -269,6 +269,6 @@ def test_a_trial_leaves_the_other_rows_as_planned() -> None:
             assert drafted[1] == 1
             assert drafted[0] > 1
             break
-        made.learn(replace(record(drafted, [drafted[0], 0]), decision=number))
+        made.learn(decided(number, record(drafted, [drafted[0], 0])))
     else:
         pytest.fail("nothing was tried")

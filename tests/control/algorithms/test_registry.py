@@ -76,8 +76,9 @@ class _EpsilonGreedyRun:
         return max(set(depths), key=depths[rounds // 2 :].count)
 
     def _round(self) -> int:
-        depth = int(self._algorithm.choose(signals([7])).depths[0])
-        self._algorithm.learn(record([depth], [self.accepted[depth]], prefill=self.prefill))
+        choice = self._algorithm.choose(signals([7]))
+        depth = int(choice.depths[0])
+        self._algorithm.learn(record([depth], [self.accepted[depth]], prefill=self.prefill), choice.memo)
         return depth
 
 
