@@ -17,17 +17,18 @@ import numpy.typing as npt
 from pydantic import TypeAdapter, ValidationError
 
 from adaptspec.arrays import FloatArray, IntArray
+from adaptspec.drafters import Kind, kind_of
 from adaptspec.errors import JournalError
 from adaptspec.files import open_file
-from adaptspec.rounds import PER_ROW, Expected, RoundRecord
+from adaptspec.rounds import PER_ROW, DraftWork, Expected, RoundRecord, RoundWork, Timing
 from adaptspec.trees import Branches, Tree
 
-# 3: rounds and requests say when. 4: drafts may branch, and who knew chains only would misread them. What
-# rounds of older programs also have is skipped: `arms`, `propensities`, `draws` and `worth` of policies that explored,
-# and `temperature_scores`. `decided_by`, the policy that `when:` chose for a row, is not read either: such
-# rounds count for the policy that their requests started with.
-JOURNAL_VERSION = 4
-_READ = (3, JOURNAL_VERSION)
+# 3: rounds and requests say when. 4: drafts may branch. 5: rounds have the passes that ran; before, they had sums, from
+# which the passes are estimated. Further fields of older rounds are skipped: the number of the decision, `arms`,
+# `propensities`, `draws` and `worth` of policies that explored, `temperature_scores`, and `decided_by`, the policy that
+# `when:` chose for a row: such rounds count for the policy that their requests started with.
+JOURNAL_VERSION = 5
+_READ = (3, 4, JOURNAL_VERSION)
 
 
 @dataclass(frozen=True)
@@ -104,8 +105,6 @@ _READERS: Mapping[str, TypeAdapter[Any]] = {name: TypeAdapter(kind) for name, ki
 _LONGEST = 2**24  # characters of a line
 _DEEPEST = 2**12  # tokens of a draft, nodes of a tree
 
-_COUNTS = ("number", "prefill_tokens", "draft_steps", "caught_up", "verify_tokens")
-_SECONDS = ("draft_seconds", "verify_seconds", "total_seconds")
 _HINDSIGHT = ("shadow", "shadow_drafted")
 
 
@@ -120,8 +119,8 @@ def to_line(entry: Entry) -> str:
 
 def round_to_plain(record: RoundRecord) -> dict[str, Any]:
     """A round as lists and numbers: NaN is null, and nulls at the end of a row are left out."""
-    plain: dict[str, Any] = {name: getattr(record, name) for name in _COUNTS + _SECONDS}
-    plain["decision"] = record.decision_number  # readers of this version want it
+    work = record.work._asdict() | {"drafts": [draft._asdict() for draft in record.work.drafts]}
+    plain: dict[str, Any] = {"number": record.number, "work": work, "timing": _nulled(list(record.timing))}
     plain |= {name: getattr(record, name).tolist() for name in PER_ROW}
     plain |= {name: value.tolist() for name in _HINDSIGHT if (value := getattr(record, name)) is not None}
     plain |= {
@@ -162,8 +161,8 @@ def _trees(record: RoundRecord, branches: Branches) -> list[dict[str, Any]]:
     return told
 
 
-def round_from_plain(plain: Mapping[str, Any]) -> RoundRecord:
-    """The round that `round_to_plain` wrote, value for value.
+def round_from_plain(plain: Mapping[str, Any], header: JournalHeader | None = None) -> RoundRecord:
+    """The round that `round_to_plain` wrote, value for value. Rounds before version 5 need the `header` of their file.
 
     Raises:
         JournalError: it is none.
@@ -174,7 +173,7 @@ def round_from_plain(plain: Mapping[str, Any]) -> RoundRecord:
             raise ValueError(f"a depth of {deepest}")
         values: dict[str, Any] = {name: _integers(plain[name], rows) for name in PER_ROW}
         values |= {name: _integers(plain[name], len(plain[name]), rows) for name in _HINDSIGHT if name in plain}
-        values |= {name: int(plain[name]) for name in _COUNTS} | {name: float(plain[name]) for name in _SECONDS}
+        values["number"] = int(plain["number"])
         values |= {name: _filled(plain[name], rows, deepest) for name in ("confidence", "entropy")}
         values["ended"] = float(_floats(plain["ended"]))
         if "expected" in plain:
@@ -185,15 +184,81 @@ def round_from_plain(plain: Mapping[str, Any]) -> RoundRecord:
             values["stated"] = _stated(plain["stated"], rows, int(plain["stated_deepest"]))
         if "branches" in plain:
             values["branches"] = _branches(plain["branches"], values)
+        if "work" in plain:
+            values |= {"work": _work(plain["work"]), "timing": Timing(*map(float, _floats(plain["timing"], 3)))}
+        else:
+            values |= {"work": _estimated_work(plain, values, header), "timing": _old_timing(plain)}
         return RoundRecord(request_ids=tuple(map(str, plain["request_ids"])), **values)
     except (LookupError, TypeError, ValueError, ArithmeticError) as error:
         raise JournalError(f"not a round ({error!r}); it was written by something else, or changed since") from error
 
 
-def _strings(values: Sequence[Any], size: int) -> tuple[str, ...]:
-    if len(values) != size or not all(isinstance(value, str) for value in values):
-        raise ValueError(f"{len(values)} names, not {size}")
-    return tuple(values)
+def _work(plain: Mapping[str, Any]) -> RoundWork:
+    drafts = tuple(
+        DraftWork(str(one["drafter"]), int(one["rows"]), tuple(map(int, one["passes"])), float(one["catch_up_tokens"]))
+        for one in plain["drafts"]
+    )
+    counts = (int(plain["rows"]), int(plain["verify_tokens"]), float(plain["context_tokens"]))
+    return RoundWork(*counts, drafts, int(plain["prefill_tokens"]), bool(plain["ragged"]))
+
+
+def _old_timing(plain: Mapping[str, Any]) -> Timing:
+    return Timing(*(float(plain[f"{part}_seconds"]) for part in Timing._fields))
+
+
+def _estimated_work(plain: Mapping[str, Any], values: Mapping[str, Any], header: JournalHeader | None) -> RoundWork:
+    """The work of a round before version 5, from its sums and its nodes.
+
+    Drafters that run a model share the tokens that were caught up by their rows. Where whole drafts ran, every pass
+    covered all rows, and drafters share the number of passes by their depths.
+    """
+    prefill, steps, caught_up = (int(plain[name]) for name in ("prefill_tokens", "draft_steps", "caught_up"))
+    rows, context = len(values["context"]), float(values["context"].sum())
+    names = () if header is None else header.drafters
+    profiles = {} if header is None else header.costs.get("drafters", {})
+    passes = list(_estimated_passes(values)) if values["drafted"].any() or caught_up > 0 else []
+    named = [(names[number] if number < len(names) else "", asked, active) for number, asked, active in passes]
+    models = [(asked, len(active)) for name, asked, active in named if kind_of(name) is not Kind.MODEL_FREE]
+    model_rows, model_steps = sum(asked for asked, _ in models), sum(depth for _, depth in models)
+    drafts = []
+    for name, asked, active in named:
+        if kind_of(name) is Kind.MODEL_FREE:
+            drafts.append(DraftWork(name, asked))
+            continue
+        counts = tuple(active.tolist())
+        if profiles.get(name, {}).get("together", False):
+            if not 0 <= steps <= _DEEPEST:
+                raise ValueError(f"{steps} draft steps")
+            counts = (rows,) * round(steps * len(active) / model_steps)
+        drafts.append(DraftWork(name, asked, counts, caught_up * asked / model_rows))
+    return RoundWork(rows, int(plain["verify_tokens"]) - prefill, context, tuple(drafts), prefill)
+
+
+def _estimated_passes(values: Mapping[str, Any]) -> Iterator[tuple[int, int, IntArray]]:
+    """Each drafter of a round: its number, its rows, and the active rows (or nodes) of each of its passes.
+
+    A drafter extends the newest token and the nodes that have a child of its own; siblings come from one pass. A row
+    counts for every drafter that added nodes to it. At least one pass is estimated, for rows that only caught up.
+    """
+    drafter, drafted, branches = values["drafter"], values["drafted"], values.get("branches")
+    asked = values["depths"] > 0
+    if branches is None:
+        for drafter_id in sorted(set(drafter[asked].tolist())):
+            own = drafted[(drafter == drafter_id) & asked]
+            active = np.count_nonzero(own[:, None] > np.arange(max(1, own.max())), axis=0)
+            active[0] = len(own)
+            yield drafter_id, len(own), active
+        return
+    tree = branches.tree
+    inside, depths = np.arange(tree.parents.shape[1]) < branches.nodes[:, None], tree.depths
+    for drafter_id in sorted({*drafter[asked].tolist(), *tree.drafters[inside].tolist()}):
+        nodes = inside & (tree.drafters == drafter_id)
+        count = int(np.count_nonzero(nodes.any(axis=1) | (asked & (drafter == drafter_id))))
+        row, position = np.nonzero(nodes)
+        first = np.unique(np.stack((row, tree.parents[row, position])), axis=1, return_index=True)[1]
+        active = np.bincount(depths[row, position][first] - 1, minlength=1).astype(np.int64)
+        active[0] = count
+        yield drafter_id, count, active
 
 
 def _stated(told: Sequence[Sequence[Sequence[float | None]]], rows: int, deepest: int) -> FloatArray:
@@ -257,11 +322,14 @@ def read_journal(path: str | Path) -> Iterator[RoundRecord]:
 
 
 def _read_file(file: Path) -> Iterator[Entry]:
+    header: JournalHeader | None = None
     try:
         with open(open_file(file), encoding="utf-8") as lines:
             for number, line in enumerate(iter(lambda: lines.readline(_LONGEST), ""), start=1):
                 if line.endswith("\n"):
-                    yield _entry(line, f"{file}:{number}")
+                    entry = _entry(line, f"{file}:{number}", header)
+                    header = entry if isinstance(entry, JournalHeader) else header
+                    yield entry
                 elif len(line) == _LONGEST:
                     raise JournalError(f"{file}:{number}: a line without end; give the file that --journal wrote")
     except (OSError, UnicodeDecodeError) as error:
@@ -269,12 +337,12 @@ def _read_file(file: Path) -> Iterator[Entry]:
         raise JournalError(f"{file}: cannot be read ({reason}); is it a journal?") from error
 
 
-def _entry(line: str, place: str) -> Entry:
+def _entry(line: str, place: str, header: JournalHeader | None) -> Entry:
     try:
         body = json.loads(line, parse_float=_finite, parse_constant=_finite)
         kind = body.pop("type")
         if kind == "round":
-            return round_from_plain(body)
+            return round_from_plain(body, header)
         entry: Entry = _READERS[kind].validate_python(body)
     except ValidationError as error:
         (first, *_) = error.errors(include_url=False)

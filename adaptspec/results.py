@@ -19,8 +19,8 @@ class FinishReason(str, Enum):
 class SpeculationStats:
     """What speculation did for one request. Only tokens that were emitted count as accepted.
 
-    `drafted` counts the tokens of each round's longest path, so that acceptance is that of depths, whatever else was
-    tried beside them; `nodes` counts all tokens that were submitted for verification. Entry j of
+    `drafted` counts the tokens of each round's longest path, so that acceptance is that of depths; `nodes` counts all
+    tokens that were submitted for verification, side nodes included. Entry j of
     `accepted_per_position` counts the rounds whose draft was accepted at position j (0-based); `rounds` counts the
     rounds that emitted; `draft_rounds` those of them that drafted. `policy` is the one that decided for the request.
     """
@@ -60,7 +60,7 @@ class Timings:
 
 @dataclass(frozen=True)
 class Piece:
-    """The text of one token, and the drafter that proposed it; None: the target wrote it by itself."""
+    """The text of one token, and the drafter that proposed it; None: the target chose it."""
 
     text: str
     drafter: str | None
@@ -68,11 +68,10 @@ class Piece:
 
 @dataclass(frozen=True)
 class TokenLogprob:
-    """How likely the target found a token where it stands: natural logarithms, float32.
+    """The target's log-probability of a token at its position: natural logarithms, float32.
 
-    Log-softmax of the target's own logits, before temperature, penalties, bias and masks: what the model says, the same
-    whatever the sampling settings, and never 0.0 just because a token was drafted and accepted. `top` are the likeliest
-    tokens there, most likely first.
+    Log-softmax of the target's logits, before temperature, penalties, bias and masks. So it does not depend on sampling
+    settings, nor on whether the token was drafted. `top` are the likeliest tokens there, most likely first.
     """
 
     token: int
@@ -84,9 +83,9 @@ class TokenLogprob:
 class Delta:
     """A piece of one request's output: text that can no longer change, and the tokens of the round.
 
-    The last piece carries the `completion`. `pieces` are the same text by who drafted it; None where nobody asked.
-    Of a request that asked for them, `logprobs` has an entry for each of `tokens`, and the first piece has those of all
-    prompt tokens but the first, which nothing comes before.
+    The last piece carries the `completion`. `pieces` are the same text by drafter; None where the request did not ask
+    for them. Of a request that asked for them, `logprobs` has an entry for each of `tokens`, and the first piece has
+    those of all prompt tokens but the first.
     """
 
     request_id: str
@@ -100,10 +99,10 @@ class Delta:
 
 @dataclass(frozen=True)
 class Completion:
-    """A finished request. `error` says what happened when `finish` is ERROR.
+    """A finished request. `error` is the reason where `finish` is ERROR.
 
     Of the request's `prediction`, `prediction_accepted` tokens are in the output and `prediction_rejected` are not,
-    whether or not anybody drafted them.
+    whether or not they were drafted.
     """
 
     request_id: str

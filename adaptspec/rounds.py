@@ -57,18 +57,18 @@ _UNBOUND = {"entropy": np.inf, "calibration": 1.0, "unstated": 1.0, "step": -1.0
 class StopTable:
     """After which drafted token each of B rows stops.
 
-    A row goes on after its token j if that passes column j - 1 of every bound that is there; the last column holds for
-    all later tokens, too.
+    A row continues after its token j if the token passes column j - 1 of every bound that is set. The last column also
+    holds for all later tokens.
 
-    - `confidence`: least probability that the draft gave the token.
-    - `entropy`: most entropy of the distribution it was drawn from, in nats.
+    - `confidence`: lower bound of the probability that the draft gave the token.
+    - `entropy`: upper bound of the entropy of the distribution that it was drawn from, in nats.
     - `survival`: the chance that all tokens so far are accepted must be above this. It is the product of each token's
       `calibration` [B, bins], its chance of acceptance by equal bins of confidence, or of `unstated` [B, D] where the
       draft states no confidence. A draft step is paid once for all rows that take it: what they are above `survival`,
       times `worth`, must add up to more than its price `step`.
 
-    The five arrays of `survival` come together. A bound never stops a draft that does not state the number. The token
-    that was looked at is submitted all the same, so every table is exact under every lossless verification.
+    The five arrays of `survival` are set together. An unknown value never stops a draft. The token that a bound is
+    compared with is submitted in any case, so every table is exact under every lossless verification.
     """
 
     confidence: FloatArray | None = None
@@ -80,12 +80,12 @@ class StopTable:
     step: FloatArray | None = None
 
     def begin(self, rows: IntArray) -> Callable[[int, IntArray, FloatArray, FloatArray], BoolArray]:
-        """The table at work in one draft of these rows; see `StopEvaluator`."""
+        """An evaluator of the table for one draft of these rows; see `StopEvaluator`."""
         return RowStop(self, int(rows.item())) if len(rows) == 1 else StopEvaluator(self)
 
     @staticmethod
     def stacked(parts: Sequence[tuple[IntArray, StopTable | None]], rows: int) -> StopTable | None:
-        """One table for `rows` rows, of which those at these positions go by these tables; None where nothing stops.
+        """One table for `rows` rows from tables for the rows at these positions; None where nothing stops.
 
         A part's table has a line for each of its positions, or one for every row.
         """
@@ -114,7 +114,7 @@ class StopTable:
 
 
 class StopEvaluator:
-    """A table at work in one draft: asked after each drafted token which rows go on."""
+    """Evaluates a table after each token of one draft."""
 
     def __init__(self, table: StopTable) -> None:
         self._table = table
@@ -137,11 +137,11 @@ class StopEvaluator:
         return going
 
     def _earning(self, alive: FloatArray, step: int, index: IntArray, confidence: FloatArray) -> BoolArray:
-        least, calibration, unstated, worth, price = self._survival
+        minimum, calibration, unstated, worth, price = self._survival
         unknown, bins = np.isnan(confidence), calibration.shape[1]
-        which = np.minimum(np.where(unknown, 0.0, confidence) * bins, bins - 1).astype(np.int64)
-        alive[index] *= np.where(unknown, _column(unstated, step)[index], calibration[index, which])
-        above = np.maximum(alive[index] - _column(least, step)[index], 0.0)
+        bin_index = np.minimum(np.where(unknown, 0.0, confidence) * bins, bins - 1).astype(np.int64)
+        alive[index] *= np.where(unknown, _column(unstated, step)[index], calibration[index, bin_index])
+        above = np.maximum(alive[index] - _column(minimum, step)[index], 0.0)
         together = float(above @ _column(worth, step)[index])
         return (above > 0.0) & (together > _column(price, step)[index])
 
@@ -194,9 +194,9 @@ class RowStop:
 
         Nodes off the main chain have a chance of their own; a price below 0 means that the row has no such bounds.
         """
-        least, _, unstated, worth, price = self._survival
+        minimum, _, unstated, worth, price = self._survival
         at = step - 1
-        below, each = least[min(at, len(least) - 1)], worth[min(at, len(worth) - 1)]
+        below, each = minimum[min(at, len(minimum) - 1)], worth[min(at, len(worth) - 1)]
         if main:
             return alive - below, (alive - below) * each, price[min(at, len(price) - 1)]
         net = alive * min(unstated[0], each) - below * each
@@ -246,8 +246,8 @@ class TreeTable:
     def within(self, depths: IntArray) -> IntArray:
         """Depths [E >= B], those of the first B rows lowered to what the ceilings on nodes leave to chains."""
         rows = len(self.nodes)
-        most = np.where(self.width > 1, self.nodes, depths[:rows])
-        return np.append(np.minimum(depths[:rows], most), depths[rows:])
+        max_depths = np.where(self.width > 1, self.nodes, depths[:rows])
+        return np.append(np.minimum(depths[:rows], max_depths), depths[rows:])
 
 
 def draft_temperatures(ends: FloatArray, entropy: FloatArray) -> FloatArray:
@@ -274,25 +274,26 @@ def stacked_temperatures(parts: Sequence[tuple[IntArray, FloatArray | None]], ro
 
 @dataclass(frozen=True, eq=False)
 class Union:
-    """Model-free drafters that add their nodes to the drafts of others: which [B], and how deep [B] (0: none)."""
+    """Lookups whose nodes are added to the drafts of models: their drafters [B] and depths [B] (0: none)."""
 
     drafter: IntArray
     depths: IntArray
 
     def within(self, limits: IntArray) -> Union:
+        """The union at no more than these depths [B]."""
         return Union(self.drafter, np.minimum(self.depths, limits))
 
     def take(self, index: IntArray) -> Union:
-        """The same for some of the rows, by position in the batch."""
+        """The union for some of the rows, by position in the batch."""
         return Union(self.drafter[index], self.depths[index])
 
     def where(self, drafting: BoolArray) -> Union:
-        """For these rows [B] alone."""
+        """The union for these rows [B] alone."""
         return Union(self.drafter, np.where(drafting, self.depths, 0))
 
     @staticmethod
     def stacked(parts: Sequence[tuple[IntArray, Union | None]], rows: int) -> Union | None:
-        """One for `rows` rows, from those for the rows at these positions; None where nobody adds anything."""
+        """One union for `rows` rows from unions for the rows at these positions; None where nothing is added."""
         known = [(at, union) for at, union in parts if union is not None]
         if not known:
             return None
@@ -304,11 +305,11 @@ class Union:
 
 @dataclass(frozen=True)
 class Expected:
-    """What a policy that estimates expected of a round, before it ran.
+    """What a policy expected of a round before it ran.
 
     `goodput` is in tokens per second for all of its rows (NaN where several policies shared the round); `accepted` is
-    per row the tokens expected to be accepted if drafts ran to the decided depth (NaN where nobody said). `other` is
-    the goodput expected of the choice that was rejected: plain decoding where the round drafts, else the best drafts.
+    per row the tokens expected to be accepted if drafts ran to the decided depth (NaN where unknown). `other` is the
+    goodput expected of the rejected choice: plain decoding where the round drafts, else the best drafts.
     """
 
     goodput: float
@@ -393,6 +394,48 @@ class Decision:
         )
 
 
+class DraftWork(NamedTuple):
+    """The passes that one drafter ran in a round.
+
+    `rows` were asked to draft. `passes` are the rows (or nodes of trees) of each pass that ran, padding included; the
+    first one also covers rows that only caught up. A model-free drafter runs none. `catch_up_tokens` were read beyond
+    the one or two per row that every round brings.
+    """
+
+    drafter: str
+    rows: int
+    passes: tuple[int, ...] = ()
+    catch_up_tokens: float = 0.0
+
+
+class RoundWork(NamedTuple):
+    """The passes that a round ran: the input of the cost model.
+
+    `verify_tokens` are packed tokens of the target's pass, padding included and prompts excluded. `context_tokens`:
+    cached tokens of all rows together. `ragged`: the engine pays for rows that verify different numbers of tokens.
+    """
+
+    rows: int
+    verify_tokens: int
+    context_tokens: float = 0.0
+    drafts: tuple[DraftWork, ...] = ()
+    prefill_tokens: int = 0
+    ragged: bool = False
+
+
+class Timing(NamedTuple):
+    """Seconds of a round; `draft` and `verify` are NaN where only the whole round was timed."""
+
+    draft: float
+    verify: float
+    total: float
+
+    @property
+    def has_parts(self) -> bool:
+        """Whether drafting and verification were timed apart."""
+        return not (isnan(self.draft) or isnan(self.verify))
+
+
 # Fields of `RoundRecord` by their shape: [B] and [drafters, B, ...].
 PER_ROW = ("rows", "depths", "reasons", "drafter", "drafted", "accepted", "emitted", "context")
 PER_DRAFTER = ("shadow", "shadow_drafted", "stated")
@@ -417,12 +460,12 @@ class RoundRecord:
     Where drafts branch, `drafted` and `accepted` are tokens along a path, the longest and the accepted one, never
     nodes; `confidence` and `entropy` are those of the main chain, and `branches` has the rest.
 
-    Only decoding rows are listed: rows still reading their prompt are summed in `prefill_tokens`.
-    `confidence` (draft's probability of its own token) and `entropy` (nats, of the draft
-    distribution) are [B, D], NaN where nothing was drafted. `accepted` counts what verification
-    kept, `emitted` what the client gets (cut at EOS, stop, max_tokens). A token that was drafted but
-    dropped by the stop rule counts in neither `drafted` nor `accepted`, only in `draft_seconds`. `ended` is on the
-    monotonic clock, as `Timings` are; NaN where no clock ran (a simulation).
+    Only decoding rows are listed: rows still reading their prompt are summed in `work.prefill_tokens`. `work` and
+    `timing` are those of the whole round, also where `take` leaves rows out.
+    `confidence` (the draft's probability of its token) and `entropy` (nats, of the draft distribution) are [B, D], NaN
+    where nothing was drafted. `accepted` counts what verification kept, `emitted` what the client gets (cut at EOS,
+    stop, max_tokens). A token that was drafted but dropped by the stop rule counts in neither `drafted` nor `accepted`,
+    only in `timing.draft`. `ended` is on the monotonic clock, as `Timings` are; NaN where no clock ran (a simulation).
     """
 
     number: int
@@ -437,19 +480,14 @@ class RoundRecord:
     context: IntArray  # [B] tokens before this round
     confidence: FloatArray  # [B, D]
     entropy: FloatArray  # [B, D]
-    prefill_tokens: int
-    draft_steps: int  # forward passes of the draft model
-    caught_up: int  # tokens fed to the draft cache beyond the usual one or two per row
-    verify_tokens: int  # packed tokens of the target's pass, prefill included
-    draft_seconds: float
-    verify_seconds: float
-    total_seconds: float
-    # [drafters, B]: tokens that a drafter which did not run would have got accepted, had it been asked for `emitted` of
-    # them, and how many it would have drafted then; -1 where nobody knows. Deeper drafts stay unknown: what lies
-    # beyond the emitted tokens does. Indexed as `drafter` is.
+    work: RoundWork
+    timing: Timing
+    # [drafters, B], indexed as `drafter` is: of a drafter that did not run, how many tokens of a draft of `emitted`
+    # tokens would have been accepted, and how many it would have drafted; -1 where unknown. Deeper drafts stay unknown,
+    # as the text beyond the emitted tokens is.
     shadow: IntArray | None = None
     shadow_drafted: IntArray | None = None
-    # [drafters, B, depth]: how sure each drafter was of what it had found before the round (see `BatchSignals.stated`).
+    # [drafters, B, depth]: confidence of each drafter in what it had found before the round (`BatchSignals.stated`).
     stated: FloatArray | None = None
     expected: Expected | None = None  # None where the policy estimates nothing
     ended: float = nan
@@ -461,6 +499,26 @@ class RoundRecord:
     tasks: IntArray = field(default_factory=EMPTY_INT.copy)  # [B] the controller's numbers; empty in journals
     # [B] whether the request of the round still has the row; set by the controller. None: all have.
     running: BoolArray | None = None
+
+    @property
+    def prefill_tokens(self) -> int:
+        """Prompt tokens that the target read."""
+        return self.work.prefill_tokens
+
+    @property
+    def verify_tokens(self) -> int:
+        """Packed tokens of the target's pass, prompts included."""
+        return self.work.verify_tokens + self.work.prefill_tokens
+
+    @property
+    def draft_steps(self) -> int:
+        """Passes of draft models."""
+        return sum(len(draft.passes) for draft in self.work.drafts)
+
+    @property
+    def caught_up(self) -> int:
+        """Tokens that draft models read beyond the usual one or two per row."""
+        return round(sum(draft.catch_up_tokens for draft in self.work.drafts))
 
     @property
     def current_rows(self) -> IntArray:
@@ -527,8 +585,8 @@ class RoundRecord:
         return ChainOutcome(ran, known, drafted, accepted)
 
     def take(self, index: IntArray) -> RoundRecord:
-        """The same round for some of its rows, by position in the batch; what the whole round cost stays."""
-        deepest = int(self.chain[index].max(initial=0))  # others may have drafted deeper than their policy can
+        """The same round for some of its rows, by position in the batch."""
+        deepest = int(self.chain[index].max(initial=0))  # rows of other policies may have drafted deeper
         taken: dict[str, Any] = vars(self) | {name: getattr(self, name)[index] for name in PER_ROW}
         taken.pop("_drafting", None)
         taken["request_ids"] = tuple(self.request_ids[i] for i in index.tolist())

@@ -57,8 +57,7 @@ def branching(*rows: Grown, drafter: Sequence[int] | None = None, number: int = 
         confidence=main,
         entropy=main,
         emitted=plain.emitted - np.array([one.cut for one in rows]),
-        draft_steps=most,
-        verify_tokens=size + int(nodes.sum()),
+        work=plain.work._replace(verify_tokens=size + int(nodes.sum())),
         branches=Branches(tree, nodes, sure, path),
     )
 

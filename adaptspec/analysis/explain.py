@@ -153,10 +153,10 @@ class Explanation:
             return
         if not whole.drafted.any() and not whole.draft_steps:
             self._plain_rounds += 1
-            self._plain_seconds += whole.total_seconds
+            self._plain_seconds += whole.timing.total
             self._plain_expected += sum(line.plain for line in lines) * logged.size / len(lines)
         if own.expected is not None and not np.isnan(own.expected.goodput) and logged.size == len(lines):
-            self.expected_tokens += own.expected.goodput * whole.total_seconds
+            self.expected_tokens += own.expected.goodput * whole.timing.total
             self.came_tokens += int(own.emitted.sum())
 
     def to_json(self) -> dict[str, Any]:
@@ -227,7 +227,7 @@ def _lines(log: JournalLog, logged: LoggedRound, costs: CostModel) -> list[RowRo
             nodes=int(own.nodes[i]),
             emitted=int(own.emitted[i]),
             expected=None if expected is None else _known(expected.accepted[i]),
-            seconds=own.total_seconds / size,
+            seconds=own.timing.total / size,
             plain=plain,
             reads_prompt=whole.prefill_tokens > 0,
         )

@@ -60,7 +60,7 @@ def tape_of_journal(path: Path, seed: int = 0) -> JournalTape:
                 f"{path}: its server had no {DRAFTER}; only drafts of one can be replayed from a journal"
             )
         costs = costs or log.costs()
-        costs.observe_record(logged.whole, log.drafters)
+        costs.observe(logged.whole.work, logged.whole.timing)
         rounds, plain = rounds + 1, plain + (not logged.whole.drafting)
         own = list(log.drafters).index(DRAFTER)
         chains = logged.own.main_chains()

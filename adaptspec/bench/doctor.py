@@ -248,7 +248,7 @@ def _speeds(drafters: Sequence[str], tried: Tried) -> dict[str, float]:
     for record in replay(spec, work, tried.costs, keep=True).records:
         turn, request = divmod(started(record.request_ids[0]), len(tape))
         if turn == _TURNS - 1:
-            seconds[tape.tasks[request]] += record.total_seconds + deciding
+            seconds[tape.tasks[request]] += record.timing.total + deciding
             tokens[tape.tasks[request]] += int(record.emitted.sum())
     return {task: tokens[task] / spent for task, spent in seconds.items()}
 

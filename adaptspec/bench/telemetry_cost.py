@@ -22,7 +22,7 @@ from adaptspec.control.cost_profile import CostProfile
 from adaptspec.drafters import available_drafters
 from adaptspec.request import Request
 from adaptspec.results import Completion, FinishReason, SpeculationStats, Timings
-from adaptspec.rounds import Reason, RoundRecord
+from adaptspec.rounds import DraftWork, Reason, RoundRecord, RoundWork, Timing
 from adaptspec.tables import Table
 from adaptspec.telemetry.earnings import Earnings
 from adaptspec.telemetry.live_feed import LiveFeed
@@ -128,10 +128,11 @@ def _rounds(batch: int, count: int) -> list[RoundRecord]:
         accepted = rng.integers(0, drafted + 1)
         sure = np.where(np.arange(3) < drafted[:, None], 0.8, np.nan)
         reasons = np.where(drafted > 0, int(Reason.POLICY), int(Reason.OFF))
+        drafts = (DraftWork(DRAFTERS[0], batch, (batch,) * 3),)
         made.append(
             RoundRecord(
                 number, ids, rows, drafted, reasons, rows * 0, drafted, accepted, accepted + 1, rows * 0 + 64 + number,
-                sure, sure, 0, 3, 0, batch + int(drafted.sum()), 4e-4, 1e-3, 1.6e-3,
+                sure, sure, RoundWork(batch, batch + int(drafted.sum()), drafts=drafts), Timing(4e-4, 1e-3, 1.6e-3),
             )
         )  # fmt: skip
     return made

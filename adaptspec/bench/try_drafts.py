@@ -93,7 +93,7 @@ class _Trial:
     @property
     def overhead(self) -> float:
         """Seconds of a round outside its passes. A mean: what is seldom done takes long."""
-        passes = sum(record.draft_seconds + record.verify_seconds for record in self.rounds)
+        passes = sum(record.timing.draft + record.timing.verify for record in self.rounds)
         return max(0.0, self.seconds - passes) / max(1, len(self.decoding))
 
 
@@ -254,13 +254,13 @@ def _adaptive(built: Built) -> list[PolicySpec]:
 
 def _costs(rounds: Sequence[RoundRecord], drafters: Sequence[str], overhead: float) -> Machine:
     """What rounds of one request take: medians, since whatever else runs can only add to some of them."""
-    verify = _medians((record.verify_tokens, record.verify_seconds) for record in rounds)
+    verify = _medians((record.verify_tokens, record.timing.verify) for record in rounds)
     if len(verify) < 2:  # then drafts would seem to be checked for nothing
         raise ConfigError("nothing was drafted; give longer answers (--tokens), or other prompts (--prompts FILE)")
     found = {}
     for which, name in enumerate(drafters):
         mine = [record for record in rounds if record.drafting and int(record.drafter[0]) == which]
-        by_steps = _medians((r.draft_steps, r.draft_seconds) for r in mine if not r.caught_up)
+        by_steps = _medians((r.draft_steps, r.timing.draft) for r in mine if not r.caught_up)
         if kind_of(name) is Kind.MODEL_FREE:
             found[name] = DraftTimes(per_row=min(by_steps.values(), default=0.0))
             continue
@@ -270,7 +270,7 @@ def _costs(rounds: Sequence[RoundRecord], drafters: Sequence[str], overhead: flo
         step = max((longest - begun) / max(1, last - first), _LEAST_STEP * begun)
         start = max(0.0, begun - first * step)
         behind = [r for r in mine if r.caught_up]
-        extra = sum(r.draft_seconds - start - r.draft_steps * step for r in behind)
+        extra = sum(r.timing.draft - start - r.draft_steps * step for r in behind)
         read = sum(r.caught_up for r in behind)
         catch_up = max(0.0, extra / read) if read else 0.0
         found[name] = DraftTimes(Curve((1.0,), (step,)), catch_up, start=start)

@@ -207,7 +207,7 @@ class Controller:
         """Let the cost model and the policies take note of a round, at the latest before the next new decision."""
         if not len(record.rows):
             return
-        self._cache.observe("round", record.total_seconds)
+        self._cache.observe("round", record.timing.total)
         record, policies = self._attributed(record)
         self._buffer.append(partial(self._learn, record, policies))
         self._buffered_rounds += 1
@@ -266,7 +266,7 @@ class Controller:
 
     def _learn(self, record: RoundRecord, policies: IntArray) -> None:
         if self._cost is not None:
-            self._cost.observe_record(record, self._drafters)
+            self._cost.observe(record.work, record.timing)
         learn_by_group(policies, self._teach, record)
 
     def _teach(self, number: int, record: RoundRecord) -> None:

@@ -26,9 +26,8 @@ import numpy as np
 
 from adaptspec.arrays import FloatArray
 from adaptspec.control.cost_profile import CostProfile
-from adaptspec.control.round_work import DraftWork, RoundWork, Timing, batch_bucket, timing_of, work_of
 from adaptspec.drafters import DRAFTERS, Kind, kind_of
-from adaptspec.rounds import RoundRecord
+from adaptspec.rounds import DraftWork, RoundWork, Timing
 
 _log = logging.getLogger(__name__)
 
@@ -88,6 +87,11 @@ _DRAFTS = _FREE + len(_MODEL_FREE) + 1
 # From a model's first position: start of a round, a token of catching up, a pass, each further row of it by ranges.
 _START, _CATCH_UP, _PASS, _PASS_ROWS = 0, 1, 2, 3
 _DRAFT_SIZE = _PASS_ROWS + _NUM_RANGES
+
+
+def batch_bucket(rows: int) -> int:
+    """The class of a batch size: 0 for 1 row, then 2, 3-4, 5-8, 9-16 ..."""
+    return max(0, rows - 1).bit_length()
 
 
 class DraftPrices(NamedTuple):
@@ -267,12 +271,6 @@ class CostModel:
         return np.asarray(fixed + drafting + self.verify_curve(rows, rows + drafted, context))
 
     # --- learning -----------------------------------------------------------------------------------------------
-
-    def observe_record(self, record: RoundRecord, drafters: Sequence[str] = ()) -> None:
-        """Learn from a recorded round; `drafters` are the names that its rows index. See `observe`."""
-        work = work_of(record, drafters, self._whole)
-        if work.drafts or not record.caught_up:  # else the drafter that caught up is unknown
-            self.observe(work, timing_of(record))
 
     def observe(self, work: RoundWork, timing: Timing) -> None:
         """Learn from a timed round: from its parts, or from the whole where they were not timed (NaN).

@@ -14,8 +14,8 @@ import numpy as np
 from pydantic import Field, TypeAdapter, ValidationError
 
 from adaptspec.arrays import FloatArray
-from adaptspec.control.round_work import RoundWork
 from adaptspec.errors import ConfigError
+from adaptspec.rounds import RoundWork
 
 MAX_FILE_BYTES = 2**20
 _VERSION = 2

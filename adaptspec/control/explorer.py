@@ -105,8 +105,8 @@ class Explorer:
     def learn(self, record: RoundRecord) -> None:
         """Take note of a round; the round of the open trial settles it."""
         for budget in self._budgets.values():
-            budget.seconds += budget.share * record.total_seconds
-        self._reading += _READING_SHARE * record.total_seconds
+            budget.seconds += budget.share * record.timing.total
+        self._reading += _READING_SHARE * record.timing.total
         if self._open is None or record.decision_number < self._open[0]:
             return
         number, trial = self._open
@@ -117,7 +117,7 @@ class Explorer:
     def _settle(self, trial: Trial, record: RoundRecord) -> None:
         budget = self._budgets[trial.kind]
         tried = np.isin(record.rows, trial.rows)
-        seconds = trial.predicted if trial.shared else min(record.total_seconds, _MAX_LATE * trial.predicted)
+        seconds = trial.predicted if trial.shared else min(record.timing.total, _MAX_LATE * trial.predicted)
         worth = dict(zip(trial.rows.tolist(), trial.token_seconds.tolist(), strict=True))
         kept = zip(record.rows[tried].tolist(), record.kept[tried].tolist(), strict=True)
         won = sum(worth[row] * tokens for row, tokens in kept) - trial.kept

@@ -8,11 +8,10 @@ from typing import Annotated, NamedTuple
 
 from pydantic import Field
 
-from adaptspec.control.cost_model import CostModel
+from adaptspec.control.cost_model import CostModel, batch_bucket
 from adaptspec.control.language.schema import Part, Short, without_default
 from adaptspec.control.limits import BatchLimits
 from adaptspec.control.policy import BatchSignals
-from adaptspec.control.round_work import batch_bucket
 from adaptspec.rounds import RoundRecord
 
 # A round takes so many times what it earns at most, in windows: stalls are the machine's.
@@ -159,7 +158,7 @@ class Guard:
     def _measure(self, record: RoundRecord, baseline: Baseline) -> None:
         window = self._window
         plain = self._plain_seconds(record) * baseline.ratio
-        window.add(int(record.emitted.sum()) / len(record.rows), record.total_seconds / plain)
+        window.add(int(record.emitted.sum()) / len(record.rows), record.timing.total / plain)
 
     def _plain_seconds(self, record: RoundRecord) -> float:
         rows, self._price_age = len(record.rows), self._price_age + 1
@@ -172,7 +171,7 @@ class Guard:
             # This round renews the baseline: price it afresh, not by a cached price.
             decided.baseline.stale, self._priced = 0, (0, 0.0)
         if len(record.rows) == decided.rows and not record.caught_up:
-            decided.baseline.add(record.total_seconds / self._plain_seconds(record))
+            decided.baseline.add(record.timing.total / self._plain_seconds(record))
 
     def _after_probe(self, begun: bool) -> None:
         # A long pause takes several rounds to catch up; the probe begins when it is over.

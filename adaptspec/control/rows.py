@@ -87,7 +87,7 @@ class DrafterNumbers:
     def decided(self, policy: Policy, signals: BatchSignals) -> Decision:
         """What the policy decides, in the engine's numbers."""
         decision = policy.decide(self.signals(signals))
-        if self.alike:
+        if self._identical:
             return decision
         union = decision.union
         if union is not None:

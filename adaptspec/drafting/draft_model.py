@@ -6,7 +6,7 @@ is missing, so the prompt's prefill and the catch-up after a pause are one and t
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -22,7 +22,7 @@ from adaptspec.models.noise import Floats, Stream
 from adaptspec.models.runner import Packed, Runner
 from adaptspec.models.sampling import Certainty, certainty, entropies, leading, tempered
 from adaptspec.progress import report_progress
-from adaptspec.rounds import draft_temperatures
+from adaptspec.rounds import DraftWork, draft_temperatures
 
 # After full acceptance the last drafted token was never fed, so two tokens are the usual share of a round.
 _USUAL = 2
@@ -81,13 +81,14 @@ class DraftModelDrafter:
         active, packed = first.active, first.packed
         if job.tree is not None and len(active) and (job.tree.width[active] > 1).any():
             growth = ModelTrees(self.runner, self.ends, job, active, depths=depths, first=packed)
-            draft = growth.grow(len(job.rows), first.caught_up)
+            draft = growth.grow(len(job.rows))
             self._fed.update(growth.fed())
-            return draft
+            return replace(draft, work=self._work(job, first, growth.fronts[1:]))
         draft = Draft.empty(len(job.rows), int(depths.max(initial=0)))
         room = *draft.tokens.shape, job.sampling.vocab_size
         distribution = np.zeros(room, dtype=np.float32) if job.keep_distribution else None
         steps, stop = 0, None if job.stop is None else job.stop.begin(active)
+        further: list[int] = []  # rows of the passes after the first
         if not len(active) and len(packed.rows):
             self.runner.forward(packed)  # nobody drafts yet, but prompts are read on
         while len(active):
@@ -109,11 +110,17 @@ class DraftModelDrafter:
             if stop is not None and going.any():
                 going &= stop(steps, active, sure.confidence, sure.entropy)
             active, drawn = active[going], drawn[going]
+            further += [len(active)] if len(active) else []
             ones = np.ones_like(active)
             packed = Packed(job.rows[active], ones, drawn, ones)
         for i in first.active.tolist():
             self.note(int(job.rows[i]), len(job.tokens[i]), draft.tokens[i, : draft.counts[i]].tolist())
-        return replace(draft, distribution=distribution, steps=steps, caught_up=first.caught_up)
+        return replace(draft, distribution=distribution, work=self._work(job, first, further))
+
+    def _work(self, job: DraftJob, first: _FirstPass, further: Sequence[int]) -> tuple[DraftWork, ...]:
+        """What drafting ran: the first pass, and the rows or nodes of the `further` ones."""
+        passes = (len(first.packed.rows), *further) if len(first.packed.rows) else ()
+        return (DraftWork(self.name, int(np.count_nonzero(job.depths)), passes, first.caught_up),)
 
     def commit(self, row: int, valid: int, tokens: list[int]) -> None:
         """See `Drafter.commit`. Of what was drafted for it stays what the text went on with, whoever proposed that."""

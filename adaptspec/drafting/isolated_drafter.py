@@ -51,7 +51,7 @@ class IsolatedDrafter:
         if draft is None:
             return Draft.empty(len(rows))
         broken = _broken(draft)
-        if not draft.steps or not broken.any():
+        if not draft.work or not broken.any():
             return draft
         self.broke(rows)
         # What was drawn before stays: which scores break may depend on it.

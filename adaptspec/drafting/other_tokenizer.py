@@ -247,7 +247,7 @@ class TextDrafter(OwnTokensDrafter):
             draft.counts[i] = len(line)
             for at, (token, sure, spread) in enumerate(line):
                 draft.tokens[i, at], draft.confidence[i, at], draft.entropy[i, at] = token, sure, spread
-        return replace(draft, steps=drawn.steps, caught_up=drawn.caught_up)
+        return replace(draft, work=tuple(work._replace(drafter=self.name) for work in drawn.work))
 
     def _told(self, job: DraftJob, drawn: Draft, row: int) -> list[tuple[int, float, float]]:
         """One row's draft in tokens of the target, with confidence and entropy: those of the draft's tokens that each

@@ -42,7 +42,7 @@ class RowNodes(Protocol):
         """What is submitted, the main chain first."""
 
 
-def submitted(trees: Sequence[RowNodes], rows: int, steps: int = 0, caught_up: int = 0) -> Draft:
+def submitted(trees: Sequence[RowNodes], rows: int) -> Draft:
     """A draft for `rows` rows of what the trees of some of them submit; chains, where nothing branches."""
     orders = [(own, own.best()) for own in trees]
     width = max((len(order) for _, order in orders), default=0)
@@ -67,4 +67,4 @@ def submitted(trees: Sequence[RowNodes], rows: int, steps: int = 0, caught_up: i
     many, straight = np.array([counts, chain])
     confidence, entropy = np.array([sure, spread])
     tree = Tree(before, straight, among, drafters) if told or counts != chain else None
-    return Draft(fed, many, confidence, entropy, None, steps, caught_up, tree=tree)
+    return Draft(fed, many, confidence, entropy, tree=tree)

@@ -145,6 +145,7 @@ class TreeGrowth:
     def __init__(self, trees: Sequence[RowTree], ends: Collection[int], *, beams: bool) -> None:
         """Nothing is drafted on from at one of the tokens `ends`, nor off main chains without `beams`."""
         self.trees, self._ends, self._beams = trees, ends, beams
+        self.fronts: list[int] = []  # nodes that each step has drafted on from
 
     def candidates(self, front: Nodes, steps: int) -> Sequence[Candidates]:
         """For each node of the front, all `steps` deep."""
@@ -154,19 +155,20 @@ class TreeGrowth:
         """Whether so many nodes more can be drafted on from."""
         raise NotImplementedError
 
-    def grow(self, rows: int, caught_up: int) -> Draft:
+    def grow(self, rows: int) -> Draft:
         """Draft, step by step, for some of `rows` rows."""
         front: Nodes = [(tree, -1) for tree in self.trees]
         steps = 0
         while front:
             drawn = self.candidates(front, steps)
+            self.fronts.append(len(front))
             steps += 1
             found: Nodes = []
             for (tree, before), (candidates, entropy) in zip(front, drawn, strict=True):
                 report_progress()
                 found += [(tree, number) for number in tree.submit(before, candidates, entropy)]
             front = self._going(found, steps)
-        return submitted(self.trees, rows, steps, caught_up)
+        return submitted(self.trees, rows)
 
     def _going(self, found: Nodes, steps: int) -> Nodes:
         """Which of the latest nodes are drafted on from: all of them together must earn the step.

@@ -28,7 +28,7 @@ def united(first: Draft, free: Draft, table: TreeTable, owners: tuple[IntArray, 
     drafting = np.flatnonzero(first.counts + free.counts).tolist()
     rows = [_Row(first, free, table, row, owners) for row in drafting]
     if all(len(own.tokens) == first.counts[own.row] for own in rows):
-        return first
+        return replace(first, work=(*first.work, *free.work))
     whole = submitted(rows, len(first.counts))
     return replace(
         first,
@@ -36,7 +36,7 @@ def united(first: Draft, free: Draft, table: TreeTable, owners: tuple[IntArray, 
         confidence=whole.confidence,
         entropy=whole.entropy,
         counts=whole.counts,
-        steps=first.steps + free.steps,
+        work=(*first.work, *free.work),
         tree=whole.tree,
     )
 

@@ -28,7 +28,7 @@ from adaptspec.models.draft import Draft
 from adaptspec.progress import report_progress
 from adaptspec.request import Request
 from adaptspec.results import Delta, FinishReason
-from adaptspec.rounds import Decision, Reason, RoundRecord, Sink
+from adaptspec.rounds import Decision, Reason, RoundRecord, RoundWork, Sink, Timing
 
 _log = logging.getLogger(__name__)
 LOG_EVERY = 1000  # failed decisions per line of the log: several thousand rounds fit into a second
@@ -273,7 +273,7 @@ class EngineCore:
     def _record(self, landed: Landed, emitted: IntArray) -> RoundRecord:
         (batch, signals, decision, _, clock), draft, verdict, _, there, shadows, seconds, verified = landed
         self._number += 1
-        size, prefill = len(emitted), batch.prefill_tokens
+        size = len(emitted)
         deepest = draft.tokens.shape[1] if draft.tree is None else int(draft.chain.max(initial=0))
         shadow_drafted, shadow = shadows or (None, None)
         record = RoundRecord(
@@ -290,13 +290,8 @@ class EngineCore:
             confidence=draft.confidence[:size, :deepest],
             entropy=draft.entropy[:size, :deepest],
             branches=draft.branches(size, verdict.path),
-            prefill_tokens=prefill,
-            draft_steps=draft.steps,
-            caught_up=draft.caught_up,
-            verify_tokens=verified + size + prefill,
-            draft_seconds=seconds[0],
-            verify_seconds=seconds[1],
-            total_seconds=clock.total,
+            work=RoundWork(size, size + verified, float(signals.context.sum()), draft.work, batch.prefill_tokens),
+            timing=Timing(*seconds, clock.total),
             ended=self._clock(),
             decision=decision,
             tasks=decision.tasks,

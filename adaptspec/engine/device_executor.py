@@ -28,7 +28,7 @@ from adaptspec.gpu.staging import at_work
 from adaptspec.models.draft import Draft
 from adaptspec.models.runner import Packed
 from adaptspec.results import TokenLogprob
-from adaptspec.rounds import Decision, TreeTable
+from adaptspec.rounds import Decision, DraftWork, TreeTable
 from adaptspec.verification.coupled import Coupled
 from adaptspec.verification.method import agreement
 
@@ -124,12 +124,15 @@ class DeviceExecutor(ModelExecutor):
             draft = self._propose(batch, decision, decision.drafter, others, tree=None)
         depths = np.zeros(len(emitting), dtype=np.int64)
         tree = None if decision.tree is None else _unbranched_where_masked(decision.tree, batch)
-        caught_up = 0
+        work, caught_up = draft.work, 0
         if mine.any():
             wanted = decision.depths if tree is None else tree.within(decision.depths)
             texts = [s.tokens for s in batch.decoding]
             job = DraftJob(batch.rows[:size], texts, np.where(mine, wanted, 0), self._sampled(emitting))
             depths[:size], caught_up = self._drafters[self._which].catch_up(job)
+            # All steps of the deepest row run, over all rows: those that have stopped included.
+            passes = (size,) * int(depths.max(initial=0))
+            work += (DraftWork(self.drafters[self._which], int(np.count_nonzero(mine)), passes, caught_up),)
         nodes = depths if tree is None else self._nodes(batch, tree, depths, draft.counts)
         newest = np.array([(s.tokens[-2] if s.length > 1 else 0, s.tokens[-1]) for s in emitting], dtype=np.int64)
         plan = RoundPlan(
@@ -148,7 +151,7 @@ class DeviceExecutor(ModelExecutor):
             nodes,
             tree if (nodes != depths).any() else None,
         )
-        return plan, replace(draft, caught_up=caught_up), begun or caught_up > 0
+        return plan, replace(draft, work=work), begun or caught_up > 0
 
     def _nodes(self, batch: Batch, tree: TreeTable, depths: IntArray, others: IntArray) -> IntArray:
         """[E] what drafts of these depths may come to where they branch, as far as the pass and the cache have room."""
@@ -202,8 +205,7 @@ class DeviceExecutor(ModelExecutor):
         at = inside & mine[:, None]
         confidence[at], entropy[at] = found.confidence[:, :width][at], found.entropy[:, :width][at]
         tokens = np.where(inside, found.drafted[:, :width], 0)
-        steps = found.steps + given.steps
-        draft = Draft(tokens, counts, confidence, entropy, steps=steps, caught_up=given.caught_up, tree=tree)
+        draft = Draft(tokens, counts, confidence, entropy, work=given.work, tree=tree)
         broken = at & (at & np.isnan(entropy)).any(axis=1, keepdims=True)
         if broken.any():
             draft = draft.without(broken)

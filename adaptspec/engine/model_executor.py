@@ -26,7 +26,7 @@ from adaptspec.models.runner import Packed, Runner
 from adaptspec.models.sampling import RowSampling, SamplingBatch
 from adaptspec.progress import report_progress
 from adaptspec.results import TokenLogprob
-from adaptspec.rounds import Decision, TreeTable, Union
+from adaptspec.rounds import Decision, DraftWork, TreeTable, Union
 from adaptspec.verification.method import VerifyResult, window_starts
 
 _log = logging.getLogger(__name__)
@@ -162,7 +162,10 @@ class ModelExecutor:
                 draft_temperature=None if sampling.plain_greedy else decision.draft_temperature,
                 tree=branching,
             )
-            parts.append(self._drafters[which].propose(job))
+            part = self._drafters[which].propose(job)
+            if which in self._model_free:
+                part = replace(part, work=(DraftWork(self._names[which], int(np.count_nonzero(mine))),))
+            parts.append(part)
         return _owned(parts[0] if len(parts) == 1 else Draft.merged(parts), drafter)
 
     def _fitted(self, batch: Batch, draft: Draft) -> Draft:

@@ -251,13 +251,12 @@ class DeviceRounds:
         names = ("drafted", "counts", "picks", "confidence", "entropy", "first", "bad")
         drafted, counts, picks, confidence, entropy, first, bad = (host[name][:count].copy() for name in names)
         told = self._read_told(plan, owners, offsets)
-        steps = int(plan.depths.max(initial=0))  # all of them ran, also those of rows that had stopped
         sure, spread = confidence.astype(np.float64), entropy.astype(np.float64)
         seconds = None
         if self.target.device.type == "cuda":
             begun, drawn, done = self._marks
             seconds = begun.elapsed_time(drawn) * 1e-3, drawn.elapsed_time(done) * 1e-3
-        return RoundResult(drafted, counts, picks, sure, spread, choices, first, bad, told, steps, seconds)
+        return RoundResult(drafted, counts, picks, sure, spread, choices, first, bad, told, seconds)
 
     def _read_told(self, plan: RoundPlan, owners: IntArray, offsets: IntArray) -> FloatArray | None:
         parts = [one.double().numpy() for one in self._told]

@@ -54,7 +54,6 @@ class RoundResult:
     first: IntArray  # [B] the first token of a row whose prompt has ended
     bad: IntArray  # [B] whether a row's scores were no numbers
     told: FloatArray | None  # [B, N + 1, 1 + 2 most] log-probabilities: of the choice, of the likeliest; then these
-    steps: int
     seconds: tuple[float, float] | None  # of drafting and verifying, by the device's clock where it has one
 
 

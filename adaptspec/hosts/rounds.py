@@ -14,9 +14,8 @@ from adaptspec.control.cost_model import CostModel
 from adaptspec.control.cost_profile import CostProfile
 from adaptspec.control.decision_cache import UNDECIDED
 from adaptspec.control.host import DRAFTER
-from adaptspec.control.round_work import DraftWork, RoundWork, Timing
 from adaptspec.hosts.guests import Told
-from adaptspec.rounds import Decision, RoundRecord
+from adaptspec.rounds import Decision, DraftWork, RoundRecord, RoundWork, Timing
 
 # Of a deviation from a step's expected seconds this share counts. It counts up to so many times these seconds at most:
 # beyond that the machine slept.
@@ -179,13 +178,10 @@ def round_of(done: TimedStep, number: int, costs: CostModel, *, reads_along: boo
         context=context,
         confidence=unknown,
         entropy=unknown,
-        prefill_tokens=work.prefill_tokens,
-        draft_steps=steps,
-        caught_up=0,
-        verify_tokens=size + sum(told.drafted.tolist()) + work.prefill_tokens,
-        draft_seconds=whole - verify,
-        verify_seconds=verify,
-        total_seconds=whole,
+        work=RoundWork(
+            size, size + int(told.drafted.sum()), float(context.sum()), drafts, work.prefill_tokens, work.ragged
+        ),
+        timing=Timing(whole - verify, verify, whole),
         expected=expected,
         ended=done.ended,
         decision=decision,

@@ -9,6 +9,7 @@ import numpy as np
 
 from adaptspec.arrays import BoolArray, FloatArray, IntArray
 from adaptspec.models.noise import Floats
+from adaptspec.rounds import DraftWork
 from adaptspec.trees import Branches, Tree
 
 
@@ -26,8 +27,7 @@ class Draft:
     confidence: FloatArray  # [B, N] how likely the drafter finds it that the token is kept, NaN where it does not say
     entropy: FloatArray  # [B, N] nats, NaN where none was drafted
     distribution: Floats | None = None
-    steps: int = 0  # forward passes of a draft model
-    caught_up: int = 0  # tokens fed beyond the usual one or two per row
+    work: tuple[DraftWork, ...] = ()  # what its drafters ran
     tree: Tree | None = None
 
     @classmethod
@@ -44,8 +44,7 @@ class Draft:
         whole = replace(
             cls.empty(rows, width),
             distribution=_room([part.distribution for part in parts], rows, width),
-            steps=sum(part.steps for part in parts),
-            caught_up=sum(part.caught_up for part in parts),
+            work=tuple(work for part in parts for work in part.work),
         )
         for part in parts:
             whole._put(part)

@@ -289,10 +289,10 @@ class ReplayStats:
     def add(self, record: RoundRecord) -> None:
         """Add a round."""
         self.rounds += 1
-        self.seconds += record.total_seconds
+        self.seconds += record.timing.total
         self.tokens += int(record.emitted.sum())
         depths = record.depths.tolist()
-        share = record.total_seconds / max(len(depths), 1)
+        share = record.timing.total / max(len(depths), 1)
         trials = (record.reasons == Reason.EXPLORE) | (record.reasons == Reason.PROBE)
         self.trials += int(trials.sum())
         self.trial_tokens += int(record.emitted[trials].sum())

@@ -20,7 +20,7 @@ import numpy as np
 from adaptspec.arrays import FloatArray, IntArray
 from adaptspec.drafting.tree_growth import Candidates, Nodes, RowTree, TreeGrowth
 from adaptspec.models.draft import Draft
-from adaptspec.rounds import StopTable, TreeTable
+from adaptspec.rounds import DraftWork, StopTable, TreeTable
 from adaptspec.simulation.machine import Machine
 from adaptspec.simulation.tape import DraftView
 
@@ -80,7 +80,7 @@ class TapeModel:
 
     def propose(self, job: TapeJob) -> tuple[Draft, float]:
         """Drafts for the rows with a depth, and the seconds they take."""
-        planned = job.planned()
+        planned, asked = job.planned(), int(np.count_nonzero(job.depths))
         job = replace(job, depths=self._within_reach(job, planned))
         reading, tokens, active = self._read(job)
         caught_up = int(np.maximum(tokens - _USUAL_TOKENS, 0).sum())
@@ -88,18 +88,18 @@ class TapeModel:
         first = len(reading), float(job.context[active if len(active) else reading].sum())
         if job.branches(active):
             trees = TapeTrees(self.view, job, active, beams=not self._times.together)
-            draft, further = trees.grow(len(job.rows), caught_up), trees.passes
+            draft, further = trees.grow(len(job.rows)), trees.passes
             self._cached[job.rows[active]] = (job.context + trees.read)[active]
         else:
             draft, further = self._chains(job, active)
-            draft = replace(draft, caught_up=caught_up)
         passes = [first, *further]
         if self._times.together:
-            draft = replace(draft, steps=int(planned[active].max(initial=0)))
             size, cached = job.decoding, float(job.context[: job.decoding].sum())
-            passes = [(size, cached + step * size) for step in range(max(draft.steps, 1))]
+            passes = [(size, cached + step * size) for step in range(max(int(planned[active].max(initial=0)), 1))]
+        work = DraftWork(self._name, asked, tuple(rows for rows, _ in passes), caught_up)
         seconds = self._times.start + self._times.per_row * len(reading) + self._times.catch_up_per_token * caught_up
-        return draft, seconds + sum(self._machine.step_seconds(self._name, rows, cached) for rows, cached in passes)
+        seconds += sum(self._machine.step_seconds(self._name, rows, cached) for rows, cached in passes)
+        return replace(draft, work=(work,)), seconds
 
     def keep(self, rows: IntArray, lengths: IntArray) -> None:
         """Forget what it drafted beyond these lengths of the rows' texts."""
@@ -153,7 +153,7 @@ class TapeModel:
             # The last drafted token was never read.
             self._cached[job.rows[active]] = job.context[active] + depths - 1
         tokens = chain_tokens(self.view.run[job.at], width)
-        return Draft(tokens, counts, certainty[0], certainty[1], steps=int(counts.max())), passes
+        return Draft(tokens, counts, certainty[0], certainty[1]), passes
 
 
 class TapeLookup:
@@ -164,26 +164,28 @@ class TapeLookup:
     drafter that counts has read the tokens in between by then, and is a little more confident.
     """
 
-    def __init__(self, view: DraftView, seconds_per_row: float) -> None:
+    def __init__(self, name: str, view: DraftView, seconds_per_row: float) -> None:
         self.view = view
+        self._name = name
         self._seconds_per_row = seconds_per_row
 
     def cache_gap(self, rows: IntArray, context: IntArray) -> list[int]:  # noqa: ARG002 - reading takes no time
         return [0] * len(rows)
 
     def propose(self, job: TapeJob) -> tuple[Draft, float]:
-        view, seconds = self.view, self._seconds_per_row * int(np.count_nonzero(job.depths))
+        view, asked = self.view, int(np.count_nonzero(job.depths))
+        work, seconds = (DraftWork(self._name, asked),), self._seconds_per_row * asked
         counts = np.minimum(job.depths, view.reach[job.at])
         width = int(job.depths.max())
         if job.tree is not None and view.top is not None and counts.any():
             trees = TapeTrees(view, replace(job, depths=counts, stop=None), np.flatnonzero(counts), beams=False)
-            return replace(trees.grow(len(counts), 0), steps=0), seconds
+            return replace(trees.grow(len(counts)), work=work), seconds
         unknown = np.full((len(counts), width), np.nan)
         confidence = unknown
         if view.top is not None:
             known = self.confidence(job.at, job.last, width)
             confidence = np.where(np.arange(width) < counts[:, None], known, np.nan)
-        return Draft(chain_tokens(view.run[job.at], width), counts, confidence, unknown), seconds
+        return Draft(chain_tokens(view.run[job.at], width), counts, confidence, unknown, work=work), seconds
 
     def confidence(self, at: IntArray, last: IntArray, depth: int) -> FloatArray:
         """Its confidence in the tokens that it drafts from these positions [B], NaN beyond them, [B, depth]."""

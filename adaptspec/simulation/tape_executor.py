@@ -68,7 +68,7 @@ class TapeExecutor:
         self._factors = factors
         self._round_factors = (1.0, 1.0, 1.0)
         self._lookups = {
-            number: TapeLookup(tape.views[name], machine.drafters[name].per_row)
+            number: TapeLookup(name, tape.views[name], machine.drafters[name].per_row)
             for number, name in enumerate(self.drafters)
             if machine.drafters[name].step is None
         }

@@ -61,7 +61,7 @@ class ForecastError:
         came = np.concatenate([np.minimum(record.accepted, record.emitted) for record, _ in told])
         counted = drafted & ~np.isnan(expected)
         return ForecastError(
-            self.predicted_tokens + sum(one.goodput * record.total_seconds for record, one in timed),
+            self.predicted_tokens + sum(one.goodput * record.timing.total for record, one in timed),
             self.realised_tokens + int(sum(record.emitted.sum() for record, _ in timed)),
             self.predicted_accepted + float(expected[counted].sum()),
             self.realised_accepted + int(came[counted].sum()),

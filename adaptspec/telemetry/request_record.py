@@ -73,7 +73,7 @@ def rows_of(record: RoundRecord, ended: float) -> Iterator[Row]:
     unknown = repeat(nan)
     scored, expected = record.confidence.shape[1] > 0, record.expected
     whole = (
-        *(record.number, ended, record.total_seconds, len(record.request_ids)),
+        *(record.number, ended, record.timing.total, len(record.request_ids)),
         *(bool(record.depths.any()), int(record.emitted.sum())),
         *((nan, nan) if expected is None else (expected.goodput, expected.other)),
     )

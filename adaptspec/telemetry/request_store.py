@@ -247,7 +247,7 @@ class RequestStore:
 
     def _round(self, when: float, record: RoundRecord) -> RoundEnded:
         self.rounds.append(record)
-        requests = self._requests_of(record, when - record.total_seconds)
+        requests = self._requests_of(record, when - record.timing.total)
         for one, emitted in zip(requests, record.emitted.tolist(), strict=True):
             if one is not None:
                 one.tokens += emitted

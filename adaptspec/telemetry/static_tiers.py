@@ -12,8 +12,8 @@ import numpy as np
 
 from adaptspec.arrays import BoolArray, FloatArray, IntArray
 from adaptspec.control.acceptance import Acceptance
+from adaptspec.control.cost_model import batch_bucket
 from adaptspec.control.counterfactual import Counterfactual
-from adaptspec.control.round_work import batch_bucket
 from adaptspec.rounds import RoundRecord
 from adaptspec.telemetry.round_seconds import RoundSeconds, drafted_in, features
 from adaptspec.telemetry.totals import gathered
@@ -133,7 +133,7 @@ class StaticTiers:
             bucket, more = self._bucket(size)
             part = whole.take(np.flatnonzero(np.repeat(sizes == size, lengths)))
             ran = self._as_run(part, [records[i] for i in alike.tolist()], size, more)
-            measured = np.array([records[i].total_seconds for i in alike.tolist()], dtype=np.float64)
+            measured = np.array([records[i].timing.total for i in alike.tolist()], dtype=np.float64)
             bucket.fit.add(ran, measured)
             compared = ~declined[alike]
             if compared.any():

@@ -131,7 +131,7 @@ class Timeline:
         if isnan(record.ended):
             raise JournalError(f"round {record.number} does not say when it was; give the journal of a server")
         self.rounds += 1
-        length = _nanoseconds(record.total_seconds)
+        length = _nanoseconds(record.timing.total)
         start = _nanoseconds(record.ended) - length + self._shift
         if start < self._written_to:
             # Wall clocks may be set back between two processes.
@@ -195,7 +195,7 @@ def _of_round(record: RoundRecord) -> dict[str, Any]:
 
 def _parts(record: RoundRecord, start: int, length: int) -> Iterator[Event]:
     at, end = start, start + length
-    parts = (("draft", record.draft_seconds), ("verify", record.verify_seconds), ("host", record.total_seconds))
+    parts = (("draft", record.timing.draft), ("verify", record.timing.verify), ("host", record.timing.total))
     for name, seconds in parts:
         part = min(_nanoseconds(seconds), end - at)  # what is left is the host's; rounding may ask for one too many
         if part:

@@ -13,10 +13,8 @@ from adaptspec.rounds import Reason, RoundRecord
 
 DEPTH_LABELS = 64  # more depths than any sensible policy has; keeps label values bounded
 
-_COSTS = (
-    *("prefill_tokens", "verify_tokens", "draft_steps", "caught_up"),
-    *("draft_seconds", "verify_seconds", "total_seconds"),
-)
+_COUNTS = ("prefill_tokens", "verify_tokens", "draft_steps", "caught_up")
+_SECONDS = ("draft", "verify", "total")
 
 
 def _empty() -> IntArray:
@@ -79,8 +77,11 @@ class Totals:
             return self
         emitted = gathered(records, "emitted")
         more: dict[str, Any] = {
-            name: getattr(self, name) + sum(getattr(record, name) for record in records) for name in _COSTS
+            name: getattr(self, name) + sum(getattr(record, name) for record in records) for name in _COUNTS
         }
+        for part in _SECONDS:
+            name = f"{part}_seconds"
+            more[name] = getattr(self, name) + sum(getattr(record.timing, part) for record in records)
         for name in ("depths", "drafted", "reasons"):
             more[name] = tallied(getattr(self, name), gathered(records, name))
         more["rounds"] = self.rounds + len(records)

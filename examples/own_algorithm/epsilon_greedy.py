@@ -49,7 +49,7 @@ class EpsilonGreedy(OneDepth):
         if not isinstance(memo, int) or record.prefill_tokens:
             return
         arm = memo
-        speed = float(record.emitted.sum()) / record.total_seconds
+        speed = float(record.emitted.sum()) / record.timing.total
         self._rounds[arm] += 1
         self._means[arm] += (speed - self._means[arm]) / self._rounds[arm]
         slow = not self._cooldown and speed < (1.0 - _DROP) * self._average

@@ -28,7 +28,7 @@ def test_the_parts_add_up_to_the_journal(name: str, batch: int, tmp_path: Path) 
     found = explain(JournalLog(path), name, rounds=3)
     assert found.total.rows == sum(len(record.rows) for record in records)
     assert found.total.emitted == sum(int(record.emitted.sum()) for record in records)
-    assert found.total.seconds == pytest.approx(sum(record.total_seconds for record in records))
+    assert found.total.seconds == pytest.approx(sum(record.timing.total for record in records))
     for part in (found.reasons, found.depths, found.tasks):
         assert sum(group.rows for group in part.values()) == found.total.rows
         assert sum(group.accepted for group in part.values()) == found.total.accepted

@@ -10,10 +10,11 @@ import numpy as np
 from adaptspec.control.cost_model import CostModel
 from adaptspec.control.model_free_acceptance import NgramAcceptance, StatedAcceptance
 from adaptspec.control.policy import BatchSignals
-from adaptspec.rounds import Decision, Reason, RoundRecord
+from adaptspec.rounds import Decision, DraftWork, Reason, RoundRecord, RoundWork, Timing
 from tests.policies.world import HEADER, Machine
 
 QUIET = Machine()
+NAMES = ("draft-model", "ngram")  # of the drafters that rounds index
 STATIC = HEADER + "  choose: {algorithm: static, depth: %d}\n"
 GOODPUT = (
     HEADER
@@ -67,6 +68,13 @@ def record(
     steps = [sum(d > j for d in drafted) for j in range(deepest)]
     draft = sum(QUIET.step(n) for n in steps) * slower
     verify = QUIET.verify(size + sum(drafted)) * slower
+    owners, drafts = [0] * size if drafter is None else list(drafter), []
+    for number, name in enumerate(NAMES):
+        asked = zip(drafted, drafted if depths is None else depths, owners, strict=True)
+        own = [count for count, depth, owner in asked if owner == number and depth]
+        if own and max(drafted):
+            passes = [len(own), *(sum(count > step for count in own) for step in range(1, max(own)))]
+            drafts.append(DraftWork(name, len(own), tuple(passes) if name == "draft-model" else ()))
     sure = np.full((size, deepest), np.nan)
     for i, count in enumerate(drafted):
         sure[i, :count] = confidence
@@ -83,15 +91,22 @@ def record(
         context=np.full(size, 100),
         confidence=sure,
         entropy=sure,
-        prefill_tokens=prefill,
-        draft_steps=deepest,
-        caught_up=0,
-        verify_tokens=size + sum(drafted) + prefill,
-        draft_seconds=draft,
-        verify_seconds=verify,
-        total_seconds=draft + verify + QUIET.overhead_ms / 1e3 * slower,
+        work=RoundWork(size, size + sum(drafted), 100.0 * size, tuple(drafts), prefill),
+        timing=Timing(draft, verify, draft + verify + QUIET.overhead_ms / 1e3 * slower),
         tasks=np.array([0] * size if tasks is None else tasks, dtype=np.int64),
     )
+
+
+def timed(ran: RoundRecord, total: float | None = None, **parts: float) -> RoundRecord:
+    """The round with other seconds: `total`, or also those of `draft` and `verify`."""
+    return replace(ran, timing=ran.timing._replace(**({} if total is None else {"total": total}), **parts))
+
+
+def caught_up(ran: RoundRecord, tokens: int) -> RoundRecord:
+    """The round in which the draft model also read tokens that it had missed."""
+    draft, *others = ran.work.drafts or (DraftWork("draft-model", len(ran.rows), (len(ran.rows),)),)
+    drafts = (draft._replace(catch_up_tokens=float(tokens)), *others)
+    return replace(ran, work=ran.work._replace(drafts=drafts))
 
 
 def decided(number: int, ran: RoundRecord) -> RoundRecord:

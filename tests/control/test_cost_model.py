@@ -12,12 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from adaptspec.arrays import FloatArray
-from adaptspec.control.cost_model import CostModel
+from adaptspec.control.cost_model import CostModel, batch_bucket
 from adaptspec.control.cost_profile import CostProfile, DrafterCost
-from adaptspec.control.round_work import DraftWork, RoundWork, Timing
 from adaptspec.hosts.rounds import costs_of_steps
-from adaptspec.rounds import RoundRecord
-from tests.control.helpers import QUIET, record, table
+from adaptspec.rounds import DraftWork, RoundRecord, RoundWork, Timing
+from tests.control.helpers import QUIET, caught_up, record, table, timed
 from tests.control.test_cost_profile import random_profile
 
 DRAFTERS = ("draft-model", "ngram")
@@ -28,7 +27,7 @@ def observe(model: CostModel, *records: RoundRecord, times: int = 1) -> None:
     """These rounds in turn, so many times."""
     for _ in range(times):
         for one in records:
-            model.observe_record(one, DRAFTERS)
+            model.observe(one.work, one.timing)
 
 
 def step(model: CostModel, rows: int, drafter: str = "draft-model") -> float:
@@ -88,8 +87,7 @@ def test_the_start_of_a_draft_is_paid_once_a_round() -> None:
     assert second - first == pytest.approx(2e-4 + 1e-4)
     rest = model.overhead_seconds(1, drafting=True) + model.verify_seconds(1, 2)
     assert first == pytest.approx(rest + 2e-4 + 3e-4)
-    timed = replace(record([1], [1]), verify_seconds=1.1e-3, draft_seconds=5e-4, total_seconds=1.7e-3)
-    observe(model, timed, times=50)
+    observe(model, timed(record([1], [1]), 1.7e-3, draft=5e-4, verify=1.1e-3), times=50)
     assert step(model, 1) == pytest.approx(2e-4, rel=0.05)
     assert model.draft_prices("draft-model", 1).start == pytest.approx(3e-4, rel=0.05)
 
@@ -182,13 +180,13 @@ def test_whole_rounds_suffice_to_learn_from() -> None:
     """Hosts and some executors time no parts: depths of several sizes say what a pass and a token cost."""
 
     def whole(drafted: int) -> RoundRecord:
-        return replace(record([drafted], [0], slower=2.0), draft_seconds=NAN, verify_seconds=NAN)
+        return timed(record([drafted], [0], slower=2.0), draft=NAN, verify=NAN)
 
     model = table()
     observe(model, whole(0), whole(1), whole(3), whole(7), times=100)
     depths = np.array([0.0, 1.0, 3.0, 7.0])
     prices = model.draft_round_seconds("draft-model", 1, depths, depths)
-    assert prices == pytest.approx([whole(int(depth)).total_seconds for depth in depths], rel=0.05)
+    assert prices == pytest.approx([whole(int(depth)).timing.total for depth in depths], rel=0.05)
 
 
 def test_passes_of_several_drafters_are_learned_apart() -> None:
@@ -196,7 +194,7 @@ def test_passes_of_several_drafters_are_learned_apart() -> None:
     model = table()
     before = step(model, 1) / model.plain_seconds(1)
     lookup = record([3], [2], drafter=[1])
-    lookup = replace(lookup, draft_seconds=2e-4, total_seconds=lookup.total_seconds - lookup.draft_seconds + 2e-4)
+    lookup = timed(lookup, lookup.timing.total - lookup.timing.draft + 2e-4, draft=2e-4)
     observe(model, lookup, times=100)
     assert model.draft_prices("ngram", 1).row == pytest.approx(2e-4, rel=0.1)
     assert step(model, 1) / model.plain_seconds(1) == pytest.approx(before, rel=0.2)
@@ -206,9 +204,9 @@ def test_attended_tokens_have_a_price() -> None:
     model = CostModel(replace(QUIET.profile(), per_cached_token=3e-8))
     for context in (100, 20_000) * 100:
         more = 1e-7 * context
-        seconds = PLAIN.verify_seconds + more
-        timed = replace(PLAIN, verify_seconds=seconds, total_seconds=PLAIN.total_seconds + more)
-        observe(model, replace(timed, context=np.array([context])))
+        seconds = PLAIN.timing.verify + more
+        ran = timed(PLAIN, PLAIN.timing.total + more, verify=seconds)
+        observe(model, replace(ran, work=ran.work._replace(context_tokens=float(context))))
     more = model.verify_seconds(1, 1, 20_000.0) - model.verify_seconds(1, 1, 0.0)
     assert more == pytest.approx(2e-3, rel=0.15)
 
@@ -220,7 +218,7 @@ def test_stalls_do_not_move_prices() -> None:
         slower = float(np.exp(rng.normal(0.0, 0.3))) * (10.0 if rng.random() < 0.02 else 1.0)
         observe(model, record([2], [1], slower=slower))
     assert model.resets == 0
-    took = record([2], [1]).total_seconds
+    took = record([2], [1]).timing.total
     price = model.draft_round_seconds("draft-model", 1, np.array([2.0]), np.array([2.0]))
     assert price == pytest.approx(took, rel=0.15)
 
@@ -256,24 +254,24 @@ def test_timed_passes_that_read_a_prompt_change_nothing() -> None:
     before = model.plain_seconds(1)
     observe(model, record([0], [0], slower=9.0, prefill=100), times=60)
     assert model.plain_seconds(1) == before
-    observe(model, replace(record([0], [0]), **{name: np.array([], dtype=np.int64) for name in ("rows", "context")}))
+    model.observe(RoundWork(0, 0, prefill_tokens=9), Timing(NAN, NAN, 1.0))
     assert model.plain_seconds(1) == before
 
 
 def test_whole_rounds_that_read_a_prompt_price_it() -> None:
     """Plain rounds say what decoding takes, so the rest is the prompt's."""
-    model, whole = table(), {"draft_seconds": NAN, "verify_seconds": NAN}
-    prompt = replace(record([0], [0], slower=9.0, prefill=100), **whole)
-    observe(model, replace(PLAIN, **whole), prompt, times=100)
-    assert model.plain_seconds(1) == pytest.approx(PLAIN.total_seconds, rel=0.1)
-    assert model.seconds(RoundWork(1, 1, 100.0, prefill_tokens=100)) == pytest.approx(prompt.total_seconds, rel=0.1)
+    model = table()
+    prompt = timed(record([0], [0], slower=9.0, prefill=100), draft=NAN, verify=NAN)
+    observe(model, timed(PLAIN, draft=NAN, verify=NAN), prompt, times=100)
+    assert model.plain_seconds(1) == pytest.approx(PLAIN.timing.total, rel=0.1)
+    assert model.seconds(RoundWork(1, 1, 100.0, prefill_tokens=100)) == pytest.approx(prompt.timing.total, rel=0.1)
 
 
 @pytest.mark.parametrize("seconds", [0.0, -1.0, NAN, 1e-300, 1e300])
 def test_a_clock_that_jumps_changes_nothing(seconds: float) -> None:
     model = table()
     before = model.plain_seconds(1)
-    observe(model, replace(PLAIN, total_seconds=seconds, verify_seconds=seconds), times=20)
+    observe(model, timed(PLAIN, seconds, verify=seconds), times=20)
     assert model.plain_seconds(1) == before
 
 
@@ -282,10 +280,8 @@ def test_rounds_that_only_caught_up_are_not_plain_rounds() -> None:
     model = table()
     observe(model, PLAIN, times=50)
     before = model.plain_seconds(1)
-    read = replace(PLAIN, caught_up=500, draft_seconds=5e-3, total_seconds=PLAIN.total_seconds + 5e-3)
-    observe(model, replace(read, depths=np.array([1])), times=50)
-    assert model.plain_seconds(1) == pytest.approx(before, rel=0.03)
-    observe(model, read, times=50)  # no row says which drafter it was
+    read = timed(caught_up(PLAIN, 500), PLAIN.timing.total + 5e-3, draft=5e-3)
+    observe(model, read, times=50)
     assert model.plain_seconds(1) == pytest.approx(before, rel=0.03)
     assert model.catch_up_seconds("draft-model", 500.0) > 2e-3
 
@@ -453,7 +449,7 @@ def test_a_wrong_profile_is_outweighed_in_a_few_dozen_rounds(wrong: float) -> No
     profile = QUIET.profile()
     model = CostModel(replace(profile, verify=tuple((wrong * one, *rest) for one, *rest in profile.verify)))
     observe(model, PLAIN, DRAFTING, times=18)
-    assert model.plain_seconds(1) == pytest.approx(PLAIN.total_seconds, rel=0.12)
+    assert model.plain_seconds(1) == pytest.approx(PLAIN.timing.total, rel=0.12)
     assert model.verify_seconds(1, 4) == pytest.approx(QUIET.verify(4), rel=0.12)
 
 
@@ -477,7 +473,7 @@ def test_a_contradiction_resets_once_and_is_logged_once(caplog: pytest.LogCaptur
             uncertain |= model.uncertain
         assert uncertain == (slower > 1.0)
     assert (model.uncertain, model.resets) == (False, 1)
-    assert model.plain_seconds(1) == pytest.approx(3.0 * PLAIN.total_seconds, rel=0.05)
+    assert model.plain_seconds(1) == pytest.approx(3.0 * PLAIN.timing.total, rel=0.05)
     assert [line.message.split(":")[0] for line in caplog.records] == ["costs are unsure"]
 
 
@@ -534,3 +530,8 @@ def test_a_round_has_one_price(rows: int) -> None:
     row = model.draft_prices("ngram", rows).row
     plain, drafting = (model.overhead_seconds(rows, drafting=drafts) for drafts in (False, True))
     assert model.seconds(lookups) == pytest.approx(model.plain_seconds(rows, 50.0) + drafting - plain + rows * row)
+
+
+@pytest.mark.parametrize(("rows", "bucket"), [(0, 0), (1, 0), (2, 1), (3, 2), (4, 2), (5, 3), (8, 3), (9, 4), (16, 4)])
+def test_batch_sizes_that_are_alike_share_a_bucket(rows: int, bucket: int) -> None:
+    assert batch_bucket(rows) == bucket

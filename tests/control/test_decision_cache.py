@@ -14,7 +14,7 @@ from adaptspec.control.decision_cache import UNDECIDED
 from adaptspec.control.language.loader import build_policy, parse_policy_spec
 from adaptspec.control.policy import BatchSignals, Policy
 from adaptspec.request import Request, SpeculationParams
-from adaptspec.rounds import Decision, Reason, RoundRecord, StopTable
+from adaptspec.rounds import Decision, Reason, RoundRecord, StopTable, Timing
 from tests.control.helpers import GOODPUT, record, signals, table
 
 ROUND = 0.01  # seconds
@@ -89,7 +89,7 @@ class World:
                 number=self.rounds,
                 decision=decision,
                 tasks=decision.tasks,
-                total_seconds=ROUND,
+                timing=Timing(np.nan, np.nan, ROUND),
             )
         )
         return decision

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from adaptspec.control.explorer import Explorer, Trial
-from tests.control.helpers import decided, record
+from tests.control.helpers import caught_up, decided, record, timed
 
 ROW = np.array([0])
 NOTHING = np.zeros(1)
@@ -21,7 +19,7 @@ def with_budget(seconds: float, *kinds: str) -> Explorer:
     explorer = Explorer()
     for kind in kinds or ("draft",):
         explorer.affordable(kind, 1.0, 1e9, NOTHING, NOTHING)
-    explorer.learn(replace(record([0], [0]), total_seconds=seconds / 0.02))
+    explorer.learn(timed(record([0], [0]), seconds / 0.02))
     return explorer
 
 
@@ -39,7 +37,7 @@ def live(explorer: Explorer, rounds: int, cost: float, *, keeps: int = 0, first:
             explorer.open(number, Trial("draft", ROW, False, 1.0, 0.0, 1.0 + cost, 0.0, np.ones(1)))
             seconds += cost
         drafted = int(affords)
-        explorer.learn(decided(number, replace(record([drafted], [keeps * drafted]), total_seconds=seconds)))
+        explorer.learn(decided(number, timed(record([drafted], [keeps * drafted]), seconds)))
     return tried
 
 
@@ -100,7 +98,7 @@ def test_a_trial_that_has_only_read_so_far_goes_on() -> None:
     for number, left in enumerate((3.0, 2.0, 1.0), start=401):
         assert len(explorer.affordable("draft", 1.0, 0.2, np.array([left]), NOTHING))
         explorer.open(number, Trial("draft", ROW, False, 1.0, 0.0, 1.2 + left, 0.0, np.ones(1)))
-        reading = replace(record([0], [0], depths=[1]), caught_up=512, total_seconds=2.0)
+        reading = timed(caught_up(record([0], [0], depths=[1]), 512), 2.0)
         explorer.learn(decided(number, reading))
     assert len(explorer.affordable("draft", 1.0, 0.2, NOTHING, NOTHING))
 
@@ -121,7 +119,7 @@ def test_a_stall_is_not_charged_to_a_trial() -> None:
         explorer = Explorer()
         explorer.affordable("draft", 1.0, 0.5, NOTHING, NOTHING)
         explorer.open(1, Trial("draft", ROW, False, 1.0, 0.0, 1.5, 0.0, np.ones(1)))
-        explorer.learn(decided(1, replace(record([1], [0]), total_seconds=seconds)))
+        explorer.learn(decided(1, timed(record([1], [0]), seconds)))
         waits.append(live(explorer, 2000, 0.5, first=2).index(True))
     assert waits[1] <= waits[0]
 
@@ -132,5 +130,5 @@ def test_the_time_of_prompts_is_not_charged_to_a_trial(shared: bool) -> None:
     explorer = with_budget(2.0)
     explorer.affordable("draft", 1.0, 0.5, NOTHING, NOTHING)
     explorer.open(1, Trial("draft", ROW, shared, 1.0, 0.0, 1.5, 0.0, np.ones(1)))
-    explorer.learn(decided(1, replace(record([1], [1]), total_seconds=2.9)))
+    explorer.learn(decided(1, timed(record([1], [1]), 2.9)))
     assert (len(explorer.affordable("draft", 1.0, 2.0, NOTHING, NOTHING)) > 0) == shared

@@ -14,7 +14,7 @@ from adaptspec.control.guard import Guard, GuardSpec, Mode
 from adaptspec.control.language.loader import build_policy, parse_policy_spec
 from adaptspec.control.tasks import TaskNames
 from adaptspec.rounds import Reason, RoundRecord
-from tests.control.helpers import QUIET, record, signals, table
+from tests.control.helpers import QUIET, caught_up, record, signals, table, timed
 from tests.fakes import array
 
 SLOWER = GuardSpec.model_validate({"never-slower": {}})
@@ -112,14 +112,14 @@ def test_rounds_that_requests_left_meanwhile_are_not_measured() -> None:
 def test_stalls_in_many_windows_are_not_held_against_drafts() -> None:
     """One round in twenty takes ten times as long, as any round would: drafts earn as much more as ever."""
     guard = Guard(SLOWER, table())
-    stall = replace(WINNING, total_seconds=10 * WINNING.total_seconds)
+    stall = timed(WINNING, 10 * WINNING.timing.total)
     modes = [mode for _ in range(40) for mode in (*drive(guard, 19, WINNING), *drive(guard, 1, stall))]
     assert set(modes) <= {Mode.RUN, Mode.PLAIN_ONCE}
 
 
 def test_stalls_do_not_hide_drafts_that_lose() -> None:
     """Drafts that take a quarter longer than plain rounds; one in eight takes a hundred times as long, by chance."""
-    losing, stall = (replace(LOSING, total_seconds=times * PLAIN.total_seconds) for times in (1.25, 100.0))
+    losing, stall = (timed(LOSING, times * PLAIN.timing.total) for times in (1.25, 100.0))
     guard = Guard(SLOWER, table())
     modes = [mode for _ in range(6) for mode in (*drive(guard, 7, losing), *drive(guard, 1, stall))]
     assert Mode.OFF in modes
@@ -127,24 +127,24 @@ def test_stalls_do_not_hide_drafts_that_lose() -> None:
 
 def test_drafts_that_lose_at_once_are_not_tried_for_whole_windows() -> None:
     """Two windows of sixteen would be as much as three hundred plain rounds; of fewer than four, chance decides."""
-    modes = drive(Guard(SLOWER, table()), 40, replace(LOSING, total_seconds=10.0 * PLAIN.total_seconds))
+    modes = drive(Guard(SLOWER, table()), 40, timed(LOSING, 10.0 * PLAIN.timing.total))
     assert modes.index(Mode.OFF) == 8
 
 
 @pytest.mark.parametrize("seed", range(5))
 def test_noise_is_not_held_against_drafts(seed: int) -> None:
     """They earn two percent on average; each round takes up to twice as long, or half as long, by chance."""
-    mean, deviation = PLAIN.total_seconds * WINNING.emitted.item() / 1.02, 0.3
+    mean, deviation = PLAIN.timing.total * WINNING.emitted.item() / 1.02, 0.3
     noise = np.random.default_rng(seed).lognormal(-(deviation**2) / 2, deviation, 800)
     guard = Guard(SLOWER, table())
-    modes = [mode for factor in noise for mode in drive(guard, 1, replace(WINNING, total_seconds=mean * factor))]
+    modes = [mode for factor in noise for mode in drive(guard, 1, timed(WINNING, mean * factor))]
     assert Mode.OFF not in modes
 
 
 def test_rounds_that_only_catch_up_are_no_plain_decoding() -> None:
     """They take three times as long, which says nothing of what decoding takes: drafts that lose are still found."""
     guard = Guard(SLOWER, table())
-    drive(guard, 40, replace(PLAIN, caught_up=300, total_seconds=3 * PLAIN.total_seconds))
+    drive(guard, 40, timed(caught_up(PLAIN, 300), 3 * PLAIN.timing.total))
     assert Mode.OFF in drive(guard, 60, LOSING)
 
 
@@ -201,7 +201,7 @@ def test_rounds_shared_with_other_policies_or_prompts_are_not_measured() -> None
 
 def test_a_long_pause_that_was_caught_up_is_not_held_against_drafts() -> None:
     """It is paid once: six rounds of reading, then drafts that win."""
-    reading = replace(LOSING, caught_up=300)
+    reading = caught_up(LOSING, 300)
     guard = Guard(SLOWER, table())
     for _ in range(20):
         assert Mode.OFF not in drive(guard, 6, reading) + drive(guard, 12, WINNING)
@@ -209,7 +209,7 @@ def test_a_long_pause_that_was_caught_up_is_not_held_against_drafts() -> None:
 
 def test_catching_up_counts_where_every_round_does() -> None:
     """Requests that come and go must all be read: that is what drafts cost there, and it is not paid once."""
-    modes = drive(Guard(SLOWER, table()), 200, replace(LOSING, caught_up=300))
+    modes = drive(Guard(SLOWER, table()), 200, caught_up(LOSING, 300))
     assert Mode.OFF in modes
     assert modes.count(Mode.RUN) < 60
 
@@ -270,7 +270,7 @@ def test_what_plain_rounds_really_take_is_what_drafts_must_beat(plain: int, draf
     for _ in range(8):
         guard.learn(record([0] * plain, [0] * plain), guard.decide(signals([7] * plain)))
     idle = record([0] * drafting, [0] * drafting)
-    losing = replace(record([3] * drafting, [0] * drafting), total_seconds=1.5 * idle.total_seconds)
+    losing = timed(record([3] * drafting, [0] * drafting), 1.5 * idle.timing.total)
     modes = late(guard, [drafting] * 60, lambda mode, _: losing if mode is Mode.RUN else idle, 0)
     assert Mode.OFF in modes
 
@@ -279,7 +279,7 @@ def test_a_stall_in_a_plain_round_makes_no_drafts_look_good() -> None:
     """It takes a hundred times as long, as it happens to any round, and is not what drafts must beat."""
     guard = Guard(SLOWER, table())
     for times in (*[1.0] * 8, 100.0):
-        guard.learn(replace(PLAIN, total_seconds=times * PLAIN.total_seconds), guard.decide(signals([7])))
+        guard.learn(timed(PLAIN, times * PLAIN.timing.total), guard.decide(signals([7])))
     assert Mode.OFF in drive(guard, 60, LOSING)
 
 
@@ -289,9 +289,7 @@ def test_a_baseline_goes_by_what_the_table_says_when_it_is_taken() -> None:
     guard = Guard(SLOWER, cost)
     drive(guard, 40, WINNING)
     for _ in range(20):
-        cost.observe_record(
-            replace(PLAIN, total_seconds=4 * PLAIN.total_seconds, verify_seconds=4 * PLAIN.verify_seconds), ()
-        )
+        cost.observe(PLAIN.work, PLAIN.timing._replace(total=4 * PLAIN.timing.total, verify=4 * PLAIN.timing.verify))
     ratio = cost.plain_seconds(1, 100) / table().plain_seconds(1, 100)
     assert ratio > 1.5
     plain, winning = record([0], [0], slower=ratio), record([3], [3], slower=ratio)

@@ -34,7 +34,7 @@ def test_each_row_drafts_to_its_own_depth() -> None:
     assert draft.counts.tolist() == [3, 0, 1]
     assert draft.tokens[0].tolist() == plain_greedy(runner, [5, 6], 3)
     assert draft.tokens[2, 0] == plain_greedy(runner, [9, 10], 1)[0]
-    assert draft.steps == 3
+    assert len(draft.work[0].passes) == 3
     assert runner.length(1) == 0
     assert np.isnan(draft.confidence[1]).all()
     assert np.isnan(draft.confidence[2, 1:]).all()
@@ -47,7 +47,7 @@ def test_a_row_that_lags_catches_up_in_the_first_step() -> None:
     tokens = [5, 6, 7, 8, 9, 10]
     assert drafter.cache_gap(0, len(tokens)) == 4
     draft = drafter.propose(_job([tokens], [2]))
-    assert draft.caught_up == 4
+    assert draft.work[0].catch_up_tokens == 4
     assert runner.held(0) == [*tokens, draft.tokens[0, 0]]
     drafter.commit(0, 6, [])
     assert drafter.cache_gap(0, 7) == 0
@@ -59,7 +59,7 @@ def test_the_stop_rule_ends_rows_one_by_one() -> None:
     job = _job([[5, 6], [7, 8], [9, 10], [5, 7]], [4, 4, 4, 0], stop=stop)
     draft = DraftModelDrafter(TableRunner()).propose(job)
     assert draft.counts.tolist() == [1, 2, 3, 0]
-    assert draft.steps == 3
+    assert len(draft.work[0].passes) == 3
 
 
 def test_confidence_and_entropy_of_the_token_just_drawn_decide() -> None:

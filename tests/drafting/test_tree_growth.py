@@ -62,7 +62,7 @@ def test_a_comb_has_the_next_candidates_of_each_step(temperature: float, width: 
     draft = DraftModelDrafter(runner).propose(job)
     chain = DraftModelDrafter(TableRunner()).propose(_job(prompts, [3] * count, Shape(width=1), temperature))
     tree = _tree(draft)
-    assert runner.passes == draft.steps == 3
+    assert runner.passes == len(draft.work[0].passes) == 3
     for row, prompt in enumerate(prompts):
         assert tree.chain[row] == 3
         assert draft.counts[row] == 3 * width
@@ -107,7 +107,7 @@ def test_a_beam_drafts_on_from_several_nodes_in_one_pass_and_from_no_end() -> No
     draft = DraftModelDrafter(runner).propose(job)
     parents = set(_tree(draft).parents[0, : draft.counts[0]].tolist())
     assert parents - set(range(-1, 4)), "some node off the main chain has children"
-    assert runner.passes == draft.steps
+    assert runner.passes == len(draft.work[0].passes)
     beside = next(place for place in sorted(parents) if place > 3)
     ended = DraftModelDrafter(TableRunner(), {int(draft.tokens[0, beside])}).propose(job)
     places = np.flatnonzero(ended.tokens[0, : ended.counts[0]] == draft.tokens[0, beside])

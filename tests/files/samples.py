@@ -30,6 +30,7 @@ from adaptspec.journal import (
 from adaptspec.rounds import Expected
 from adaptspec.simulation.tape import AfterMiss
 from adaptspec.simulation.tape_file import load_tape, save_tape
+from tests.control.helpers import caught_up
 from tests.control.helpers import record as round_of
 from tests.files.commands import printed
 from tests.files.contracts import Document, name_set
@@ -55,7 +56,7 @@ FINISHED = RequestFinished("r", "goodput", "stop", 12, 5, 9, 7, 0.25, 0.01, 0.03
 
 def journal_entries() -> list[Entry]:
     """An entry of each kind, and rounds that have every field in one line or another."""
-    chain = replace(round_of([5, 1, 0], [2, 1, 0]), number=1, ended=17.25, caught_up=2)
+    chain = replace(caught_up(round_of([5, 1, 0], [2, 1, 0]), 2), number=1, ended=17.25)
     explored = replace(
         branching(STRAIGHT, number=3),
         shadow=np.array([[4], [-1]]),
@@ -82,15 +83,6 @@ def _write_journal(path: Path) -> None:
     path.write_text("".join(f"{to_line(entry)}\n" for entry in journal_entries()), encoding="utf-8")
 
 
-def _write_old_journal(path: Path) -> None:
-    """As version 3 wrote it: drafts did not branch, and a finished request had no nodes."""
-    finished = json.loads(to_line(FINISHED))
-    del finished["nodes"]
-    chain = replace(round_of([2, 1], [1, 1]), number=7)
-    lines = [to_line(replace(HEADER, version=3)), to_line(STARTED), to_line(chain), json.dumps(finished)]
-    path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
-
-
 def _write_tape(path: Path) -> None:
     tape = with_candidates(made_tape({"code": 0.6}, count=2, length=6, beyond=1))
     view = tape.views["draft-model"]
@@ -107,10 +99,9 @@ def _write_old_tape(path: Path) -> None:
     np.savez_compressed(path, **kept)
 
 
-# How samples were written; those of policies by hand.
+# How samples were written; those of policies by hand, those of older versions by the programs of their time.
 WRITERS: Mapping[str, Callable[[Path], object]] = {
-    "journal-3.jsonl": _write_old_journal,
-    "journal-4.jsonl": _write_journal,
+    "journal-5.jsonl": _write_journal,
     "state-2.json": lambda path: path.write_bytes(to_bytes(learned_state())),
     "tape-1.npz": _write_tape,
     "tape-1-without-ranks.npz": _write_old_tape,

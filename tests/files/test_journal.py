@@ -19,7 +19,7 @@ from hypothesis.extra.numpy import arrays
 from adaptspec.arrays import EMPTY_INT
 from adaptspec.errors import JournalError
 from adaptspec.journal import Entry, LinesDropped, read_entries, read_journal, to_line
-from adaptspec.rounds import Expected, RoundRecord
+from adaptspec.rounds import DraftWork, Expected, RoundRecord, RoundWork, Timing
 from tests.control.helpers import record
 from tests.files.samples import FINISHED, HEADER, SAMPLES, STARTED
 from tests.records import same
@@ -28,6 +28,8 @@ from tests.trees import forests
 FLOATS = st.floats(allow_nan=True, allow_infinity=False)
 SECONDS = st.floats(min_value=0.0, allow_nan=False, allow_infinity=False)
 COUNTS = st.integers(0, 2**40)
+DRAFTS = st.builds(DraftWork, st.text(max_size=8), COUNTS, st.lists(COUNTS, max_size=3).map(tuple), SECONDS)
+WORK = st.builds(RoundWork, COUNTS, COUNTS, SECONDS, st.lists(DRAFTS, max_size=2).map(tuple), COUNTS, st.booleans())
 # Numbers that mean something to the running controller only: the lines of requests name task and policy.
 NOT_WRITTEN = {"decision", "index", "tasks", "running"}
 
@@ -60,13 +62,8 @@ def rounds(draw: st.DrawFn) -> RoundRecord:
         request_ids=tuple(draw(st.lists(st.text(max_size=8), min_size=rows, max_size=rows))),
         confidence=draw(arrays("float64", (rows, deepest), elements=FLOATS)),
         entropy=draw(arrays("float64", (rows, deepest), elements=FLOATS)),
-        prefill_tokens=draw(COUNTS),
-        draft_steps=draw(COUNTS),
-        caught_up=draw(COUNTS),
-        verify_tokens=draw(COUNTS),
-        draft_seconds=draw(SECONDS),
-        verify_seconds=draw(SECONDS),
-        total_seconds=draw(SECONDS),
+        work=draw(WORK),
+        timing=Timing(draw(FLOATS), draw(FLOATS), draw(SECONDS)),
         shadow=draw(hindsight),
         shadow_drafted=draw(hindsight),
         expected=Expected(draw(FLOATS), draw(reals), draw(FLOATS)) if draw(st.booleans()) else None,
@@ -96,7 +93,7 @@ def test_trees_are_read_as_they_were_written(original: RoundRecord) -> None:
 
 def test_the_sample_has_every_field_of_a_round() -> None:
     """A field that is added to `RoundRecord` belongs into a new sample; else it could be lost without notice."""
-    read = list(read_journal(SAMPLES / "journal-4.jsonl"))
+    read = list(read_journal(SAMPLES / "journal-5.jsonl"))
     filled = {field.name for field in fields(RoundRecord) for entry in read if _is_filled(getattr(entry, field.name))}
     assert filled == {field.name for field in fields(RoundRecord)} - NOT_WRITTEN
 
@@ -142,8 +139,8 @@ def test_lines_before_a_damaged_one_are_read(tmp_path: Path) -> None:
 
 
 def test_a_sample_that_is_cut_anywhere_gives_its_whole_lines(tmp_path: Path) -> None:
-    sample = (SAMPLES / "journal-4.jsonl").read_bytes()
-    whole = list(read_entries(SAMPLES / "journal-4.jsonl"))
+    sample = (SAMPLES / "journal-5.jsonl").read_bytes()
+    whole = list(read_entries(SAMPLES / "journal-5.jsonl"))
     for end in range(0, len(sample), 7):
         (tmp_path / "j").write_bytes(sample[:end])
         read = list(read_entries(tmp_path / "j"))
@@ -153,7 +150,7 @@ def test_a_sample_that_is_cut_anywhere_gives_its_whole_lines(tmp_path: Path) -> 
 
 def test_a_flipped_byte_is_read_or_refused_with_its_line(tmp_path: Path) -> None:
     """Never another error than that of a journal."""
-    sample = (SAMPLES / "journal-4.jsonl").read_bytes()
+    sample = (SAMPLES / "journal-5.jsonl").read_bytes()
     refused = 0
     for index in range(0, len(sample), 3):
         (tmp_path / "j").write_bytes(sample[:index] + bytes([sample[index] ^ 0x14]) + sample[index + 1 :])

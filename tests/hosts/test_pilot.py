@@ -380,7 +380,7 @@ def test_idle_time_is_not_counted_as_step_time(tmp_path: Path) -> None:
     for prefill in (0, 0, *[500] * 20):
         step(pilot, clock, ["last"], prefill)
     pilot.close()
-    seconds = [record.total_seconds for record in read_journal(journal) if record.prefill_tokens]
+    seconds = [record.timing.total for record in read_journal(journal) if record.prefill_tokens]
     assert len(seconds) >= 20
     assert seconds == pytest.approx([0.01] * len(seconds), rel=0.3)
 

@@ -6,11 +6,10 @@ import numpy as np
 import pytest
 
 from adaptspec.control.cost_model import CostModel
-from adaptspec.control.round_work import RoundWork
 from adaptspec.hosts.guests import Guests, Told
 from adaptspec.hosts.rounds import Chosen, Plan, TimedStep, Waiting, costs_of_steps, round_of, work_of_step
 from adaptspec.request import Request, SamplingParams
-from adaptspec.rounds import Decision, RoundRecord
+from adaptspec.rounds import Decision, RoundRecord, RoundWork
 
 COSTS = costs_of_steps()
 
@@ -59,7 +58,7 @@ def test_a_row_that_has_gone_and_one_that_has_come() -> None:
     assert record.request_ids == ("c", "a")
     assert (record.depths.tolist(), record.accepted.tolist(), record.emitted.tolist()) == ([3, 1], [2, 0], [3, 1])
     assert (record.decision_number, record.number, record.draft_steps, record.verify_tokens) == (9, 4, 2, 2 + 4 + 5)
-    assert record.total_seconds == pytest.approx(record.draft_seconds + record.verify_seconds)
+    assert record.timing.total == pytest.approx(record.timing.draft + record.timing.verify)
     gone = ended(guests, step, "d", [[2], [2], [3]], of=of)
     assert not round_of(gone, 5, COSTS, reads_along=True)
 
@@ -79,7 +78,7 @@ def test_a_stall_counts_by_a_third() -> None:
     model = costs_of_steps()
     usual = model.seconds(RoundWork(2, 2, 14.0))
     for seconds, counted in ((3.0, 5 / 3), (3600.0, 4.0), (0.4, 0.8)):
-        assert plain_round(model, seconds * usual).total_seconds == pytest.approx(counted * usual)
+        assert plain_round(model, seconds * usual).timing.total == pytest.approx(counted * usual)
 
 
 def test_a_prompt_takes_its_share_of_a_step() -> None:
@@ -87,7 +86,7 @@ def test_a_prompt_takes_its_share_of_a_step() -> None:
     model = costs_of_steps()
     whole, alone = model.seconds(RoundWork(2, 2, 14.0, prefill_tokens=500)), model.seconds(RoundWork(2, 2, 14.0))
     record = plain_round(model, 4.0 * whole, prefill=500)
-    assert record.total_seconds == pytest.approx(2.0 * alone)
+    assert record.timing.total == pytest.approx(2.0 * alone)
     assert record.prefill_tokens == 500
 
 

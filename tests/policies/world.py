@@ -202,7 +202,7 @@ class World:
 
     def _outcome(self, tally: ReplayStats, pace: Callable[[int], float]) -> Outcome:
         measured = self._after(tally.records)
-        seconds = float(sum(record.total_seconds / pace(record.number - 1) for record in measured))
+        seconds = float(sum(record.timing.total / pace(record.number - 1) for record in measured))
         quiet = math.exp(self.clock.noise**2 / 2)  # the mean of log-normal noise
         drafting = np.mean(np.concatenate([record.drafted > 0 for record in measured]))
         tokens = sum(int(record.emitted.sum()) for record in measured)
@@ -220,7 +220,7 @@ def _fixed(world: World, setting: Setting, seed: int) -> float:
     tally = replay(static_spec(*setting), world.stream(seed), world.machine.costs(), settings, keep=True)
     measured = world._after(tally.records)
     tokens = sum(int(record.emitted.sum()) for record in measured)
-    return tokens / sum(record.total_seconds for record in measured)
+    return tokens / sum(record.timing.total for record in measured)
 
 
 def spec_of(policy: str) -> PolicySpec:

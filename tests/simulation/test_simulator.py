@@ -74,7 +74,7 @@ def test_accounts_add_up(depths: list[int], batch: int, prefill: int, catch_up: 
         assert (record.emitted >= 1).all()
         assert record.verify_tokens == len(record.rows) + record.drafted.sum() + record.prefill_tokens
         assert record.confidence.shape == (len(record.rows), record.depths.max(initial=0))
-        assert 0 < record.draft_seconds + record.verify_seconds <= record.total_seconds
+        assert 0 < record.timing.draft + record.timing.verify <= record.timing.total
         for name, count in zip(record.request_ids, record.emitted.tolist(), strict=True):
             emitted[name] = emitted.get(name, 0) + count
     assert all(count <= 13 for count in emitted.values())
@@ -102,7 +102,7 @@ def test_runs_are_deterministic_and_noise_is_seeded() -> None:
 
     def seconds(noise: float, seed: int) -> float:
         one = dictated(made, lambda n, size: [2] * size, settings=SimulatorSettings(noise=noise, seed=seed))
-        return sum(record.total_seconds for record in finish(one))
+        return sum(record.timing.total for record in finish(one))
 
     assert seconds(0.0, 0) == seconds(0.0, 1)
     assert seconds(0.1, 0) == seconds(0.1, 0) != seconds(0.1, 1)

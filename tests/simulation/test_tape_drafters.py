@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from adaptspec.models.draft import Draft
-from adaptspec.rounds import StopTable, TreeTable
+from adaptspec.rounds import DraftWork, StopTable, TreeTable
 from adaptspec.simulation.machine import Machine, load_machine
 from adaptspec.simulation.tape import UNRANKED, AfterMiss, DraftView, run_lengths
 from adaptspec.simulation.tape_drafters import RIGHT, TapeJob, TapeLookup, TapeModel, chain_tokens
@@ -37,13 +37,14 @@ def test_the_first_draft_reads_the_prompt_and_later_ones_what_was_missed() -> No
     rows = np.array([0])
     assert draft.cache_gap(rows, np.array([101])) == [99]
     first, seconds = draft.propose(_job([3], [101], [1]))
-    assert (first.counts.tolist(), first.steps, first.caught_up) == ([3], 3, 99)
+    assert first.counts.tolist() == [3]
+    assert first.work == (DraftWork("draft-model", 1, (1, 1, 1), 99),)
     times = CPU.drafters["draft-model"]
     steps = 3 * CPU.step_seconds("draft-model", 1, 0.0)
     assert seconds == pytest.approx(times.start + steps + 99 * times.catch_up_per_token)
     draft.keep(rows, np.array([102]))  # one of three was kept
     assert draft.cache_gap(rows, np.array([110])) == [110 - 102 - 2]
-    assert draft.propose(_job([2], [103], [3]))[0].caught_up == 0
+    assert draft.propose(_job([2], [103], [3]))[0].work == (DraftWork("draft-model", 1, (1, 1)),)
     draft.keep(rows, np.array([105]))  # both were kept: the second has not been fed
     assert draft.cache_gap(rows, np.array([110])) == [110 - 104 - 2]
 
@@ -74,12 +75,11 @@ def test_long_prompts_are_read_in_pieces_first_come_first_served() -> None:
     draft = TapeModel("draft-model", _view(), CPU, 3, 100)
     one, _ = draft.propose(_job([2, 2, 2], [150, 80, 60], [1, 1, 1]))
     assert one.counts.tolist() == [0, 0, 0]
-    assert one.steps == 0
-    assert one.caught_up == 98
+    assert one.work == (DraftWork("draft-model", 3, (3,), 98),)
     assert draft.cache_gap(np.arange(3), np.array([150, 80, 60])) == [48, 76, 56]
     two, _ = draft.propose(_job([2, 0, 2], [151, 81, 61], [2, 2, 2]))
     assert two.counts.tolist() == [2, 0, 0], "51 are left of the first; the last has 59 to go and 49 to read"
-    assert two.caught_up == 49 + 47
+    assert two.work == (DraftWork("draft-model", 2, (2, 1), 49 + 47),)
     assert draft.propose(_job([0, 0, 2], [154, 82, 62], [5, 3, 3]))[0].counts.tolist() == [0, 0, 2]
 
 
@@ -88,10 +88,10 @@ def test_lookups_end_where_nothing_is_found_and_ask_no_stop_rule() -> None:
     reach = np.array([0, 2, 9])
     unknown = np.full(3, np.nan)
     view = DraftView(np.array([0, 1, 1]), reach, np.array([UNRANKED, 0, 0]), unknown, unknown, unknown)
-    ngram = TapeLookup(view, CPU.drafters["ngram"].per_row)
+    ngram = TapeLookup("ngram", view, CPU.drafters["ngram"].per_row)
     made, seconds = ngram.propose(_job([3, 3, 3], [10, 11, 12], [0, 1, 2], strict))
     assert made.counts.tolist() == [0, 2, 3]
-    assert (made.steps, made.caught_up) == (0, 0)
+    assert made.work == (DraftWork("ngram", 3),)
     assert seconds == pytest.approx(3e-5)
     assert ngram.cache_gap(np.arange(3), np.array([10, 11, 12])) == [0, 0, 0]
 
@@ -142,7 +142,7 @@ def test_a_machine_that_drafts_whole_runs_all_planned_steps_for_all_rows(*, toge
     made, seconds = model.propose(_job([5, 3, 0], [10, 10, 10], [2, 2, 2], stop))
     assert made.counts.tolist() == [1, 3, 0]
     passes = [(3, 30), (3, 33), (3, 36), (3, 39), (3, 42)] if together else [(2, 20), (1, 11), (1, 12)]
-    assert made.steps == len(passes)
+    assert [work.passes for work in made.work] == [tuple(rows for rows, _ in passes)]
     steps = sum(machine.step_seconds("draft-model", *one) for one in passes)
     assert seconds == pytest.approx(1e-4 + 2e-5 + steps)
 
@@ -155,7 +155,7 @@ def test_a_machine_that_drafts_whole_grows_trees_from_main_chains_alone() -> Non
     comb, seconds = drafted(view, 3, table_of(1), beam_of(1), machine)
     assert right_path(beam)[0].tolist() == [3], "a beam goes on after the second token's next candidate"
     assert right_path(comb)[0].tolist() == [2]
-    assert comb.steps == 3
+    assert comb.work == (DraftWork("draft-model", 1, (1, 1, 1), 7),)
     times, steps = machine.drafters["draft-model"], [machine.step_seconds("draft-model", 1, 9.0 + i) for i in range(3)]
     assert seconds == pytest.approx(sum(steps) + 7 * times.catch_up_per_token)
 

@@ -15,7 +15,7 @@ from adaptspec.telemetry.earnings import Earnings, EarningsSnapshot
 from adaptspec.telemetry.request_store import RequestStore
 from adaptspec.telemetry.static_tiers import StaticTier, TierEarnings
 from adaptspec.telemetry.totals import Totals
-from tests.control.helpers import record, table
+from tests.control.helpers import caught_up, record, table, timed
 from tests.telemetry.feeding import made
 from tests.trees import SIBLING, branching
 
@@ -39,7 +39,7 @@ def served(
     for number in range(requests):
         request = Request(f"r{number}", (1, 2, 3))
         store.started(request)
-        for own in (*(plain or (record([0], [0]),)), replace(one, caught_up=3), *[one] * (rounds - 1)):
+        for own in (*(plain or (record([0], [0]),)), caught_up(one, 3), *[one] * (rounds - 1)):
             store.emit(replace(own, request_ids=(request.id,)))
         store.finished(request, ending(request.id))
         if number % read_every == 0:
@@ -70,9 +70,9 @@ def test_a_pause_of_the_machine_in_a_round_does_not_count_as_gain() -> None:
     for number in range(40):
         request = Request(f"r{number}", (1, 2, 3))
         store.started(request)
-        for i, own in enumerate((*plain, replace(one, caught_up=3), one)):
+        for i, own in enumerate((*plain, caught_up(one, 3), one)):
             pause = 20 if (number, i) == (30, 21) else 1
-            store.emit(replace(own, request_ids=(request.id,), total_seconds=pause * own.total_seconds))
+            store.emit(timed(replace(own, request_ids=(request.id,)), pause * own.timing.total))
             if number >= 30:  # each round by itself
                 store.settle()
         store.finished(request, ending(request.id))
@@ -89,7 +89,7 @@ def test_what_a_tier_earned_is_said_against_off_and_the_best() -> None:
     assert seen.off is not None
     assert seen.speedup is not None
     assert seen.speedup.low < seen.speedup.value == seen.off.seconds / seen.off.against < seen.speedup.high
-    plain, drafting = record([0], [0]).total_seconds, record([2], [2]).total_seconds
+    plain, drafting = record([0], [0]).timing.total, record([2], [2]).timing.total
     assert seen.speedup.value == pytest.approx(31 * plain / (plain + 10 * drafting), rel=0.01)
     assert seen.best_static is not None
     assert str(seen.best_static.tier) == "draft-model at 2"
@@ -135,7 +135,7 @@ def speedup_of(now: EarningsSnapshot, before: EarningsSnapshot | None = None) ->
 @pytest.mark.parametrize(("first", "then"), [(3.0, 1.0), (1.0, 3.0)])
 def test_a_machine_that_changes_speed_does_not_change_the_speedup(first: float, then: float) -> None:
     """Plain and drafting rounds become faster alike; the estimate must not compare rounds of before and after."""
-    plain, drafting = record([0], [0]).total_seconds, record([3], [2]).total_seconds
+    plain, drafting = record([0], [0]).timing.total, record([3], [2]).timing.total
     true = (1 + 9 * 3) * plain / (plain + 9 * drafting)
     store, earnings = begun()
     before = EarningsSnapshot()
@@ -170,7 +170,7 @@ def test_a_window_without_drafts_has_a_speedup_of_one(then: float) -> None:
 
 def test_requests_that_asked_for_no_speculation_are_not_compared() -> None:
     """They show what plain rounds take, but say nothing about the policy: the rest of the traffic does."""
-    plain, drafting = record([0], [0]).total_seconds, record([3], [2]).total_seconds
+    plain, drafting = record([0], [0]).timing.total, record([3], [2]).timing.total
     store, earnings = begun()
     declining = Request("plain", (1, 2, 3), speculation=SpeculationParams(max_depth=0))
     for request, one in ((declining, record([0], [0])), (Request("fast", (1, 2, 3)), record([3], [2]))):

@@ -32,7 +32,7 @@ from adaptspec.results import Completion, FinishReason, SpeculationStats, Timing
 from adaptspec.rounds import RoundRecord
 from adaptspec.telemetry.journal_writer import Journal, RotatedFile
 from adaptspec.telemetry.request_store import RequestStore
-from tests.control.helpers import record
+from tests.control.helpers import record, timed
 
 HEADER = JournalHeader("0.1", {"name": "t"}, "f00d", ["draft-model"], ["goodput"], "goodput", ["code"], {})
 REQUEST = Request(
@@ -216,7 +216,7 @@ def test_a_full_disk_costs_lines_and_nothing_else(tmp_path: Path, caplog: Any) -
 def test_a_record_that_no_line_can_hold_is_one_that_is_missing(tmp_path: Path) -> None:
     """Infinity is no JSON; the thread must live on."""
     written = begun(tmp_path / "j")
-    written.store.emit(replace(numbered(0), total_seconds=float("inf")))
+    written.store.emit(timed(numbered(0), float("inf")))
     written.write()
     written.rounds(1)
     written.close()

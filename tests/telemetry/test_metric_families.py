@@ -11,7 +11,7 @@ from adaptspec.request import Request
 from adaptspec.telemetry.earnings import Earnings
 from adaptspec.telemetry.metric_families import earning_families
 from adaptspec.telemetry.metrics import Metrics
-from tests.control.helpers import record, table
+from tests.control.helpers import caught_up, record, table
 from tests.telemetry.feeding import made
 
 Scrape = dict[tuple[str, tuple[str, ...]], float]
@@ -24,7 +24,7 @@ def scraped(rounds: int, drafted: int, accepted: int) -> tuple[Scrape, Earnings]
     earnings.begin(table(), ("draft-model",), 1, 1)
     store.started(Request("r", (1, 2, 3)))
     drafting = record([drafted], [accepted])
-    for own in [record([0], [0]), replace(drafting, caught_up=1), *[drafting] * 9] * (rounds // 10):
+    for own in [record([0], [0]), caught_up(drafting, 1), *[drafting] * 9] * (rounds // 10):
         store.emit(replace(own, request_ids=("r",)))
     families = text_string_to_metric_families(metrics.render()[0].decode())
     seen = {

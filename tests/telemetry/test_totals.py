@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from adaptspec.rounds import Reason, RoundRecord
+from adaptspec.rounds import DraftWork, Reason, RoundRecord, RoundWork, Timing
 from adaptspec.telemetry.totals import Totals, by_proposer
 from tests.trees import Grown, branching, forests
 
@@ -30,13 +30,8 @@ def record(rows: list[tuple[int, int, int, int, Reason]], number: int = 0) -> Ro
         context=zeros,
         confidence=empty,
         entropy=empty,
-        prefill_tokens=number,
-        draft_steps=2,
-        caught_up=1,
-        verify_tokens=3,
-        draft_seconds=0.25,
-        verify_seconds=0.5,
-        total_seconds=1.0,
+        work=RoundWork(len(rows), 3 - number, 0.0, (DraftWork("draft-model", 1, (1, 1), 1.0),), number),
+        timing=Timing(0.25, 0.5, 1.0),
         **columns,
     )
 

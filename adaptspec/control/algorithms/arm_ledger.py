@@ -12,9 +12,8 @@ from adaptspec.arrays import FloatArray, IntArray
 from adaptspec.control.algorithms.algorithm import Parts
 from adaptspec.control.algorithms.arms import Arms
 from adaptspec.control.algorithms.round_terms import CATCH_UP_ROUNDS
-from adaptspec.control.cost_model import CostModel
+from adaptspec.control.cost_model import CostModel, batch_bucket
 from adaptspec.control.policy import Learner
-from adaptspec.control.round_work import batch_bucket
 from adaptspec.rounds import RoundRecord
 
 Scope = Literal["request", "task", "global"]
@@ -174,7 +173,7 @@ class RewardModel:
 
     def _slowness(self, rounds: Sequence[PlayedRound], predicted: FloatArray) -> FloatArray:
         """[M] seconds of rounds over those predicted [M] without catching up; 1 where other rows took part."""
-        seconds = np.array([one.record.total_seconds for one in rounds])
+        seconds = np.array([one.record.timing.total for one in rounds])
         caught_up = np.array([one.record.caught_up for one in rounds])
         per_token = max((self._cost.catch_up_seconds(name, 1.0) for name in self._drafters), default=0.0)
         slowness = np.clip(seconds / (predicted + per_token * caught_up), 1.0 / _HICCUP, _HICCUP)

@@ -45,7 +45,7 @@ class Slo(Goodput):
     def learn(self, record: RoundRecord, memo: object = None) -> None:
         super().learn(record, memo)
         current = record.current_rows >= 0
-        self._seconds[record.rows[current]] += record.total_seconds
+        self._seconds[record.rows[current]] += record.timing.total
         self._tokens[record.rows[current]] += record.emitted[current]
         self._planned = None  # weights have changed
 

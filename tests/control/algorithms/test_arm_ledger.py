@@ -13,7 +13,7 @@ from adaptspec.control.algorithms.arm_ledger import EARNED, SPENT, ArmEstimates,
 from adaptspec.control.algorithms.arms import Arms
 from adaptspec.rounds import RoundRecord
 from tests.control.algorithms.makers import OFF, ONE, SEVEN, THREE, TIERS, ledger, parts, played
-from tests.control.helpers import record, table
+from tests.control.helpers import caught_up, record, table, timed
 from tests.trees import Grown, branching
 
 
@@ -33,7 +33,7 @@ def test_a_row_at_off_spends_a_plain_share_whatever_others_draft() -> None:
     """Rows that draft pay for all that the round takes beyond a plain one."""
     made = record([0, 7], [0, 3])
     got = rewards(made, [OFF, SEVEN])
-    beyond_plain = (made.total_seconds / table().plain_seconds(2, 200) - 0.5) * 2
+    beyond_plain = (made.timing.total / table().plain_seconds(2, 200) - 0.5) * 2
     assert got.spent[1, SEVEN] == pytest.approx(beyond_plain, rel=0.02)
     assert got.seen[0].tolist() == [1.0, 0.0, 0.0, 0.0]
     assert not got.earned[0].any()
@@ -92,7 +92,7 @@ def test_attributed_seconds_add_up_to_the_round(draws: list[tuple[int, int]]) ->
     spent = rewards(made, [SEVEN if depth else OFF for depth in drafted]).spent[:, SEVEN]
     unit = table().plain_seconds(len(drafted), 100.0 * len(drafted)) / len(drafted)
     whole = unit * (spent.sum() + drafted.count(0))
-    assert whole == pytest.approx(made.total_seconds, rel=0.12 if 0 in drafted else 1e-6)
+    assert whole == pytest.approx(made.timing.total, rel=0.12 if 0 in drafted else 1e-6)
 
 
 def test_a_hiccup_counts_twice_at_most_and_a_shared_round_at_its_predicted_time() -> None:
@@ -105,8 +105,8 @@ def test_a_hiccup_counts_twice_at_most_and_a_shared_round_at_its_predicted_time(
 def test_catching_up_costs_nothing_in_the_round_in_which_it_is_done() -> None:
     """It is charged on entry instead, where arms are compared."""
     usual = record([3], [3])
-    longer = usual.total_seconds + table().catch_up_seconds("draft-model", 1000.0)
-    entering = replace(usual, caught_up=1000, total_seconds=longer)
+    longer = usual.timing.total + table().catch_up_seconds("draft-model", 1000.0)
+    entering = timed(caught_up(usual, 1000), longer)
     np.testing.assert_allclose(rewards(entering, [THREE], [1000]).spent, rewards(usual, [THREE]).spent, rtol=0.02)
     costs = model().arm_costs(1, 100.0)
     assert costs.catch_up[OFF] == 0.0
@@ -219,7 +219,7 @@ def test_the_ratio_is_tokens_over_time_and_its_error_shrinks() -> None:
     few = at(book, 0)
     add(book, 0, 990)
     many = at(book, 0)
-    assert many.ratio[0, ONE] == pytest.approx(2.0 * table().plain_seconds(1, 100.0) / made.total_seconds, rel=0.01)
+    assert many.ratio[0, ONE] == pytest.approx(2.0 * table().plain_seconds(1, 100.0) / made.timing.total, rel=0.01)
     assert many.error[0, ONE] < 0.2 * few.error[0, ONE]
 
 
@@ -229,7 +229,7 @@ def test_catching_up_lowers_what_a_lagging_drafter_is_worth() -> None:
     add(book, 0, 500)
     free = at(book, 0)
     lagging = book.estimates(np.array([0]), 1, 100.0, np.array([[2000.0]]))
-    spent = record([1], [1]).total_seconds
+    spent = record([1], [1]).timing.total
     entry = table().catch_up_seconds("draft-model", 2000.0) / 32.0
     assert lagging.ratio[0, ONE] == pytest.approx(free.ratio[0, ONE] * spent / (spent + entry), rel=0.01)
     assert lagging.ratio[0, OFF] == 1.0

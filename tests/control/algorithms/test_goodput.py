@@ -162,7 +162,7 @@ def test_what_is_off_is_tried_whatever_the_table_says() -> None:
         depth = int(made.choose(signals([7])).depths[0])
         drafting.append(depth > 0)
         told = record([depth], [depth], depths=[depth])
-        cost.observe_record(told, ("draft-model",))
+        cost.observe(told.work, told.timing)
         made.learn(told)
     assert not drafting[0]
     assert sum(drafting[-200:]) > 150
@@ -251,7 +251,7 @@ def test_larger_passes_are_tried_where_their_price_is_uncertain() -> None:
         drafted = choice.depths.tolist()
         depths.append(max(drafted))
         outcome = decided(number, record(drafted, drafted))
-        cost.observe_record(outcome, ("draft-model",))
+        cost.observe(outcome.work, outcome.timing)
         made.learn(outcome)
     assert max(depths[:4]) <= 3
     assert min(depths[-100:]) == 7

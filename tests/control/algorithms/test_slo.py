@@ -39,7 +39,7 @@ def paces(served: ReplayStats) -> list[float]:
     tokens: dict[str, int] = defaultdict(int)
     for r in served.records:
         for name, emitted in zip(r.request_ids, r.emitted.tolist(), strict=True):
-            seconds[name] += r.total_seconds
+            seconds[name] += r.timing.total
             tokens[name] += emitted
     return [1e3 * seconds[name] / tokens[name] for name in seconds if tokens[name] >= LENGTH - 1]
 

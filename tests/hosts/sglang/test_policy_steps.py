@@ -113,7 +113,7 @@ def test_time_in_which_nothing_ran_is_no_steps(monkeypatch: pytest.MonkeyPatch, 
     atexit.unregister(steps.pilot.close)
     steps.pilot.close()
     records = list(read_journal(journal))
-    assert [record.total_seconds for record in records] == [pytest.approx(0.25, abs=0.02)] * len(records)
+    assert [record.timing.total for record in records] == [pytest.approx(0.25, abs=0.02)] * len(records)
     names = [record.request_ids[0] for record in records]
     assert len(set(names)) == len(names) - rounds > 10
     assert len(set(names[-rounds:])) == 1

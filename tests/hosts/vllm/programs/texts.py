@@ -20,6 +20,7 @@ from engines import RandomPilot, make, prompts, scheduler_of
 from vllm import LLM, SamplingParams
 
 from adaptspec.hosts.vllm.contract import EXTENSION, SKIPPED
+from adaptspec.rounds import Timing
 
 ROWS = 16
 Texts = dict[int, tuple[int, ...]]
@@ -94,7 +95,7 @@ def faulty(pilot: Any) -> Iterator[tuple[str, Any]]:
     pilot._controller.decide = deep
     yield "deep", pilot
     pilot._controller.decide = decide
-    pilot._controller.learn = lambda record: learn(replace(record, total_seconds=nan, verify_seconds=nan))
+    pilot._controller.learn = lambda record: learn(replace(record, timing=Timing(nan, nan, nan)))
     yield "nan", pilot
     pilot._controller.learn, pilot._controller.decide = learn, None
     yield "gone", pilot
