@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from adaptspec.control.language.library import shipped_policies
+from adaptspec.simulation.simulator import replay
 from tests.policies.promises import CORE, OTHERS, PROMISES, SEEDS, Promise, broken, measured
-from tests.policies.world import OFF
+from tests.policies.world import OFF, seeded, spec_of
 from tests.policies.worlds import WORLDS
 
 _BEST_IS = 0.97  # least share of the best fixed depth that the declared one has
@@ -66,3 +67,14 @@ def test_a_broken_promise_says_what_was_promised() -> None:
     assert broken(kept, mean) == []
     (problem,) = broken(Promise("static-3", "even-4", 2.0, 0.5), mean)
     assert problem == f"static-3 in even-4: {mean.best:.3f} of the best fixed depth, promised 2 to inf"
+
+
+def test_random_policies_draw_anew_for_every_seed() -> None:
+    """The seed of a world is that of its policy, too: the spread over seeds includes the luck of the draws."""
+    for name in ("thompson", "exp3"):
+        assert seeded(spec_of(name), 3).spec.choose.model_dump()["seed"] == 3
+    ucb = spec_of("ucb")
+    assert seeded(ucb, 3) is ucb
+    world, thompson = WORLDS["bandits-even"], spec_of("thompson")
+    one, other = (replay(seeded(thompson, seed), world.stream(0), world.machine.costs()) for seed in (0, 1))
+    assert one.goodput != other.goodput

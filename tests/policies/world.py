@@ -176,7 +176,7 @@ class World:
         costs, pace = self.machine.costs(), self.clock.pace(seed)
         profile = self.start and self.start(self.machine.profile(), np.random.default_rng(seed))
         tally = replay(
-            spec_of(policy),
+            seeded(spec_of(policy), seed),
             self.stream(seed),
             costs,
             SimulatorSettings(noise=self.clock.noise, seed=seed, prefill_tokens=self.prefill),
@@ -226,3 +226,15 @@ def _fixed(world: World, setting: Setting, seed: int) -> float:
 def spec_of(policy: str) -> PolicySpec:
     """A policy by the name of one that ships, or from YAML."""
     return parse_policy_spec(policy) if ":" in policy else load_policy_spec(find_policy(policy))
+
+
+def seeded(spec: PolicySpec, seed: int) -> PolicySpec:
+    """The same policy with other random draws; policies that draw nothing stay as they are.
+
+    With the draws of one seed, five worlds would all measure the same luck.
+    """
+    body = spec.spec
+    if "seed" not in type(body.choose).model_fields:
+        return spec
+    choose = body.choose.model_copy(update={"seed": seed})
+    return spec.model_copy(update={"spec": body.model_copy(update={"choose": choose})})

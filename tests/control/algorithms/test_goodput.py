@@ -13,6 +13,7 @@ from adaptspec.control.cost_model import CostModel
 from adaptspec.control.cost_profile import DrafterCost
 from adaptspec.rounds import Reason
 from tests.control.helpers import QUIET, decided, record, signals, table
+from tests.trees import Grown, branching
 
 
 def algorithm(rows: int = 1, **settings: object) -> Goodput:
@@ -272,3 +273,20 @@ def test_a_trial_leaves_the_other_rows_as_planned() -> None:
         made.learn(decided(number, record(drafted, [drafted[0], 0])))
     else:
         pytest.fail("nothing was tried")
+
+
+def test_a_chain_of_another_drafter_says_nothing_of_the_model() -> None:
+    """Two drafters may add nodes to a row's tree. Its main chain is then of the one that drafted most."""
+    chain_of_lookup = Grown([-1, 0, 1, -1], 3, drafters=[1, 1, 1, 0])
+    chain_of_model = Grown([-1, 0, 1, -1], 3, drafters=[0, 0, 0, 1])
+    counts = {}
+    for name, tree in (("nothing", None), ("lookup", chain_of_lookup), ("model", chain_of_model)):
+        made = algorithm(drafters=("draft-model", "ngram"), max_width=4)
+        for _ in range(60 if tree else 0):
+            made.learn(branching(tree, drafter=[0]))
+        counts[name] = made.learned()
+    for known in ("acceptance", "calibration"):
+        assert np.array_equal(counts["lookup"][known], counts["nothing"][known])
+        assert not np.array_equal(counts["model"][known], counts["nothing"][known])
+    assert np.array_equal(counts["model"]["lookups"], counts["nothing"]["lookups"])
+    assert not np.array_equal(counts["lookup"]["lookups"], counts["nothing"]["lookups"])
