@@ -148,3 +148,22 @@ def test_linucb_charges_catching_up_to_what_it_has_learned() -> None:
     lagging.staying[:, ONE:] = 0.5
     assert rule.choose(lagging).arms[0] == OFF
     assert rule.choose(view(SEEN, (1.0, 1.2, 1.3, 1.4), features=features(0))).arms[0] == SEVEN
+
+
+def rounds_until_linucb_drafts(ratio: float, most: int) -> int:
+    """Rounds at off, up to `most`, after which an arm that was never seen is tried; its prior has this ratio."""
+    rule, new = linucb(), view((INF, 0.0, 0.0, 0.0), (1.0, ratio, 0.5, 0.3), spread=0.3, features=features(0))
+    for rounds in range(0, most, 8):
+        if rule.choose(new).arms[0] == ONE:
+            return rounds
+        rule.observe(rounds_of((1.0, 0.0, 0.0, 0.0), (OFF,)), features(0))
+    return most
+
+
+def test_linucb_does_not_stop_trying() -> None:
+    """An arm whose prior is a little too low is tried after a while, a lower one later: its bound grows with time."""
+    assert 0 < rounds_until_linucb_drafts(0.9, 2000) < rounds_until_linucb_drafts(0.85, 2000) < 2000
+
+
+def test_linucb_does_not_try_what_hardly_pays_at_best() -> None:
+    assert rounds_until_linucb_drafts(0.5, 2000) == 2000
