@@ -1,6 +1,7 @@
-"""How likely drafted tokens are to be kept: one estimator for all drafters, in decayed counts of reached and rejected.
+"""Estimates of how many drafted tokens are accepted, as decayed counts of tokens that were reached and rejected.
 
-A model's tokens are told apart by their position in the draft, and by the confidence that the model states.
+`ModelAcceptance` is for drafters that run a model, by position in the draft and by the confidence that the model
+states. `model_free_acceptance` has the estimates of the other drafters.
 """
 
 from __future__ import annotations
@@ -14,35 +15,36 @@ from adaptspec.arrays import BoolArray, FloatArray, IntArray
 from adaptspec.control.policy import Learner
 from adaptspec.rounds import RoundRecord
 
-# Certainty is never claimed: a hazard (1 - acceptance) stays inside these bounds.
-_LEAST, _MOST = 0.005, 0.995
-# Bins of confidence, and how sure a draft is at least.
-CONFIDENCE_BINS, _LEAST_SURE = 10, 0.35
-_RANKS = 8  # side nodes are told apart by rank up to this
-_SIDE_GAIN = 0.3  # prior: tokens that side nodes bring for each missed token of the chain
-_SIDE_NODES = 1.0  # prior: side nodes for each token of the chain
-_SIDE_WEIGHT = 20.0  # observations that these priors are worth
+# The least acceptance: stop rules divide by it.
+_MIN_ACCEPTANCE = 0.005
+# Observations and rejections that the parent of a level is worth, like the default prior: with 20 in a class, policies
+# earn the same.
+_PARENT_WEIGHT = 8.0
+CONFIDENCE_BINS = 10
+# Side nodes have counts for each rank up to this one; later ranks share the last.
+_RANKS = 8
+# Prior of side nodes: tokens that they add for each missed token of the main chain, side nodes for each token of the
+# chain, and the observations that both are worth.
+_SIDE_GAIN, _SIDE_NODES, _SIDE_WEIGHT = 0.3, 1.0, 20.0
 _LEARNED_TOGETHER = 8  # rounds; fewer at first, since early rounds say most
 
 
 @dataclass(frozen=True)
 class AcceptanceSettings:
-    """How fast counts fade and how strongly each level leans on the one above."""
+    """Prior of acceptance, and how fast counts decay."""
 
     prior: float = 0.5
     prior_weight: float = 8.0  # observations that the prior is worth
-    row: float = 0.99  # counts fade so much per round of a request,
-    traffic: float = 0.998  # and so much per observation of a task, or of all
-    pull: float = 8.0  # rejections that the level above is worth when a level's overall rate is estimated
-    class_pull: float = 20.0  # observations that it is worth in one class
+    decay: float = 0.998  # of counts: of a row per round, of a task and of all traffic per draft; some 500 count
 
 
 class Acceptance:
-    """P(a token is kept | all before it were) by class, in levels: all traffic, the tasks, the rows.
+    """P(a token is accepted | all before it were) by class, on three levels: all traffic, tasks, rows.
 
-    Each level is estimated as its parent's hazards times one factor, how much more often it rejects than its parent,
-    then class by class from its own counts: so a few shallow drafts say much about deeper positions, and a cautious
-    prior does not stay shallow for ever. The counts of a row fade with every round, drafted or not.
+    Classes are positions in the draft, or what else a subclass or user distinguishes. The hazards (1 - acceptance) of a
+    level are those of its parent times one factor, how much more often the level rejects than its parent predicts, and
+    then corrected in each class by the level's counts. So a few shallow drafts inform deeper positions, and a cautious
+    prior does not keep drafts shallow. The counts of a row decay with each of its rounds, drafted or not.
     """
 
     def __init__(
@@ -55,210 +57,207 @@ class Acceptance:
         *,
         counts: FloatArray | None = None,
     ) -> None:
-        """`tasks` counts the known tasks and task 0, unknown; `prior` [classes] stands in for the settings' own.
-        `counts` [1 + tasks + rows, 2, classes], where given, are counted in.
+        """`tasks` includes task 0, unknown. `prior` [classes]: acceptance in place of `settings.prior`. `counts`
+        [1 + tasks + rows, 2, classes]: the array to count in.
         """
         self.settings = settings
         self._first_row = 1 + tasks
+        # By level (all traffic, each task, each row): how often each class was reached, and rejected.
         self._counts: FloatArray = np.zeros((1 + tasks + rows, 2, classes)) if counts is None else counts
         self._prior: FloatArray = np.full((1, classes), 1.0 - settings.prior) if prior is None else 1.0 - prior[None]
-        self._known: FloatArray | None = None  # hazards of the tasks, until counts change
+        self._task_hazards: FloatArray | None = None  # [tasks, classes] until counts change
 
     def start(self, row: int) -> None:
+        """A request starts in a row."""
         self._counts[self._first_row + row] = 0.0
 
     def observe(self, rows: IntArray, tasks: IntArray, drafted: IntArray, accepted: IntArray) -> None:
-        """Learn from row-rounds, all [N]; rows may repeat (-1: the request has ended). One without a draft only fades
-        the counts of its row.
+        """Learn from N row-rounds, all [N], whose classes are positions.
+
+        Rows may repeat; row -1 is a request that has ended, and counts for its task. A row-round without a draft only
+        decays the counts of its row.
         """
         classes = np.arange(self._counts.shape[2])
-        places = np.broadcast_to(classes, (len(rows), len(classes)))
-        self.observe_classes(rows, tasks, places, drafted, accepted)
+        self.observe_classes(rows, tasks, np.broadcast_to(classes, (len(rows), len(classes))), drafted, accepted)
 
     def observe_classes(
         self, rows: IntArray, tasks: IntArray, classes: IntArray, drafted: IntArray, accepted: IntArray
     ) -> None:
-        """The same where tokens are of `classes` [N, tokens]."""
+        """As `observe`, for tokens of `classes` [N, tokens]."""
         levels, _, size = self._counts.shape
-        reach = np.minimum(accepted + 1, drafted)  # what comes after a wrong token is not known to be wrong
-        which, place = (np.arange(classes.shape[1]) < reach[:, None]).nonzero()
-        ours = np.where(rows < 0, levels, self._first_row + rows)  # the last one: of requests that have ended
-        reached = np.stack((1 + tasks[which], ours[which])) * (2 * size) + classes[which, place]
-        rejected = reached[:, place >= accepted[which]] + size
-        seen = np.bincount(np.append(reached, rejected), minlength=(levels + 1) * 2 * size).reshape(-1, 2, size)
-        tried = drafted > 0
-        fade = self.settings.traffic ** np.bincount(1 + tasks[tried], minlength=levels)
-        fade[self._first_row :] = self.settings.row ** np.bincount(ours, minlength=levels)[self._first_row : levels]
-        fade[0] = self.settings.traffic ** np.count_nonzero(tried)
-        seen[0] = seen[1 : self._first_row].sum(axis=0)
-        self._counts *= fade[:, None, None]
-        self._counts += seen[:-1]
-        self._known = None
+        reach = np.minimum(accepted + 1, drafted)  # tokens after the first rejected one are unknown
+        index, position = (np.arange(classes.shape[1]) < reach[:, None]).nonzero()
+        row_level = np.where(rows < 0, levels, self._first_row + rows)  # `levels`: discarded below
+        reached = np.stack((1 + tasks[index], row_level[index])) * (2 * size) + classes[index, position]
+        rejected = reached[:, position >= accepted[index]] + size
+        counts = np.bincount(np.append(reached, rejected), minlength=(levels + 1) * 2 * size).reshape(-1, 2, size)
+        counts[0] = counts[1 : self._first_row].sum(axis=0)
+        drafts = drafted > 0
+        rounds = np.bincount(1 + tasks[drafts], minlength=levels)
+        rounds[self._first_row :] = np.bincount(row_level, minlength=levels)[self._first_row : levels]
+        rounds[0] = np.count_nonzero(drafts)
+        self._counts *= (self.settings.decay**rounds)[:, None, None]
+        self._counts += counts[:-1]
+        self._task_hazards = None
 
     def acceptance(self, rows: IntArray, tasks: IntArray) -> FloatArray:
-        """[B, classes] of rows whose requests are of these tasks [B]."""
-        parent = self._of_tasks()[tasks]
-        hazards = self._shrunk(self._counts[self._first_row + rows], parent, self.settings.class_pull)
-        return np.asarray(1.0 - hazards, dtype=np.float64)
+        """[B, classes] of rows [B] whose requests are of these tasks [B]."""
+        parent = self._hazards_of_tasks()[tasks]
+        return 1.0 - _hazards(self._counts[self._first_row + rows], parent)
 
     def of_tasks(self, tasks: IntArray) -> FloatArray:
         """[N, classes] of tasks [N]."""
-        return np.asarray(1.0 - self._of_tasks()[tasks], dtype=np.float64)
+        return np.asarray(1.0 - self._hazards_of_tasks()[tasks])
 
     def seen(self) -> FloatArray:
-        """Decayed number of times each class was reached [classes], all traffic."""
+        """[classes] decayed number of times that each class was reached in all traffic."""
         return np.asarray(self._counts[0, 0])
 
     def counts(self) -> FloatArray:
-        """Those of all traffic and of the tasks [1 + tasks, 2, classes], which may be written to: rows come and go."""
-        self._known = None
+        """[1 + tasks, 2, classes] counts of all traffic and of tasks, to be saved or written to."""
+        self._task_hazards = None
         return self._counts[: self._first_row]
 
-    def _of_tasks(self) -> FloatArray:
-        known = self._known
-        if known is None:
-            everything = self._shrunk(self._counts[:1], self._prior, self.settings.prior_weight)
-            known = self._shrunk(self._counts[1 : self._first_row], everything, self.settings.class_pull)
-            self._known = known
-        return known
+    def _hazards_of_tasks(self) -> FloatArray:
+        """[tasks, classes]."""
+        if self._task_hazards is None:
+            traffic = _hazards(self._counts[:1], self._prior, self.settings.prior_weight)
+            self._task_hazards = _hazards(self._counts[1 : self._first_row], traffic)
+        return self._task_hazards
 
-    def _shrunk(self, own: FloatArray, parent: FloatArray, class_pull: float) -> FloatArray:
-        reached, rejected = own[:, 0], own[:, 1]
-        pull = self.settings.pull
-        lost, expected = rejected.sum(axis=1, keepdims=True), (reached * parent).sum(axis=1, keepdims=True)
-        usual = np.minimum(parent * (lost + pull) / (expected + pull), 1.0)
-        hazards = (rejected + class_pull * usual) / (reached + class_pull)
-        return np.asarray(np.minimum(np.maximum(hazards, _LEAST), _MOST), dtype=np.float64)
+
+def _hazards(counts: FloatArray, parent: FloatArray, weight: float = _PARENT_WEIGHT) -> FloatArray:
+    """[levels, classes] hazards of levels with these counts [levels, 2, classes], given those of their parents.
+
+    `weight`: observations that the parent is worth in each class.
+    """
+    reached, rejected = counts[:, 0], counts[:, 1]
+    observed, expected = rejected.sum(axis=1, keepdims=True), (reached * parent).sum(axis=1, keepdims=True)
+    scaled = np.minimum(parent * (observed + _PARENT_WEIGHT) / (expected + _PARENT_WEIGHT), 1.0)
+    hazards = (rejected + weight * scaled) / (reached + weight)
+    return np.asarray(np.minimum(hazards, 1.0 - _MIN_ACCEPTANCE))
 
 
 class Calibration(Acceptance):
-    """P(a token is kept | the draft's confidence in it, the row): acceptance whose classes are bins of confidence.
+    """P(a token is accepted | its confidence, the row): an `Acceptance` whose classes are bins of confidence.
 
-    At first `least` + (1 - `least`) x confidence: small drafts are right more often than unsure ones believe. A row
-    that repeats itself is surer than its draft knows, one that copies rare names less so.
+    The confidence is the probability that the drafter states for its token, and the prior of acceptance.
     """
 
-    def __init__(self, rows: int, tasks: int, bins: int = CONFIDENCE_BINS, least: float = _LEAST_SURE) -> None:
-        prior = least + (1.0 - least) * (np.arange(bins) + 0.5) / bins
-        super().__init__(rows, tasks, bins, prior=prior)
-        self._bins = bins
+    def __init__(self, rows: int, tasks: int) -> None:
+        super().__init__(rows, tasks, CONFIDENCE_BINS, prior=(np.arange(CONFIDENCE_BINS) + 0.5) / CONFIDENCE_BINS)
 
     @property
     def informed(self) -> bool:
+        """Whether any confidence was observed: some drafters state none."""
         return bool(self.seen().any())
-
-    def acceptance(self, rows: IntArray, tasks: IntArray) -> FloatArray:
-        """See `Acceptance`; where drafts never say how sure they are, all rows have what is believed at first."""
-        if self.informed:
-            return super().acceptance(rows, tasks)
-        return np.repeat(1.0 - np.clip(self._prior, _LEAST, _MOST), len(rows), axis=0)
 
     def observe_confidence(
         self, confidence: FloatArray, rows: IntArray, tasks: IntArray, drafted: IntArray, accepted: IntArray
     ) -> None:
-        """As `observe`; `confidence` [N, D], NaN where unknown: that says nothing."""
+        """As `observe`, for tokens of `confidence` [N, D]. Drafts with an unknown confidence (NaN) are left out."""
         unknown = np.isnan(confidence)
         if not self.informed and unknown.all():
-            return  # there is nothing to fade
+            return  # there is nothing to decay
         reached = np.arange(confidence.shape[1]) < np.minimum(accepted + 1, drafted)[:, None]
-        told = np.where((unknown & reached).any(axis=1), 0, drafted)
-        self.observe_classes(rows, tasks, self.bins_of(np.where(unknown, 0.0, confidence)), told, accepted)
+        usable = np.where((unknown & reached).any(axis=1), 0, drafted)
+        self.observe_classes(rows, tasks, self.bins_of(np.where(unknown, 0.0, confidence)), usable, accepted)
 
     def bins_of(self, confidence: FloatArray) -> IntArray:
-        """The class of each confidence; any shape, no NaN."""
-        return np.minimum(confidence * self._bins, self._bins - 1).astype(np.int64)
+        """The bin of each confidence; any shape, no NaN."""
+        return np.minimum(confidence * CONFIDENCE_BINS, CONFIDENCE_BINS - 1).astype(np.int64)
 
 
 class Continuation:
     """How far drafts go before a stop rule ends them: P(position j is drafted | j - 1 was, and the depth allowed j).
 
-    Counted twice: over all drafts (what drafting costs), and over those whose tokens were all accepted so far (what it
-    gains).
+    Counted over all drafts, for what drafting costs, and over drafts whose tokens were all accepted so far, for what it
+    gains: a stop rule that ends only drafts that would have been rejected saves time and loses no token.
     """
 
     def __init__(self, depth: int) -> None:
         self._counts: FloatArray = np.zeros((2, 2, 2, depth))
-        parts = (Acceptance(0, 1, depth, prior=np.ones(depth), counts=own) for own in self._counts)
-        self._everyone, self._alive = parts
+        self._all, self._accepted = (
+            Acceptance(0, 1, depth, prior=np.ones(depth), counts=counts) for counts in self._counts
+        )
 
     def observe(self, depths: IntArray, drafted: IntArray, accepted: IntArray) -> None:
-        """Row-rounds [N]: depths decided (0: says nothing), tokens drafted and accepted."""
-        nobody, any_task = np.full(len(depths), -1), np.zeros(len(depths), dtype=np.int64)
-        for known, allowed in ((self._everyone, depths), (self._alive, np.minimum(depths, accepted + 1))):
-            known.observe(nobody, any_task, allowed, np.minimum(drafted, allowed))
+        """Learn from row-rounds [N]: depths decided (0: left out), tokens drafted and accepted."""
+        no_row, any_task = np.full(len(depths), -1), np.zeros(len(depths), dtype=np.int64)
+        for counts, allowed in ((self._all, depths), (self._accepted, np.minimum(depths, accepted + 1))):
+            counts.observe(no_row, any_task, allowed, np.minimum(drafted, allowed))
 
     def rates(self) -> tuple[FloatArray, FloatArray]:
-        """Two [depth]: P(position j is not stopped | accepted so far), P(it is drafted)."""
+        """Two [depth]: P(position j is not stopped | all before it are accepted), and P(it is drafted)."""
         any_task = np.zeros(1, dtype=np.int64)
-        return self._alive.of_tasks(any_task)[0].cumprod(), self._everyone.of_tasks(any_task)[0].cumprod()
+        return self._accepted.of_tasks(any_task)[0].cumprod(), self._all.of_tasks(any_task)[0].cumprod()
 
     def counts(self) -> FloatArray:
-        """Both counts [2, 2, 2, depth], which may be written to."""
-        for known in (self._everyone, self._alive):
-            known.counts()
+        """Both counts [2, 2, 2, depth], to be saved or written to."""
+        for counts in (self._all, self._accepted):
+            counts.counts()
         return self._counts
 
 
 class SideNodes(Learner):
-    """What nodes beside the main chain bring: how far what they state can be believed, and what they come to in all.
+    """What nodes next to the main chain add: how far their confidence can be believed, and their tokens in all.
 
-    By all traffic, in counts that fade with each row that branched.
+    Counts are of all traffic, and decay with each row-round that branched.
     """
 
-    def __init__(self, fade: float = 0.998) -> None:
-        self._fade = fade
-        # By rank: nodes that were kept, and the sum of what they stated; only of those whose parent was kept.
+    def __init__(self, decay: float = AcceptanceSettings.decay) -> None:
+        self._decay = decay
+        # By rank: nodes that were accepted, and the sum of their confidences; only of nodes whose parent was accepted.
         self._ranks: FloatArray = np.zeros((2, _RANKS))
-        # Tokens they brought, of so many misses of the chain; side nodes, of so many tokens of chains.
-        self._brought: FloatArray = np.zeros((2, 2))
+        # Tokens that side nodes added, and misses of main chains; side nodes, and tokens of main chains.
+        self._totals: FloatArray = np.zeros((2, 2))
 
-    def observe(self, which: int, record: RoundRecord) -> None:
-        """A round whose drafts branch, for rows in which drafter `which` drafted the chain."""
-        branches, kept = record.branches, record.kept
+    def observe(self, drafter_id: int, record: RoundRecord) -> None:
+        """Learn from the rows of a round with branches in which this drafter drafted the main chain."""
+        branches, accepted = record.branches, record.kept
         assert branches is not None
-        tree, path, rows = branches.tree, branches.path, np.arange(len(kept))
-        mine = (record.drafter == which) & (record.chain > 0) & own_chain(record)
-        places = np.arange(tree.parents.shape[1])
-        own = (places < branches.nodes[:, None]) & (tree.drafters == which) & mine[:, None]
-        on_path: BoolArray = np.zeros(own.shape, dtype=np.bool_)
-        steps = np.minimum(path.shape[1], kept)
+        tree, path, rows = branches.tree, branches.path, np.arange(len(accepted))
+        drafted = (record.drafter == drafter_id) & (record.chain > 0) & own_chain(record)
+        slots = np.arange(tree.parents.shape[1])
+        nodes = (slots < branches.nodes[:, None]) & (tree.drafters == drafter_id) & drafted[:, None]
+        on_path: BoolArray = np.zeros(nodes.shape, dtype=np.bool_)
+        steps = np.minimum(path.shape[1], accepted)
         for depth in range(int(steps.max(initial=0))):
             on_path[rows[depth < steps], path[depth < steps, depth]] = True
         reached = (tree.parents < 0) | on_path[rows[:, None], np.maximum(tree.parents, 0)]
-        side = own & (tree.ranks > 0)
-        known = side & reached & ~np.isnan(branches.confidence)
-        rank = np.minimum(tree.ranks, _RANKS) - 1
-        for at, what in enumerate((on_path[known], branches.confidence[known])):
-            self._ranks[at] += np.bincount(rank[known], what, _RANKS)[:_RANKS]
-        straight = record.straight
-        missed = mine & (straight < tree.chain)
-        extra = (own & on_path).sum(axis=1) - straight
-        self._brought[0] += extra[missed].sum(), missed.sum()
-        self._brought[1] += (own & (places >= tree.chain[:, None])).sum(), tree.chain[mine].sum()
-        fade = self._fade ** int(mine.sum())
-        self._ranks *= fade
-        self._brought *= fade
+        known = nodes & (tree.ranks > 0) & reached & ~np.isnan(branches.confidence)
+        rank = np.minimum(tree.ranks, _RANKS)[known] - 1
+        self._ranks[0] += np.bincount(rank, on_path[known], _RANKS)
+        self._ranks[1] += np.bincount(rank, branches.confidence[known], _RANKS)
+        on_chain = record.straight
+        missed = drafted & (on_chain < tree.chain)
+        added = (nodes & on_path).sum(axis=1) - on_chain
+        self._totals[0] += added[missed].sum(), missed.sum()
+        self._totals[1] += (nodes & (slots >= tree.chain[:, None])).sum(), tree.chain[drafted].sum()
+        decay = self._decay ** int(drafted.sum())
+        self._ranks *= decay
+        self._totals *= decay
 
     @property
     def chances(self) -> FloatArray:
-        """[ranks] P(a node of rank 1, 2 ... is kept) over its stated probability; the last serves all later ranks."""
-        kept, stated = self._ranks + _SIDE_WEIGHT
-        return np.asarray(kept / stated)
+        """[ranks] P(a node of rank 1, 2 ... is accepted) over its confidence; the last serves all later ranks."""
+        accepted, confidence = self._ranks + _SIDE_WEIGHT
+        return np.asarray(accepted / confidence)
 
     @property
     def gain(self) -> float:
-        """Tokens brought for each token of a chain that was not kept."""
-        brought, missed = self._brought[0].tolist()
-        return float((brought + _SIDE_GAIN * _SIDE_WEIGHT) / (missed + _SIDE_WEIGHT))
+        """Tokens that side nodes add for each token of a main chain that was not accepted."""
+        added, missed = self._totals[0].tolist()
+        return float((added + _SIDE_GAIN * _SIDE_WEIGHT) / (missed + _SIDE_WEIGHT))
 
     @property
     def nodes(self) -> float:
-        """Side nodes for each token of a chain."""
-        nodes, chain = self._brought[1].tolist()
+        """Side nodes for each token of a main chain."""
+        nodes, chain = self._totals[1].tolist()
         return float((nodes + _SIDE_NODES * _SIDE_WEIGHT) / (chain + _SIDE_WEIGHT))
 
     def state(self) -> dict[str, FloatArray]:
-        return {"ranks": self._ranks, "brought": self._brought}
+        return {"ranks": self._ranks, "brought": self._totals}
 
 
 @dataclass(frozen=True)
@@ -279,7 +278,7 @@ class RowRounds:
 
 
 class ModelAcceptance(Learner):
-    """What is known of a drafter that runs a model: acceptance by position, its confidence, how far its drafts go."""
+    """Estimates of a drafter that runs a model: by position, by confidence, how far drafts go, and of side nodes."""
 
     def __init__(
         self, rows: int, tasks: int, depth: int, settings: AcceptanceSettings, *, branches: bool = False
@@ -290,19 +289,20 @@ class ModelAcceptance(Learner):
         self.sides = SideNodes() if branches else None
 
     def start(self, row: int) -> None:
+        """A request starts in a row."""
         self.by_position.start(row)
         self.calibration.start(row)
 
-    def observe(self, which: int, rounds: RowRounds) -> None:
-        """Learn from row-rounds as the drafter with number `which`."""
-        mine = (rounds.drafter == which) & (rounds.depths > 0)
-        rows, tasks, drafted, kept = rounds.rows, rounds.tasks, rounds.drafted * mine, rounds.kept * mine
-        self.by_position.observe(rows, tasks, drafted, kept)
-        self.continuation.observe(rounds.depths * mine, drafted, kept)
-        self.calibration.observe_confidence(rounds.confidence, rows, tasks, drafted, kept)
+    def observe(self, drafter_id: int, rounds: RowRounds) -> None:
+        """Learn from the row-rounds of this drafter."""
+        drafts = (rounds.drafter == drafter_id) & (rounds.depths > 0)
+        rows, tasks, drafted, accepted = rounds.rows, rounds.tasks, rounds.drafted * drafts, rounds.kept * drafts
+        self.by_position.observe(rows, tasks, drafted, accepted)
+        self.continuation.observe(rounds.depths * drafts, drafted, accepted)
+        self.calibration.observe_confidence(rounds.confidence, rows, tasks, drafted, accepted)
         if self.sides is not None:
             for record in rounds.branched:
-                self.sides.observe(which, record)
+                self.sides.observe(drafter_id, record)
 
     def state(self) -> dict[str, FloatArray]:
         return {

@@ -1,7 +1,9 @@
-"""How likely what model-free drafters find is to be kept, which is known before a round.
+"""Estimates of how many tokens found by model-free drafters are accepted, which are known before a round.
 
-By the drafter's own word, calibrated, where it says how sure it is of each token; else by how often in a row it has
-just been right: text that repeats other text does so in runs.
+A drafter that states a confidence for each token is calibrated by it. For n-grams, which state none, acceptance depends
+on how many of their tokens were just right in a row: text that repeats other text does so in runs.
+
+Both are scored in rounds in which they did not draft, too: up to the emitted tokens it is known what was right.
 """
 
 from __future__ import annotations
@@ -13,124 +15,118 @@ from adaptspec.control.acceptance import Acceptance, Calibration
 from adaptspec.control.policy import BatchSignals, Learner
 from adaptspec.rounds import RoundRecord
 
-# Acceptance by runs of 0, 1, 2-3, 4-7, 8-15 and more: a small model's greedy answers to prompts of ten tasks.
-_RUNS = np.array([0.60, 0.65, 0.80, 0.87, 0.95, 0.98])
-_LONGEST = 16
-_ROUNDS = 32  # that are learned together at most
-_NGRAM = "lookups"  # the name of its counts in files of learned state, from when it was called so
+# Prior acceptance after runs of 0, 1, 2-3, 4-7, 8-15 and more tokens: greedy answers of a small model to prompts of ten
+# tasks.
+_PRIOR_BY_RUN = np.array([0.60, 0.65, 0.80, 0.87, 0.95, 0.98])
+_LONGEST_RUN = 2 ** (len(_PRIOR_BY_RUN) - 2)  # the first run of the last class
 
 
 class StatedAcceptance(Learner):
-    """What is known of a model-free drafter that states its confidence. It is scored where it does not run, too."""
+    """Estimates of a model-free drafter that states its confidence."""
 
     def __init__(self, rows: int, tasks: int, depth: int) -> None:
-        self.calibration = Calibration(rows, tasks, least=0.0)  # counts are right as often as they say
+        self.calibration = Calibration(rows, tasks)
         self._depth = depth
         self._pending: list[tuple[FloatArray, IntArray, IntArray, IntArray, IntArray]] = []
 
     def start(self, row: int) -> None:
+        """A request starts in a row."""
         self.calibration.start(row)
-        for _, rows, *_ in self._pending:  # of a request that has ended
-            rows[rows == row] = -1
+        for _, rows, *_ in self._pending:
+            rows[rows == row] = -1  # of the request that ended
 
-    def likely(self, which: int, signals: BatchSignals) -> FloatArray:
-        """Tokens expected to be kept of 0, 1, 2 ... of those found as drafter `which`, for each row [B, 1 + depth]."""
-        confidence = self._within(signals.stated, which, len(signals.rows))
+    def expected_tokens(self, drafter_id: int, signals: BatchSignals) -> FloatArray:
+        """[B, 1 + depth] tokens expected to be accepted of drafts of 0, 1, 2 ... tokens that this drafter found."""
+        confidence = self._stated(signals.stated, drafter_id, len(signals.rows))
         unknown = np.isnan(confidence)
-        chances = self.calibration.acceptance(signals.rows, signals.tasks)
+        by_bin = self.calibration.acceptance(signals.rows, signals.tasks)
         bins = self.calibration.bins_of(np.where(unknown, 0.0, confidence))
-        rates = np.where(unknown, 0.0, np.take_along_axis(chances, bins, axis=1))
-        kept = np.cumsum(np.cumprod(rates, axis=1), axis=1)
-        return np.concatenate((np.zeros((len(kept), 1)), kept), axis=1)
+        return _cumulative(np.where(unknown, 0.0, np.take_along_axis(by_bin, bins, axis=1)))
 
-    def note(self, which: int, record: RoundRecord) -> None:
-        """What it found as drafter `which`, taken or not."""
+    def observe(self, drafter_id: int, record: RoundRecord) -> None:
+        """Learn from what this drafter found, drafted or not, by the next `settle`."""
         if record.stated is None:
             return
-        chains = record.chains(which)
-        confidence = self._within(record.stated, which, len(record.rows))
+        chains = record.chains(drafter_id)
         drafted = np.minimum(chains.drafted, self._depth)
-        kept = np.minimum(chains.accepted, drafted)
-        self._pending.append((confidence, record.current_rows.copy(), record.tasks, drafted, kept))
-        if len(self._pending) >= _ROUNDS:
-            self.settle()
+        accepted = np.minimum(chains.accepted, drafted)
+        confidence = self._stated(record.stated, drafter_id, len(record.rows))
+        self._pending.append((confidence, record.current_rows.copy(), record.tasks, drafted, accepted))
 
     def settle(self) -> None:
+        """Add up the rounds since the last time."""
         if self._pending:
-            confidence, rows, tasks, drafted, kept = (np.concatenate(each) for each in zip(*self._pending, strict=True))
+            self.calibration.observe_confidence(*(np.concatenate(each) for each in zip(*self._pending, strict=True)))
             self._pending.clear()
-            self.calibration.observe_confidence(confidence, rows, tasks, drafted, kept)
 
     def state(self) -> dict[str, FloatArray]:
         self.settle()
         return {"stated": self.calibration.counts()}
 
-    def _within(self, stated: FloatArray | None, which: int, rows: int) -> FloatArray:
-        """What drafter `which` stated [B, depth]; NaN where nothing is known."""
+    def _stated(self, stated: FloatArray | None, drafter_id: int, rows: int) -> FloatArray:
+        """[B, depth] confidences of a drafter, of those of all [drafters, B, ...]; NaN where nothing is known."""
         confidence: FloatArray = np.full((rows, self._depth), np.nan)
         if stated is not None:
-            own = stated[which, :, : self._depth]
-            confidence[:, : own.shape[1]] = own
+            known = stated[drafter_id, :, : self._depth]
+            confidence[:, : known.shape[1]] = known
         return confidence
 
 
 class NgramAcceptance(Learner):
-    """What is known of an n-gram drafter: acceptance by its match run. It is scored where it does not run, too."""
+    """Estimates of an n-gram drafter by the run of each row: its tokens that were just right one after another."""
 
     def __init__(self, rows: int, tasks: int, depth: int) -> None:
-        self.by_run = Acceptance(0, tasks, len(_RUNS), prior=_RUNS)
+        self.by_run = Acceptance(0, tasks, len(_PRIOR_BY_RUN), prior=_PRIOR_BY_RUN)
         self.run = [0] * rows
-        ahead = np.arange(_LONGEST + 1)[:, None] + np.arange(depth + 1)
-        classes = [min(run.bit_length(), len(_RUNS) - 1) for run in range(ahead.max() + 1)]
-        self._class: IntArray = np.array(classes)[ahead]
-        self._pending: list[tuple[int, int, int, int]] = []
-        self._rounds = 0  # that are pending
+        runs = np.arange(_LONGEST_RUN + 1)[:, None] + np.arange(depth)
+        # [run, depth] the class of each token of a draft; the first class of runs of 2 ** n is n + 1.
+        self._classes: IntArray = np.minimum(np.frexp(runs)[1], len(_PRIOR_BY_RUN) - 1).astype(np.int64)
+        self._pending: list[tuple[int, int, int, int]] = []  # task, run, drafted, accepted
 
     def start(self, row: int) -> None:
+        """A request starts in a row."""
         self.run[row] = 0
 
-    def likely(self, which: int, signals: BatchSignals) -> FloatArray:  # noqa: ARG002 - it has no more to go by
-        """Tokens expected to be kept of 0, 1, 2 ... of those found, for each row [B, 1 + depth]."""
-        return self.gains(signals.rows, signals.tasks)
+    def expected_tokens(self, drafter_id: int, signals: BatchSignals) -> FloatArray:  # noqa: ARG002 - all are alike
+        """See `StatedAcceptance.expected_tokens`."""
+        classes = self._classes[[self.run[row] for row in signals.rows.tolist()]]
+        return _cumulative(np.take_along_axis(self.by_run.of_tasks(signals.tasks), classes, axis=1))
 
-    def gains(self, rows: IntArray, tasks: IntArray) -> FloatArray:
-        """Tokens expected to be kept of a draft of 0, 1, 2 ... tokens for each row [B, 1 + depth]."""
-        run = [self.run[row] for row in rows.tolist()]
-        rates = self.by_run.of_tasks(tasks)[np.arange(len(rows))[:, None], self._class[run, :-1]]
-        kept = np.cumsum(np.cumprod(rates, axis=1), axis=1)
-        return np.concatenate((np.zeros((len(kept), 1)), kept), axis=1)
-
-    def note(self, which: int, record: RoundRecord) -> None:
-        """See `StatedAcceptance.note`; in plain numbers, in a fifth of the time where rounds are shortest."""
+    def observe(self, drafter_id: int, record: RoundRecord) -> None:
+        """See `StatedAcceptance.observe`. In Python's numbers, in a fifth of the time where rounds are shortest."""
         rows, main = record.current_rows, record.main_chains()
         found, right = [-1] * len(rows), [-1] * len(rows)
         if record.shadow is not None and record.shadow_drafted is not None:
-            found, right = record.shadow_drafted[which].tolist(), record.shadow[which].tolist()
-        run, before = self.run, len(self._pending)
-        own = (rows, main.tasks, main.drafter, main.depths, main.drafted, main.accepted)
-        told = zip(*(values.tolist() for values in own), found, right, strict=True)
-        for row, task, drafter, depth, drafted, straight, looked, good in told:
-            tokens, kept = (drafted, straight) if drafter == which and depth > 0 else (looked, good)
-            if row < 0:  # how far into a run it was is forgotten
+            found, right = record.shadow_drafted[drafter_id].tolist(), record.shadow[drafter_id].tolist()
+        columns = (rows, main.tasks, main.drafter, main.depths, main.drafted, main.accepted)
+        outcomes = zip(*(values.tolist() for values in columns), found, right, strict=True)
+        for row, task, drafter, depth, *chain, scored, scored_right in outcomes:
+            if row < 0:  # the run of a request that has ended is forgotten
                 continue
-            ahead = run[row]
+            tokens, accepted = chain if drafter == drafter_id and depth > 0 else (scored, scored_right)
+            run = self.run[row]
             if tokens > 0:
-                self._pending.append((task, ahead, tokens, kept))
-            ahead = ahead + tokens if kept >= tokens >= 0 else 0
-            run[row] = ahead if ahead < _LONGEST else _LONGEST
-        self._rounds += len(self._pending) > before
-        if self._rounds >= _ROUNDS:
-            self.settle()
+                self._pending.append((task, run, tokens, accepted))
+            # -1 tokens: the drafter was not scored, so whether the run goes on is unknown.
+            self.run[row] = min(run + tokens, _LONGEST_RUN) if accepted >= tokens >= 0 else 0
 
     def settle(self) -> None:
+        """See `StatedAcceptance.settle`."""
         if self._pending:
-            tasks, run, drafted, right = np.array(self._pending).T
+            tasks, run, drafted, accepted = np.array(self._pending).T
             self._pending.clear()
-            self._rounds = 0
-            most, nobody = self._class.shape[1], np.full(len(tasks), -1)
-            drafted, right = np.minimum(drafted, most), np.minimum(right, most)
-            self.by_run.observe_classes(nobody, tasks, self._class[run], drafted, right)
+            depth, no_row = self._classes.shape[1], np.full(len(tasks), -1)
+            drafted, accepted = np.minimum(drafted, depth), np.minimum(accepted, depth)
+            self.by_run.observe_classes(no_row, tasks, self._classes[run], drafted, accepted)
 
     def state(self) -> dict[str, FloatArray]:
+        """The name is that of files of learned state since n-grams were the only lookups."""
         self.settle()
-        return {_NGRAM: self.by_run.counts()}
+        return {"lookups": self.by_run.counts()}
+
+
+def _cumulative(acceptance: FloatArray) -> FloatArray:
+    """[B, 1 + D] tokens expected to be accepted of drafts of 0 ... D tokens, given P(each | all before it) [B, D]."""
+    tokens: FloatArray = np.zeros((len(acceptance), 1 + acceptance.shape[1]))
+    tokens[:, 1:] = acceptance.cumprod(axis=1).cumsum(axis=1)
+    return tokens

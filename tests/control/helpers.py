@@ -8,7 +8,6 @@ from dataclasses import replace
 import numpy as np
 
 from adaptspec.control.cost_model import CostModel
-from adaptspec.control.model_free_acceptance import NgramAcceptance, StatedAcceptance
 from adaptspec.control.policy import BatchSignals
 from adaptspec.rounds import Decision, DraftWork, Reason, RoundRecord, RoundWork, Timing
 from tests.policies.world import HEADER, Machine
@@ -112,8 +111,3 @@ def caught_up(ran: RoundRecord, tokens: int) -> RoundRecord:
 def decided(number: int, ran: RoundRecord) -> RoundRecord:
     """The round as that of a decision with this number."""
     return replace(ran, decision=Decision(ran.depths, ran.reasons, ran.drafter, number=number))
-
-
-def note(known: NgramAcceptance | StatedAcceptance, played: RoundRecord, *, ended: bool = False) -> None:
-    """Let `known` learn from the second drafter of a round; `ended`: its requests have ended."""
-    known.note(1, replace(played, running=np.zeros(len(played.rows), dtype=np.bool_)) if ended else played)

@@ -11,9 +11,7 @@ from hypothesis import strategies as st
 
 from adaptspec.arrays import FloatArray, IntArray
 from adaptspec.control.acceptance import Acceptance, AcceptanceSettings, Calibration, Continuation, RecordBuffer
-from adaptspec.control.model_free_acceptance import NgramAcceptance
-from adaptspec.rounds import RoundRecord
-from tests.control.helpers import note, record
+from tests.control.helpers import record
 
 ROW = np.array([0])
 
@@ -47,7 +45,7 @@ def test_rows_differ_and_new_requests_inherit_from_all_traffic() -> None:
     assert bad < new < good
 
 
-def test_tasks_are_told_apart() -> None:
+def test_tasks_are_estimated_separately() -> None:
     signals = Acceptance(4, 3, 2)
     tasks = np.array([1, 2])
     for _ in range(80):
@@ -57,7 +55,7 @@ def test_tasks_are_told_apart() -> None:
 
 
 def test_a_row_that_fails_at_once_is_not_trusted_deeper() -> None:
-    """However sure those who came further were: its drafts are worth no more for being longer."""
+    """Positions that other rows reach are worth nothing to a row that fails at the first one."""
     signals = Acceptance(2, 1, 4)
     for _ in range(60):
         signals.observe(np.array([0, 1]), np.zeros(2, np.int64), np.array([4, 1]), np.array([4, 0]))
@@ -68,7 +66,7 @@ def test_a_row_that_fails_at_once_is_not_trusted_deeper() -> None:
 @given(rounds=st.lists(st.tuples(st.integers(0, 4), st.integers(0, 4)), min_size=1, max_size=12))
 def test_several_rounds_of_a_row_at_once_equal_them_one_by_one(rounds: list[tuple[int, int]]) -> None:
     """Without fading the two ways of learning are the same sum."""
-    still = AcceptanceSettings(row=1.0, traffic=1.0)
+    still = AcceptanceSettings(decay=1.0)
     drafted = np.array([d for d, _ in rounds])
     accepted = np.array([min(d, a) for d, a in rounds])
     one, lot = Acceptance(1, 1, 4, still), Acceptance(1, 1, 4, still)
@@ -90,41 +88,8 @@ def test_estimates_are_probabilities(rounds: list[tuple[int, int]]) -> None:
     assert ((acceptance > 0.0) & (acceptance < 1.0)).all()
 
 
-def found(drafted: list[int], right: list[int], tasks: list[int] | None = None) -> RoundRecord:
-    """A round in which n-grams that did not run were scored; -1: they were not."""
-    size = len(drafted)
-    scores = {"shadow": np.array([[0] * size, right]), "shadow_drafted": np.array([[0] * size, drafted])}
-    return replace(record([0] * size, [0] * size, tasks=tasks), **scores)  # type: ignore[arg-type]
-
-
-def test_ngrams_that_were_right_are_trusted_further() -> None:
-    """Text that repeats other text does so in runs: in the middle of one the next token is nearly certain."""
-    known = NgramAcceptance(2, 1, 4)
-    rows, tasks = np.array([0, 1]), np.array([0, 0])
-    for _ in range(4):
-        note(known, found([4, 4], [4, 0]))
-    running, broken = known.gains(rows, tasks)
-    assert running[4] > broken[4] + 0.5
-    note(known, found([-1, -1], [-1, -1]))  # whether the run goes on is not known
-    np.testing.assert_array_equal(*known.gains(rows, tasks))
-
-
-def test_what_ngrams_teach_stays_with_its_task() -> None:
-    known = NgramAcceptance(2, 3, 4)
-    rows, tasks = np.array([0, 1]), np.array([1, 2])
-    for _ in range(200):
-        note(known, found([2, 2], [0, 1], [1, 2]))
-    known.settle()
-    never, once = known.gains(rows, tasks)
-    assert never[1] < 0.2
-    assert once[1] > 0.8
-    other = NgramAcceptance(2, 3, 4)
-    other.restore(known.learned())
-    assert np.allclose(other.gains(np.array([0]), tasks[1:]), known.gains(np.array([1]), tasks[1:]))
-
-
 def test_rounds_are_of_the_requests_that_ran_them() -> None:
-    """What is learned later, when another request has the row, is not that one's: its task's alone."""
+    """A round that is learned once another request has the row counts for its task alone."""
     buffer = RecordBuffer(3)
     buffer.add(record([2, 2], [1, 1], tasks=[1, 1]))
     buffer.start(0)
@@ -143,22 +108,22 @@ def test_rounds_are_of_the_requests_that_ran_them() -> None:
     assert known.of_tasks(np.array([1]))[0, 0] < known.of_tasks(np.array([2]))[0, 0]
 
 
-def sure(calibration: Calibration, rows: IntArray = ROW, tasks: IntArray = ROW) -> FloatArray:
+def by_bin(calibration: Calibration, rows: IntArray = ROW, tasks: IntArray = ROW) -> FloatArray:
     return calibration.acceptance(rows, tasks)
 
 
-def test_calibration_begins_near_the_drafts_own_word_and_learns() -> None:
+def test_calibration_starts_near_the_stated_confidence_and_learns() -> None:
     calibration = Calibration(1, 1)
-    assert sure(calibration)[0, 9] == pytest.approx(0.35 + 0.65 * 0.95)
+    assert by_bin(calibration)[0, 9] == pytest.approx(0.95)
     assert not calibration.informed
     for _ in range(100):
         calibration.observe_confidence(np.array([[0.95]]), ROW, ROW, np.array([1]), np.array([0]))
-    assert sure(calibration)[0, 9] < 0.05
+    assert by_bin(calibration)[0, 9] < 0.05
     assert calibration.informed
 
 
 def test_calibration_ignores_what_verification_never_reached() -> None:
-    """After a rejection at the first token the second's agreement is unknown; so is a token of no stated confidence."""
+    """Tokens after the first rejection are unknown, and drafts with a token of unknown confidence are left out."""
     calibration = Calibration(1, 1)
     calibration.observe_confidence(np.array([[0.25, 0.95]]), ROW, ROW, np.array([2]), np.array([0]))
     assert calibration.seen()[[2, 9]].tolist() == [1.0, 0.0]
@@ -166,22 +131,22 @@ def test_calibration_ignores_what_verification_never_reached() -> None:
     assert calibration.seen()[9] == 0.0
 
 
-def test_a_request_begins_as_sure_as_its_task() -> None:
-    """Answers of few tokens have no time to tell what their draft's confidence is worth: their task knows."""
+def test_a_request_starts_from_the_calibration_of_its_task() -> None:
+    """Short answers end before their own confidences are calibrated."""
     calibration, rows, tasks = Calibration(2, 3), np.array([0, 1]), np.array([2, 1])
     for _ in range(100):
         calibration.observe_confidence(np.full((2, 1), 0.25), rows, tasks, np.array([1, 1]), np.array([0, 1]))
     for row in rows:
         calibration.start(row)
-    fresh = sure(calibration, rows, tasks)
+    fresh = by_bin(calibration, rows, tasks)
     assert fresh[1, 2] > fresh[0, 2] + 0.3
     again = Calibration(2, 3)
     again.counts()[...] = calibration.counts()
-    assert np.array_equal(sure(again, rows, tasks), fresh)
+    assert np.array_equal(by_bin(again, rows, tasks), fresh)
 
 
-def test_continuation_tells_cost_from_gain() -> None:
-    """A stop rule that cuts only drafts that were to be rejected costs less and loses nothing."""
+def test_continuation_distinguishes_cost_from_gain() -> None:
+    """A stop rule that ends only drafts that would have been rejected saves passes and loses no token."""
     continuation = Continuation(2)
     for _ in range(200):
         continuation.observe(np.array([2, 2]), np.array([2, 1]), np.array([2, 0]))

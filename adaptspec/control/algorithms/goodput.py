@@ -154,7 +154,7 @@ class Goodput(Algorithm):
             return
         self._buffer.add(record)
         for drafter_id, known in self._lookups.items():
-            known.note(drafter_id, record)
+            known.observe(drafter_id, record)
         self._explorer.learn(record)
         if self._buffer.due:
             self._settle()
@@ -213,7 +213,7 @@ class Goodput(Algorithm):
             if found.any():
                 seconds = self._cost.draft_prices(self._settings.drafters[drafter_id], signals.round_size).row
                 fits = self._allowed & (depths <= found[:, None])
-                yield LookupTerms(drafter_id, known.likely(drafter_id, signals), fits, seconds)
+                yield LookupTerms(drafter_id, known.expected_tokens(drafter_id, signals), fits, seconds)
 
     def _weights(self, signals: BatchSignals) -> FloatArray | None:  # noqa: ARG002 - see `Slo`
         """What a token of each row counts [B]; None: all the same."""
