@@ -75,7 +75,8 @@ class TaskNames:
             raise
 
     def copy(self) -> TaskNames:
-        copy = TaskNames(self._numbers)
+        """The same names and numbers, to which names are added apart; any thread may ask."""
+        copy = TaskNames(tuple(self._numbers))  # at once: another thread may be adding
         copy._num_known, copy._max_added = self._num_known, self._max_added
         return copy
 

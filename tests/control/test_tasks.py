@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+from threading import Thread
+
 import pytest
 
 from adaptspec.control.tasks import TaskNames
@@ -42,3 +45,20 @@ def test_names_are_restored_with_their_numbers_or_not_at_all() -> None:
     few = TaskNames((), max_added=1)
     assert not few.restore(("acme", "bolt"))
     assert few.added == (), "none of them stays"
+
+
+def test_names_are_copied_while_another_thread_adds_some() -> None:
+    """The copy has the names that were there, in their order."""
+    names = TaskNames(max_added=30_000)
+    added = Thread(target=lambda: [names.add(f"task-{number}") for number in range(30_000)])
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        added.start()
+        copies = [names.copy() for _ in range(20)]
+    finally:
+        sys.setswitchinterval(interval)
+        added.join()
+    for copy in copies:
+        assert copy.added == tuple(f"task-{number}" for number in range(len(copy.added)))
+    assert names.copy().added == names.added
