@@ -173,6 +173,9 @@ class Controller:
         self._rows.finish(row)
         slot.running -= 1
         self._buffer.append(partial(slot.policy.finish, row))
+        # No round may follow, as where requests end at the first token after their prompt. The buffer stays bounded.
+        if not self._buffered_rounds or not any(self._rows.taken):
+            self.learn_buffered()
 
     def decide(self, signals: BatchSignals) -> Decision:
         """Depth, reason and engine drafter of every row, and the stop rule of the round.

@@ -16,8 +16,6 @@ from adaptspec.request import Request, SpeculationParams
 from adaptspec.rounds import RoundRecord
 from tests.control.helpers import record, signals, table
 
-TASK_NAMES = TaskNames(("code",))
-
 
 class Watcher(ComposedPolicy):
     """A fixed depth that remembers its rows."""
@@ -42,9 +40,8 @@ def request(policy: str | None = None, name: str = "r") -> Request:
 
 
 def controller(policies: dict[str, Watcher], rollouts: dict[str, Rollout]) -> Controller:
-    return Controller(
-        policies, "a", ("draft-model", "ngram"), 8, cost=table(), task_names=TASK_NAMES, rollouts=rollouts
-    )
+    names = TaskNames(("code",))
+    return Controller(policies, "a", ("draft-model", "ngram"), 8, cost=table(), task_names=names, rollouts=rollouts)
 
 
 def test_a_canary_takes_its_share_of_those_who_name_nobody() -> None:

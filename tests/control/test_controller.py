@@ -22,8 +22,6 @@ from adaptspec.rounds import Decision, Reason, RoundRecord
 from tests.control.asking import ask
 from tests.control.helpers import record, signals, table
 
-TASK_NAMES = TaskNames(("code",))
-
 
 class Recorder(ComposedPolicy):
     """A fixed depth that remembers what it was asked and told."""
@@ -42,12 +40,17 @@ class Recorder(ComposedPolicy):
 
     def learn(self, record: RoundRecord, memo: object = None) -> None:
         self.told.append(record)
+        self.log.append(("learn", record.number))
 
     def start(self, row: int) -> None:
         self.log.append(("start", row))
 
     def finish(self, row: int) -> None:
         self.log.append(("finish", row))
+
+
+def task_names() -> TaskNames:
+    return TaskNames(("code",))
 
 
 def request(policy: str | None = None, max_depth: int | None = None, task: str | None = None) -> Request:
@@ -62,7 +65,7 @@ def two() -> tuple[Controller, Recorder, Recorder]:
         ("draft-model", "ngram"),
         8,
         cost=table(),
-        task_names=TASK_NAMES,
+        task_names=task_names(),
     )
     return controller, deep, shallow
 
@@ -109,6 +112,48 @@ def test_a_late_outcome_is_not_told_to_a_policy_that_came_in_place() -> None:
     assert not new.told
     controller.learn(replace(told, decision=controller.decide(signals([7]))))
     assert len(new.told) == 1
+
+
+def test_requests_that_end_without_a_decoding_round_are_passed_on_at_once() -> None:
+    """Else the engine would hold their starts and ends for as long as no other request decodes."""
+    controller, deep, shallow = two()
+    for number in range(5):
+        controller.start(number, request("shallow"))
+        controller.finish(number)
+        assert shallow.log[-2:] == [("start", number), ("finish", number)]
+    controller.start(0, request())
+    decision = controller.decide(signals([7]))
+    controller.learn(replace(record([5], [5]), number=1, decision=decision, tasks=decision.tasks))
+    controller.finish(0)
+    assert deep.log == [("start", 0), ("learn", 1), ("finish", 0)]
+
+
+def test_a_replaced_policy_is_passed_what_came_before_in_order() -> None:
+    """A start, a round and an end wait; the new policy gets the rows that still run, the old one loses them."""
+    clock = iter(range(10**6))
+    old, other, new = Recorder(5), Recorder(1), Recorder(2)
+    controller = Controller(
+        {"a": old, "b": other}, "a", ("draft-model",), 8, timer=lambda: float(next(clock)), task_names=task_names()
+    )
+    for row in range(2):
+        controller.start(row, request())
+    number = 0
+    while True:  # until a decision is reused, so that a round waits
+        number += 1
+        decision = controller.decide(signals([7, 7]))
+        controller.learn(replace(record([5, 5], [5, 5]), number=number, decision=decision, tasks=decision.tasks))
+        if ("learn", number) not in old.log:
+            break
+        assert number < 100
+    known = len(old.log)
+    controller.start(2, request())
+    controller.finish(0)
+    controller.start(3, request("b"))
+    assert (len(old.log), other.log) == (known, [])
+    controller.adopt("a", new)
+    assert old.log[known:] == [("learn", number), ("start", 2), ("finish", 0), ("finish", 1), ("finish", 2)]
+    assert new.log == [("start", 1), ("start", 2)]
+    assert other.log == [("start", 3)]
 
 
 def test_limits_have_reasons() -> None:
