@@ -277,8 +277,8 @@ class Controller:
             return
         slot, memo = self._slots[number], None
         if record.decision is not None and record.decision.number:
-            part = next(part for part in record.decision.parts if part.number == number)
-            if part.policy is not slot.policy:  # the outcome comes late: another policy has taken its number
+            part = next((part for part in record.decision.parts if part.number == number), None)
+            if part is None or part.policy is not slot.policy:  # late: another policy has taken its number
                 return
             memo = part.memo
         slot.policy.learn(slot.numbers.record(record), memo)
