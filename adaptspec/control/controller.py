@@ -124,7 +124,7 @@ class Controller:
         Raises ConfigError if it wants a drafter the engine lacks, the default would no longer be live, the canaries
         would want more than all requests, or a route leads to no policy.
         """
-        self.learn_buffered()
+        self.flush()
         rollouts = {**self._rollouts, name: rollout}
         router = Router(self.default, rollouts, routes if name == self.default else self._router.routes)
         self._check_routes(router.routes, self.policies)
@@ -154,15 +154,15 @@ class Controller:
     def start(self, row: int, request: Request) -> None:
         """A request begins decoding in `row`. Raises UnknownModelError if it names a policy that is not here."""
         asked, name = request.speculation, self.assigned(request)
-        which = next((which for which, slot in enumerate(self._slots) if slot.name == name), None)
-        if which is None:
+        number = next((number for number, slot in enumerate(self._slots) if slot.name == name), None)
+        if number is None:
             there = f"there is no policy {name!r} here; served are: {', '.join(self.policies)}"
             raise UnknownModelError(there, "adaptspec.policy")
         self.finish(row)
         task = 0 if asked.task is None else self.task_names.add(asked.task)
-        self._rows.start(row, which, task, asked)
-        self._slots[which].running += 1
-        self._buffer.append(partial(self._slots[which].policy.start, row))
+        self._rows.start(row, number, task, asked)
+        self._slots[number].running += 1
+        self._buffer.append(partial(self._slots[number].policy.start, row))
         self._has_starts = True
 
     def finish(self, row: int) -> None:
@@ -175,7 +175,7 @@ class Controller:
         self._buffer.append(partial(slot.policy.finish, row))
         # No round may follow, as where requests end at the first token after their prompt. The buffer stays bounded.
         if not self._buffered_rounds or not any(self._rows.taken):
-            self.learn_buffered()
+            self.flush()
 
     def decide(self, signals: BatchSignals) -> Decision:
         """Depth, reason and engine drafter of every row, and the stop rule of the round.
@@ -192,7 +192,7 @@ class Controller:
         if expired:
             self._cache.clear()
         if expired or self._has_starts:
-            self.learn_buffered()
+            self.flush()
         begun = self._timer()
         decision = self._decide(signals, rows)
         self._cache.observe("decide", self._timer() - begun)
@@ -215,13 +215,13 @@ class Controller:
         self._buffer.append(partial(self._learn, record, policies))
         self._buffered_rounds += 1
         if self._cache.expired:
-            self.learn_buffered()
+            self.flush()
         failure, self._failure = self._failure, None
         if failure is not None:
             raise failure
 
-    def learn_buffered(self) -> None:
-        """Have policies learn from all rounds so far, and of the requests that have started and ended meanwhile.
+    def flush(self) -> None:
+        """Pass policies all buffered rounds, starts and finishes, in their order.
 
         The next call of `learn` raises what the first policy that failed has raised: a policy that cannot learn is no
         reason not to decide, or not to replace it.
@@ -229,9 +229,9 @@ class Controller:
         buffer, self._buffer = self._buffer, []
         self._has_starts = False
         begun = self._timer()
-        for pass_on in buffer:
+        for call in buffer:
             try:
-                pass_on()
+                call()
             except Exception as error:  # noqa: BLE001 - other rounds and policies are to be learned from
                 self._failure = self._failure or error
         if self._buffered_rounds:
@@ -240,7 +240,7 @@ class Controller:
 
     def learned_policies(self) -> Mapping[str, Policy]:
         """The policies, after they have learned from all rounds so far; called between rounds."""
-        self.learn_buffered()
+        self.flush()
         return self.policies
 
     def _decide(self, signals: BatchSignals, rows: RoundRows) -> Decision:
@@ -270,9 +270,9 @@ class Controller:
     def _learn(self, record: RoundRecord, policies: IntArray) -> None:
         if self._cost is not None:
             self._cost.observe(record.work, record.timing)
-        learn_by_group(policies, self._teach, record)
+        learn_by_group(policies, self._learn_policy, record)
 
-    def _teach(self, number: int, record: RoundRecord) -> None:
+    def _learn_policy(self, number: int, record: RoundRecord) -> None:
         if number == UNDECIDED:
             return
         slot, memo = self._slots[number], None
@@ -292,12 +292,12 @@ class Controller:
         if old is None:
             self._slots.append(new)
         else:
-            which = self._slots.index(old)
-            for row in self._rows.of(which):
+            number = self._slots.index(old)
+            for row in self._rows.of(number):
                 policy.start(row)
                 old.policy.finish(row)
             new.running = old.running
-            self._slots[which] = new
+            self._slots[number] = new
         self.policies = {**self.policies, name: policy}
 
     def _decide_one(self, number: int, signals: BatchSignals) -> Decision:

@@ -46,11 +46,12 @@ class _Reusable(NamedTuple):
 
 
 class DecisionCache:
-    """Decisions since policies last learned, by the signals that they were made for.
+    """Decisions by the signals that they were made for.
 
-    A decision is reused by rounds with equal signals until policies learn again: after so many rounds that deciding
-    once and learning from one record take at most `share` of their time, and after `max_rounds` at the latest. Nothing
-    is reused if the clock shows no time for deciding, as in a simulation.
+    A decision is reused by rounds with equal signals until `clear`: after so many rounds that deciding once and
+    learning from one record take at most `share` of their time, and after `max_rounds` at the latest. Policies may have
+    learned of started requests meanwhile. Nothing is reused if the clock shows no time for deciding, as in a
+    simulation.
     """
 
     def __init__(self, share: float = 0.01, max_rounds: int = 8) -> None:

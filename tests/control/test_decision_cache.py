@@ -133,7 +133,7 @@ def test_a_dear_decision_serves_eight_rounds_and_each_round_is_learned_once() ->
         if len(policy.asked) > asked:  # it had learned from all earlier rounds
             assert policy.learned == list(range(1, world.rounds))
     assert len(policy.asked) - before == 5
-    world.controller.learn_buffered()
+    world.controller.flush()
     assert policy.learned == list(range(1, world.rounds + 1))
 
 
