@@ -210,13 +210,20 @@ def _estimated_work(plain: Mapping[str, Any], values: Mapping[str, Any], header:
     """The work of a round before version 5, from its sums and its nodes.
 
     Drafters that run a model share the tokens that were caught up by their rows. Where whole drafts ran, every pass
-    covered all rows, and drafters share the number of passes by their depths.
+    covered all rows, and drafters share the number of passes by their depths. Passes of a single draft model whose
+    tokens were all dropped by the stop rule leave no nodes: they count as many rows as the last pass that left some.
     """
     prefill, steps, caught_up = (int(plain[name]) for name in ("prefill_tokens", "draft_steps", "caught_up"))
+    if not 0 <= steps <= _DEEPEST:
+        raise ValueError(f"{steps} draft steps")
+    if ((values["drafted"] < 0) | (values["drafted"] > _DEEPEST)).any():
+        raise ValueError(f"drafts of {values['drafted'].tolist()} tokens")
     rows, context = len(values["context"]), float(values["context"].sum())
     names = () if header is None else header.drafters
     profiles = {} if header is None else header.costs.get("drafters", {})
-    passes = list(_estimated_passes(values)) if values["drafted"].any() or caught_up > 0 else []
+    passes = list(_estimated_passes(values)) if values["drafted"].any() or caught_up > 0 or steps > 0 else []
+    if any(number < 0 for number, _, _ in passes):
+        raise ValueError("a drafter with a negative number")
     named = [(names[number] if number < len(names) else "", asked, active) for number, asked, active in passes]
     models = [(asked, len(active)) for name, asked, active in named if kind_of(name) is not Kind.MODEL_FREE]
     model_rows, model_steps = sum(asked for asked, _ in models), sum(depth for _, depth in models)
@@ -227,9 +234,9 @@ def _estimated_work(plain: Mapping[str, Any], values: Mapping[str, Any], header:
             continue
         counts = tuple(active.tolist())
         if profiles.get(name, {}).get("together", False):
-            if not 0 <= steps <= _DEEPEST:
-                raise ValueError(f"{steps} draft steps")
             counts = (rows,) * round(steps * len(active) / model_steps)
+        elif len(models) == 1:
+            counts += counts[-1:] * (steps - len(counts))
         drafts.append(DraftWork(name, asked, counts, caught_up * asked / model_rows))
     return RoundWork(rows, int(plain["verify_tokens"]) - prefill, context, tuple(drafts), prefill)
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 
+from adaptspec.errors import JournalError
 from adaptspec.journal import read_journal, to_line
 from adaptspec.rounds import DraftWork, RoundRecord, RoundWork
 from tests.control.helpers import record
@@ -52,7 +53,7 @@ def test_the_samples_of_older_versions_have_their_sums(version: int) -> None:
     recorded = [plain for plain in map(json.loads, lines) if plain["type"] == "round"]
     assert len(rounds) == len(recorded) > 0
     for read, plain in zip(rounds, recorded, strict=True):
-        for name in ("prefill_tokens", "verify_tokens", "caught_up"):
+        for name in ("prefill_tokens", "verify_tokens", "draft_steps", "caught_up"):
             assert getattr(read, name) == plain[name], name
         assert read.timing.total == plain["total_seconds"]
 
@@ -82,6 +83,34 @@ def test_a_row_that_only_caught_up_is_in_the_first_pass() -> None:
     assert read.drafts == (DraftWork("draft-model", 1, (1,), 300),)
     both = work_of(record([2, 0], [0, 0], depths=[2, 2]), caught_up=300)
     assert both.drafts == (DraftWork("draft-model", 2, (2, 1), 300),)
+
+
+def test_passes_whose_tokens_were_dropped_still_ran() -> None:
+    """The stop rule may drop all tokens of a pass; the sum of the round has them."""
+    assert work_of(record([0, 0], [0, 0], depths=[3, 3]), steps=3).drafts == (DraftWork("draft-model", 2, (2, 2, 2)),)
+    assert work_of(record([2, 1], [0, 0]), steps=4).drafts == (DraftWork("draft-model", 2, (2, 1, 1, 1)),)
+    assert work_of(record([0], [0], depths=[3]), steps=2, whole="draft-model").drafts == (
+        DraftWork("draft-model", 1, (1, 1)),
+    )
+    assert work_of(record([0], [0], drafter=[1], depths=[3])).drafts == ()
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [{"drafted": [2**60]}, {"drafted": [-1]}, {"drafter": [-1]}, {"draft_steps": 2**60}, {"draft_steps": -1}],
+    ids=str,
+)
+def test_damaged_rounds_are_refused(damage: dict[str, object], tmp_path: Path) -> None:
+    """Counts that no server writes would take memory without end, or count from the end of a list of names."""
+    lines = (SAMPLES / "journal-4.jsonl").read_text(encoding="utf-8").splitlines()
+    rounds = [(at, plain) for at, plain in enumerate(map(json.loads, lines)) if plain["type"] == "round"]
+    at, plain = next((at, plain) for at, plain in rounds if plain["drafted"] == [3])
+    del plain["branches"]
+    lines[at] = json.dumps(plain | damage)
+    path = tmp_path / "j"
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    with pytest.raises(JournalError, match=f"j:{at + 1}: no line of a journal"):
+        list(read_journal(path))
 
 
 def test_rows_of_two_drafters_are_counted_apart() -> None:
