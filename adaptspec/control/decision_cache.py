@@ -152,7 +152,7 @@ def _adapted(latest: _Reusable, rows: RoundRows) -> Decision | None:
             return None
         index[row] = usual
     adapted = decision.take(index).within(rows.limits)
-    adapted.policies[new] = UNDECIDED
+    adapted.policies[new], adapted.requests[new] = UNDECIDED, rows.requests[new]
     return adapted
 
 

@@ -328,6 +328,7 @@ def test_a_large_batch_keeps_its_decision_while_few_of_its_rows_change() -> None
     assert second.number == first.number
     assert second.depths.tolist() == [3] * 16
     assert (second.policies == UNDECIDED).tolist() == [row in (4, 16) for row in range(1, 17)]
+    assert len(set(second.requests.tolist())) == 16, "outcomes of new rows are not those of the rows they follow"
     assert (len(second.reasons), len(second.drafter), len(second.tasks), len(second.policies)) == (16,) * 4
     world.start(17)
     assert world.round(batch([*range(1, 15), 16, 17])).number > first.number
