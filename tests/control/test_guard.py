@@ -9,10 +9,12 @@ from itertools import groupby
 import numpy as np
 import pytest
 
+from adaptspec.control.controller import Controller
 from adaptspec.control.cost_model import CostModel
 from adaptspec.control.guard import Guard, GuardSpec, Mode
 from adaptspec.control.language.loader import build_policy, parse_policy_spec
 from adaptspec.control.tasks import TaskNames
+from adaptspec.request import Request
 from adaptspec.rounds import Reason, RoundRecord
 from tests.control.helpers import QUIET, caught_up, record, signals, table, timed
 from tests.fakes import array
@@ -100,6 +102,20 @@ def test_rounds_that_were_decided_without_the_guard_are_not_counted() -> None:
     for _ in range(100):
         policy.learn(LOSING)
     assert policy.decide(signals([7])).depths.tolist() == [3]
+
+
+@pytest.mark.parametrize(("replaced", "depth"), [(False, 0), (True, 3)])
+def test_rounds_that_were_decided_by_the_policy_before_are_not_counted(replaced: bool, depth: int) -> None:
+    """A policy is replaced while outcomes of its decisions are under way."""
+    spec, cost = parse_policy_spec(f"{HEAD}spec: {{choose: {{algorithm: static, depth: 3}}, {SWITCH}}}"), table()
+    controller = Controller({"mine": build_policy(spec, cost, 1)}, "mine", ("draft-model",), 1, cost=cost)
+    controller.start(0, Request("r", (1,)))
+    decisions = [controller.decide(signals([7])) for _ in range(100)]
+    if replaced:
+        controller.adopt("mine", build_policy(spec, cost, 1))
+    for decision in decisions:
+        controller.learn(replace(LOSING, decision=decision, tasks=decision.tasks))
+    assert controller.decide(signals([7])).depths.tolist() == [depth]
 
 
 def test_rounds_that_requests_left_meanwhile_are_not_measured() -> None:
