@@ -419,7 +419,7 @@ class Pilot:
         if record is not None:
             self._controller.learn(record)
             if watched and self._watchers is not None:
-                self._watchers.emit(record)
+                self._watchers.emit(record.without_decision())
 
     def _begin(self) -> None:
         """What steps take is known well enough: from the next one on policies decide."""
@@ -427,8 +427,9 @@ class Pilot:
         self._costs = costs_of_steps(self._timed, reads_along=self._reads_along)
         self._timed.clear()
         self._controller = self._desk.begin(self._costs, self._clock)
-        for early in self._early:
-            self._teach(early, watched=False)  # their requests have gone on since
-        self._early.clear()
+        early_steps, self._early = self._early, []
+        for early in early_steps:
+            with self.fence("learn"):
+                self._teach(early, watched=False)  # their requests have gone on since
         for name, row in self._guests.rows.items():
             self._controller.start(row, self._guests.requests[name])

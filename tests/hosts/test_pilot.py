@@ -415,6 +415,20 @@ def test_tokens_are_counted_where_learning_fails(every: int, tmp_path: Path) -> 
     assert [entry.tokens for entry in read_entries(journal) if isinstance(entry, RequestFinished)] == [400]
 
 
+def test_an_early_step_that_cannot_be_learned_from_costs_no_request_its_policy() -> None:
+    """Steps that were timed first are learned from at once, before requests are started."""
+    clock, calls = Clock(), count(1)
+    controller = failing("learn", lambda: next(calls) == 1)
+    pilot = Pilot(PilotSettings(policy=("static-3", "off")), VLLM, 4, clock=clock, controller=controller)
+    pilot.enter("a")
+    pilot.enter("b", SpeculationParams(policy="off"))
+    for _ in range(200):
+        depths = step(pilot, clock, ["a", "b"])
+    assert depths == {"a": 3, "b": 0}
+    assert pilot.errors == 1
+    pilot.close()
+
+
 def test_an_opt_out_whose_entry_fails() -> None:
     """What the request wants is unknown then, so it has no drafts."""
     clock, fails = Clock(), [False]
