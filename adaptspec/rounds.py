@@ -584,6 +584,12 @@ class RoundRecord:
             accepted = np.where(known > ran, agreed, accepted)
         return ChainOutcome(ran, known, drafted, accepted)
 
+    def without_decision(self) -> RoundRecord:
+        """The same round for sinks: its decision refers to policies, which would live as long as the record."""
+        values: dict[str, Any] = vars(self) | {"decision": None, "index": None}
+        values.pop("_drafting", None)
+        return RoundRecord(**values)
+
     def take(self, index: IntArray) -> RoundRecord:
         """The same round for some of its rows, by position in the batch."""
         deepest = int(self.chain[index].max(initial=0))  # rows of other policies may have drafted deeper
@@ -614,7 +620,7 @@ class Sink(Protocol):
         """One request has been admitted; its policy is decided and named."""
 
     def emit(self, record: RoundRecord) -> None:
-        """One round has ended."""
+        """One round has ended. `record` has no decision: what a sink keeps must not keep policies alive."""
 
     def finished(self, request: Request, completion: Completion) -> None:
         """One request has ended, however it ended."""

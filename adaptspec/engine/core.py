@@ -306,6 +306,8 @@ class EngineCore:
         """Read the round's text, tell the controller and sinks of it, and hand out what requests have gained."""
         record = self._record(landed, self._read(landed))
         self._report(self.controller.learn, record)
+        if self._sinks:
+            record = record.without_decision()
         for sink in self._sinks:
             self._report(sink.emit, record)
         for sequence in landed.flight.batch.emitting:

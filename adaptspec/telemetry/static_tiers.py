@@ -257,8 +257,6 @@ def together(records: Sequence[RoundRecord], rows: IntArray) -> RoundRecord:
         confidence=np.concatenate([_first_token(record.confidence) for record in records]),
         entropy=np.concatenate([_first_token(record.entropy) for record in records]),
         tasks=np.concatenate([r.tasks if len(r.tasks) else np.zeros_like(r.rows) for r in records]),
-        decision=None,
-        index=None,
         running=None,
         expected=None,
         shadow=_scores("shadow", records),
