@@ -185,9 +185,9 @@ class LinUcb(ArmRule):
     features that are tasks and 0 for others, h_a is the ratio in the ledger, s_a the standard deviation of one round's
     ratio. The width w_best of the best arm seen is subtracted as in `Ucb`. Off is 1 for any x.
 
-    t counts all rounds, without discount. So the bound of an arm that is not played keeps growing. A bound that only x
-    moved stayed below 1 for ever where the prior was a little too low, and the arm was never tried. The paper has no
-    such term: it bounds the error for a fixed number of rounds.
+    t counts rounds since the start of the process, without discount. So the bound of an arm that is not played keeps
+    growing. A bound that only x moved stayed below 1 for ever where the prior was a little too low, and the arm was
+    never tried. The paper has no such term: it bounds the error for a fixed number of rounds.
 
     Regimes: mixed traffic in which features show which arm pays. It shares among tasks, batch sizes and requests what a
     table would learn for each anew. Misled where the ratio is far from linear in x. Deterministic.

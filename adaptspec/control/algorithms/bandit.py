@@ -255,7 +255,10 @@ class LinUcbSpec(BanditSpec):
     algorithm: Literal["linucb"]
     scope: Scope = Field(default="request", description="Whose features an arm is chosen by.")
     optimism: float = Field(
-        default=0.25, ge=0.0, le=10.0, description="How much uncertainty counts in an arm's favour."
+        default=0.25,
+        ge=0.0,
+        le=10.0,
+        description="Weight of the confidence bound, which grows with the logarithm of rounds; 0.25 is usual.",
     )
     ridge: float = Field(default=3.0, gt=0.0, le=1000.0, description="Weight of the prior, in rounds.")
 
