@@ -6,6 +6,7 @@ To add one: one file with its class and its spec, a line in the registry, a test
 from __future__ import annotations
 
 import bisect
+import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
@@ -78,6 +79,14 @@ class Algorithm(Learner):
     """Called on one thread, as `Policy` is. What is not overridden keeps nothing."""
 
     max_depth: int  # the deepest draft it will ever ask for
+
+    def __init_subclass__(cls) -> None:
+        """Raises TypeError for a `learn` that takes no memo: else each round of a package's algorithm would fail."""
+        super().__init_subclass__()
+        try:
+            inspect.signature(cls.learn).bind("self", "record", "memo")
+        except TypeError as error:
+            raise TypeError(f"{cls.__qualname__}.learn must be learn(self, record, memo=None): {error}") from error
 
     @property
     def search_depth(self) -> int | None:

@@ -100,6 +100,16 @@ def test_what_cannot_be_used_is_told_and_stops_nothing(
     assert said in found.failed[name]
 
 
+def test_an_algorithm_that_takes_no_memo_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As algorithms of packages were before. It would fail in each round, and never learn."""
+    text = (EXAMPLE / "last_run.py").read_text(encoding="utf-8").replace(", memo: object = None)", ")")
+    (tmp_path / "old_last_run.py").write_text(text, encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    found = load([point("last-run", "old_last_run:LastRunSpec")])
+    assert not found.specs
+    assert "LastRun.learn must be learn(self, record, memo=None): too many" in found.failed["last-run"]
+
+
 @pytest.mark.whole
 def test_policies_name_what_is_installed_and_nothing_else(tmp_path: Path) -> None:
     """As `pip install` leaves it: with its metadata a policy may name the algorithm, without it nothing is imported."""
