@@ -506,7 +506,7 @@ class RoundRecord:
         return self.work.prefill_tokens
 
     @property
-    def verify_tokens(self) -> int:
+    def target_tokens(self) -> int:
         """Packed tokens of the target's pass, prompts included."""
         return self.work.verify_tokens + self.work.prefill_tokens
 

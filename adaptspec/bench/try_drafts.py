@@ -254,7 +254,7 @@ def _adaptive(built: Built) -> list[PolicySpec]:
 
 def _costs(rounds: Sequence[RoundRecord], drafters: Sequence[str], overhead: float) -> Machine:
     """What rounds of one request take: medians, since whatever else runs can only add to some of them."""
-    verify = _medians((record.verify_tokens, record.timing.verify) for record in rounds)
+    verify = _medians((record.target_tokens, record.timing.verify) for record in rounds)
     if len(verify) < 2:  # then drafts would seem to be checked for nothing
         raise ConfigError("nothing was drafted; give longer answers (--tokens), or other prompts (--prompts FILE)")
     found = {}

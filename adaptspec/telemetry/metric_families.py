@@ -46,7 +46,7 @@ def round_families(totals: Totals, vllm_labels: dict[str, str] | None) -> Iterat
         (f"{_SPEC}_emitted_tokens", "Tokens emitted by decoding rounds", totals.emitted),
         ("adaptspec_rounds", "Rounds run", totals.rounds),
         ("adaptspec_prefill_tokens", "Prompt tokens read", totals.prefill_tokens),
-        ("adaptspec_verify_tokens", "Tokens the target model computed", totals.verify_tokens),
+        ("adaptspec_verify_tokens", "Tokens the target model computed", totals.target_tokens),
         ("adaptspec_draft_steps", "Forward passes of the draft model", totals.draft_steps),
         ("adaptspec_catch_up_tokens", "Tokens read to catch up a draft cache", totals.caught_up),
         ("adaptspec_draft_seconds", "Time spent drafting", totals.draft_seconds),

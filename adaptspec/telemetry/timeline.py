@@ -188,7 +188,7 @@ def _tier_name(depth: int) -> str:
 
 def _of_round(record: RoundRecord) -> dict[str, Any]:
     told = {"number": record.number, "batch": len(record.request_ids), "emitted": int(record.emitted.sum())}
-    told |= {name: getattr(record, name) for name in ("prefill_tokens", "draft_steps", "caught_up", "verify_tokens")}
+    told |= {name: getattr(record, name) for name in ("prefill_tokens", "draft_steps", "caught_up", "target_tokens")}
     expected = None if record.expected is None else _known(record.expected.goodput)
     return told if expected is None else {**told, "expected_goodput": expected}
 

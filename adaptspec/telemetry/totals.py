@@ -13,7 +13,7 @@ from adaptspec.rounds import Reason, RoundRecord
 
 DEPTH_LABELS = 64  # more depths than any sensible policy has; keeps label values bounded
 
-_COUNTS = ("prefill_tokens", "verify_tokens", "draft_steps", "caught_up")
+_COUNTS = ("prefill_tokens", "target_tokens", "draft_steps", "caught_up")
 _SECONDS = ("draft", "verify", "total")
 
 
@@ -35,7 +35,7 @@ class Totals:
     emitted: int = 0
     nodes: int = 0  # submitted for verification
     prefill_tokens: int = 0
-    verify_tokens: int = 0
+    target_tokens: int = 0
     draft_steps: int = 0
     caught_up: int = 0
     draft_seconds: float = 0.0

@@ -126,7 +126,7 @@ def test_a_replayed_depth_does_what_the_engine_did(
         assert [name.partition("#")[0] for name in ours.request_ids] == list(theirs.request_ids)
         for count in ("rows", "depths", "drafted", "accepted", "emitted", "context"):
             assert getattr(ours, count).tolist() == getattr(theirs, count).tolist(), count
-        for count in ("number", "prefill_tokens", "draft_steps", "caught_up", "verify_tokens"):
+        for count in ("number", "prefill_tokens", "draft_steps", "caught_up", "target_tokens"):
             assert getattr(ours, count) == getattr(theirs, count), count
 
 
@@ -159,7 +159,7 @@ def test_a_replayed_comb_does_what_the_engine_did(
     for ours, theirs in zip(replayed, real, strict=False):
         for count in ("depths", "drafted", "accepted", "emitted", "context", "chain", "straight"):
             assert getattr(ours, count).tolist() == getattr(theirs, count).tolist(), count
-        for count in ("draft_steps", "caught_up", "verify_tokens"):
+        for count in ("draft_steps", "caught_up", "target_tokens"):
             assert getattr(ours, count) == getattr(theirs, count), count
         assert (ours.branches is None) == (theirs.branches is None)
         if ours.branches is not None and theirs.branches is not None:
@@ -177,7 +177,7 @@ def test_a_replayed_beam_is_right_where_the_engines_was(built: Built, workloads:
     for ours, theirs in zip(replayed, real, strict=False):
         for count in ("depths", "accepted", "emitted", "context", "straight"):
             assert getattr(ours, count).tolist() == getattr(theirs, count).tolist(), count
-    nodes = [sum(record.verify_tokens for record in records[: len(replayed)]) for records in (real, replayed)]
+    nodes = [sum(record.target_tokens for record in records[: len(replayed)]) for records in (real, replayed)]
     assert nodes[0] <= nodes[1] <= 1.05 * nodes[0]
     assert sum(int((record.accepted > record.straight + 1).sum()) for record in replayed) > 3, "no side node grew"
 

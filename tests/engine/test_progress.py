@@ -74,7 +74,7 @@ async def test_all_work_of_a_round_is_reported(
     assert all(completion.error is None for completion in done)
     assert max(record.draft_steps for record, _ in counter.rounds) >= 10
     for record, reports in counter.rounds:
-        steps, tokens = record.draft_steps, record.verify_tokens
+        steps, tokens = record.draft_steps, record.target_tokens
         expected = LAYERS + steps * DRAFT_LAYERS
         if name == "grammar" and steps >= 10:
             expected += tokens

@@ -54,5 +54,5 @@ def test_devices_report_the_work_that_ran(worlds: Worlds) -> None:
     records = [record for record in result.notes.records if len(record.rows) == script.requests]
     for record in records:
         assert record.draft_steps == record.depths.max()
-        assert record.verify_tokens == record.depths.sum() + script.requests + record.prefill_tokens
+        assert record.target_tokens == record.depths.sum() + script.requests + record.prefill_tokens
     assert any(record.drafted.max() < record.draft_steps for record in records)

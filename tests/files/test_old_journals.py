@@ -53,7 +53,8 @@ def test_the_samples_of_older_versions_have_their_sums(version: int) -> None:
     recorded = [plain for plain in map(json.loads, lines) if plain["type"] == "round"]
     assert len(rounds) == len(recorded) > 0
     for read, plain in zip(rounds, recorded, strict=True):
-        for name in ("prefill_tokens", "verify_tokens", "draft_steps", "caught_up"):
+        assert read.target_tokens == plain["verify_tokens"]
+        for name in ("prefill_tokens", "draft_steps", "caught_up"):
             assert getattr(read, name) == plain[name], name
         assert read.timing.total == plain["total_seconds"]
 

@@ -72,7 +72,7 @@ def test_accounts_add_up(depths: list[int], batch: int, prefill: int, catch_up: 
         assert (record.drafted <= record.depths).all()
         assert (record.emitted <= record.accepted + 1).all()
         assert (record.emitted >= 1).all()
-        assert record.verify_tokens == len(record.rows) + record.drafted.sum() + record.prefill_tokens
+        assert record.target_tokens == len(record.rows) + record.drafted.sum() + record.prefill_tokens
         assert record.confidence.shape == (len(record.rows), record.depths.max(initial=0))
         assert 0 < record.timing.draft + record.timing.verify <= record.timing.total
         for name, count in zip(record.request_ids, record.emitted.tolist(), strict=True):
@@ -92,7 +92,7 @@ def test_prompts_share_rounds_with_decoding() -> None:
     records = finish(one)
     assert [record.prefill_tokens for record in records[:4]] == [16, 16, 8, 0]
     assert [len(record.rows) for record in records[:4]] == [0, 0, 1, 2]
-    assert records[2].verify_tokens == 9
+    assert records[2].target_tokens == 9
     assert one.firsts == 2, "it ends when one row runs empty, before the third prompt is read"
 
 
