@@ -130,7 +130,8 @@ class DeviceExecutor(ModelExecutor):
             texts = [s.tokens for s in batch.decoding]
             job = DraftJob(batch.rows[:size], texts, np.where(mine, wanted, 0), self._sampled(emitting))
             depths[:size], caught_up = self._drafters[self._which].catch_up(job)
-            # All steps of the deepest row run, over all rows: those that have stopped included.
+            # All steps of the deepest row run, over all rows: those that have stopped included. Catching up is a pass
+            # of its own here. It is counted by its tokens, `caught_up`, and not among `passes`.
             passes = (size,) * int(depths.max(initial=0))
             work += (DraftWork(self.drafters[self._which], int(np.count_nonzero(mine)), passes, caught_up),)
         nodes = depths if tree is None else self._nodes(batch, tree, depths, draft.counts)

@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -191,6 +192,20 @@ def test_a_draft_model_that_fails_costs_drafts_and_no_answer(
     assert sum(record.depths.any() for record in notes.records) > 5
     assert not any(record.drafted.any() for record in notes.records)
     assert "no drafts for 0.1 s" in caplog.text
+
+
+def test_records_have_the_passes_that_ran(pair: tuple[Built, Built], cuda: PretendCuda) -> None:
+    """The cost model learns from them: a pass for each token of the deepest draft, over all rows of the batch."""
+    core, notes = core_of(pair[1])
+    answers(core, requests(pair[0], GREEDY, DRAWN, GREEDY))
+    drafting = [record for record in notes.records if record.drafted.any()]
+    assert len(drafting) > 5
+    for record in drafting:
+        (draft,) = record.work.drafts
+        assert (draft.drafter, draft.rows) == ("draft-model", np.count_nonzero(record.depths))
+        assert set(draft.passes) == {record.work.rows}
+        assert record.drafted.max() <= len(draft.passes) <= record.depths.max()
+    assert not any(record.work.drafts for record in notes.records if not record.depths.any())
 
 
 # What a round costs now, at most: times that the host waits, copies to the device, and back; one row, and three.
