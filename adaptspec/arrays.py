@@ -9,4 +9,4 @@ IntArray = npt.NDArray[np.int64]
 FloatArray = npt.NDArray[np.float64]
 BoolArray = npt.NDArray[np.bool_]
 
-EMPTY_INT: IntArray = np.empty(0, dtype=np.int64)  # of no rows; it has no value to change
+EMPTY_INT: IntArray = np.empty(0, dtype=np.int64)  # of no rows; shared, since it has no value to change

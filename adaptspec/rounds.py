@@ -354,9 +354,9 @@ class Decision:
     watched: tuple[int, ...] = ()
     expected: Expected | None = None
     number: int = 0
-    tasks: IntArray = field(default_factory=EMPTY_INT.copy)
-    policies: IntArray = field(default_factory=EMPTY_INT.copy)
-    requests: IntArray = field(default_factory=EMPTY_INT.copy)
+    tasks: IntArray = field(default_factory=lambda: EMPTY_INT)
+    policies: IntArray = field(default_factory=lambda: EMPTY_INT)
+    requests: IntArray = field(default_factory=lambda: EMPTY_INT)
     tree: TreeTable | None = None
     union: Union | None = None
     once: bool = False
@@ -496,7 +496,7 @@ class RoundRecord:
     # (None: its rows are those of the decision). Not in journals.
     decision: Decision | None = None
     index: IntArray | None = None
-    tasks: IntArray = field(default_factory=EMPTY_INT.copy)  # [B] the controller's numbers; empty in journals
+    tasks: IntArray = field(default_factory=lambda: EMPTY_INT)  # [B] the controller's numbers; empty in journals
     # [B] whether the request of the round still has the row; set by the controller. None: all have.
     running: BoolArray | None = None
 

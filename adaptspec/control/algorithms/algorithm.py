@@ -56,7 +56,7 @@ class Choice:
     depths: IntArray
     reasons: IntArray
     value: ExpectedValue | None = None
-    drafter: IntArray = field(default_factory=EMPTY_INT.copy)
+    drafter: IntArray = field(default_factory=lambda: EMPTY_INT)
     stop: StopTable | None = None
     expected: Expected | None = None  # where it is not what `value` says of these depths
     union: Union | None = None  # lookups in addition to the drafts of models
