@@ -526,11 +526,6 @@ class RoundRecord:
         return self.rows if self.running is None else np.where(self.running, self.rows, -1)
 
     @property
-    def decision_number(self) -> int:
-        """The number of its decision, see `Decision`."""
-        return 0 if self.decision is None else self.decision.number
-
-    @property
     def drafting(self) -> bool:
         if len(self.drafted) == 1:
             return self.drafted.item() > 0

@@ -245,7 +245,7 @@ class Controller:
 
     def _decide(self, signals: BatchSignals, rows: RoundRows) -> Decision:
         self._decided += 1
-        signals.number, signals.tasks = self._decided, rows.tasks
+        signals.tasks = rows.tasks
         decision = decide_by_group(rows.policies, self._decide_one, signals)
         return replace(
             decision,

@@ -21,9 +21,9 @@ _MAX_SAVED = 4.0  # trials whose loss is saved up at most
 _MAX_LATE = 2.0  # a trial is charged at most so many times its predicted seconds: the rest is a stall of the machine
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Trial:
-    """A choice that is run to learn from it, and what the round would have been without it.
+    """A choice that is run to learn from it, and what the round would have been without it. It is the choice's memo.
 
     `kind` names its budget. `rows` [n] are the engine's rows that it changes, `token_seconds` [n] what a token of each
     is worth. `seconds` and `kept` are predicted for the round without the trial: its seconds, and what the tokens that
@@ -41,6 +41,13 @@ class Trial:
     token_seconds: FloatArray
 
 
+@dataclass(frozen=True, eq=False)
+class DecidedAfter:
+    """The memo of choices that were made while the outcome of `trial` was unknown."""
+
+    trial: Trial
+
+
 @dataclass
 class _Budget:
     seconds: float = 0.0
@@ -51,6 +58,8 @@ class _Budget:
 class Explorer:
     """Budgets of seconds that trials may lose, one for each kind of trial; at most one trial is open at a time.
 
+    The record of a round comes with the memo of its choice: the `Trial` that it ran, or that it was `DecidedAfter`.
+
     A budget earns a share of the time. A trial runs when its predicted loss has been saved, however large that is: a
     wrong estimate delays a trial, but never prevents it. It is charged by the clock: the seconds it took in addition,
     twice its prediction at most, less what the tokens it won are worth. Where others share the round, its prediction is
@@ -60,12 +69,12 @@ class Explorer:
     def __init__(self) -> None:
         self._budgets: dict[str, _Budget] = {}
         self._reading = 0.0
-        self._open: tuple[int, Trial] | None = None  # by the number of its decision
+        self._open: DecidedAfter | None = None
 
     @property
-    def waiting(self) -> bool:
-        """Whether the outcome of a trial is still unknown."""
-        return self._open is not None
+    def decided_after(self) -> DecidedAfter | None:
+        """The memo of a choice while the outcome of a trial is unknown; None: a trial may run."""
+        return self._open
 
     def saving(self, kind: str) -> bool:
         """Whether the cheapest trial of this kind, as of when its price was last asked, is still too dear."""
@@ -98,21 +107,21 @@ class Explorer:
         budget.price = 0.0 if len(chosen) else float(loss[0])
         return chosen
 
-    def open(self, number: int, trial: Trial) -> None:
-        """Decision `number` runs a trial."""
-        self._open = number, trial
+    def open(self, trial: Trial) -> None:
+        """A choice runs a trial, which is its memo."""
+        self._open = DecidedAfter(trial)
 
-    def learn(self, record: RoundRecord) -> None:
-        """Take note of a round; the round of the open trial settles it."""
+    def learn(self, record: RoundRecord, memo: object) -> None:
+        """Take note of a round and the memo of its choice; the round of the open trial settles it."""
         for budget in self._budgets.values():
             budget.seconds += budget.share * record.timing.total
         self._reading += _READING_SHARE * record.timing.total
-        if self._open is None or record.decision_number < self._open[0]:
+        waiting = self._open
+        if waiting is None or (memo is not waiting and memo is not waiting.trial):
             return
-        number, trial = self._open
-        self._open = None  # a round that never came is not waited for
-        if record.decision_number == number:
-            self._settle(trial, record)
+        self._open = None  # where a round that was decided later has come first, the trial's never comes
+        if memo is waiting.trial:
+            self._settle(waiting.trial, record)
 
     def _settle(self, trial: Trial, record: RoundRecord) -> None:
         budget = self._budgets[trial.kind]

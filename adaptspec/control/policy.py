@@ -24,7 +24,7 @@ class BatchSignals:
     drafters that do not report it, and where no search was asked for (see `Policy.search_depth`). `stated`
     [drafters, B, depth] is their confidence in each token they found, NaN where unknown; None: no drafter states it.
     `position` counts the tokens a row has emitted. `other_rows` counts rows that decode in the same round under other
-    policies. The controller fills in `tasks` (0: unknown) and `number`, the decision's.
+    policies. The controller fills in `tasks` (0: unknown).
     """
 
     rows: IntArray
@@ -36,7 +36,6 @@ class BatchSignals:
     position: IntArray
     prefill_tokens: int = 0
     other_rows: int = 0
-    number: int = 0
     stated: FloatArray | None = None
 
     @property
@@ -59,7 +58,6 @@ class BatchSignals:
             self.position[index],
             self.prefill_tokens,
             self.round_size - len(index),
-            self.number,
             None if self.stated is None else self.stated[:, index],
         )
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from adaptspec.control.cost_model import CostModel
 from adaptspec.control.policy import BatchSignals
-from adaptspec.rounds import Decision, DraftWork, Reason, RoundRecord, RoundWork, Timing
+from adaptspec.rounds import DraftWork, Reason, RoundRecord, RoundWork, Timing
 from tests.policies.world import HEADER, Machine
 
 QUIET = Machine()
@@ -106,8 +106,3 @@ def caught_up(ran: RoundRecord, tokens: int) -> RoundRecord:
     draft, *others = ran.work.drafts or (DraftWork("draft-model", len(ran.rows), (len(ran.rows),)),)
     drafts = (draft._replace(catch_up_tokens=float(tokens)), *others)
     return replace(ran, work=ran.work._replace(drafts=drafts))
-
-
-def decided(number: int, ran: RoundRecord) -> RoundRecord:
-    """The round as that of a decision with this number."""
-    return replace(ran, decision=Decision(ran.depths, ran.reasons, ran.drafter, number=number))

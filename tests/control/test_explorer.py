@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from adaptspec.control.explorer import Explorer, Trial
-from tests.control.helpers import caught_up, decided, record, timed
+from adaptspec.control.explorer import DecidedAfter, Explorer, Trial
+from tests.control.helpers import caught_up, record, timed
 
 ROW = np.array([0])
 NOTHING = np.zeros(1)
@@ -19,25 +19,33 @@ def with_budget(seconds: float, *kinds: str) -> Explorer:
     explorer = Explorer()
     for kind in kinds or ("draft",):
         explorer.affordable(kind, 1.0, 1e9, NOTHING, NOTHING)
-    explorer.learn(timed(record([0], [0]), seconds / 0.02))
+    explorer.learn(timed(record([0], [0]), seconds / 0.02), None)
     return explorer
 
 
-def live(explorer: Explorer, rounds: int, cost: float, *, keeps: int = 0, first: int = 1) -> list[bool]:
+def trial(predicted: float, *, shared: bool = False) -> Trial:
+    """A trial of one row in a round of a second, in which a token is worth a second."""
+    return Trial("draft", ROW, shared, 1.0, 0.0, predicted, 0.0, np.ones(1))
+
+
+def live(explorer: Explorer, rounds: int, cost: float, *, keeps: int = 0) -> list[bool]:
     """Rounds of one second in which one row could be tried at `cost` seconds; whether each round tried it.
 
     A trial takes what was predicted, and `keeps` of its single token are kept; a token is worth a second.
     """
     tried = []
-    for number in range(first, first + rounds):
-        affords = not explorer.waiting and len(explorer.affordable("draft", 1.0, 0.0, np.array([cost]), NOTHING)) > 0
+    for _ in range(rounds):
+        affords = (
+            not explorer.decided_after and len(explorer.affordable("draft", 1.0, 0.0, np.array([cost]), NOTHING)) > 0
+        )
         tried.append(affords)
-        seconds = 1.0
+        seconds, memo = 1.0, None
         if affords:
-            explorer.open(number, Trial("draft", ROW, False, 1.0, 0.0, 1.0 + cost, 0.0, np.ones(1)))
+            memo = trial(1.0 + cost)
+            explorer.open(memo)
             seconds += cost
         drafted = int(affords)
-        explorer.learn(decided(number, timed(record([drafted], [keeps * drafted]), seconds)))
+        explorer.learn(timed(record([drafted], [keeps * drafted]), seconds), memo)
     return tried
 
 
@@ -84,22 +92,25 @@ def test_a_trial_waits_for_its_own_round_and_for_no_other() -> None:
     """Rounds that were decided before it come first; when a later one comes, its own is lost."""
     explorer = Explorer()
     explorer.affordable("draft", 1.0, 0.5, NOTHING, NOTHING)
-    explorer.open(5, Trial("draft", ROW, False, 1.0, 0.0, 1.5, 0.0, np.ones(1)))
-    explorer.learn(decided(4, record([0], [0])))
-    assert explorer.waiting
-    explorer.learn(decided(6, record([0], [0])))
-    assert not explorer.waiting
+    explorer.open(trial(1.5))
+    later = explorer.decided_after
+    for earlier in (None, trial(1.5), DecidedAfter(trial(1.5))):
+        explorer.learn(record([0], [0]), earlier)
+        assert explorer.decided_after is later
+    explorer.learn(record([0], [0]), later)
+    assert explorer.decided_after is None
 
 
 def test_a_trial_that_has_only_read_so_far_goes_on() -> None:
     """Reading takes several rounds: what is left to read is affordable, as all of it was."""
     explorer = Explorer()
     live(explorer, 400, 1e9)
-    for number, left in enumerate((3.0, 2.0, 1.0), start=401):
+    for left in (3.0, 2.0, 1.0):
         assert len(explorer.affordable("draft", 1.0, 0.2, np.array([left]), NOTHING))
-        explorer.open(number, Trial("draft", ROW, False, 1.0, 0.0, 1.2 + left, 0.0, np.ones(1)))
+        reads = trial(1.2 + left)
+        explorer.open(reads)
         reading = timed(caught_up(record([0], [0], depths=[1]), 512), 2.0)
-        explorer.learn(decided(number, reading))
+        explorer.learn(reading, reads)
     assert len(explorer.affordable("draft", 1.0, 0.2, NOTHING, NOTHING))
 
 
@@ -118,9 +129,10 @@ def test_a_stall_is_not_charged_to_a_trial() -> None:
     for seconds in (3.0, 150.0):
         explorer = Explorer()
         explorer.affordable("draft", 1.0, 0.5, NOTHING, NOTHING)
-        explorer.open(1, Trial("draft", ROW, False, 1.0, 0.0, 1.5, 0.0, np.ones(1)))
-        explorer.learn(decided(1, timed(record([1], [0]), seconds)))
-        waits.append(live(explorer, 2000, 0.5, first=2).index(True))
+        stalls = trial(1.5)
+        explorer.open(stalls)
+        explorer.learn(timed(record([1], [0]), seconds), stalls)
+        waits.append(live(explorer, 2000, 0.5).index(True))
     assert waits[1] <= waits[0]
 
 
@@ -129,6 +141,7 @@ def test_the_time_of_prompts_is_not_charged_to_a_trial(shared: bool) -> None:
     """A round that also reads a prompt takes two seconds more: a trial that pays still pays."""
     explorer = with_budget(2.0)
     explorer.affordable("draft", 1.0, 0.5, NOTHING, NOTHING)
-    explorer.open(1, Trial("draft", ROW, shared, 1.0, 0.0, 1.5, 0.0, np.ones(1)))
-    explorer.learn(decided(1, timed(record([1], [1]), 2.9)))
+    pays = trial(1.5, shared=shared)
+    explorer.open(pays)
+    explorer.learn(timed(record([1], [1]), 2.9), pays)
     assert (len(explorer.affordable("draft", 1.0, 2.0, NOTHING, NOTHING)) > 0) == shared

@@ -12,7 +12,7 @@ from adaptspec.control.language.loader import build_policy, parse_policy_spec
 from adaptspec.control.policy import Policy
 from adaptspec.control.tasks import TaskNames
 from adaptspec.errors import StateError
-from tests.control.helpers import decided, record, signals, table
+from tests.control.helpers import record, signals, table
 
 HEAD = "apiVersion: adaptspec.dev/v1\nkind: SpeculationPolicy\nmetadata: {name: mine}\nspec:\n"
 # An algorithm that learns nothing, among parts that do: stop rules, outlook.
@@ -38,12 +38,12 @@ def taught(name: str, rounds: int = 40) -> Policy:
     for row in range(2):
         policy.start(row)
     for number in range(1, 1 + rounds):
-        seen = replace(signals([7, 7], tasks=[code, 0], found=[2, 3]), number=number)
-        decision = policy.decide(seen)
+        decision = policy.decide(signals([7, 7], tasks=[code, 0], found=[2, 3]))
         depths = np.maximum(decision.depths, 0).tolist()
         played = record(depths, [depths[0], min(depths[1], number % 3)], tasks=[code, 0])
-        played = decided(number, replace(played, drafter=decision.drafter))
-        played = replace(played, shadow=found // 2, shadow_drafted=found, stated=np.full((2, 2, 7), 0.8))
+        played = replace(
+            played, drafter=decision.drafter, shadow=found // 2, shadow_drafted=found, stated=np.full((2, 2, 7), 0.8)
+        )
         policy.learn(played, decision.memo)
     return policy
 

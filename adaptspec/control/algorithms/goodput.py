@@ -139,7 +139,10 @@ class Goodput(Algorithm):
             choice = self._choice_of(plan, terms, signals)
             if not lookups:
                 self._planned = terms, plan, choice
-        if self._models and not self._explorer.waiting:
+        waiting = self._explorer.decided_after
+        if waiting is not None:
+            choice = replace(choice, memo=waiting)
+        elif self._models:
             choice = self._explored(plan, choice, terms, signals)
         return choice.within(signals.limits)
 
@@ -149,13 +152,13 @@ class Goodput(Algorithm):
         plan = best_plan(terms)
         return self._value_of(plan, terms)
 
-    def learn(self, record: RoundRecord, memo: object = None) -> None:  # noqa: ARG002 - the explorer goes by numbers
+    def learn(self, record: RoundRecord, memo: object = None) -> None:
         if not self.max_depth:
             return
         self._buffer.add(record)
         for drafter_id, known in self._lookups.items():
             known.observe(drafter_id, record)
-        self._explorer.learn(record)
+        self._explorer.learn(record, memo)
         if self._buffer.due:
             self._settle()
 
@@ -304,8 +307,8 @@ class Goodput(Algorithm):
             reading=float(reading[chosen].sum()),
             token_seconds=token_seconds[at],
         )
-        self._explorer.open(signals.number, trial)
-        return _tried(choice, at, np.full(len(at), depth), drafter_id)
+        self._explorer.open(trial)
+        return replace(_tried(choice, at, np.full(len(at), depth), drafter_id), memo=trial)
 
     def _size_trial(self, plan: Plan, choice: Choice, terms: RoundTerms, signals: BatchSignals) -> Choice:
         """The best plan at the lower bound of pass costs, if it is larger: only such rounds can correct that price."""
@@ -354,12 +357,19 @@ class Goodput(Algorithm):
         if not len(self._explorer.affordable(kind, plan.seconds, loss, np.zeros(1), np.zeros(1))):
             return choice
         trial = Trial(kind, signals.rows, _is_shared(signals), plan.seconds, kept, moved.seconds, 0.0, token_seconds)
-        self._explorer.open(signals.number, trial)
+        self._explorer.open(trial)
         # No stop rule: it would cut what is to be measured.
         depths = np.minimum(moved.depths, signals.limits)
         reasons = np.where(np.isin(np.arange(len(depths)), at), int(Reason.EXPLORE), choice.reasons)
         return replace(
-            choice, depths=depths, reasons=reasons, drafter=moved.drafter, stop=StopTable(), expected=None, once=True
+            choice,
+            depths=depths,
+            reasons=reasons,
+            drafter=moved.drafter,
+            stop=StopTable(),
+            expected=None,
+            once=True,
+            memo=trial,
         )
 
 

@@ -12,7 +12,7 @@ from adaptspec.control.algorithms.goodput import Goodput, GoodputSettings
 from adaptspec.control.cost_model import CostModel
 from adaptspec.control.cost_profile import DrafterCost
 from adaptspec.rounds import Reason
-from tests.control.helpers import QUIET, decided, record, signals, table
+from tests.control.helpers import QUIET, record, signals, table
 from tests.trees import Grown, branching
 
 
@@ -27,9 +27,10 @@ def live(made: Goodput, rounds: int, accepts: int, rows: int = 1, confidence: fl
     """Rounds in which `accepts` drafted tokens of each row are right; the depths of each."""
     seen = []
     for _ in range(rounds):
-        depths = made.choose(signals([7] * rows)).depths.tolist()
+        choice = made.choose(signals([7] * rows))
+        depths = choice.depths.tolist()
         seen.append(depths)
-        made.learn(record(depths, [min(d, accepts) for d in depths], confidence=confidence))
+        made.learn(record(depths, [min(d, accepts) for d in depths], confidence=confidence), choice.memo)
     return seen
 
 
@@ -70,12 +71,12 @@ def test_what_one_request_may_not_do_is_no_plan_for_the_next() -> None:
     for _ in range(20):
         made.finish(0)
         made.start(0)
-        made.choose(signals([0]))
-        made.learn(record([0], [0]))
+        made.learn(record([0], [0]), made.choose(signals([0])).memo)
         made.finish(0)
         made.start(0)
-        assert made.choose(signals([7])).depths[0] > 1
-        made.learn(record([7], [7]))
+        choice = made.choose(signals([7]))
+        assert choice.depths[0] > 1
+        made.learn(record([7], [7]), choice.memo)
 
 
 def test_a_lagging_cache_raises_the_bar() -> None:
@@ -121,11 +122,11 @@ def test_an_offer_is_taken_where_it_beats_the_model() -> None:
     made = algorithm(2, drafters=("draft-model", "ngram"))
     running = np.array([[0, 0], [4, 0]])
     for _ in range(12):
-        made.choose(signals([7, 7]))
-        made.learn(replace(record([0, 0], [0, 0]), shadow=running, shadow_drafted=running))
+        choice = made.choose(signals([7, 7]))
+        made.learn(replace(record([0, 0], [0, 0]), shadow=running, shadow_drafted=running), choice.memo)
     choice = made.choose(signals([7, 7], found=[6, 0]))
     while (choice.reasons == int(Reason.EXPLORE)).any():
-        made.learn(record(choice.depths.tolist(), [0, 0]))
+        made.learn(record(choice.depths.tolist(), [0, 0]), choice.memo)
         choice = made.choose(signals([7, 7], found=[6, 0]))
     assert choice.depths[0] == 6
     assert choice.drafter[0] == 1
@@ -147,7 +148,7 @@ def test_a_third_drafter_counts(small: int) -> None:
         depth, who = int(choice.depths[0]), int(choice.drafter[0])
         drafted.append(who if depth else -1)
         kept = min(depth, small) if who == 0 else depth * (len(drafted) > 300)
-        made.learn(record([depth], [kept], drafter=[who]))
+        made.learn(record([depth], [kept], drafter=[who]), choice.memo)
     assert (drafted[200:300].count(0) > 80) == (small > 0)
     assert drafted[-50:].count(2) > 40
 
@@ -160,11 +161,12 @@ def test_what_is_off_is_tried_whatever_the_table_says() -> None:
     made.start(0)
     drafting = []
     for _ in range(1500):
-        depth = int(made.choose(signals([7])).depths[0])
+        choice = made.choose(signals([7]))
+        depth = int(choice.depths[0])
         drafting.append(depth > 0)
         told = record([depth], [depth], depths=[depth])
         cost.observe(told.work, told.timing)
-        made.learn(told)
+        made.learn(told, choice.memo)
     assert not drafting[0]
     assert sum(drafting[-200:]) > 150
 
@@ -215,12 +217,12 @@ def tried_depths(made: Goodput, rounds: int, accepts: int) -> tuple[set[int], se
     planned: set[int] = set()
     tried: set[int] = set()
     for number in range(1, rounds + 1):
-        choice = made.choose(replace(signals([7, 7]), number=number))
+        choice = made.choose(signals([7, 7]))
         explores = bool((choice.reasons == int(Reason.EXPLORE)).any())
         if explores or number > 100:  # until then the planned depth settles
             (tried if explores else planned).update(choice.depths.tolist())
         drafted = choice.depths.tolist()
-        made.learn(decided(number, record(drafted, [min(accepts, depth) for depth in drafted])))
+        made.learn(record(drafted, [min(accepts, depth) for depth in drafted]), choice.memo)
     return planned, tried
 
 
@@ -247,22 +249,34 @@ def test_larger_passes_are_tried_where_their_price_is_uncertain() -> None:
     cost = CostModel(replace(profile, verify=dear))
     made = Goodput(cost, 2, 1, GoodputSettings(stops=False))
     depths = []
-    for number in range(1, 401):
-        choice = made.choose(replace(signals([7, 7]), number=number))
+    for _ in range(400):
+        choice = made.choose(signals([7, 7]))
         drafted = choice.depths.tolist()
         depths.append(max(drafted))
-        outcome = decided(number, record(drafted, drafted))
+        outcome = record(drafted, drafted)
         cost.observe(outcome.work, outcome.timing)
-        made.learn(outcome)
+        made.learn(outcome, choice.memo)
     assert max(depths[:4]) <= 3
     assert min(depths[-100:]) == 7
+
+
+def test_a_trial_whose_outcome_is_lost_is_not_the_last() -> None:
+    """A round that fails has no record; rounds that were decided after it show that none comes any more."""
+    made, tried = algorithm(), 0
+    for _ in range(600):
+        choice = made.choose(signals([7]))
+        if (choice.reasons == int(Reason.EXPLORE)).any():
+            tried += 1
+        else:
+            made.learn(record(choice.depths.tolist(), [0]), choice.memo)
+    assert tried > 1
 
 
 def test_a_trial_leaves_the_other_rows_as_planned() -> None:
     """One row drafts, the other is off and tried: the plan of the first does not change."""
     made = algorithm(2, stops=False)
     for number in range(1, 400):
-        choice = made.choose(replace(signals([7, 7]), number=number))
+        choice = made.choose(signals([7, 7]))
         drafted = choice.depths.tolist()
         explores = choice.reasons == int(Reason.EXPLORE)
         if number > 200 and explores.any():
@@ -270,7 +284,7 @@ def test_a_trial_leaves_the_other_rows_as_planned() -> None:
             assert drafted[1] == 1
             assert drafted[0] > 1
             break
-        made.learn(decided(number, record(drafted, [drafted[0], 0])))
+        made.learn(record(drafted, [drafted[0], 0]), choice.memo)
     else:
         pytest.fail("nothing was tried")
 
