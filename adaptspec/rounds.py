@@ -25,10 +25,10 @@ class Reason(IntEnum):
 
     POLICY = 0  # the algorithm's free choice
     FIXED = 1  # the policy knows only this depth
-    EXPLORE = 2  # one deeper than the estimate asks for, to learn
+    EXPLORE = 2  # a trial of a depth or drafter that the estimates do not ask for, to learn
     PROBE = 3  # speculation is off, this round tests whether it pays again
     OFF = 4  # the algorithm expects drafting to lose
-    GUARD = 5  # a guard switched speculation off
+    GUARD = 5  # the guard switched speculation off, or has plain decoding measured for one round
     CEILING = 6  # batch too large, no room, or the task's bound
     REQUEST = 7  # the request's own max_depth
     DWELL = 9  # kept because the last switch was too recent (8 was never given, and stays free)
@@ -37,10 +37,10 @@ class Reason(IntEnum):
 REASON_WORDS: Mapping[Reason, str] = {
     Reason.POLICY: "its own choice: what earns most, by what it has seen",
     Reason.FIXED: "it knows only this depth",
-    Reason.EXPLORE: "to learn: it was not sure how this depth does",
+    Reason.EXPLORE: "to learn: a trial of a depth or drafter that its estimates do not ask for",
     Reason.PROBE: "off, and tried again to see whether drafting pays by now",
     Reason.OFF: "no drafts: they were expected to lose",
-    Reason.GUARD: "drafting measured slower than plain decoding",
+    Reason.GUARD: "drafting measured slower than plain decoding, or plain decoding is measured again",
     Reason.CEILING: "no room for more: the answer's end, the batch, memory, or the task's own bound",
     Reason.REQUEST: "the request's own max_depth",
     Reason.DWELL: "kept: the last change was too recent",
@@ -62,13 +62,15 @@ class StopTable:
 
     - `confidence`: lower bound of the probability that the draft gave the token.
     - `entropy`: upper bound of the entropy of the distribution that it was drawn from, in nats.
-    - `survival`: the chance that all tokens so far are accepted must be above this. It is the product of each token's
-      `calibration` [B, bins], its chance of acceptance by equal bins of confidence, or of `unstated` [B, D] where the
-      draft states no confidence. A draft step is paid once for all rows that take it: what they are above `survival`,
-      times `worth`, must add up to more than its price `step`.
+    - `survival`: P(all tokens so far are accepted) must be above this. It is the product over these tokens of
+      `calibration` [B, bins], P(a token is accepted) by equal bins of confidence, or of `unstated` [B, D] where the
+      draft states no confidence. A draft step is paid once for all rows that take it: the sum over them of
+      (P - `survival`) x `worth`, the tokens of one more step if all so far are kept, must exceed `step`, its price in
+      tokens.
 
-    The five arrays of `survival` are set together. An unknown value never stops a draft. The token that a bound is
-    compared with is submitted in any case, so every table is exact under every lossless verification.
+    The five arrays of `survival` are set together. An unknown value passes the bounds of confidence and entropy. The
+    token that a bound is compared with is submitted in any case, so every table is exact under every lossless
+    verification.
     """
 
     confidence: FloatArray | None = None
@@ -192,7 +194,7 @@ class RowStop:
     def earning(self, step: int, alive: float, *, main: bool = True) -> tuple[float, float, float]:
         """By how much a chance of acceptance is above `survival`, what that is worth, and the price of the next step.
 
-        Nodes off the main chain have a chance of their own; a price below 0 means that the row has no such bounds.
+        `alive` is that chance, off the main chain the node's own; a price below 0: the row has no such bounds.
         """
         minimum, _, unstated, worth, price = self._survival
         at = step - 1
@@ -215,7 +217,7 @@ class TreeTable:
     After a node, the candidate of rank r (0 is the first choice) is submitted if its chance of acceptance is above
     `floor`: the product of the chances along its path, its own being `calibration` [B, ranks, bins] by equal bins of
     confidence (the last rank holds for all later ones). A node has at most `width` [B] children, a row `nodes` [B].
-    Where the stop table has bounds of `survival`, nodes off the main chain are drafted on from by the same bounds.
+    Where the stop table has bounds of `survival`, the same bounds say from which nodes off the main chain drafts go on.
     """
 
     width: IntArray
@@ -307,9 +309,10 @@ class Union:
 class Expected:
     """What a policy expected of a round before it ran.
 
-    `goodput` is in tokens per second for all of its rows (NaN where several policies shared the round); `accepted` is
-    per row the tokens expected to be accepted if drafts ran to the decided depth (NaN where unknown). `other` is the
-    goodput expected of the rejected choice: plain decoding where the round drafts, else the best drafts.
+    `goodput` is in tokens per second for the whole round (NaN where several policies shared it). `accepted` [B] are the
+    tokens expected to be kept, stop rule and side nodes included (NaN where unknown); where a stop rule decides the
+    depth, those of the planned depth, not of the upper limit in `Decision.depths`. `other` is the goodput expected of
+    the rejected choice: plain decoding where the round drafts, else the best drafts.
     """
 
     goodput: float

@@ -17,8 +17,8 @@ from adaptspec.rounds import RoundRecord
 
 # The least acceptance: stop rules divide by it.
 _MIN_ACCEPTANCE = 0.005
-# Observations and rejections that the parent of a level is worth, like the default prior: with 20 in a class, policies
-# earn the same.
+# Observations that the parent of a level is worth in each class, and rejections that it is worth in the level's one
+# factor; equal to the default prior. Policies earn the same with 20.
 _PARENT_WEIGHT = 8.0
 CONFIDENCE_BINS = 10
 # Side nodes have counts for each rank up to this one; later ranks share the last.
@@ -35,7 +35,7 @@ class AcceptanceSettings:
 
     prior: float = 0.5
     prior_weight: float = 8.0  # observations that the prior is worth
-    decay: float = 0.998  # of counts: of a row per round, of a task and of all traffic per draft; some 500 count
+    decay: float = 0.998  # of a row's counts per round, of a task's and of all traffic's per draft: some 500 count
 
 
 class Acceptance:
@@ -314,7 +314,7 @@ class ModelAcceptance(Learner):
 
 
 class RecordBuffer:
-    """Rounds that are yet to be learned from. Requests may begin and end meanwhile: each round is its own request's."""
+    """Rounds that are yet to be learned from; each counts for the request that had the row when it ran."""
 
     def __init__(self, depth: int) -> None:
         """`depth`: longer drafts are cut to this many tokens."""
@@ -338,7 +338,7 @@ class RecordBuffer:
         return len(self._records) >= min(_LEARNED_TOGETHER, 1 + self._rounds // _LEARNED_TOGETHER)
 
     def taken(self) -> RowRounds | None:
-        """What the rounds so far tell, which is then forgotten; None: there are none."""
+        """Remove the buffered rounds and return them, joined row by row; None: there are none."""
         if not self._records:
             return None
         depth, records = self._depth, [record for _, record in self._records]
@@ -352,15 +352,15 @@ class RecordBuffer:
         read = np.repeat([r.caught_up > 0 for r in records], counts)
         confidence: FloatArray = np.full((len(rows), depth), np.nan)
         for r, end in zip(records, np.cumsum(counts).tolist(), strict=True):
-            own = r.confidence[:, :depth]
-            confidence[end - len(own) : end, : own.shape[1]] = own
+            stated = r.confidence[:, :depth]
+            confidence[end - len(stated) : end, : stated.shape[1]] = stated
         drafted = np.minimum(drafted, depth)
         self._records = []
         return RowRounds(
             rows,
             tasks,
             drafter,
-            np.where((drafted == 0) & read, 0, np.minimum(depths, depth)),  # who only caught up was not stopped
+            np.where((drafted == 0) & read, 0, np.minimum(depths, depth)),  # a row that only caught up was not stopped
             drafted,
             np.minimum(kept, drafted),
             confidence,
@@ -369,7 +369,7 @@ class RecordBuffer:
 
 
 def own_chain(record: RoundRecord) -> BoolArray:
-    """Whether each row's main chain is its own drafter's, and not that of one which drafted beside it [B]."""
+    """Whether each row's main chain is of the drafter decided for it, not of the lookups of a union [B]."""
     if record.branches is None or not record.branches.tree.drafters.shape[1]:
         return np.ones(len(record.rows), dtype=np.bool_)
     return np.asarray(record.branches.tree.drafters[:, 0] == record.drafter)

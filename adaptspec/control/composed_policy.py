@@ -28,7 +28,7 @@ class _Memo(NamedTuple):
 
 @dataclass(eq=False)
 class ComposedPolicy(Policy):
-    """Limits of batch sizes and tasks -> guard -> algorithm -> tiers of tasks -> stop rule."""
+    """Limits of batch sizes and tasks -> guard -> algorithm -> tiers of tasks -> stop rule and limits of trees."""
 
     algorithm: Algorithm
     drafters: tuple[str, ...]
@@ -37,7 +37,7 @@ class ComposedPolicy(Policy):
     batch_limits: BatchLimits | None = None
     task_limits: TaskLimits | None = None
     task_stops: Mapping[int, StopRule] = field(default_factory=dict)
-    values: Goodput | None = None  # says what a stop rule asks for where the algorithm expects nothing
+    values: Goodput | None = None  # estimates the value of drafts for the stop rule where the algorithm has none
     draft_temperature: tuple[float, float] | None = None  # of certain tokens, and of unsure ones
     tree_limits: TreeLimits | None = None  # None: drafts are chains
     _stacked: tuple[bytes, tuple[StopTable | None, ...], StopTable | None] | None = None
@@ -74,9 +74,9 @@ class ComposedPolicy(Policy):
             choice = replace(choice, reasons=probes, once=True)
         if self.task_limits is not None:
             depths = self.task_limits.lower(choice.depths, signals.tasks)
-            between = depths < choice.depths  # two tiers of its task
-            if between.any():
-                reasons = np.where(between, int(Reason.CEILING), choice.reasons)
+            cut = depths < choice.depths  # the algorithm chose a depth between two tiers of the row's task
+            if cut.any():
+                reasons = np.where(cut, int(Reason.CEILING), choice.reasons)
                 choice = replace(choice, depths=depths, reasons=reasons, expected=None)
         if lowered is not limits:
             # Rows that run at a lowered limit have it as their reason.
@@ -100,8 +100,7 @@ class ComposedPolicy(Policy):
     def state(self) -> dict[str, FloatArray]:
         """The algorithm's state, and under prefixed names those of stop rules and `values`.
 
-        A guard measures anew: whether speculation loses is a matter of this machine at this hour, and where it does a
-        guard finds out within the time of a dozen plain rounds.
+        A guard keeps nothing: see `Guard`.
         """
         known = self.algorithm.state()
         parts: dict[str, Learner | None] = {"stop": self.stop, "outlook": self.values}
@@ -160,7 +159,7 @@ class ComposedPolicy(Policy):
         # One table joined from those of the tasks and the usual one, kept until one of them changes.
         made, last = (*tables.values(), usual), self._stacked
         if last is None or last[0] != tasks.tobytes() or any(a is not b for a, b in zip(last[1], made, strict=True)):
-            lanes = [(np.flatnonzero(tasks == task), table) for task, table in tables.items()]
-            lanes.append((np.flatnonzero(~np.isin(tasks, list(tables))), usual))
-            last = self._stacked = tasks.tobytes(), made, StopTable.stacked(lanes, len(tasks))
+            parts = [(np.flatnonzero(tasks == task), table) for task, table in tables.items()]
+            parts.append((np.flatnonzero(~np.isin(tasks, list(tables))), usual))
+            last = self._stacked = tasks.tobytes(), made, StopTable.stacked(parts, len(tasks))
         return last[2]

@@ -41,7 +41,7 @@ def untimed() -> float:
 
 @dataclass(eq=False)
 class _Slot:
-    """Where rows find their policy: by number, which another policy gets when it was dropped and no row is left."""
+    """A policy under its number, by which rows refer to it. A dropped policy's number is reused once no row has it."""
 
     name: str
     policy: Policy
@@ -96,12 +96,12 @@ class Controller:
 
     @property
     def search_depth(self) -> int:
-        """How many tokens n-gram drafters are to look for: as many as a policy with rows would take."""
+        """How many tokens model-free drafters are to look for: the most that a policy with rows would take."""
         return max((slot.policy.search_depth or 0 for slot in self._slots if slot.running), default=0)
 
     @property
     def asked(self) -> set[int]:
-        """The engine's numbers of drafters that a policy with rows goes by."""
+        """The engine's numbers of the drafters that policies with rows use."""
         return {drafter for slot in self._slots if slot.running for drafter in slot.numbers.watched}
 
     def assigned(self, request: Request) -> str:
@@ -116,10 +116,10 @@ class Controller:
         wanted: Collection[str] = (),
         routes: Sequence[Route] = (),
     ) -> None:
-        """From the next round on, have a policy, in place of one of its name; rows that ran under that start anew.
+        """Serve a policy from the next round on. It replaces one of the same name, whose rows start anew under it.
 
-        Called between rounds. `wanted` names policies of requests that have yet to start: those of them that were
-        dropped stay for these. `routes` are its `when:`, which counts for the default. Nothing has changed if it
+        Called between rounds. `wanted` names the policies of requests that have yet to start: their numbers are not
+        reused, even if dropped. `routes` are its `when:`, used if it is the default. Nothing has changed if it
         raises.
         Raises ConfigError if it wants a drafter the engine lacks, the default would no longer be live, the canaries
         would want more than all requests, or a route leads to no policy.
@@ -134,7 +134,7 @@ class Controller:
         self._rollouts, self._router = rollouts, router
 
     def drop(self, name: str) -> None:
-        """From the next round on, have a policy no longer; requests that have come to it keep it to their end.
+        """Serve a policy no longer, from the next round on; requests that it was given keep it to their end.
 
         Called between rounds. Nothing has changed if it raises.
         Raises ConfigError if it is the default, or its `when:` uses it.
@@ -185,7 +185,7 @@ class Controller:
         if not len(signals.rows):
             return Decision(EMPTY_INT, EMPTY_INT, EMPTY_INT)
         rows = self._rows.of_round(signals, max(slot.policy.max_depth for slot in self._slots))
-        known = self._cache.lookup(signals, rows)
+        known = self._cache.reused(signals, rows)
         if known is not None:
             return known
         expired = self._cache.expired
@@ -223,8 +223,8 @@ class Controller:
     def flush(self) -> None:
         """Pass policies all buffered rounds, starts and finishes, in their order.
 
-        The next call of `learn` raises what the first policy that failed has raised: a policy that cannot learn is no
-        reason not to decide, or not to replace it.
+        If a policy fails, the others still learn, and the next call of `learn` raises the first error: so decisions go
+        on, and the policy can be replaced.
         """
         buffer, self._buffer = self._buffer, []
         self._has_starts = False

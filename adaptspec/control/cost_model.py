@@ -2,7 +2,7 @@
 
 A round's features are counts: one target pass, its rows, its packed tokens by ranges, cached tokens; per drafter the
 passes, their rows by ranges, tokens read to catch up; one for the round itself. All coefficients are positive seconds,
-so a price never falls with more work. The logarithms of the coefficients are the state of one extended Kalman filter
+so a round never gets cheaper with more. The logarithms of the coefficients are the state of one extended Kalman filter
 whose observations are relative: a stall is clipped at two standard deviations. `pace` multiplies everything and drifts
 faster, so a change of the machine's clock moves no relative price.
 
@@ -52,8 +52,8 @@ _PACE_DRIFT = 4 / 900  # clocks change more often than relative prices
 _RAGGED_DRIFT = 1 / 16  # ragged passes may be tried once in 64 rounds only
 
 _CORRELATION_RANGES = 3.0  # the correlation of two increments falls to 1 / e over so many ranges
-_BATCH = 16  # rounds that are learned together: each update takes as long as a price
-_FIRST_ROUNDS = 8  # the batch grows by one in so many rounds, since early rounds say most
+_BATCH = 16  # rounds that are learned together: one update of the filter takes as long as pricing a round
+_ROUNDS_PER_STEP = 8  # up to that, the batch grows by one in so many rounds, since early rounds say most
 
 # A fit to a profile is closer than learning: medians of several passes have no stalls.
 _PROFILE_SD = 0.05
@@ -72,7 +72,7 @@ _MAX_SECONDS = 1e6  # a round that takes longer, or less than the least, is an e
 _MODEL_FREE_SECONDS = 1e-5  # a row of a model-free drafter
 _RAGGED_SHARE = 0.1  # ragged rows, as a share of a pass: a CPU took so much longer
 _PREFILL_SHARE = 0.1  # a prompt's token, as a share of a verified token: prompts are read in large pieces
-_DRAFT_NODES = 4  # rows of a draft pass of a single request whose draft branches
+_DRAFT_NODES = 4  # nodes per draft pass up to which a single request is priced, since its draft may branch
 
 _MODEL_FREE = tuple(name for name in DRAFTERS if kind_of(name) is Kind.MODEL_FREE)
 # Positions of coefficients. The target's: base, each further row, each further token by ranges.
@@ -284,7 +284,7 @@ class CostModel:
             return
         self._rounds += 1
         self._waiting.append((work, timing))
-        if len(self._waiting) >= min(_BATCH, 1 + self._rounds // _FIRST_ROUNDS):
+        if len(self._waiting) >= min(_BATCH, 1 + self._rounds // _ROUNDS_PER_STEP):
             self._learn()
 
     def inflate_variance(self) -> None:
@@ -465,8 +465,8 @@ class CostModel:
     def _prior_covariance(self, lowered: FloatArray) -> FloatArray:
         """The covariance before the first round [n, n]. `lowered` [n]: logarithms by which the fit lowered the guess.
 
-        An increment that the profile says is small may just have been measured so: it is as uncertain as the fit moved
-        it, or it could never grow again.
+        An increment that is small in the profile may have been mismeasured: its standard deviation is at least what the
+        fit lowered it by, or rounds could hardly raise it again.
         """
         spread = np.full(len(self._log), _PRIOR_SD)
         spread[[_PREFILL, _RAGGED, *range(_OVERHEAD, _DRAFTS)]] = _UNMEASURED_SD

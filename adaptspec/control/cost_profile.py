@@ -71,8 +71,8 @@ class CostProfile:
     ) -> CostProfile:
         """The profile of an engine whose parts cannot be timed: typical shares of a pass.
 
-        `steps` are timed rounds, with their seconds: half of them take longer than by the profile. The engine runs
-        whole drafts of one drafter.
+        `steps` are timed rounds with their seconds, of which the median fits the profile. The engine runs whole drafts
+        of one drafter.
         """
         passes = [taken / _typical_passes(work) for work, taken in steps if _MIN_SECONDS <= taken <= _MAX_SECONDS]
         seconds = statistics.median(passes) if passes else _PASS_SECONDS
@@ -82,7 +82,7 @@ class CostProfile:
         return cls((1,), rows, ((seconds, (1.0 + _TOKEN) * seconds),), {drafter: cost})
 
     def check(self) -> None:
-        """Raises ConfigError if an axis does not ascend from 1, a table has another shape, or a time is not above 0."""
+        """Raises ConfigError if an axis does not ascend above 0, a table's shape differs, or a time is not above 0."""
         _check_table(self.rows, self.tokens, self.verify)
         for cost in self.drafters.values():
             if cost.step_seconds:

@@ -1,4 +1,4 @@
-"""What a round shows of the chains that a drafter would have proposed in it, had it drafted."""
+"""What a round shows of the chains that a drafter proposed in it, or would have proposed had it drafted."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ class Counterfactual:
         emitted, less the target's token.
         """
         chain, main = record.chains(drafter), record.main_chains()
-        # A drafter without entropies has no distribution, so no stop rule applies: its draft ends where it proposes no
-        # further token.
+        # A draft without entropies counts as one that no stop rule has cut: if it is short of its depth, the drafter
+        # had no further token.
         silent = np.isnan(main.entropy).all(axis=1)
         short = np.where(chain.ran, silent & (chain.drafted < main.depths), chain.drafted < main.emitted)
         ran_out = chain.known & short

@@ -15,11 +15,11 @@ from adaptspec.control.acceptance import CONFIDENCE_BINS
 from adaptspec.control.policy import BatchSignals
 from adaptspec.rounds import Decision
 
-# After each so many decisions one more round may reuse a decision: early rounds are the most informative.
+# Each so many decisions, the most rounds that may share one grow by one: early rounds are the most informative.
 _WARMUP = 16
 _DECAY, _MAX_RATIO = 0.05, 3.0  # weight of a new duration in its mean; a longer one is a stall of the machine
 UNDECIDED = -1  # in place of a policy's number, for a row that it has not decided for
-_CHANGED = 8  # one row in so many may be new, or gone, for a decision to be reused
+_CHANGED = 8  # a decision is adapted if at most one request in so many is new, and at most one in so many is gone
 
 
 class RoundRows(NamedTuple):
@@ -74,8 +74,8 @@ class DecisionCache:
         self._rounds_left -= 1
         return True
 
-    def lookup(self, signals: BatchSignals, rows: RoundRows) -> Decision | None:
-        """The decision that this round reuses; None: a new one is to be made."""
+    def reused(self, signals: BatchSignals, rows: RoundRows) -> Decision | None:
+        """Count the round; the decision that it reuses, or None: a new one is to be made."""
         if not self.repeat():
             return None
         known = self._decisions.get(_key(signals, rows))
@@ -136,8 +136,8 @@ def _key(signals: BatchSignals, rows: RoundRows) -> tuple[bytes, ...]:
 def _adapted(latest: _Reusable, rows: RoundRows) -> Decision | None:
     """The decision of an earlier round for a batch of which few requests differ; None: too many do.
 
-    A new request takes the most common depth of the same policy and task. Depths are lowered to the limits. No policy
-    learns from the round of a new request, since it was decided for another one: its policy number is `UNDECIDED`.
+    A new request runs by the row with the most common depth of its policy and task. Depths are lowered to the limits.
+    No policy learns from a new request's row of this round, as none decided for it: its policy number is `UNDECIDED`.
     """
     before, decision, order, _ = latest
     found = np.searchsorted(before.requests, rows.requests, sorter=order)
@@ -157,7 +157,7 @@ def _adapted(latest: _Reusable, rows: RoundRows) -> Decision | None:
 
 
 def _usual_row(latest: _Reusable, policy: int, task: int) -> int | None:
-    """The position of a row with the most common depth of a policy and task; None: no row goes by them."""
+    """The position of a row with the most common depth of a policy and task; None: there is no such row."""
     before, decision, _, usual = latest
     if (policy, task) not in usual:
         alike = np.flatnonzero(np.isnan(before.thresholds) & (before.policies == policy) & (before.tasks == task))

@@ -11,13 +11,13 @@ from adaptspec.rounds import RoundRecord
 
 # Share of the time that trials of one kind may lose: at first, and at least after trials in vain.
 _FIRST_SHARE, _MIN_SHARE = 0.02, 0.005
-# Share of the time for reading answers that an idle drafter has missed, in addition: what it has to read grows with
-# every round, so a long answer could otherwise never be tried again.
+# Share of the time, in addition, for catching up on answers (tokens emitted while a drafter was idle). They grow with
+# every round, so that a drafter could otherwise never be tried again in a long answer.
 _READING_SHARE = 0.005
-# A trial is taken to lose at least this share of a round: its predicted loss may be next to nothing, and it would run
-# all the time.
+# A trial waits until at least this share of a round is saved: one whose predicted loss is next to nothing would run all
+# the time.
 _MIN_LOSS = 0.25
-_MAX_SAVED = 4.0  # trials whose loss is saved up at most
+_MAX_SAVED = 4.0  # a budget saves at most the loss of so many trials
 _MAX_LATE = 2.0  # a trial is charged at most so many times its predicted seconds: the rest is a stall of the machine
 
 
@@ -52,7 +52,7 @@ class DecidedAfter:
 class _Budget:
     seconds: float = 0.0
     share: float = _FIRST_SHARE
-    price: float = 0.0  # of the cheapest trial that was too dear
+    price: float = 0.0  # seconds that the cheapest trial may lose, if it could not be afforded; else 0
 
 
 class Explorer:
@@ -61,9 +61,10 @@ class Explorer:
     The record of a round comes with the memo of its choice: the `Trial` that it ran, or that it was `DecidedAfter`.
 
     A budget earns a share of the time. A trial runs when its predicted loss has been saved, however large that is: a
-    wrong estimate delays a trial, but never prevents it. It is charged by the clock: the seconds it took in addition,
-    twice its prediction at most, less what the tokens it won are worth. Where others share the round, its prediction is
-    charged. A trial in vain halves the share; one that paid restores it, and leaves what it won for the next.
+    wrong estimate delays a trial, but never prevents it. It is charged by the clock: the seconds of its round, at most
+    twice those predicted, less the seconds predicted without it and what the tokens it won are worth. Where others
+    share the round, the predicted seconds count. Catching up on answers is paid from a budget of its own first. A trial
+    in vain halves the share; one that paid restores it, and leaves what it won for the next.
     """
 
     def __init__(self) -> None:
@@ -77,7 +78,7 @@ class Explorer:
         return self._open
 
     def saving(self, kind: str) -> bool:
-        """Whether the cheapest trial of this kind, as of when its price was last asked, is still too dear."""
+        """Whether the budget is still below the price of the cheapest trial of this kind, as last asked."""
         budget = self._budgets.get(kind)
         return budget is not None and budget.seconds < budget.price
 

@@ -14,17 +14,17 @@ from adaptspec.control.limits import BatchLimits
 from adaptspec.control.policy import BatchSignals
 from adaptspec.rounds import RoundRecord
 
-# A round takes so many times what it earns at most, in windows: stalls are the machine's.
+# In the ratio of a window a round takes at most so many times what it earns: the rest is a stall of the machine.
 _WORST = 2.0
-# A window or probe that has lost so many plain rounds' time in so many rounds or more is judged at once.
-_BUDGET_ROUNDS, _TELLING = 4.0, 4
-# Rounds with drafts that a probe takes, and tokens that its wait is never longer than.
+# A window or probe of at least `_MIN_ROUNDS` rounds that has lost the time of so many plain rounds is judged at once.
+_BUDGET_ROUNDS, _MIN_ROUNDS = 4.0, 4
+# Rounds with drafts that a probe takes, and the longest wait for one, in emitted tokens.
 _PROBE_ROUNDS, _LONGEST_WAIT = 6, 65_536.0
-# A baseline is renewed after so many drafting rounds, twice as many each time up to the last, and after so many that a
-# plain round in place of a drafting one loses no more than this share of the time.
+# A baseline is renewed by a plain round: first after `_FIRST_RENEWAL` drafting rounds, then after twice as many each
+# time, up to `_LAST_RENEWAL`; from the second time on not before it loses at most `_RENEWAL_SHARE` of the time.
 _FIRST_RENEWAL, _LAST_RENEWAL, _RENEWAL_SHARE = 8, 256, 0.005
 _MAX_GROWTH = 8  # windows whose rounds are judged together while they look lost, but not beyond their noise
-# A baseline is as of so many plain rounds, and what a plain round takes is worked out once in so many: contexts grow.
+# A baseline is a mean over about so many plain rounds; a plain round is priced once in so many, since contexts grow.
 _PLAIN_ROUNDS, _PRICED_ROUNDS = 16, 16
 
 
@@ -59,7 +59,7 @@ class GuardSpec(BatchLimits):
     )
 
     def build(self, cost: CostModel) -> Guard | None:
-        """What switches a policy off and on again; None where nothing may."""
+        """The guard; None without `never_slower`. Where a policy leaves it out, it has been filled in before."""
         return None if self.never_slower is None else Guard(self, cost)
 
 
@@ -73,7 +73,7 @@ class Mode(Enum):
 
 
 class Guarded(NamedTuple):
-    """What the guard decided of a round: what it lets it do, and the baseline that the round goes by."""
+    """What the guard decided of a round: what the round may do, and the baseline that it is compared with."""
 
     mode: Mode
     baseline: Baseline
@@ -93,8 +93,8 @@ class Guard:
     A round is booked under the mode and baseline of its decision, even if its record comes late. A round that was
     decided before a switch is not counted after it.
 
-    Nothing of it is kept over a restart: to find out anew costs some plain rounds' time, to believe what another hour
-    or machine measured could cost an hour.
+    Nothing of it is kept over a restart: measuring again costs the time of about a dozen plain rounds, while a stale
+    measurement, of another hour or machine, could cost far more.
     """
 
     def __init__(self, spec: GuardSpec, cost: CostModel) -> None:
@@ -134,7 +134,7 @@ class Guard:
 
     def learn(self, record: RoundRecord, decided: Guarded) -> None:
         """Learn from a round. It counts for the batch that `decide` saw: rows of other policies are not recorded."""
-        if self._cost.resets != self._resets:  # plain rounds measure best
+        if self._cost.resets != self._resets:  # prices may have changed: renew every baseline soon
             self._resets = self._cost.resets
             for baseline in self._baselines.values():
                 baseline.rounds, baseline.renewals = min(baseline.rounds, 1), 0
@@ -220,13 +220,13 @@ class _Window:
 
     def __init__(self) -> None:
         self.rounds = 0
-        self.lost = 0.0  # by all that was spent
+        self.lost = 0.0  # spent less earned, stalls included
         self._earned = 0.0
         self._spent = 0.0
         self._squares = 0.0
 
     def add(self, earned: float, spent: float) -> None:
-        """A round. One that hesitated counts as half as good as plain decoding at worst."""
+        """Add a round. In the ratio, one that stalled is at worst half as good as plain decoding."""
         self.rounds += 1
         self.lost += spent - earned
         spent = min(spent, _WORST * earned)
@@ -236,8 +236,8 @@ class _Window:
 
     @property
     def hopeless(self) -> bool:
-        """Whether so much is lost that it is judged early; fewer rounds do not show the cause."""
-        return self.rounds >= _TELLING and self.lost > _BUDGET_ROUNDS
+        """Whether it has lost so much that it is judged early; in fewer rounds it may have been a stall."""
+        return self.rounds >= _MIN_ROUNDS and self.lost > _BUDGET_ROUNDS
 
     @property
     def ratio(self) -> float:
@@ -262,7 +262,7 @@ class Baseline:
         self.renewals = 0
 
     def add(self, ratio: float) -> None:
-        """A plain round; one that hesitated counts as twice as long at most."""
+        """Add a plain round, as half to twice the mean: one that stalled counts as twice as long at most."""
         self.rounds = min(self.rounds + 1, _PLAIN_ROUNDS)
         self.ratio += (min(2.0 * self.ratio, max(0.5 * self.ratio, ratio)) - self.ratio) / self.rounds
 

@@ -1,9 +1,9 @@
 """Estimates of how many tokens found by model-free drafters are accepted, which are known before a round.
 
-A drafter that states a confidence for each token is calibrated by it. For n-grams, which state none, acceptance depends
-on how many of their tokens were just right in a row: text that repeats other text does so in runs.
+A drafter that states a confidence for each token is calibrated by it. N-grams state none: their acceptance depends on
+the run of the row, how many of their latest tokens were right one after another, since text is repeated in stretches.
 
-Both are scored in rounds in which they did not draft, too: up to the emitted tokens it is known what was right.
+Both are scored in rounds in which they did not draft, too: the emitted tokens show which of theirs were right.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from adaptspec.control.acceptance import Acceptance, Calibration
 from adaptspec.control.policy import BatchSignals, Learner
 from adaptspec.rounds import RoundRecord
 
-# Prior acceptance after runs of 0, 1, 2-3, 4-7, 8-15 and more tokens: greedy answers of a small model to prompts of ten
-# tasks.
+# Prior acceptance after runs of 0, 1, 2-3, 4-7, 8-15 and more tokens, as measured on greedy answers of a small model to
+# prompts of ten tasks.
 _PRIOR_BY_RUN = np.array([0.60, 0.65, 0.80, 0.87, 0.95, 0.98])
 _LONGEST_RUN = 2 ** (len(_PRIOR_BY_RUN) - 2)  # the first run of the last class
 
@@ -73,7 +73,7 @@ class StatedAcceptance(Learner):
 
 
 class NgramAcceptance(Learner):
-    """Estimates of an n-gram drafter by the run of each row: its tokens that were just right one after another."""
+    """Estimates of an n-gram drafter by the run of each row: how many of its latest tokens were all right."""
 
     def __init__(self, rows: int, tasks: int, depth: int) -> None:
         self.by_run = Acceptance(0, tasks, len(_PRIOR_BY_RUN), prior=_PRIOR_BY_RUN)
@@ -107,7 +107,7 @@ class NgramAcceptance(Learner):
             run = self.run[row]
             if tokens > 0:
                 self._pending.append((task, run, tokens, accepted))
-            # -1 tokens: the drafter was not scored, so whether the run goes on is unknown.
+            # -1 tokens: the drafter was not scored. Whether the run goes on is unknown, so it starts at 0 again.
             self.run[row] = min(run + tokens, _LONGEST_RUN) if accepted >= tokens >= 0 else 0
 
     def settle(self) -> None:
@@ -120,7 +120,7 @@ class NgramAcceptance(Learner):
             self.by_run.observe_classes(no_row, tasks, self._classes[run], drafted, accepted)
 
     def state(self) -> dict[str, FloatArray]:
-        """The name is that of files of learned state since n-grams were the only lookups."""
+        """Files of learned state call it `lookups`, from when n-grams were the only ones."""
         self.settle()
         return {"lookups": self.by_run.counts()}
 

@@ -19,10 +19,11 @@ class BatchSignals:
     `rows` are the engine's row numbers: stable while a request runs, reused afterwards. `limits` is the depth each row
     may not pass (the request's ceiling, its remaining tokens, the context's room). `cache_gap` [drafters, B] is
     how many tokens each drafter is behind, beyond the usual one or two: what drafting with it would have to catch up
-    first. What a policy sees has its own drafters first, in its order. `found` [drafters, B] is how many tokens an
-    n-gram drafter has found for each row, within the limits: known before the round, since looking is free. It is 0 for
-    drafters that do not report it, and where no search was asked for (see `Policy.search_depth`). `stated`
-    [drafters, B, depth] is their confidence in each token they found, NaN where unknown; None: no drafter states it.
+    first. What a policy sees has its own drafters first, in its order. `found` [drafters, B] is how many tokens a
+    model-free drafter has found for each row (a lookup), within the limits: known before the round, since a search
+    takes next to no time. It is 0 for drafters that do not report it, and where no search was asked for (see
+    `Policy.search_depth`). `stated` [drafters, B, depth] is a drafter's confidence in each token it found, NaN where
+    unknown, as for n-grams; None: no drafter states it.
     `position` counts the tokens a row has emitted. `other_rows` counts rows that decode in the same round under other
     policies. The controller fills in `tasks` (0: unknown).
     """
@@ -106,7 +107,8 @@ def _checked(learned: Mapping[str, FloatArray], name: str, shape: tuple[int, ...
         raise StateError(f"{name!r} is missing; there are: {', '.join(learned) or 'none'}")
     found: FloatArray = np.array(learned[name], dtype=np.float64)
     if found.shape != shape:
-        raise StateError(f"{name!r} has the shape {list(found.shape)}, not {list(shape)}: it is of other arms")
+        shapes = f"{name!r} has the shape {list(found.shape)}, not {list(shape)}"
+        raise StateError(f"{shapes}: it was learned with other depths, drafters or tasks")
     if not np.isfinite(found).all():
         raise StateError(f"{name!r} holds a value that is no finite number; forget this state and learn anew")
     if (found < 0.0).any():
@@ -117,9 +119,9 @@ def _checked(learned: Mapping[str, FloatArray], name: str, shape: tuple[int, ...
 class Policy(Learner):
     """Decides the depths of a batch and learns from rounds. Called on one thread.
 
-    `learn` is called once for each round, in order, maybe several rounds late; `decide` only where no earlier decision
-    is reused. `start` and `finish` bracket the life of a request in a row; state of a row must
-    not outlive `finish`. What is not overridden does nothing.
+    `learn` is called once for each round, in order, maybe several rounds late, without rows that ran by another row's
+    decision (see `DecisionCache`); `decide` only where no earlier decision is reused. `start` and `finish` bracket the
+    life of a request in a row; state of a row must not outlive `finish`. What is not overridden does nothing.
     """
 
     drafters: tuple[str, ...]  # names of those that it uses, preferred first
@@ -132,9 +134,9 @@ class Policy(Learner):
 
     @property
     def search_depth(self) -> int | None:
-        """How many tokens n-gram drafters are to look for in the coming round (see `BatchSignals.found`).
+        """How many tokens model-free drafters are to look for in the coming round (see `BatchSignals.found`).
 
-        0: none this time, nor are they scored. None: it never goes by what they find.
+        0: none this time, nor are they scored. None: the policy never uses what they find.
         """
         return None
 

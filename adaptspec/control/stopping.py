@@ -79,7 +79,7 @@ class ConfidenceStopSpec(Part):
     """Stop after a token the draft gave less probability than this."""
 
     rule: Literal["confidence"]
-    threshold: float = Field(ge=0.0, le=1.0, description="Least probability to go on after.")
+    threshold: float = Field(ge=0.0, le=1.0, description="A draft goes on after tokens of at least this probability.")
 
     def build(self) -> StopRule:
         return ThresholdStop(confidence=self.threshold)
@@ -89,7 +89,7 @@ class EntropyStopSpec(Part):
     """Stop after a token drawn from a distribution of more entropy than this, in nats."""
 
     rule: Literal["entropy"]
-    threshold: float = Field(ge=0.0, description="Most nats to go on after.")
+    threshold: float = Field(ge=0.0, description="A draft goes on after tokens of at most so many nats.")
 
     def build(self) -> StopRule:
         return ThresholdStop(entropy=self.threshold)
@@ -100,7 +100,7 @@ class SvipStopSpec(Part):
 
     rule: Literal["svip"]
     scale: float = Field(default=0.15, gt=0.0, le=10.0, description="Estimates cross-entropy from the draft's entropy.")
-    threshold: float = Field(default=0.3, ge=0.0, le=10.0, description="Root of it above which the draft ends.")
+    threshold: float = Field(default=0.3, ge=0.0, le=10.0, description="The draft ends where the root is above it.")
 
     def build(self) -> StopRule:
         return svip_stop(self.scale, self.threshold)
@@ -182,10 +182,10 @@ class AdaEdlStopSpec(Part):
 class MarginalGoodputStop(StopRule):
     """Go on while survival x next acceptance > goodput x (one more draft step + one more verified token).
 
-    Survival is the product of the calibrated confidences of the tokens drafted so far, next acceptance the row's own at
-    the next position, both of the row's own drafter; goodput and costs are the algorithm's. A step is paid once for all
-    rows that take it: they go on if together they earn it. (A share of it in each row's own bound, by how many were
-    expected to go on, costs up to 5 %: rows that stop early make it dearer for the others.)
+    Survival is the product of the calibrated confidences of the tokens drafted so far, next acceptance that of the row
+    at the next position (optimism and side nodes included), both of the drafter that drafts for it; goodput and costs
+    are the algorithm's. A step is paid once for all rows that take it: they go on if together they earn it. (Splitting
+    its cost among the rows expected to go on is up to 5 % slower: rows that stop early leave the others more to pay.)
     Source: the optimality condition of a ratio of sums (Dinkelbach): a token belongs in the round iff its
     ratio of gain to cost exceeds the whole round's.
     """
@@ -193,7 +193,7 @@ class MarginalGoodputStop(StopRule):
     def __init__(self) -> None:
         self._value: ExpectedValue | None = None
         self._tables: dict[int, StopTable] = {}
-        self._mixed: tuple[IntArray, StopTable | None] | None = None  # tables of several drafters, by who drafts
+        self._mixed: tuple[IntArray, StopTable | None] | None = None  # joined tables, by the drafters of rows
 
     def table(self, choice: Choice) -> StopTable | None:
         """See `StopRule.table`; None where the algorithm expects nothing."""
@@ -212,12 +212,12 @@ class MarginalGoodputStop(StopRule):
 
 
 def _table(value: ExpectedValue, model: ModelTerms) -> StopTable:
-    """What the rows go by when this model drafts for them."""
+    """The stop table of rows for which this model drafts."""
     acceptance, brings = model.acceptance, model.step_gains
     if value.weight is not None:
         brings = brings * value.weight[:, None]
     costs = value.goodput * (model.prices.step_row + (1.0 + model.side_nodes) * _verifying(value, model))
-    least: FloatArray = np.full(acceptance.shape, np.inf)  # none behind the deepest token that is known
+    least: FloatArray = np.full(acceptance.shape, np.inf)  # in the last column: the deepest position
     least[:, :-1] = costs[:-1] / brings[:, 1:]
     return StopTable(
         survival=least,
@@ -240,7 +240,7 @@ def _verifying(value: ExpectedValue, model: ModelTerms) -> FloatArray:
 
 
 def _slopes(curve: FloatArray) -> FloatArray:
-    """Seconds of one more token [n]: the least mean of the next 1, 2 or 4, so that one step up is no wall."""
+    """Seconds of one more token [n]: the least mean of the next 1, 2 or 4, so that drafts get past a single step up."""
     each: FloatArray = np.diff(curve)
     for ahead in (2, 4):
         mean = (curve[ahead:] - curve[:-ahead]) / ahead

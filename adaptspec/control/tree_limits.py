@@ -1,4 +1,4 @@
-"""How far drafts branch: a node is submitted while what it is expected to keep is above what verifying it costs."""
+"""How far drafts branch: a node is submitted if its chance of being kept is above what verifying it costs."""
 
 from __future__ import annotations
 
@@ -55,8 +55,9 @@ class TreeLimits:
 def _calibrations(value: ExpectedValue, rows: int) -> FloatArray:
     """P(a node is kept) [1 + models, rows, ranks, bins].
 
-    By each model a chain's as calibrated, others in what they state. The first is of who has no calibration, and is
-    believed: else all that a model-free drafter knows would be submitted.
+    Of a model's nodes, those of rank 0 (the chain) have the model's calibration, others what they state times
+    `ModelTerms.side_chances`. Entry 0 is for drafters without a model: what they state is taken as it is. (With 1 in
+    its place, all that they find would be submitted.)
     """
     stated = (np.arange(_BINS) + 0.5) / _BINS
     ranks = 1 + max((len(model.side_chances) for model in value.models), default=0)
@@ -69,9 +70,10 @@ def _calibrations(value: ExpectedValue, rows: int) -> FloatArray:
 
 
 def _seconds(value: ExpectedValue, rows: int) -> float:
-    """What one more token takes to verify in addition to those that are expected: the mean of as many again.
+    """Seconds of verifying one more token: the mean over as many again as are expected.
 
-    A floor lets in many nodes at once, and learned seconds have flat places, where a single one would seem to be free.
+    Not the slope at one token, as in the stop rule: one floor admits many nodes at once, and where the learned curve is
+    flat, a single node would seem to be free.
     """
     expected = sum(value.drafting.get(model.drafter_id, 0) * float(model.nodes[-1]) for model in value.models)
     last = len(value.verify) - 1

@@ -34,7 +34,7 @@ class GoodputSettings:
     acceptance: AcceptanceSettings = field(default_factory=AcceptanceSettings)
     stops: bool = True
     max_width: int = 1  # children of a node at most; 1: drafts are chains
-    optimism: float = 0.1  # added to acceptance: optimism / sqrt(1 + times seen)
+    optimism: float = 0.1  # added to acceptance: optimism / sqrt(1 + times seen), seen in all traffic
 
 
 class PriorSpec(Part):
@@ -78,8 +78,9 @@ class Goodput(Algorithm):
 
     Acceptance is estimated per request and position, costs by the cost model; `best_plan` solves for all rows at one
     price. Lookups (model-free drafters) are candidates like any other: what they found is known before the round.
-    What the estimates reject is tried within the budgets of an `Explorer`: a model in rows that do not use it, larger
-    passes where the cost model is uncertain, and neighbouring depths where the executor runs whole drafts.
+    Positions that are rarely reached are explored by `optimism`. What the estimates reject is tried within the budgets
+    of an `Explorer`: a model in rows that do not use it, larger passes where the cost model is uncertain, and
+    neighbouring depths where the executor runs whole drafts.
 
     Source: AdaptSpec design; the objective is vLLM's and SmartSpec's goodput (Liu et al. 2024, "Optimizing Speculative
     Decoding for Serving Large Language Models Using Goodput").
@@ -225,8 +226,8 @@ class Goodput(Algorithm):
     # --- choices ------------------------------------------------------------------------------------------------
 
     def _choice_of(self, plan: Plan, terms: RoundTerms, signals: BatchSignals) -> Choice:
-        # Where drafts can be stopped, and the rule has confidences to go by, it decides the depth: rows get their
-        # limit.
+        # Where a stop rule can end drafts and has confidences to compare, it decides the depth: rows that the plan has
+        # drafting get their limit as depth. The planned depth still sets `expected` and the goodput.
         stoppable = self._settings.stops and not self._whole
         informed = [i for i, model in self._models.items() if stoppable and model.calibration.informed]
         depths = plan.depths
@@ -321,9 +322,10 @@ class Goodput(Algorithm):
         return self._moved("size", (plan, replace(moved, seconds=seconds)), choice, terms, signals)
 
     def _depth_trial(self, plan: Plan, choice: Choice, terms: RoundTerms, signals: BatchSignals) -> Choice:
-        """The next depth for all rows of a model.
+        """All drafting rows one tier deeper or, every other time, one shallower.
 
-        Executors that run whole drafts time whole rounds only, so that the time of no other depth would be learned.
+        Executors that run whole drafts time whole rounds only: without such trials only the times of the planned depths
+        would be learned.
         """
         tiers = np.array([0, *self._tiers])
         drafting = plan.depths > 0
@@ -374,7 +376,7 @@ class Goodput(Algorithm):
 
 
 def _token_seconds(plan: Plan, terms: RoundTerms) -> FloatArray:
-    """What a token of each row [B] is worth in seconds, at the plan's price."""
+    """What a token of each row [B] is worth in seconds: its weight / the plan's goodput."""
     weight = np.ones(len(plan.depths)) if terms.weight is None else terms.weight
     return np.asarray(weight / plan.goodput)
 

@@ -21,8 +21,8 @@ class Plan:
     """Depth and drafter of each row [B], and what they are expected to come to.
 
     `goodput`: tokens per second of the whole round, weighted as its rows are. `kept`, `tokens` [B]: tokens that are
-    expected to be kept and submitted, beyond one per row. `seconds` of the whole round. `deepest`: passes of each model
-    that runs. `lookups` [B]: nodes of lookup drafter `lookup_drafter` [B], submitted in addition to a model's draft.
+    expected to be kept and submitted, beyond one per row. `seconds` of the whole round. `deepest`: the deepest depth
+    of each model that runs. `lookups` [B]: nodes of lookup drafter `lookup_drafter` [B], added to a model's draft.
     """
 
     goodput: float
@@ -40,9 +40,9 @@ def best_plan(terms: RoundTerms) -> Plan:
     """The depths and drafters of the most goodput: (rows + tokens kept) / seconds, rows weighted as the terms say.
 
     One row: all options are compared. More rows: Dinkelbach's iteration for every subset of the models, since the
-    passes of a model are shared by its rows: guess the price (goodput), let every row take the option that earns most
-    beyond it, set the price to what that comes to. It starts from few and from many tokens of the other rows, because
-    a pass may cost less per token the more there are.
+    passes of a model are shared by its rows: guess the price of a second in tokens, which is the round's goodput, let
+    every row take the option that earns most beyond it, set the price to the goodput that results. It
+    starts from few and from many tokens of the other rows, because a pass may cost less per token the more there are.
 
     Source: Dinkelbach 1967, "On Nonlinear Fractional Programming".
     """

@@ -37,7 +37,7 @@ class ModelTerms:
 
     @property
     def steps(self) -> FloatArray:
-        """[D + 1] draft passes that a round of this depth is expected to run."""
+        """[D + 1] draft passes that the draft of one row at this depth is expected to take."""
         return np.arange(len(self.sizes), dtype=np.float64) if self.whole else self.sizes
 
     @property

@@ -64,7 +64,7 @@ class SloSpec(AlgorithmSpec):
     guarded: ClassVar[bool] = False  # it may give up throughput for the pace of a request
 
     algorithm: Literal["slo"]
-    time_per_output_token_ms: float = Field(gt=0.0, le=60_000.0, description="Promised to every request, on average.")
+    time_per_output_token_ms: float = Field(gt=0.0, le=60_000.0, description="Target, on average; no guarantee.")
 
     def build(self, parts: Parts) -> Slo:
         return Slo(self, parts)
