@@ -105,7 +105,7 @@ def test_a_run_ends_with_its_request() -> None:
     new = _expected_ngrams(known, [0])
     known.observe(_LOOKUP, _ngrams([4], [4]))
     known.start(0)
-    _observe(known, _ngrams([4], [4]), ended=True)
+    known.observe(_LOOKUP, replace(_ngrams([4], [4]), running=np.array([False])))
     np.testing.assert_allclose(_expected_ngrams(known, [0]), new)
 
 

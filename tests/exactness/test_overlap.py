@@ -49,7 +49,7 @@ def test_overlapping_rounds_teach_the_same(worlds: Worlds, rows: int, depth: int
         world = worlds.of("table", "draft-model")
         script = Script(requests=3 if rows == 3 else 6, rows=rows, overlaps=overlaps)
         result = run(case, world, script)
-        learned.append(result.core.controller.policies["dictated"].learned())
+        learned.append(result.core.controller.learned_policies()["dictated"].learned())
     for name, known in learned[0].items():
         # Counts fade with every settlement, which may come a round later.
         np.testing.assert_allclose(learned[1][name], known, rtol=0.01, atol=0.01, err_msg=name)
