@@ -1,6 +1,6 @@
 """The lines of a journal: round records and the little that is said of requests, as plain data and back, exactly.
 
-A journal is JSON lines, one entry each, told apart by `type`.
+A journal is JSON lines, one entry each; `type` says what an entry is.
 """
 
 from __future__ import annotations
@@ -143,12 +143,12 @@ def round_to_plain(record: RoundRecord) -> dict[str, Any]:
 
 
 def _trees(record: RoundRecord, branches: Branches) -> list[dict[str, Any]]:
-    """Of each row that says more than a chain: its nodes, and the places of those that were accepted.
+    """The nodes of each row that branches or that several drafters drafted for, and the positions of accepted nodes.
 
-    Parents, ranks and confidence are those of nodes off its main chain of `chain` nodes: what is on it, first choices,
-    is known already. `drafters` are told where they are not all the row's own.
+    Parents, ranks and confidence are those of nodes off its main chain of `chain` nodes; those on it are first choices,
+    which the record has. `drafters` are written where they differ from the row's drafter.
     """
-    tree, told = branches.tree, []
+    tree, rows_plain = branches.tree, []
     for row, (nodes, chain) in enumerate(zip(branches.nodes.tolist(), tree.chain.tolist(), strict=True)):
         owners = tree.drafters[row, :nodes].tolist()
         united = owners.count(int(record.drafter[row])) < nodes
@@ -157,8 +157,8 @@ def _trees(record: RoundRecord, branches: Branches) -> list[dict[str, Any]]:
             one |= {name: getattr(tree, name)[row, chain:nodes].tolist() for name in ("parents", "ranks")}
             one |= {"drafters": owners} if united else {}
             one["confidence"] = _nulled(branches.confidence[row, chain:nodes].tolist())
-            told.append(one | {"path": branches.path[row, : int(record.accepted[row])].tolist()})
-    return told
+            rows_plain.append(one | {"path": branches.path[row, : int(record.accepted[row])].tolist()})
+    return rows_plain
 
 
 def round_from_plain(plain: Mapping[str, Any], header: JournalHeader | None = None) -> RoundRecord:
@@ -177,9 +177,9 @@ def round_from_plain(plain: Mapping[str, Any], header: JournalHeader | None = No
         values |= {name: _filled(plain[name], rows, deepest) for name in ("confidence", "entropy")}
         values["ended"] = float(_floats(plain["ended"]))
         if "expected" in plain:
-            told = plain["expected"]
-            goodput, other = (float(_floats(value)) for value in (told["goodput"], told.get("other")))
-            values["expected"] = Expected(goodput, _floats(told["accepted"], rows), other)
+            expected = plain["expected"]
+            goodput, other = (float(_floats(value)) for value in (expected["goodput"], expected.get("other")))
+            values["expected"] = Expected(goodput, _floats(expected["accepted"], rows), other)
         if "stated" in plain:
             values["stated"] = _stated(plain["stated"], rows, int(plain["stated_deepest"]))
         if "branches" in plain:
@@ -251,10 +251,10 @@ def _estimated_passes(values: Mapping[str, Any]) -> Iterator[tuple[int, int, Int
     asked = values["depths"] > 0
     if branches is None:
         for drafter_id in sorted(set(drafter[asked].tolist())):
-            own = drafted[(drafter == drafter_id) & asked]
-            active = np.count_nonzero(own[:, None] > np.arange(max(1, own.max())), axis=0)
-            active[0] = len(own)
-            yield drafter_id, len(own), active
+            counts = drafted[(drafter == drafter_id) & asked]
+            active = np.count_nonzero(counts[:, None] > np.arange(max(1, counts.max())), axis=0)
+            active[0] = len(counts)
+            yield drafter_id, len(counts), active
         return
     tree = branches.tree
     inside, depths = np.arange(tree.parents.shape[1]) < branches.nodes[:, None], tree.depths
@@ -268,16 +268,17 @@ def _estimated_passes(values: Mapping[str, Any]) -> Iterator[tuple[int, int, Int
         yield drafter_id, count, active
 
 
-def _stated(told: Sequence[Sequence[Sequence[float | None]]], rows: int, deepest: int) -> FloatArray:
+def _stated(plain: Sequence[Sequence[Sequence[float | None]]], rows: int, deepest: int) -> FloatArray:
     if not 0 <= deepest <= _DEEPEST:
         raise ValueError(f"a depth of {deepest}")
-    return np.array([_filled(own, rows, deepest) for own in told], dtype=np.float64).reshape(len(told), rows, deepest)
+    filled = [_filled(of_drafter, rows, deepest) for of_drafter in plain]
+    return np.array(filled, dtype=np.float64).reshape(len(plain), rows, deepest)
 
 
-def _branches(told: Sequence[Mapping[str, Any]], values: Mapping[str, Any]) -> Branches:
-    """What `_trees` wrote of a round; rows that it left out are chains. Places beyond a row's nodes are a chain's."""
+def _branches(plain: Sequence[Mapping[str, Any]], values: Mapping[str, Any]) -> Branches:
+    """The trees of a round that `_trees` wrote; rows that it left out are chains. Padding has a chain's parents."""
     chain, nodes, kept = values["drafted"].copy(), values["drafted"].copy(), values["accepted"]
-    for one in told:
+    for one in plain:
         chain[one["row"]] = one["chain"]
         nodes[one["row"]] = one["chain"] + len(one["parents"])
     width, deepest = int(nodes.max(initial=0)), int(kept.max(initial=0))
@@ -287,9 +288,9 @@ def _branches(told: Sequence[Mapping[str, Any]], values: Mapping[str, Any]) -> B
     sure: FloatArray = np.full((len(nodes), width), np.nan)
     main = values["confidence"][:, :width]
     sure[:, : main.shape[1]] = np.where(np.arange(main.shape[1]) < chain[:, None], main, np.nan)
-    places = np.arange(deepest)
-    path = np.where(places < kept[:, None], places, -1)
-    for one in told:
+    positions = np.arange(deepest)
+    path = np.where(positions < kept[:, None], positions, -1)
+    for one in plain:
         row, start, end = one["row"], one["chain"], nodes[one["row"]]
         tree.parents[row, start:end] = _integers(one["parents"], end - start)
         tree.ranks[row, start:end] = _integers(one["ranks"], end - start)

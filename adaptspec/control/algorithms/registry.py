@@ -48,7 +48,7 @@ class Algorithms:
 
 def load(points: Iterable[EntryPoint]) -> Algorithms:
     """The specs that entry points name: each an `AlgorithmSpec` whose `algorithm` is a Literal of the entry point's
-    name. What fails is a line in the log, and is told where a policy names it.
+    name. A failure is logged, and is the error of each policy that names the algorithm.
     """
     found = Algorithms({}, {})
     for point in points:
