@@ -823,7 +823,7 @@ MUTANTS = (
         "running = rows.requests[record.rows] == requests",
         "running = rows.requests[record.rows] >= 0",
         "Where outcomes come late, a new request drafts by what the one before it accepted.",
-        ("tests/control/test_acceptance.py", "tests/policies/test_promises.py", "tests/control/test_controller.py"),
+        ("tests/control/test_controller.py", "tests/control/test_acceptance.py", "tests/policies/test_promises.py"),
         quick=True,
     ),
     # State, journal and files.
