@@ -27,8 +27,9 @@ class Trial:
 
     `kind` names its budget. `rows` [n] are the engine's rows that it changes, `token_seconds` [n] what a token of each
     is worth. `seconds` and `kept` are predicted for the round without the trial: its seconds, and what the tokens that
-    `rows` keep are worth; `predicted` are the seconds with it, of which `reading` go into reading answers. `shared`:
-    prompts, or rows of other policies, take a part of the round's time, so that its clock says nothing of the trial.
+    `rows` keep are worth; `predicted` are the seconds with it, of which `reading` go into catching up on answers.
+    `shared`: prompts, or rows of other policies, take a part of the round's time, so that its clock says nothing of the
+    trial.
     """
 
     kind: str
@@ -92,8 +93,8 @@ class Explorer:
     ) -> IntArray:
         """Positions of the rows, cheapest first, that a trial of this kind can afford now.
 
-        It loses `fixed` seconds once, `each` [N] for each row, and `reading` [N] for reading answers. A round without
-        it takes `round_seconds`.
+        It loses `fixed` seconds once, `each` [N] for each row, and `reading` [N] for catching up on answers. A round
+        without it takes `round_seconds`.
         """
         if not len(each):
             return np.empty(0, dtype=np.int64)

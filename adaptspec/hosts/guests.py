@@ -100,8 +100,8 @@ class Guests:
         return Timings(arrived, admitted, None if math.isnan(first) else first, time.monotonic())
 
 
-class Told(NamedTuple):
-    """What a step has come to, of requests that are here: all [B]."""
+class StepOutcome(NamedTuple):
+    """What a step did for the requests that still run, all [B]: tokens drafted, accepted and emitted."""
 
     ids: Sequence[str]
     rows: IntArray
@@ -110,7 +110,7 @@ class Told(NamedTuple):
     emitted: IntArray
 
     @classmethod
-    def of(cls, guests: Guests, ids: Sequence[str], counts: IntArray, rows: IntArray | None = None) -> Told:
+    def of(cls, guests: Guests, ids: Sequence[str], counts: IntArray, rows: IntArray | None = None) -> StepOutcome:
         """`counts` [3, N]: tokens drafted, accepted and emitted, of all `ids`. `rows` [N] are theirs, if known."""
         if rows is None:
             here, rows = guests.find(ids)
@@ -119,7 +119,7 @@ class Told(NamedTuple):
         drafted, accepted, emitted = counts
         return cls(ids, rows, drafted, np.minimum(accepted, drafted), emitted)
 
-    def take(self, index: IntArray) -> Told:
-        """Of some of them, by position."""
-        ids = [self.ids[place] for place in index.tolist()]
-        return Told(ids, self.rows[index], self.drafted[index], self.accepted[index], self.emitted[index])
+    def take(self, index: IntArray) -> StepOutcome:
+        """The outcome of some of the rows, by position."""
+        ids = [self.ids[position] for position in index.tolist()]
+        return StepOutcome(ids, self.rows[index], self.drafted[index], self.accepted[index], self.emitted[index])

@@ -33,7 +33,7 @@ from adaptspec.control.host import Host
 from adaptspec.control.learned_state import PolicyState
 from adaptspec.control.policy import BatchSignals
 from adaptspec.hosts.desk import Desk
-from adaptspec.hosts.guests import UNBOUND, Guests, Told
+from adaptspec.hosts.guests import UNBOUND, Guests, StepOutcome
 from adaptspec.hosts.rounds import (
     Chosen,
     Finished,
@@ -138,8 +138,8 @@ class Pilot:
             self._learn_finished()  # while rows are those of the requests that ran
             self._rowless.add(request_id)  # until all has gone well: then nobody knows what it wants
             # Nobody here reads the prompt, which may be long; how long it is will do.
-            told = SamplingParams(max_tokens, temperature if 0.0 <= temperature <= 100.0 else 100.0)
-            request = Request(request_id, range(prompt_tokens), told, wishes)
+            sampling = SamplingParams(max_tokens, temperature if 0.0 <= temperature <= 100.0 else 100.0)
+            request = Request(request_id, range(prompt_tokens), sampling, wishes)
             if not self.detached:
                 if not self._desk.policies.can_decide(wishes.policy):
                     self.ignore(NOT_SERVED, f"policy {wishes.policy!r:.100} is not served here")
@@ -210,7 +210,7 @@ class Pilot:
         self, plan: Plan, ids: Sequence[str], drafted: Sequence[int], accepted: Sequence[int], emitted: Sequence[int]
     ) -> None:
         """The step of a plan has ended. Of each request that got tokens: how many drafted tokens were verified, how
-        many of them kept, and how many tokens it got. In the order of steps; a step may never be told of.
+        many of them kept, and how many tokens it got. In the order of steps; the outcome of a step may never come.
 
         Where drafts are drawn ahead, what was verified are those of the plan before.
         """
@@ -350,7 +350,7 @@ class Pilot:
         return depth, depths if self._is_cutting_worth(size, packed, most) else np.full(size, depth), True
 
     def _skips(self, depth: int, rows: IntArray) -> bool:
-        """Whether the draft is left out of a step of these rows: nobody here drafts, nor ever will."""
+        """Whether the draft is left out of a step of these rows: none of the requests may draft, now or later."""
         if not self.settings.skip_draft or not len(rows):
             return False
         guests = self._guests
@@ -388,25 +388,25 @@ class Pilot:
         rows = None
         if step is not None and step.chosen.changes == guests.changes and step.chosen.ids == done.ids:
             rows = step.chosen.rows
-        told = Told.of(guests, done.ids, done.counts, rows)
+        outcome = StepOutcome.of(guests, done.ids, done.counts, rows)
         try:
-            if step is not None and len(told.rows) and not self.detached and 0.0 < done.seconds < math.inf:
-                self._learn_step(step, done, told)
+            if step is not None and len(outcome.rows) and not self.detached and 0.0 < done.seconds < math.inf:
+                self._learn_step(step, done, outcome)
         finally:
-            guests.written[told.rows] += told.emitted
+            guests.written[outcome.rows] += outcome.emitted
             if self._watchers is not None:
-                guests.count(told.rows, told.drafted, told.accepted, done.ended)
+                guests.count(outcome.rows, outcome.drafted, outcome.accepted, done.ended)
 
-    def _learn_step(self, step: Waiting, done: Finished, told: Told) -> None:
-        context = self._guests.context(told.rows)
-        work = work_of_step(step, told, context)
+    def _learn_step(self, step: Waiting, done: Finished, outcome: StepOutcome) -> None:
+        context = self._guests.context(outcome.rows)
+        work = work_of_step(step, outcome, context)
         if self._measured:
             self._costs.observe(work, Timing(math.nan, math.nan, done.seconds))
         else:
             self._timed.append((work, done.seconds))
         if done.of is not None:
-            serials = step.chosen.serials if told.rows is step.chosen.rows else self._guests.serials[told.rows]
-            timed = TimedStep(done.of, told, serials, context, work, done.seconds, done.ended)
+            serials = step.chosen.serials if outcome.rows is step.chosen.rows else self._guests.serials[outcome.rows]
+            timed = TimedStep(done.of, outcome, serials, context, work, done.seconds, done.ended)
             if self._measured:
                 self._teach(timed)
             else:

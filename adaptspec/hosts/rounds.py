@@ -14,7 +14,7 @@ from adaptspec.control.cost_model import CostModel
 from adaptspec.control.cost_profile import CostProfile
 from adaptspec.control.decision_cache import UNDECIDED
 from adaptspec.control.host import DRAFTER
-from adaptspec.hosts.guests import Told
+from adaptspec.hosts.guests import StepOutcome
 from adaptspec.rounds import Decision, DraftWork, RoundRecord, RoundWork, Timing
 
 # Of a deviation from a step's expected seconds this share counts. It counts up to so many times these seconds at most:
@@ -79,7 +79,7 @@ class TimedStep(NamedTuple):
     """A step that has ended, of the requests that are here. It verified the drafts that `of` had drawn."""
 
     of: Waiting
-    told: Told
+    outcome: StepOutcome
     serials: IntArray  # of the requests
     context: IntArray  # [B] tokens before it
     work: RoundWork
@@ -96,11 +96,11 @@ def of_one_mind(decision: Decision) -> bool:
     return all(len(set(numbers.tolist())) <= 1 for numbers in (decided, decision.tasks))
 
 
-def work_of_step(step: Waiting, told: Told, context: IntArray) -> RoundWork:
+def work_of_step(step: Waiting, outcome: StepOutcome, context: IntArray) -> RoundWork:
     """The work of a step. Where prompts are read rows are ragged in any case, and their tokens take the time."""
-    rows = len(told.rows)
-    drafted = sum(told.drafted.tolist())
-    ragged = not step.prefill and rows > 1 and len(set(told.drafted.tolist())) > 1
+    rows = len(outcome.rows)
+    drafted = sum(outcome.drafted.tolist())
+    ragged = not step.prefill and rows > 1 and len(set(outcome.drafted.tolist())) > 1
     drafts = _drafts(step.plan.depth, step.drafts, len(step.chosen.rows))
     return RoundWork(rows, rows + drafted, float(context.sum()), drafts, step.prefill, ragged)
 
@@ -135,7 +135,7 @@ def round_of(done: TimedStep, number: int, costs: CostModel, *, reads_along: boo
 
     The round has its expected share of the step's seconds; prompts and drafts for the next round have the others.
     """
-    told, context, work = done.told, done.context, done.work
+    outcome, context, work = done.outcome, done.context, done.work
     chosen, depth = done.of.chosen, done.of.plan.depth
     decision = chosen.decision
     if decision is None:
@@ -149,7 +149,7 @@ def round_of(done: TimedStep, number: int, costs: CostModel, *, reads_along: boo
         if not len(here):
             return None
         if len(here) < len(index):
-            told, context, index = told.take(here), context[here], index[here]
+            outcome, context, index = outcome.take(here), context[here], index[here]
         depths, reasons, drafter, tasks = (
             values[index] if len(values) else values for values in (depths, reasons, drafter, tasks)
         )
@@ -163,23 +163,23 @@ def round_of(done: TimedStep, number: int, costs: CostModel, *, reads_along: boo
     )
     whole = pace * (expected_seconds if alone is work else costs.seconds(alone))
     verify = pace * costs.seconds(work._replace(drafts=(), prefill_tokens=0)) if drafts else whole
-    size = len(told.rows)
-    unknown: FloatArray = np.full((size, int(told.drafted.max())), np.nan)
+    size = len(outcome.rows)
+    unknown: FloatArray = np.full((size, int(outcome.drafted.max())), np.nan)
     return RoundRecord(
         number=number,
-        request_ids=tuple(told.ids),
-        rows=told.rows,
-        depths=np.minimum(depths, told.drafted),  # nothing but a limit ends drafts here
+        request_ids=tuple(outcome.ids),
+        rows=outcome.rows,
+        depths=np.minimum(depths, outcome.drafted),  # nothing but a limit ends drafts here
         reasons=reasons,
         drafter=drafter,
-        drafted=told.drafted,
-        accepted=told.accepted,
-        emitted=told.emitted,
+        drafted=outcome.drafted,
+        accepted=outcome.accepted,
+        emitted=outcome.emitted,
         context=context,
         confidence=unknown,
         entropy=unknown,
         work=RoundWork(
-            size, size + int(told.drafted.sum()), float(context.sum()), drafts, work.prefill_tokens, work.ragged
+            size, size + int(outcome.drafted.sum()), float(context.sum()), drafts, work.prefill_tokens, work.ragged
         ),
         timing=Timing(whole - verify, verify, whole),
         expected=expected,

@@ -1042,7 +1042,7 @@ MUTANTS = (
     Mutant(
         "host-limit-learned-as-a-stop",
         "adaptspec/hosts/rounds.py",
-        "depths=np.minimum(depths, told.drafted),",
+        "depths=np.minimum(depths, outcome.drafted),",
         "depths=depths,",
         "Inside another engine, limits of requests make drafts too short for all.",
         HOSTS,

@@ -14,15 +14,15 @@ GUESTS = "adaptspec.hosts.guests:Guests"
     [
         (f"{GUESTS}.leave", "self name", "_free rows", ""),
         (f"{GUESTS}.leave", "self ...", "", ""),
-        ("adaptspec.hosts.guests:Told.of", "cls guests ids ...", "", ""),
+        ("adaptspec.hosts.guests:StepOutcome.of", "cls guests ids ...", "", ""),
         ("adaptspec.control.host:Host.depths", "self", "deepest", ""),
-        ("adaptspec.hosts.guests:Told", "", "ids rows", ""),
+        ("adaptspec.hosts.guests:StepOutcome", "", "ids rows", ""),
         (f"{GUESTS}.leave", "self", "", "Guests.leave takes (self, name), not (self)"),
         (f"{GUESTS}.leave", "self request ...", "", "Guests.leave takes (self, name), not (self, request)"),
         (f"{GUESTS}.leave", "self name", "elsewhere", "Guests.leave does not use elsewhere"),
         (f"{GUESTS}.arrive", "self name", "", "Guests.arrive cannot be used (KeyError"),
         ("adaptspec.hosts.nowhere:Guests.leave", "...", "", "nowhere:Guests.leave cannot be used (ModuleNotFoundError"),
-        ("adaptspec.hosts.guests:Told", "", "ids names", "Told.names is missing"),
+        ("adaptspec.hosts.guests:StepOutcome", "", "ids names", "StepOutcome.names is missing"),
     ],
 )
 def test_what_is_otherwise_is_named(place: str, parameters: str, names: str, said: str) -> None:

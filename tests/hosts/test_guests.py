@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from adaptspec.hosts.guests import Guests, Told
+from adaptspec.hosts.guests import Guests, StepOutcome
 from adaptspec.request import Request, SamplingParams, SpeculationParams
 
 
@@ -46,7 +46,7 @@ def test_strangers_are_left_out() -> None:
     guests = Guests(4, model_len=30, behind=1)
     guests.enter(request("a"))
     guests.enter(request("b"))
-    told = Told.of(guests, ["x", "b", "a"], np.array([[1, 2, 3], [1, 9, 0], [2, 3, 1]]))
+    told = StepOutcome.of(guests, ["x", "b", "a"], np.array([[1, 2, 3], [1, 9, 0], [2, 3, 1]]))
     assert list(told.ids) == ["b", "a"]
     assert told.drafted.tolist() == [2, 3]
     assert told.accepted.tolist() == [2, 0]

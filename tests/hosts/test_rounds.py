@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from adaptspec.control.cost_model import CostModel
-from adaptspec.hosts.guests import Guests, Told
+from adaptspec.hosts.guests import Guests, StepOutcome
 from adaptspec.hosts.rounds import Chosen, Plan, TimedStep, Waiting, costs_of_steps, round_of, work_of_step
 from adaptspec.request import Request, SamplingParams
 from adaptspec.rounds import Decision, RoundRecord, RoundWork
@@ -34,7 +34,7 @@ def ended(
     guests: Guests, step: Waiting, ids: str, counts: list[list[int]], *, of: Waiting, seconds: float = 0.01
 ) -> TimedStep:
     """A step with what it reports of these requests; it has verified the drafts of another step."""
-    told = Told.of(guests, list(ids), np.array(counts))
+    told = StepOutcome.of(guests, list(ids), np.array(counts))
     context = guests.context(told.rows)
     work = work_of_step(step, told, context)
     return TimedStep(of, told, guests.serials[told.rows], context, work, seconds, 0.0)
