@@ -17,10 +17,11 @@ import numpy.typing as npt
 from pydantic import TypeAdapter, ValidationError
 
 from adaptspec.arrays import FloatArray, IntArray
+from adaptspec.decision import Expected
 from adaptspec.drafters import Kind, kind_of
 from adaptspec.errors import JournalError
 from adaptspec.files import open_file
-from adaptspec.rounds import PER_ROW, DraftWork, Expected, RoundRecord, RoundWork, Timing
+from adaptspec.rounds import PER_ROW, DraftWork, RoundRecord, RoundWork, Timing
 from adaptspec.trees import Branches, Tree
 
 # 3: rounds and requests say when. 4: drafts may branch. 5: rounds have the passes that ran; before, they had sums, from

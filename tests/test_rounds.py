@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from adaptspec.arrays import FloatArray, IntArray
-from adaptspec.rounds import RowStop, StopEvaluator, StopTable, draft_temperatures, stacked_temperatures
+from adaptspec.decision import RowStop, StopEvaluator, StopTable, draft_temperatures, stacked_temperatures
 
 NAN = float("nan")
 STEPS = 5

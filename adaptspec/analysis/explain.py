@@ -10,8 +10,8 @@ import numpy as np
 
 from adaptspec.analysis.journal_rounds import JournalLog, LoggedRound
 from adaptspec.control.cost_model import CostModel
+from adaptspec.decision import Reason
 from adaptspec.errors import JournalError
-from adaptspec.rounds import Reason
 from adaptspec.telemetry.guard_events import GuardEvents
 
 # So many rounds without drafts tell how fast the machine was that day against its profile.

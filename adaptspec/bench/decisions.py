@@ -18,7 +18,8 @@ import numpy as np
 from adaptspec.control.controller import Controller
 from adaptspec.control.language.spec import PolicySpec
 from adaptspec.control.policy import BatchSignals
-from adaptspec.rounds import Decision, RoundRecord
+from adaptspec.decision import Decision
+from adaptspec.rounds import RoundRecord
 from adaptspec.simulation.machine import Machine
 from adaptspec.simulation.scenarios import Schedule, in_turn, stream
 from adaptspec.simulation.simulator import replay

@@ -22,6 +22,7 @@ from adaptspec.bench.setup import described, title_of
 from adaptspec.bench.workloads import Workloads, encode
 from adaptspec.control.controller import Controller
 from adaptspec.control.policy import BatchSignals, Policy
+from adaptspec.decision import Decision, Reason, StopTable, TreeTable, Union
 from adaptspec.drafters import Kind, default_drafters, kind_of
 from adaptspec.drafting.drafter import Drafter, make_drafters
 from adaptspec.engine.assembly import Built, make_executor
@@ -32,7 +33,6 @@ from adaptspec.engine.policy_settings import PolicySettings
 from adaptspec.models.pass_range import exactness
 from adaptspec.request import Grammar, Request, SamplingParams
 from adaptspec.results import Completion, TokenLogprob
-from adaptspec.rounds import Decision, Reason, StopTable, TreeTable, Union
 from adaptspec.simulation.simulator import static_spec
 from adaptspec.tables import Table
 from adaptspec.verification.coupled import Coupled

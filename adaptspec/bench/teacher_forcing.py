@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from adaptspec.arrays import BoolArray, FloatArray, IntArray
+from adaptspec.decision import TreeTable
 from adaptspec.drafters import states_confidence
 from adaptspec.drafting.drafter import Drafter, DraftJob, ModelDrafter, ModelFreeDrafter, Observing, RowStart
 from adaptspec.drafting.other_tokenizer import OwnTokensDrafter
@@ -22,7 +23,6 @@ from adaptspec.models.noise import Floats
 from adaptspec.models.runner import Packed, Runner
 from adaptspec.models.sampling import RowSampling, SamplingBatch, entropies, leading
 from adaptspec.request import SamplingParams
-from adaptspec.rounds import TreeTable
 from adaptspec.simulation.tape import MAX_REACH, UNRANKED, AfterMiss, DraftView
 
 # So many tokens after each wrong one are drafted, too: to the depth of 12, the deepest of every policy that ships.

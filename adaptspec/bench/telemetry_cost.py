@@ -19,10 +19,11 @@ from adaptspec.bench.collectors import COLLECTORS, Load, begun, collector, run_c
 from adaptspec.bench.workloads import Workloads
 from adaptspec.control.cost_model import CostModel
 from adaptspec.control.cost_profile import CostProfile
+from adaptspec.decision import Reason
 from adaptspec.drafters import available_drafters
 from adaptspec.request import Request
 from adaptspec.results import Completion, FinishReason, SpeculationStats, Timings
-from adaptspec.rounds import DraftWork, Reason, RoundRecord, RoundWork, Timing
+from adaptspec.rounds import DraftWork, RoundRecord, RoundWork, Timing
 from adaptspec.tables import Table
 from adaptspec.telemetry.earnings import Earnings
 from adaptspec.telemetry.live_feed import LiveFeed

@@ -9,9 +9,9 @@ from adaptspec.analysis.explain import Explanation, Group, RowRound, explain
 from adaptspec.analysis.journal_rounds import JournalLog, named_policy, served_policy
 from adaptspec.commands.arguments import tell
 from adaptspec.control.language.spec import PolicySpec
+from adaptspec.decision import REASON_WORDS
 from adaptspec.errors import ConfigError
 from adaptspec.quantity import quantity
-from adaptspec.rounds import REASON_WORDS
 from adaptspec.tables import Table
 
 _ROUNDS = 40  # that are shown of a request where nobody says how many

@@ -16,7 +16,8 @@ from adaptspec.control.limits import BatchLimits, TaskLimits
 from adaptspec.control.policy import BatchSignals, Learner, Policy
 from adaptspec.control.stopping import StopRule
 from adaptspec.control.tree_limits import TreeLimits
-from adaptspec.rounds import Decision, Reason, RoundRecord, StopTable
+from adaptspec.decision import Decision, Reason, StopTable
+from adaptspec.rounds import RoundRecord
 
 
 class _Memo(NamedTuple):

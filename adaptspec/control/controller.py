@@ -29,9 +29,10 @@ from adaptspec.control.rollout import LIVE, Rollout
 from adaptspec.control.routing import Route, Router
 from adaptspec.control.rows import DrafterNumbers, Rows, decide_by_group, learn_by_group
 from adaptspec.control.tasks import TaskNames
+from adaptspec.decision import Decision, PolicyPart, Reason, StopTable
 from adaptspec.errors import ConfigError, UnknownModelError
 from adaptspec.request import Request
-from adaptspec.rounds import Decision, PolicyPart, Reason, RoundRecord, StopTable
+from adaptspec.rounds import RoundRecord
 
 
 def untimed() -> float:

@@ -13,7 +13,7 @@ import numpy as np
 from adaptspec.arrays import FloatArray, IntArray
 from adaptspec.control.acceptance import CONFIDENCE_BINS
 from adaptspec.control.policy import BatchSignals
-from adaptspec.rounds import Decision
+from adaptspec.decision import Decision
 
 # Each so many decisions, the most rounds that may share one grow by one: early rounds are the most informative.
 _WARMUP = 16

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from adaptspec.arrays import FloatArray, IntArray
+from adaptspec.decision import Decision
 from adaptspec.errors import StateError
-from adaptspec.rounds import Decision, RoundRecord
+from adaptspec.rounds import RoundRecord
 
 
 @dataclass(eq=False, slots=True)

@@ -10,8 +10,9 @@ import numpy as np
 from adaptspec.arrays import FloatArray, IntArray
 from adaptspec.control.decision_cache import RoundRows
 from adaptspec.control.policy import BatchSignals, Policy
+from adaptspec.decision import Decision, Expected, StopTable, TreeTable, Union, stacked_temperatures
 from adaptspec.request import SpeculationParams
-from adaptspec.rounds import Decision, Expected, RoundRecord, StopTable, TreeTable, Union, stacked_temperatures
+from adaptspec.rounds import RoundRecord
 
 _UNBOUND = int(np.iinfo(np.int64).max)
 

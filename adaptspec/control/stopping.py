@@ -16,7 +16,8 @@ from adaptspec.control.algorithms.algorithm import Choice, ExpectedValue
 from adaptspec.control.algorithms.round_terms import ModelTerms
 from adaptspec.control.language.schema import Part, Short
 from adaptspec.control.policy import Learner
-from adaptspec.rounds import RoundRecord, StopTable
+from adaptspec.decision import StopTable
+from adaptspec.rounds import RoundRecord
 
 _RATE_MEMORY, _THRESHOLD_MEMORY = 0.5, 0.9  # AdaEDL's, from its paper
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from adaptspec.arrays import FloatArray, IntArray
 from adaptspec.control.algorithms.algorithm import Choice, ExpectedValue
-from adaptspec.rounds import TreeTable
+from adaptspec.decision import TreeTable
 
 _BINS = 100  # of confidence: most side nodes are unlikely, and many cheap ones pay together
 

@@ -15,6 +15,7 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
+from adaptspec.decision import TreeTable
 from adaptspec.drafting.corpus_counts import CorpusCounts
 from adaptspec.drafting.drafter import DraftJob, Loaded, RowStart
 from adaptspec.drafting.predicted_output import Prediction
@@ -24,7 +25,6 @@ from adaptspec.drafting.tree_growth import RowTree
 from adaptspec.models.draft import Draft
 from adaptspec.models.noise import drawn_of_few, position_word, seed_keys, token_words
 from adaptspec.models.sampling import MIN_TEMPERATURE, RowSampling
-from adaptspec.rounds import TreeTable
 
 # What a token is worth that the request's own text went on with, in tokens of others, and one that it predicted.
 _OWN, _PREDICTED = 4.0, 8.0

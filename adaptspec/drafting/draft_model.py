@@ -13,6 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from adaptspec.arrays import IntArray
+from adaptspec.decision import draft_temperatures
 from adaptspec.drafting.drafter import DraftJob, Loaded
 from adaptspec.drafting.tree_growth import FedNodes, ModelTrees
 from adaptspec.errors import ConfigError
@@ -22,7 +23,7 @@ from adaptspec.models.noise import Floats, Stream
 from adaptspec.models.runner import Packed, Runner
 from adaptspec.models.sampling import Certainty, certainty, entropies, leading, tempered
 from adaptspec.progress import report_progress
-from adaptspec.rounds import DraftWork, draft_temperatures
+from adaptspec.rounds import DraftWork
 
 # After full acceptance the last drafted token was never fed, so two tokens are the usual share of a round.
 _USUAL = 2

@@ -10,12 +10,12 @@ from typing import Protocol, runtime_checkable
 from transformers import PreTrainedTokenizerFast
 
 from adaptspec.arrays import FloatArray, IntArray
+from adaptspec.decision import StopTable, TreeTable
 from adaptspec.drafters import DRAFTERS, available_drafters
 from adaptspec.drafting.corpus_counts import CorpusCounts
 from adaptspec.models.draft import Draft, NodeChoices
 from adaptspec.models.runner import Runner
 from adaptspec.models.sampling import RowSampling, SamplingBatch
-from adaptspec.rounds import StopTable, TreeTable
 
 
 @dataclass(frozen=True)

@@ -13,13 +13,13 @@ from typing import NamedTuple
 import numpy as np
 
 from adaptspec.arrays import BoolArray, IntArray
+from adaptspec.decision import RowStop, StopTable, TreeTable, draft_temperatures
 from adaptspec.drafting.drafter import DraftJob
 from adaptspec.drafting.submitted_nodes import best_nodes, submitted
 from adaptspec.models.draft import Draft
 from adaptspec.models.runner import Packed, Runner
 from adaptspec.models.sampling import entropies, leading, tempered
 from adaptspec.progress import report_progress
-from adaptspec.rounds import RowStop, StopTable, TreeTable, draft_temperatures
 
 _ONE: IntArray = np.ones(1, dtype=np.int64)
 

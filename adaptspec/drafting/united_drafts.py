@@ -12,9 +12,9 @@ from typing import NamedTuple
 import numpy as np
 
 from adaptspec.arrays import IntArray
+from adaptspec.decision import TreeTable
 from adaptspec.drafting.submitted_nodes import best_nodes, submitted
 from adaptspec.models.draft import Draft
-from adaptspec.rounds import TreeTable
 
 
 def united(first: Draft, free: Draft, table: TreeTable, owners: tuple[IntArray, IntArray]) -> Draft:

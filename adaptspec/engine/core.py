@@ -17,6 +17,7 @@ from adaptspec.arrays import IntArray
 from adaptspec.control.controller import Controller
 from adaptspec.control.policy import BatchSignals
 from adaptspec.control.tasks import OTHER
+from adaptspec.decision import Decision, Reason
 from adaptspec.engine.executor import Clock, Executor, Flight, Kept, Landed
 from adaptspec.engine.inputs import InputProcessor
 from adaptspec.engine.policy_settings import PolicySettings
@@ -28,7 +29,7 @@ from adaptspec.models.draft import Draft
 from adaptspec.progress import report_progress
 from adaptspec.request import Request
 from adaptspec.results import Delta, FinishReason
-from adaptspec.rounds import Decision, Reason, RoundRecord, RoundWork, Sink, Timing
+from adaptspec.rounds import RoundRecord, RoundWork, Sink, Timing
 
 _log = logging.getLogger(__name__)
 LOG_EVERY = 1000  # failed decisions per line of the log: several thousand rounds fit into a second

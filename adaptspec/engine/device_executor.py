@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from adaptspec.arrays import FloatArray, IntArray
+from adaptspec.decision import Decision, TreeTable
 from adaptspec.drafting.draft_model import DraftModelDrafter
 from adaptspec.drafting.drafter import Drafter, DraftJob
 from adaptspec.engine.executor import Outcome, Pending
@@ -28,7 +29,7 @@ from adaptspec.gpu.staging import at_work
 from adaptspec.models.draft import Draft
 from adaptspec.models.runner import Packed
 from adaptspec.results import TokenLogprob
-from adaptspec.rounds import Decision, DraftWork, TreeTable
+from adaptspec.rounds import DraftWork
 from adaptspec.verification.coupled import Coupled
 from adaptspec.verification.method import agreement
 

@@ -12,10 +12,10 @@ from typing import NamedTuple, Protocol
 
 from adaptspec.arrays import FloatArray, IntArray
 from adaptspec.control.policy import BatchSignals
+from adaptspec.decision import Decision
 from adaptspec.engine.scheduler import Batch, Cache
 from adaptspec.engine.sequence import Sequence as Seq
 from adaptspec.models.draft import Draft
-from adaptspec.rounds import Decision
 from adaptspec.verification.method import VerifyResult
 
 

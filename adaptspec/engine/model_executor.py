@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from adaptspec.arrays import BoolArray, IntArray
+from adaptspec.decision import Decision, TreeTable, Union
 from adaptspec.drafters import states_confidence
 from adaptspec.drafting.draft_model import DraftModelDrafter
 from adaptspec.drafting.drafter import Drafter, DraftJob, ModelFreeDrafter, Observing, RowStart
@@ -26,7 +27,7 @@ from adaptspec.models.runner import Packed, Runner
 from adaptspec.models.sampling import RowSampling, SamplingBatch
 from adaptspec.progress import report_progress
 from adaptspec.results import TokenLogprob
-from adaptspec.rounds import Decision, DraftWork, TreeTable, Union
+from adaptspec.rounds import DraftWork
 from adaptspec.verification.method import VerifyResult, window_starts
 
 _log = logging.getLogger(__name__)

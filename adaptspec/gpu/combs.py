@@ -14,8 +14,8 @@ import numpy.typing as npt
 import torch
 
 from adaptspec.arrays import IntArray
+from adaptspec.decision import TreeTable
 from adaptspec.gpu.draft_bounds import BINS
-from adaptspec.rounds import TreeTable
 from adaptspec.trees import Tree
 
 WIDTH = 4  # candidates of a position that are looked at, the chain's own among them

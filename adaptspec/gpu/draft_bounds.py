@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from adaptspec.rounds import UNSURE, StopTable
+from adaptspec.decision import UNSURE, StopTable
 
 BINS = 100  # of confidence, by which a table says how likely a token is accepted; coarser tables are repeated
 _COLUMNS = {"confidence": 0.0, "entropy": np.inf, "survival": 0.0, "worth": 0.0, "step": -1.0}

@@ -8,9 +8,9 @@ from typing import NamedTuple
 import numpy as np
 
 from adaptspec.arrays import FloatArray, IntArray
+from adaptspec.decision import StopTable, TreeTable
 from adaptspec.models.runner import Packed
 from adaptspec.models.sampling import SamplingBatch
-from adaptspec.rounds import StopTable, TreeTable
 
 
 @dataclass(frozen=True)

@@ -32,6 +32,7 @@ from adaptspec.control.controller import Controller
 from adaptspec.control.host import Host
 from adaptspec.control.learned_state import PolicyState
 from adaptspec.control.policy import BatchSignals
+from adaptspec.decision import Decision, Reason
 from adaptspec.hosts.desk import Desk
 from adaptspec.hosts.guests import UNBOUND, Guests, StepOutcome
 from adaptspec.hosts.rounds import (
@@ -49,7 +50,7 @@ from adaptspec.hosts.settings import IGNORED, NOT_SERVED, PilotSettings
 from adaptspec.hosts.shared_state import SharedState
 from adaptspec.hosts.skipping import Skipping
 from adaptspec.request import Request, SamplingParams, SpeculationParams
-from adaptspec.rounds import Decision, Reason, RoundWork, Timing
+from adaptspec.rounds import RoundWork, Timing
 from adaptspec.telemetry.metric_families import host_families
 
 _log = logging.getLogger(__name__)

@@ -14,8 +14,9 @@ from adaptspec.control.cost_model import CostModel
 from adaptspec.control.cost_profile import CostProfile
 from adaptspec.control.decision_cache import UNDECIDED
 from adaptspec.control.host import DRAFTER
+from adaptspec.decision import Decision
 from adaptspec.hosts.guests import StepOutcome
-from adaptspec.rounds import Decision, DraftWork, RoundRecord, RoundWork, Timing
+from adaptspec.rounds import DraftWork, RoundRecord, RoundWork, Timing
 
 # Of a deviation from a step's expected seconds this share counts. It counts up to so many times these seconds at most:
 # beyond that the machine slept.

@@ -17,8 +17,8 @@ from typing import Any
 from aiohttp import web
 
 from adaptspec import __version__
+from adaptspec.decision import REASON_WORDS
 from adaptspec.errors import OverloadedError
-from adaptspec.rounds import REASON_WORDS
 from adaptspec.server import sse
 from adaptspec.server.live_answers import LiveSnapshot
 from adaptspec.server.routes import Operation, add_operations

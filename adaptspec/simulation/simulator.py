@@ -24,6 +24,7 @@ from adaptspec.control.language.verification_spec import BlockSpec, CoupledSpec,
 from adaptspec.control.policy import BatchSignals
 from adaptspec.control.routing import routes_of, with_used
 from adaptspec.control.tasks import TaskNames
+from adaptspec.decision import Decision, Reason
 from adaptspec.drafters import available_drafters
 from adaptspec.engine.core import EngineCore, EngineLimits
 from adaptspec.engine.detokenizer import Detokenizer
@@ -33,7 +34,7 @@ from adaptspec.engine.sequence import Sequence
 from adaptspec.errors import TapeError
 from adaptspec.request import Request, SamplingParams, SpeculationParams
 from adaptspec.results import Completion
-from adaptspec.rounds import Decision, Reason, RoundRecord
+from adaptspec.rounds import RoundRecord
 from adaptspec.simulation.machine import Machine
 from adaptspec.simulation.scenarios import Stream
 from adaptspec.simulation.tape import Tape

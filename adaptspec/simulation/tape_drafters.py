@@ -18,9 +18,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from adaptspec.arrays import FloatArray, IntArray
+from adaptspec.decision import StopTable, TreeTable
 from adaptspec.drafting.tree_growth import Candidates, Nodes, RowTree, TreeGrowth
 from adaptspec.models.draft import Draft
-from adaptspec.rounds import DraftWork, StopTable, TreeTable
+from adaptspec.rounds import DraftWork
 from adaptspec.simulation.machine import Machine
 from adaptspec.simulation.tape import DraftView
 

@@ -8,12 +8,12 @@ from dataclasses import replace
 import numpy as np
 
 from adaptspec.arrays import BoolArray, IntArray
+from adaptspec.decision import Decision, TreeTable
 from adaptspec.drafting.united_drafts import united
 from adaptspec.engine.executor import Kept, Offers, Outcome, Pending
 from adaptspec.engine.scheduler import Batch, held_row
 from adaptspec.engine.sequence import Sequence as Seq
 from adaptspec.models.draft import Draft
-from adaptspec.rounds import Decision, TreeTable
 from adaptspec.simulation.machine import Machine
 from adaptspec.simulation.tape import Tape
 from adaptspec.simulation.tape_drafters import RIGHT, TapeJob, TapeLookup, TapeModel

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from adaptspec.rounds import Reason
+from adaptspec.decision import Reason
 
 
 @dataclass

@@ -14,7 +14,8 @@ import numpy as np
 
 from adaptspec.arrays import FloatArray, IntArray
 from adaptspec.control.tasks import OTHER
-from adaptspec.rounds import Reason, RoundRecord
+from adaptspec.decision import Reason
+from adaptspec.rounds import RoundRecord
 from adaptspec.telemetry.earnings import EarningsSnapshot
 from adaptspec.telemetry.live_schema import Bar, DrafterSums
 from adaptspec.telemetry.request_record import RequestRecord, bars_of

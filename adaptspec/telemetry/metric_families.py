@@ -14,7 +14,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from adaptspec.control.rollout import Reloads
-from adaptspec.rounds import Reason
+from adaptspec.decision import Reason
 from adaptspec.telemetry.earnings import EarningsSnapshot, Estimate
 from adaptspec.telemetry.totals import DEPTH_LABELS, Totals
 

@@ -14,9 +14,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from adaptspec.decision import Reason
 from adaptspec.request import Request
 from adaptspec.results import Completion
-from adaptspec.rounds import Reason, RoundRecord
+from adaptspec.rounds import RoundRecord
 from adaptspec.telemetry.live_schema import Bar
 from adaptspec.trees import Branches
 

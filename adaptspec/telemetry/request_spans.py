@@ -11,10 +11,10 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from adaptspec.control.tasks import OTHER
+from adaptspec.decision import REASON_WORDS, Reason
 from adaptspec.quantity import quantity
 from adaptspec.request import Request
 from adaptspec.results import Completion, Timings
-from adaptspec.rounds import REASON_WORDS, Reason
 from adaptspec.telemetry.metrics import PROVIDER
 from adaptspec.telemetry.request_record import Forecast, RequestRecord, RoundHistory, RoundSums, RowRound, drafter_name
 

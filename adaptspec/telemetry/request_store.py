@@ -16,9 +16,10 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
 
+from adaptspec.decision import Reason
 from adaptspec.request import Request
 from adaptspec.results import Completion
-from adaptspec.rounds import Reason, RoundRecord
+from adaptspec.rounds import RoundRecord
 from adaptspec.telemetry.bounded_queue import BoundedQueue
 from adaptspec.telemetry.request_record import RequestRecord, bars_of, drafter_name, rows_of
 from adaptspec.telemetry.totals import Totals

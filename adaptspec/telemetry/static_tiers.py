@@ -13,8 +13,8 @@ import numpy as np
 from adaptspec.arrays import BoolArray, FloatArray, IntArray
 from adaptspec.control.acceptance import Acceptance
 from adaptspec.control.cost_model import batch_bucket
-from adaptspec.control.counterfactual import Counterfactual
 from adaptspec.rounds import RoundRecord
+from adaptspec.telemetry.counterfactual import Counterfactual
 from adaptspec.telemetry.round_seconds import RoundSeconds, drafted_in, features
 from adaptspec.telemetry.totals import gathered
 

@@ -12,9 +12,10 @@ from math import isnan
 from typing import Any
 
 from adaptspec.arrays import FloatArray
+from adaptspec.decision import Reason
 from adaptspec.errors import JournalError
 from adaptspec.journal import Entry, JournalHeader, LinesDropped, RequestFinished, RequestStarted
-from adaptspec.rounds import Reason, RoundRecord
+from adaptspec.rounds import RoundRecord
 from adaptspec.telemetry.request_record import drafter_name
 from adaptspec.telemetry.trace_events import Curves, Event, process_name, slice_event, track_name
 

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 from adaptspec.arrays import IntArray
-from adaptspec.rounds import Reason, RoundRecord
+from adaptspec.decision import Reason
+from adaptspec.rounds import RoundRecord
 
 DEPTH_LABELS = 64  # more depths than any sensible policy has; keeps label values bounded
 

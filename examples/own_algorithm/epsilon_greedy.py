@@ -11,7 +11,8 @@ from pydantic import Field
 from adaptspec.arrays import FloatArray, IntArray
 from adaptspec.control.algorithms.algorithm import AlgorithmSpec, Choice, OneDepth, Parts
 from adaptspec.control.policy import BatchSignals
-from adaptspec.rounds import Reason, RoundRecord
+from adaptspec.decision import Reason
+from adaptspec.rounds import RoundRecord
 
 _SMOOTHING = 0.05  # weight of the newest round in the moving average of tokens per second
 _DROP, _MAX_LOW, _COOLDOWN = 0.3, 30, 50  # share below the average; rounds in a row until a reset; rounds after one

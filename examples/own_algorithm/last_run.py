@@ -10,7 +10,8 @@ from pydantic import Field
 from adaptspec.arrays import IntArray
 from adaptspec.control.algorithms.algorithm import Algorithm, AlgorithmSpec, Choice, Parts
 from adaptspec.control.policy import BatchSignals
-from adaptspec.rounds import Reason, RoundRecord
+from adaptspec.decision import Reason
+from adaptspec.rounds import RoundRecord
 
 
 class LastRun(Algorithm):

@@ -11,8 +11,8 @@ from adaptspec.analysis.journal_rounds import JournalLog
 from adaptspec.cli import main
 from adaptspec.control.language.library import find_policy
 from adaptspec.control.language.loader import load_policy_spec
+from adaptspec.decision import Reason
 from adaptspec.errors import JournalError
-from adaptspec.rounds import Reason
 from adaptspec.simulation.scenarios import Schedule, stream
 from tests.analysis.logs import policy, write_journal
 from tests.policies.tapes import made_tape, with_candidates

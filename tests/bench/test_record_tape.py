@@ -18,11 +18,12 @@ from adaptspec.cli import main
 from adaptspec.control.controller import Controller
 from adaptspec.control.cost_model import CostModel
 from adaptspec.control.policy import BatchSignals
+from adaptspec.decision import Decision, StopTable, TreeTable
 from adaptspec.engine.assembly import Built, assemble, build
 from adaptspec.engine.core import EngineLimits
 from adaptspec.engine.engine_config import EngineConfig
 from adaptspec.request import Request, SamplingParams, SpeculationParams
-from adaptspec.rounds import Decision, RoundRecord, StopTable, TreeTable
+from adaptspec.rounds import RoundRecord
 from adaptspec.simulation.machine import load_machine
 from adaptspec.simulation.scenarios import Schedule, Stream
 from adaptspec.simulation.simulator import SimulatorSettings, replay, static_spec

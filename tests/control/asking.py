@@ -10,7 +10,7 @@ from adaptspec.arrays import FloatArray
 from adaptspec.control.algorithms.algorithm import Choice, ExpectedValue
 from adaptspec.control.algorithms.round_terms import ModelTerms
 from adaptspec.control.cost_model import DraftPrices
-from adaptspec.rounds import StopEvaluator, StopTable
+from adaptspec.decision import StopEvaluator, StopTable
 
 CURVE = 1e-3 + 1e-4 * np.arange(64.0)  # seconds of verifying n more tokens
 

@@ -9,7 +9,8 @@ import numpy as np
 
 from adaptspec.control.cost_model import CostModel
 from adaptspec.control.policy import BatchSignals
-from adaptspec.rounds import DraftWork, Reason, RoundRecord, RoundWork, Timing
+from adaptspec.decision import Reason
+from adaptspec.rounds import DraftWork, RoundRecord, RoundWork, Timing
 from tests.policies.world import HEADER, Machine
 
 QUIET = Machine()

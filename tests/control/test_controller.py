@@ -16,9 +16,10 @@ from adaptspec.control.language.loader import build_policy, load_policy_spec
 from adaptspec.control.policy import BatchSignals
 from adaptspec.control.stopping import StopRule, ThresholdStop
 from adaptspec.control.tasks import TaskNames
+from adaptspec.decision import Decision, Reason
 from adaptspec.errors import ConfigError, UnknownModelError
 from adaptspec.request import Request, SpeculationParams
-from adaptspec.rounds import Decision, Reason, RoundRecord
+from adaptspec.rounds import RoundRecord
 from tests.control.asking import ask
 from tests.control.helpers import record, signals, table
 

@@ -13,8 +13,9 @@ from adaptspec.control.controller import Controller
 from adaptspec.control.decision_cache import UNDECIDED
 from adaptspec.control.language.loader import build_policy, parse_policy_spec
 from adaptspec.control.policy import BatchSignals, Policy
+from adaptspec.decision import Decision, Reason, StopTable
 from adaptspec.request import Request, SpeculationParams
-from adaptspec.rounds import Decision, Reason, RoundRecord, StopTable, Timing
+from adaptspec.rounds import RoundRecord, Timing
 from tests.control.helpers import GOODPUT, record, signals, table
 
 ROUND = 0.01  # seconds

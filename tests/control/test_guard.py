@@ -14,8 +14,9 @@ from adaptspec.control.cost_model import CostModel
 from adaptspec.control.guard import Guard, GuardSpec, Mode
 from adaptspec.control.language.loader import build_policy, parse_policy_spec
 from adaptspec.control.tasks import TaskNames
+from adaptspec.decision import Reason
 from adaptspec.request import Request
-from adaptspec.rounds import Reason, RoundRecord
+from adaptspec.rounds import RoundRecord
 from tests.control.helpers import QUIET, caught_up, record, signals, table, timed
 from tests.fakes import array
 

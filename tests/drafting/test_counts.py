@@ -7,13 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from adaptspec.decision import TreeTable
 from adaptspec.drafting.counts import CountsDrafter
 from adaptspec.drafting.drafter import DraftJob, RowStart
 from adaptspec.drafting.token_counts import TokenCounts, advanced
 from adaptspec.models.draft import Draft
 from adaptspec.models.sampling import RowSampling, SamplingBatch
 from adaptspec.request import SamplingParams
-from adaptspec.rounds import TreeTable
 from tests.fakes import array
 
 V = 500

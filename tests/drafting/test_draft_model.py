@@ -10,11 +10,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from adaptspec.decision import StopTable
 from adaptspec.drafting.draft_model import DraftModelDrafter
 from adaptspec.drafting.drafter import DraftJob
 from adaptspec.models.sampling import RowSampling, SamplingBatch
 from adaptspec.request import SamplingParams
-from adaptspec.rounds import StopTable
 from tests.fakes import TableRunner, array, plain_greedy
 
 CPU = torch.device("cpu")

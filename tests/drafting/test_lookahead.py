@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from adaptspec.decision import TreeTable
 from adaptspec.drafting.drafter import DraftJob
 from adaptspec.drafting.lookahead import LookaheadDrafter
 from adaptspec.models.draft import Draft, NodeChoices
 from adaptspec.models.sampling import SamplingBatch
-from adaptspec.rounds import TreeTable
 from tests.fakes import array
 
 NO_SAMPLING = SamplingBatch([], 32)

@@ -9,6 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from adaptspec.decision import StopTable, TreeTable
 from adaptspec.drafting.draft_model import DraftModelDrafter
 from adaptspec.drafting.drafter import DraftJob
 from adaptspec.drafting.isolated_drafter import isolated
@@ -17,7 +18,6 @@ from adaptspec.models.draft import Draft
 from adaptspec.models.runner import Forward, Packed
 from adaptspec.models.sampling import RowSampling, SamplingBatch, certainty, leading
 from adaptspec.request import SamplingParams
-from adaptspec.rounds import StopTable, TreeTable
 from adaptspec.trees import Tree
 from tests.engine.branching import Shape
 from tests.fakes import TableRunner, array

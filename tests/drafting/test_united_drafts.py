@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from adaptspec.arrays import IntArray
+from adaptspec.decision import TreeTable
 from adaptspec.drafting.united_drafts import united
 from adaptspec.models.draft import Draft
-from adaptspec.rounds import TreeTable
 from adaptspec.trees import Tree
 
 TOKENS = st.lists(st.integers(0, 2), max_size=12)

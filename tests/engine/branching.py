@@ -9,7 +9,7 @@ import numpy as np
 
 from adaptspec.arrays import FloatArray
 from adaptspec.control.policy import BatchSignals
-from adaptspec.rounds import Decision, StopTable, TreeTable, Union
+from adaptspec.decision import Decision, StopTable, TreeTable, Union
 from tests.engine.conftest import Dictated
 
 STATED: FloatArray = (np.arange(10) + 0.5) / 10  # candidates are as likely as they state

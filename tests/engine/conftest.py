@@ -11,6 +11,7 @@ from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from adaptspec.control.controller import Controller
 from adaptspec.control.policy import BatchSignals, Policy
+from adaptspec.decision import Decision, Reason
 from adaptspec.drafting.drafter import Drafter
 from adaptspec.engine.core import EngineCore, EngineLimits
 from adaptspec.engine.inputs import InputProcessor
@@ -18,7 +19,7 @@ from adaptspec.engine.model_executor import ModelExecutor
 from adaptspec.engine.policy_settings import PolicySettings
 from adaptspec.request import Request
 from adaptspec.results import Completion
-from adaptspec.rounds import Decision, Reason, RoundRecord, Sink
+from adaptspec.rounds import RoundRecord, Sink
 from adaptspec.verification import make_method
 from tests.fakes import TableRunner
 

@@ -15,7 +15,8 @@ from adaptspec.control.algorithms.algorithm import Algorithm, AlgorithmSpec, Cho
 from adaptspec.control.algorithms.goodput import Goodput, GoodputSettings
 from adaptspec.control.language.spec import BodySpec, PolicySpec
 from adaptspec.control.policy import BatchSignals
-from adaptspec.rounds import Reason, RoundRecord, StopTable, Union
+from adaptspec.decision import Reason, StopTable, Union
+from adaptspec.rounds import RoundRecord
 
 _CALIBRATION = (np.arange(10) + 0.5) / 10  # candidates are accepted as often as their confidence says
 

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from adaptspec.control.language.spec import PolicySpec
+from adaptspec.decision import Decision
 from adaptspec.engine.core import EngineCore, EngineLimits
 from adaptspec.engine.executor import Outcome, Pending
 from adaptspec.engine.model_executor import ModelExecutor
@@ -18,7 +19,7 @@ from adaptspec.engine.scheduler import Batch
 from adaptspec.models.runner import Packed, Runner
 from adaptspec.request import Grammar, Request, SamplingParams, SpeculationParams
 from adaptspec.results import Completion, Delta, FinishReason, TokenLogprob
-from adaptspec.rounds import Decision, RoundRecord
+from adaptspec.rounds import RoundRecord
 from tests.exactness import dictated
 from tests.exactness.drafters import DRAFTERS
 from tests.exactness.worlds import ROUNDING, ROWS, World, Worlds

@@ -14,10 +14,10 @@ import torch
 from adaptspec.arrays import FloatArray, IntArray
 from adaptspec.control.algorithms.algorithm import ExpectedValue
 from adaptspec.control.stopping import AdaEdlStop, MarginalGoodputStop, ThresholdStop, svip_stop
+from adaptspec.decision import StopTable
 from adaptspec.models.draft import Draft
 from adaptspec.models.sampling import SamplingBatch
 from adaptspec.request import SamplingParams
-from adaptspec.rounds import StopTable
 from adaptspec.verification import make_method
 from adaptspec.verification.method import VerifyResult, Windows
 from adaptspec.verification.rejection import Rejection

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from adaptspec.control.learned_state import LearnedState, PolicyState, read_state, to_bytes
+from adaptspec.decision import Expected
 from adaptspec.journal import (
     Entry,
     JournalHeader,
@@ -27,7 +28,6 @@ from adaptspec.journal import (
     read_entries,
     to_line,
 )
-from adaptspec.rounds import Expected
 from adaptspec.simulation.tape import AfterMiss
 from adaptspec.simulation.tape_file import load_tape, save_tape
 from tests.control.helpers import caught_up

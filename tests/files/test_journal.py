@@ -17,9 +17,10 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from adaptspec.arrays import EMPTY_INT
+from adaptspec.decision import Expected
 from adaptspec.errors import JournalError
 from adaptspec.journal import Entry, LinesDropped, read_entries, read_journal, to_line
-from adaptspec.rounds import DraftWork, Expected, RoundRecord, RoundWork, Timing
+from adaptspec.rounds import DraftWork, RoundRecord, RoundWork, Timing
 from tests.control.helpers import record
 from tests.files.samples import FINISHED, HEADER, SAMPLES, STARTED
 from tests.records import same

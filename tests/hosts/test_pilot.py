@@ -23,12 +23,13 @@ from hypothesis import strategies as st
 from adaptspec.control.composed_policy import ComposedPolicy
 from adaptspec.control.controller import Controller
 from adaptspec.control.policy import BatchSignals
+from adaptspec.decision import Decision
 from adaptspec.errors import ConfigError
 from adaptspec.hosts.pilot import Pilot
 from adaptspec.hosts.settings import PilotSettings
 from adaptspec.journal import RequestFinished, read_entries, read_journal
 from adaptspec.request import SpeculationParams
-from adaptspec.rounds import Decision, RoundRecord
+from adaptspec.rounds import RoundRecord
 from tests.policies.hosted import USUAL, VLLM, HostEngine, HostRequest, piloted, serve
 from tests.policies.tapes import agreements
 from tests.policies.world import Machine

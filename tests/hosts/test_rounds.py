@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 
 from adaptspec.control.cost_model import CostModel
+from adaptspec.decision import Decision
 from adaptspec.hosts.guests import Guests, StepOutcome
 from adaptspec.hosts.rounds import Chosen, Plan, TimedStep, Waiting, costs_of_steps, round_of, work_of_step
 from adaptspec.request import Request, SamplingParams
-from adaptspec.rounds import Decision, RoundRecord, RoundWork
+from adaptspec.rounds import RoundRecord, RoundWork
 
 COSTS = costs_of_steps()
 

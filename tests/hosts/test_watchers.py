@@ -15,12 +15,12 @@ from adaptspec.cli import main
 from adaptspec.control.composed_policy import ComposedPolicy
 from adaptspec.control.language.library import find_policy
 from adaptspec.control.policy import BatchSignals
+from adaptspec.decision import Decision
 from adaptspec.errors import ConfigError
 from adaptspec.hosts.pilot import Pilot
 from adaptspec.hosts.settings import NOT_SERVED, UNKNOWN, PilotSettings, read_wishes
 from adaptspec.journal import RequestFinished, RequestStarted, read_entries, read_journal
 from adaptspec.request import SpeculationParams
-from adaptspec.rounds import Decision
 from tests.policies.hosted import USUAL, VLLM, HostEngine, HostRequest, serve
 from tests.policies.tapes import agreements
 from tests.telemetry.otlp import collecting

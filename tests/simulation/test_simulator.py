@@ -15,8 +15,9 @@ from adaptspec.control.cost_model import CostModel
 from adaptspec.control.language.library import find_policy
 from adaptspec.control.language.loader import build_policy, load_policy_spec, parse_policy_spec
 from adaptspec.control.policy import BatchSignals
+from adaptspec.decision import Decision
 from adaptspec.errors import ConfigError, TapeError
-from adaptspec.rounds import Decision, RoundRecord
+from adaptspec.rounds import RoundRecord
 from adaptspec.simulation.machine import Machine, load_machine
 from adaptspec.simulation.scenarios import Schedule, Stream, stream
 from adaptspec.simulation.simulator import Simulator, SimulatorSettings, replay, static_spec

@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from adaptspec.decision import StopTable, TreeTable
 from adaptspec.models.draft import Draft
-from adaptspec.rounds import DraftWork, StopTable, TreeTable
+from adaptspec.rounds import DraftWork
 from adaptspec.simulation.machine import Machine, load_machine
 from adaptspec.simulation.tape import UNRANKED, AfterMiss, DraftView, run_lengths
 from adaptspec.simulation.tape_drafters import RIGHT, TapeJob, TapeLookup, TapeModel, chain_tokens

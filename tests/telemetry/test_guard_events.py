@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from adaptspec.rounds import Reason
+from adaptspec.decision import Reason
 from adaptspec.telemetry.guard_events import GuardEvents
 
 POLICY, GUARD, PROBE = int(Reason.POLICY), int(Reason.GUARD), int(Reason.PROBE)

@@ -12,9 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from adaptspec.control.tasks import OTHER
+from adaptspec.decision import Reason
 from adaptspec.request import Request, SpeculationParams
 from adaptspec.results import Completion, FinishReason, SpeculationStats, Timings
-from adaptspec.rounds import Reason, RoundRecord
+from adaptspec.rounds import RoundRecord
 from adaptspec.telemetry.live_feed import HISTORY_SECONDS, STRIP_ROUNDS, WAITING_ROUNDS, Changes, LiveFeed, Second
 from adaptspec.telemetry.live_schema import DrafterSums, TaskSums
 from adaptspec.telemetry.request_record import RequestRecord

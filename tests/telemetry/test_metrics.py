@@ -11,10 +11,10 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
 
 from adaptspec.control.rollout import Reloads
+from adaptspec.decision import Reason
 from adaptspec.engine.async_engine import EngineStats
 from adaptspec.request import Request
 from adaptspec.results import Completion, FinishReason, SpeculationStats, Timings
-from adaptspec.rounds import Reason
 from adaptspec.telemetry.metric_families import reload_families
 from adaptspec.telemetry.metrics import Metrics
 from tests.telemetry.feeding import counted

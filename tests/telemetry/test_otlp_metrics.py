@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 
+from adaptspec.decision import Reason
 from adaptspec.request import Request
 from adaptspec.results import Completion, FinishReason, SpeculationStats, Timings
-from adaptspec.rounds import Reason
 from adaptspec.telemetry.metrics import GENAI_FIRST_TOKEN, Metrics
 from adaptspec.telemetry.otlp_export import PushSettings
 from adaptspec.telemetry.otlp_metrics import MetricsPush

@@ -7,9 +7,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from adaptspec.decision import Expected, Reason
 from adaptspec.request import Request
 from adaptspec.results import Completion, FinishReason, SpeculationStats, Timings
-from adaptspec.rounds import Expected, Reason, RoundRecord
+from adaptspec.rounds import RoundRecord
 from adaptspec.telemetry.request_record import RequestRecord, RowRound
 from adaptspec.telemetry.request_spans import of_decoding, of_round, summary
 from tests.control.helpers import record

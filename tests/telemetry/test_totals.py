@@ -8,7 +8,8 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from adaptspec.rounds import DraftWork, Reason, RoundRecord, RoundWork, Timing
+from adaptspec.decision import Reason
+from adaptspec.rounds import DraftWork, RoundRecord, RoundWork, Timing
 from adaptspec.telemetry.totals import Totals, by_proposer
 from tests.trees import Grown, branching, forests
 

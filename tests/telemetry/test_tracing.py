@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
+from adaptspec.decision import Reason
 from adaptspec.request import Request, SamplingParams, SpeculationParams
 from adaptspec.results import Completion, FinishReason, SpeculationStats, Timings
-from adaptspec.rounds import Reason
 from adaptspec.telemetry.otlp_export import SpanQueue, TraceLevel, TraceSettings
 from adaptspec.telemetry.request_store import RequestStore
 from adaptspec.telemetry.tracing import Trace, Tracing

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from adaptspec.rounds import Reason
+from adaptspec.decision import Reason
 from adaptspec.top.feed import LiveState
 from adaptspec.top.summary import summary
 from tests.top.recorded import recorded

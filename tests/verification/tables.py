@@ -17,11 +17,11 @@ from numpy.lib.stride_tricks import sliding_window_view
 from scipy import stats
 
 from adaptspec.arrays import FloatArray, IntArray
+from adaptspec.decision import StopTable
 from adaptspec.models.draft import Draft
 from adaptspec.models.noise import Floats, Stream
 from adaptspec.models.sampling import RowSampling, SamplingBatch, argmax, certainty, entropies, tempered
 from adaptspec.request import SamplingParams
-from adaptspec.rounds import StopTable
 from adaptspec.verification.method import Method
 
 VOCAB = 5

@@ -18,7 +18,8 @@ from adaptspec.control.algorithms.round_terms import ModelTerms
 from adaptspec.control.cost_model import CostModel
 from adaptspec.control.language.schema import Part
 from adaptspec.control.policy import BatchSignals, Learner
-from adaptspec.rounds import Expected, Reason, RoundRecord, StopTable, Union
+from adaptspec.decision import Expected, Reason, StopTable, Union
+from adaptspec.rounds import RoundRecord
 
 
 @dataclass(frozen=True, eq=False)

@@ -11,8 +11,8 @@ from adaptspec.arrays import BoolArray, IntArray
 from adaptspec.control.algorithms.algorithm import Choice, Parts
 from adaptspec.control.language.schema import Part
 from adaptspec.control.stopping import StopRule, StopSpec
+from adaptspec.decision import StopTable
 from adaptspec.errors import PolicyError
-from adaptspec.rounds import StopTable
 
 
 class ArmSpec(Part):

@@ -16,7 +16,8 @@ from adaptspec.control.algorithms.arm_rules import ArmChoice, ArmRule, ArmView, 
 from adaptspec.control.algorithms.arms import Arms, ArmSpec, build_arms
 from adaptspec.control.algorithms.request_features import RequestFeatures
 from adaptspec.control.policy import BatchSignals
-from adaptspec.rounds import Reason, RoundRecord
+from adaptspec.decision import Reason
+from adaptspec.rounds import RoundRecord
 
 # An arm that is chosen again is kept for twice as long, up to so many times the dwell.
 _MAX_DWELLS = 4

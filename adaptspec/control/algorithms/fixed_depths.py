@@ -13,7 +13,8 @@ from adaptspec.control.algorithms.algorithm import AlgorithmSpec, Choice, OneDep
 from adaptspec.control.language.schema import Part
 from adaptspec.control.limits import Ranges, depth_at
 from adaptspec.control.policy import BatchSignals
-from adaptspec.rounds import Reason, RoundRecord
+from adaptspec.decision import Reason
+from adaptspec.rounds import RoundRecord
 
 
 class Static(OneDepth):

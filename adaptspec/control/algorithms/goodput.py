@@ -19,8 +19,9 @@ from adaptspec.control.explorer import Explorer, Trial
 from adaptspec.control.language.schema import Part
 from adaptspec.control.model_free_acceptance import NgramAcceptance, StatedAcceptance
 from adaptspec.control.policy import BatchSignals, Learner
+from adaptspec.decision import Expected, Reason, StopTable, Union
 from adaptspec.drafters import Kind, kind_of, states_confidence
-from adaptspec.rounds import Expected, Reason, RoundRecord, StopTable, Union
+from adaptspec.rounds import RoundRecord
 
 _SIZE_TRIAL_INTERVAL = 8  # decisions from one comparison with a plan at the lower bound of costs to the next
 

@@ -10,7 +10,7 @@ import pytest
 from adaptspec.control.algorithms.arms import Arms
 from adaptspec.control.algorithms.bandit import Bandit, playable
 from adaptspec.control.stopping import AdaEdlStop
-from adaptspec.rounds import Reason
+from adaptspec.decision import Reason
 from tests.control.algorithms.makers import OFF, ONE, SEVEN, THREE, TIERS, scripted
 from tests.control.helpers import record, signals
 

@@ -11,7 +11,7 @@ import pytest
 from adaptspec.control.algorithms.goodput import Goodput, GoodputSettings
 from adaptspec.control.cost_model import CostModel
 from adaptspec.control.cost_profile import DrafterCost
-from adaptspec.rounds import Reason
+from adaptspec.decision import Reason
 from tests.control.helpers import QUIET, record, signals, table
 from tests.trees import Grown, branching
 

@@ -7,7 +7,7 @@ import pytest
 from adaptspec.control.language.loader import build_policy, parse_policy_spec
 from adaptspec.control.policy import Policy
 from adaptspec.control.tasks import TaskNames
-from adaptspec.rounds import Reason
+from adaptspec.decision import Reason
 from tests.control.asking import ask
 from tests.control.helpers import signals, table
 

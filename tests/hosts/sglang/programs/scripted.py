@@ -18,8 +18,8 @@ import sglang.srt.speculative.eagle_worker_v2  # noqa: F401 - once for all
 
 from adaptspec.control.controller import Controller
 from adaptspec.control.policy import BatchSignals
+from adaptspec.decision import Decision
 from adaptspec.hosts.sglang import policy_steps
-from adaptspec.rounds import Decision
 
 DEPTHS = (0, 1, 3, 5, 7)
 # How likely the next drafted token is to be kept, how many requests run, and for how many steps; then others come.

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from adaptspec.control.counterfactual import Counterfactual
 from adaptspec.rounds import RoundRecord
+from adaptspec.telemetry.counterfactual import Counterfactual
 from tests.control.helpers import record
 
 DEPTHS = np.array([1, 2, 3, 5])

@@ -1,0 +1,393 @@
+"""What is decided of one round: for each row how deep to draft and with which drafter, when to stop, what to submit.
+
+Plain data, no torch. The tables of a decision are arrays, so that numpy evaluates them here and a kernel on a device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from enum import IntEnum
+from math import isnan, nan
+from typing import NamedTuple
+
+import numpy as np
+
+from adaptspec.arrays import EMPTY_INT, BoolArray, FloatArray, IntArray
+
+
+class Reason(IntEnum):
+    """Why a request runs a round at its depth; names appear in journals, metrics and traces."""
+
+    POLICY = 0  # the algorithm's free choice
+    FIXED = 1  # the policy knows only this depth
+    EXPLORE = 2  # a trial of a depth or drafter that the estimates do not ask for, to learn
+    PROBE = 3  # speculation is off, this round tests whether it pays again
+    OFF = 4  # the algorithm expects drafting to lose
+    GUARD = 5  # the guard switched speculation off, or has plain decoding measured for one round
+    CEILING = 6  # batch too large, no room, or the task's bound
+    REQUEST = 7  # the request's own max_depth
+    DWELL = 9  # kept because the last switch was too recent (8 was never given, and stays free)
+
+
+REASON_WORDS: Mapping[Reason, str] = {
+    Reason.POLICY: "its own choice: what earns most, by what it has seen",
+    Reason.FIXED: "it knows only this depth",
+    Reason.EXPLORE: "to learn: a trial of a depth or drafter that its estimates do not ask for",
+    Reason.PROBE: "off, and tried again to see whether drafting pays by now",
+    Reason.OFF: "no drafts: they were expected to lose",
+    Reason.GUARD: "drafting measured slower than plain decoding, or plain decoding is measured again",
+    Reason.CEILING: "no room for more: the answer's end, the batch, memory, or the task's own bound",
+    Reason.REQUEST: "the request's own max_depth",
+    Reason.DWELL: "kept: the last change was too recent",
+}
+
+
+# Entropy in nats from which a draft counts as unsure: that of an even choice among seven tokens.
+UNSURE = 2.0
+# What a column holds for a row that has no such bound.
+_UNBOUND = {"entropy": np.inf, "calibration": 1.0, "unstated": 1.0, "step": -1.0}  # others: 0
+
+
+@dataclass(frozen=True, eq=False)
+class StopTable:
+    """After which drafted token each of B rows stops.
+
+    A row continues after its token j if the token passes column j - 1 of every bound that is set. The last column also
+    holds for all later tokens.
+
+    - `confidence`: lower bound of the probability that the draft gave the token.
+    - `entropy`: upper bound of the entropy of the distribution that it was drawn from, in nats.
+    - `survival`: P(all tokens so far are accepted) must be above this. It is the product over these tokens of
+      `calibration` [B, bins], P(a token is accepted) by equal bins of confidence, or of `unstated` [B, D] where the
+      draft states no confidence. A draft step is paid once for all rows that take it: the sum over them of
+      (P - `survival`) x `worth`, the tokens of one more step if all so far are kept, must exceed `step`, its price in
+      tokens.
+
+    The five arrays of `survival` are set together. An unknown value passes the bounds of confidence and entropy. The
+    token that a bound is compared with is submitted in any case, so every table is exact under every lossless
+    verification.
+    """
+
+    confidence: FloatArray | None = None
+    entropy: FloatArray | None = None
+    survival: FloatArray | None = None
+    calibration: FloatArray | None = None
+    unstated: FloatArray | None = None
+    worth: FloatArray | None = None
+    step: FloatArray | None = None
+
+    def begin(self, rows: IntArray) -> Callable[[int, IntArray, FloatArray, FloatArray], BoolArray]:
+        """An evaluator of the table for one draft of these rows; see `StopEvaluator`."""
+        return RowStop(self, int(rows.item())) if len(rows) == 1 else StopEvaluator(self)
+
+    @staticmethod
+    def stacked(parts: Sequence[tuple[IntArray, StopTable | None]], rows: int) -> StopTable | None:
+        """One table for `rows` rows from tables for the rows at these positions; None where nothing stops.
+
+        A part's table has a line for each of its positions, or one for every row.
+        """
+        known = [(at, table) for at, table in parts if table is not None and len(at)]
+        if len(known) == 1 and len(known[0][0]) == rows:
+            return known[0][1]
+        widths: dict[str, int] = {}
+        for name, values in (column for _, table in known for column in table.columns().items()):
+            widths[name] = max(widths.get(name, 0), values.shape[1])
+        whole: dict[str, FloatArray] = {
+            name: np.full((rows, width), _UNBOUND.get(name, 0.0)) for name, width in widths.items()
+        }
+        for at, table in known:
+            for name, values in table.columns().items():
+                own = values if len(values) == len(at) else values[at]
+                whole[name][at, : own.shape[1]], whole[name][at, own.shape[1] :] = own, own[:, -1:]
+        return StopTable(**whole) if known else None
+
+    def take(self, index: IntArray) -> StopTable:
+        """The table for other rows [N]: each stops as the row at this position does."""
+        return StopTable(**{name: values[index] for name, values in self.columns().items()})
+
+    def columns(self) -> dict[str, FloatArray]:
+        """The arrays that are there, by name, in their order."""
+        return {name: values for name, values in self.__dict__.items() if values is not None}
+
+
+class StopEvaluator:
+    """Evaluates a table after each token of one draft."""
+
+    def __init__(self, table: StopTable) -> None:
+        self._table = table
+        self._survival = [values for name, values in table.columns().items() if name not in ("confidence", "entropy")]
+        self._alive = np.ones(len(self._survival[0])) if self._survival else None
+
+    def __call__(self, step: int, index: IntArray, confidence: FloatArray, entropy: FloatArray) -> BoolArray:
+        """Which of the rows at `index` [N] go on after token `step`, which counts from 1 and rises by 1.
+
+        `confidence` and `entropy` [N] are those of the token just drawn; NaN where unknown.
+        """
+        table = self._table
+        going: BoolArray = np.ones(len(index), dtype=np.bool_)
+        if table.confidence is not None:
+            going &= ~(confidence < _column(table.confidence, step)[index])
+        if table.entropy is not None:
+            going &= ~(entropy > _column(table.entropy, step)[index])
+        if self._alive is not None:
+            going &= self._earning(self._alive, step, index, confidence)
+        return going
+
+    def _earning(self, alive: FloatArray, step: int, index: IntArray, confidence: FloatArray) -> BoolArray:
+        minimum, calibration, unstated, worth, price = self._survival
+        unknown, bins = np.isnan(confidence), calibration.shape[1]
+        bin_index = np.minimum(np.where(unknown, 0.0, confidence) * bins, bins - 1).astype(np.int64)
+        alive[index] *= np.where(unknown, _column(unstated, step)[index], calibration[index, bin_index])
+        above = np.maximum(alive[index] - _column(minimum, step)[index], 0.0)
+        together = float(above @ _column(worth, step)[index])
+        return (above > 0.0) & (together > _column(price, step)[index])
+
+
+class RowStop:
+    """`StopEvaluator` for one row, in plain numbers: a tenth of the time, where a draft step is shortest."""
+
+    def __init__(self, table: StopTable, row: int) -> None:
+        line: dict[str, list[float]] = {name: values[row].tolist() for name, values in table.columns().items()}
+        self._confidence, self._entropy = line.pop("confidence", None), line.pop("entropy", None)
+        self._survival = tuple(line.values())
+        self._alive = 1.0
+
+    def __call__(self, step: int, index: IntArray, confidence: FloatArray, entropy: FloatArray) -> BoolArray:  # noqa: ARG002
+        return np.array([self.goes(step, confidence.item(), entropy.item())])
+
+    def goes(self, step: int, confidence: float, entropy: float) -> bool:
+        """Whether the row goes on after token `step`."""
+        if not self.within(step, confidence, entropy):
+            return False
+        if not self._survival:
+            return True
+        above, worth, price = self.earning(step, self.follow(step, confidence))
+        return above > 0.0 and worth > price
+
+    def within(self, step: int, confidence: float, entropy: float) -> bool:
+        """Whether a token `step` passes the bounds of its own confidence and entropy."""
+        at = step - 1
+        floors, ceilings = self._confidence, self._entropy
+        if floors is not None and confidence < floors[min(at, len(floors) - 1)]:
+            return False
+        return ceilings is None or not entropy > ceilings[min(at, len(ceilings) - 1)]
+
+    @property
+    def priced(self) -> bool:
+        """Whether there are bounds of `survival`."""
+        return bool(self._survival)
+
+    def follow(self, step: int, confidence: float) -> float:
+        """The chance that all tokens of the row are accepted, token `step` the latest of them."""
+        _, calibration, unstated, _, _ = self._survival
+        if isnan(confidence):
+            self._alive *= unstated[min(step - 1, len(unstated) - 1)]
+        else:
+            self._alive *= calibration[min(int(confidence * len(calibration)), len(calibration) - 1)]
+        return self._alive
+
+    def earning(self, step: int, alive: float, *, main: bool = True) -> tuple[float, float, float]:
+        """By how much a chance of acceptance is above `survival`, what that is worth, and the price of the next step.
+
+        `alive` is that chance, off the main chain the node's own; a price below 0: the row has no such bounds.
+        """
+        minimum, _, unstated, worth, price = self._survival
+        at = step - 1
+        below, each = minimum[min(at, len(minimum) - 1)], worth[min(at, len(worth) - 1)]
+        if main:
+            return alive - below, (alive - below) * each, price[min(at, len(price) - 1)]
+        net = alive * min(unstated[0], each) - below * each
+        return net, net, price[min(at, len(price) - 1)]
+
+
+def _column(values: FloatArray, step: int) -> FloatArray:
+    column: FloatArray = values[:, min(step, values.shape[1]) - 1]
+    return column
+
+
+@dataclass(frozen=True, eq=False)
+class TreeTable:
+    """Which candidates a drafter submits in addition to its first choice, for each of B rows.
+
+    After a node, the candidate of rank r (0 is the first choice) is submitted if its chance of acceptance is above
+    `floor`: the product of the chances along its path, its own being `calibration` [B, ranks, bins] by equal bins of
+    confidence (the last rank holds for all later ones). A node has at most `width` [B] children, a row `nodes` [B].
+    Where the stop table has bounds of `survival`, the same bounds say from which nodes off the main chain drafts go on.
+    """
+
+    width: IntArray
+    nodes: IntArray
+    floor: FloatArray  # [B]
+    calibration: FloatArray
+
+    @staticmethod
+    def stacked(parts: Sequence[tuple[IntArray, TreeTable | None]], rows: int) -> TreeTable | None:
+        """One table for `rows` rows, from those for the rows at these positions; rows of None draft chains."""
+        known = [(at, table) for at, table in parts if table is not None]
+        if not known:
+            return None
+        ranks, bins = (max(table.calibration.shape[axis] for _, table in known) for axis in (1, 2))
+        ones, floor = np.ones(rows, dtype=np.int64), np.zeros(rows)
+        whole = TreeTable(ones, ones * 0, floor, np.ones((rows, ranks, bins)))
+        for at, table in known:
+            whole.width[at], whole.nodes[at], whole.floor[at] = table.width, table.nodes, table.floor
+            own = np.repeat(table.calibration, bins // table.calibration.shape[2], axis=2)
+            whole.calibration[at, : own.shape[1]] = own
+            whole.calibration[at, own.shape[1] :] = own[:, -1:]
+        return whole
+
+    def take(self, index: IntArray) -> TreeTable:
+        """The table for other rows [N]: each branches as the row at this position does."""
+        return TreeTable(self.width[index], self.nodes[index], self.floor[index], self.calibration[index])
+
+    def within(self, depths: IntArray) -> IntArray:
+        """Depths [E >= B], those of the first B rows lowered to what the ceilings on nodes leave to chains."""
+        rows = len(self.nodes)
+        max_depths = np.where(self.width > 1, self.nodes, depths[:rows])
+        return np.append(np.minimum(depths[:rows], max_depths), depths[rows:])
+
+
+def draft_temperatures(ends: FloatArray, entropy: FloatArray) -> FloatArray:
+    """Temperatures [N] of the next drafted tokens, on top of their requests' own: below 1 sharpens, above 1 flattens.
+
+    low + (high - low) * min(entropy / 2, 1), where `ends` [N, 2] are low and high, and `entropy` [N] (nats) is that of
+    the distribution that the token would be drawn from at 1. It is known before the token is drawn, so every lossless
+    verification stays exact: it gets the distribution that the token was really drawn from.
+    """
+    low, high = ends.T
+    return np.asarray(low + (high - low) * np.minimum(entropy / UNSURE, 1.0))
+
+
+def stacked_temperatures(parts: Sequence[tuple[IntArray, FloatArray | None]], rows: int) -> FloatArray | None:
+    """The ends [rows, 2] of `draft_temperatures` from those of parts of the rows; None: all are drawn as they are."""
+    known = [(at, ends) for at, ends in parts if ends is not None]
+    if not known:
+        return None
+    whole: FloatArray = np.ones((rows, 2))
+    for at, ends in known:
+        whole[at] = ends
+    return whole
+
+
+@dataclass(frozen=True, eq=False)
+class Union:
+    """Lookups whose nodes are added to the drafts of models: their drafters [B] and depths [B] (0: none)."""
+
+    drafter: IntArray
+    depths: IntArray
+
+    def within(self, limits: IntArray) -> Union:
+        """The union at no more than these depths [B]."""
+        return Union(self.drafter, np.minimum(self.depths, limits))
+
+    def take(self, index: IntArray) -> Union:
+        """The union for some of the rows, by position in the batch."""
+        return Union(self.drafter[index], self.depths[index])
+
+    def where(self, drafting: BoolArray) -> Union:
+        """The union for these rows [B] alone."""
+        return Union(self.drafter, np.where(drafting, self.depths, 0))
+
+    @staticmethod
+    def stacked(parts: Sequence[tuple[IntArray, Union | None]], rows: int) -> Union | None:
+        """One union for `rows` rows from unions for the rows at these positions; None where nothing is added."""
+        known = [(at, union) for at, union in parts if union is not None]
+        if not known:
+            return None
+        whole = Union(np.zeros(rows, dtype=np.int64), np.zeros(rows, dtype=np.int64))
+        for at, union in known:
+            whole.drafter[at], whole.depths[at] = union.drafter, union.depths
+        return whole
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What a policy expected of a round before it ran.
+
+    `goodput` is in tokens per second for the whole round (NaN where several policies shared it). `accepted` [B] are the
+    tokens expected to be kept, stop rule and side nodes included (NaN where unknown); where a stop rule decides the
+    depth, those of the planned depth, not of the upper limit in `Decision.depths`. `other` is the goodput expected of
+    the rejected choice: plain decoding where the round drafts, else the best drafts.
+    """
+
+    goodput: float
+    accepted: FloatArray  # [B]
+    other: float = nan
+
+    def take(self, index: IntArray) -> Expected:
+        return replace(self, accepted=self.accepted[index])
+
+
+class PolicyPart(NamedTuple):
+    """What one policy decided of a round: `number` is its entry in `Decision.policies`.
+
+    `memo` is private to the policy: it comes back with every record of the decision, however late.
+    """
+
+    number: int
+    policy: object
+    memo: object
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Decision:
+    """Depth, reason and drafter of each of B rows, and when drafts stop before their depth (None: never).
+
+    `drafter` indexes the policy's `drafters`; the controller translates it to the engine's. `expected` is set by
+    policies that estimate. `draft_temperature` [B, 2] are the ends of `draft_temperatures`; None: tokens are drawn from
+    the draft's distribution as it is. `tree` None: drafts are chains. `once`: for a single round, such as a measurement
+    of plain decoding; any other decision may be reused. `memo` is what the policy wants back with the round's record.
+
+    The controller completes it: `watched` are the drafters to score where they do not draft, if that is free (see
+    `RoundRecord.shadow`), in the engine's numbers; `number` counts decisions from 1 (0: made without a controller);
+    `tasks`, `policies` and `requests` [B] are numbers of each row's task, policy and request, and `parts` are the memos
+    of the policies.
+    """
+
+    depths: IntArray
+    reasons: IntArray
+    drafter: IntArray
+    stop: StopTable | None = None
+    draft_temperature: FloatArray | None = None
+    watched: tuple[int, ...] = ()
+    expected: Expected | None = None
+    number: int = 0
+    tasks: IntArray = field(default_factory=lambda: EMPTY_INT)
+    policies: IntArray = field(default_factory=lambda: EMPTY_INT)
+    requests: IntArray = field(default_factory=lambda: EMPTY_INT)
+    tree: TreeTable | None = None
+    union: Union | None = None
+    once: bool = False
+    memo: object = None
+    parts: tuple[PolicyPart, ...] = ()
+
+    def take(self, index: IntArray) -> Decision:
+        """The decision for other rows [N]: each runs by that of the row at this position in the batch."""
+        temperature = self.draft_temperature
+        return replace(
+            self,
+            depths=self.depths[index],
+            reasons=self.reasons[index],
+            drafter=self.drafter[index],
+            stop=None if self.stop is None else self.stop.take(index),
+            draft_temperature=None if temperature is None else temperature[index],
+            expected=None if self.expected is None else self.expected.take(index),
+            tasks=self.tasks[index],
+            policies=self.policies[index],
+            requests=self.requests[index],
+            tree=None if self.tree is None else self.tree.take(index),
+            union=None if self.union is None else self.union.take(index),
+        )
+
+    def within(self, limits: IntArray) -> Decision:
+        """The decision at no more than these depths [B]; rows that this lowers are at their ceiling."""
+        lowered = self.depths > limits
+        if not np.count_nonzero(lowered):
+            return self
+        return replace(
+            self,
+            depths=np.minimum(self.depths, limits),
+            reasons=np.where(lowered, int(Reason.CEILING), self.reasons),
+            union=None if self.union is None else self.union.within(limits),
+        )
