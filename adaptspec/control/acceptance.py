@@ -54,16 +54,12 @@ class Acceptance:
         classes: int,
         settings: AcceptanceSettings = AcceptanceSettings(),
         prior: FloatArray | None = None,
-        *,
-        counts: FloatArray | None = None,
     ) -> None:
-        """`tasks` includes task 0, unknown. `prior` [classes]: acceptance in place of `settings.prior`. `counts`
-        [1 + tasks + rows, 2, classes]: the array to count in.
-        """
+        """`tasks` includes task 0, unknown. `prior` [classes]: acceptance in place of `settings.prior`."""
         self.settings = settings
         self._first_row = 1 + tasks
         # By level (all traffic, each task, each row): how often each class was reached, and rejected.
-        self._counts: FloatArray = np.zeros((1 + tasks + rows, 2, classes)) if counts is None else counts
+        self._counts: FloatArray = np.zeros((1 + tasks + rows, 2, classes))
         self._prior: FloatArray = np.full((1, classes), 1.0 - settings.prior) if prior is None else 1.0 - prior[None]
         self._task_hazards: FloatArray | None = None  # [tasks, classes] until counts change
 
@@ -109,10 +105,6 @@ class Acceptance:
         """[N, classes] of tasks [N]."""
         return np.asarray(1.0 - self._hazards_of_tasks()[tasks])
 
-    def seen(self) -> FloatArray:
-        """[classes] decayed number of times that each class was reached in all traffic."""
-        return np.asarray(self._counts[0, 0])
-
     def counts(self) -> FloatArray:
         """[1 + tasks, 2, classes] counts of all traffic and of tasks, to be saved or written to."""
         self._task_hazards = None
@@ -150,7 +142,7 @@ class Calibration(Acceptance):
     @property
     def informed(self) -> bool:
         """Whether any confidence was observed: some drafters state none."""
-        return bool(self.seen().any())
+        return bool(self._counts[0, 0].any())
 
     def observe_confidence(
         self, confidence: FloatArray, rows: IntArray, tasks: IntArray, drafted: IntArray, accepted: IntArray
@@ -166,37 +158,6 @@ class Calibration(Acceptance):
     def bins_of(self, confidence: FloatArray) -> IntArray:
         """The bin of each confidence; any shape, no NaN."""
         return np.minimum(confidence * CONFIDENCE_BINS, CONFIDENCE_BINS - 1).astype(np.int64)
-
-
-class Continuation:
-    """How far drafts go before a stop rule ends them: P(position j is drafted | j - 1 was, and the depth allowed j).
-
-    Counted over all drafts, for what drafting costs, and over drafts whose tokens were all accepted so far, for what it
-    gains: a stop rule that ends only drafts that would have been rejected saves time and loses no token.
-    """
-
-    def __init__(self, depth: int) -> None:
-        self._counts: FloatArray = np.zeros((2, 2, 2, depth))
-        self._all, self._accepted = (
-            Acceptance(0, 1, depth, prior=np.ones(depth), counts=counts) for counts in self._counts
-        )
-
-    def observe(self, depths: IntArray, drafted: IntArray, accepted: IntArray) -> None:
-        """Learn from row-rounds [N]: depths decided (0: left out), tokens drafted and accepted."""
-        no_row, any_task = np.full(len(depths), -1), np.zeros(len(depths), dtype=np.int64)
-        for counts, allowed in ((self._all, depths), (self._accepted, np.minimum(depths, accepted + 1))):
-            counts.observe(no_row, any_task, allowed, np.minimum(drafted, allowed))
-
-    def rates(self) -> tuple[FloatArray, FloatArray]:
-        """Two [depth]: P(position j is not stopped | all before it are accepted), and P(it is drafted)."""
-        any_task = np.zeros(1, dtype=np.int64)
-        return self._accepted.of_tasks(any_task)[0].cumprod(), self._all.of_tasks(any_task)[0].cumprod()
-
-    def counts(self) -> FloatArray:
-        """Both counts [2, 2, 2, depth], to be saved or written to."""
-        for counts in (self._all, self._accepted):
-            counts.counts()
-        return self._counts
 
 
 class SideNodes(Learner):
@@ -278,14 +239,13 @@ class RowRounds:
 
 
 class ModelAcceptance(Learner):
-    """Estimates of a drafter that runs a model: by position, by confidence, how far drafts go, and of side nodes."""
+    """Estimates of a drafter that runs a model: by position, by confidence, and of side nodes."""
 
     def __init__(
         self, rows: int, tasks: int, depth: int, settings: AcceptanceSettings, *, branches: bool = False
     ) -> None:
         self.by_position = Acceptance(rows, tasks, depth, settings)
         self.calibration = Calibration(rows, tasks)
-        self.continuation = Continuation(depth)
         self.sides = SideNodes() if branches else None
 
     def start(self, row: int) -> None:
@@ -298,7 +258,6 @@ class ModelAcceptance(Learner):
         drafts = (rounds.drafter == drafter_id) & (rounds.depths > 0)
         rows, tasks, drafted, accepted = rounds.rows, rounds.tasks, rounds.drafted * drafts, rounds.kept * drafts
         self.by_position.observe(rows, tasks, drafted, accepted)
-        self.continuation.observe(rounds.depths * drafts, drafted, accepted)
         self.calibration.observe_confidence(rounds.confidence, rows, tasks, drafted, accepted)
         if self.sides is not None:
             for record in rounds.branched:
@@ -307,7 +266,6 @@ class ModelAcceptance(Learner):
     def state(self) -> dict[str, FloatArray]:
         return {
             "acceptance": self.by_position.counts(),
-            "continuation": self.continuation.counts(),
             "calibration": self.calibration.counts(),
             **({} if self.sides is None else self.sides.state()),
         }

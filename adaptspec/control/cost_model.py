@@ -44,7 +44,6 @@ _INCREMENT_SD = 1.0  # an increment: the difference of two measured times is les
 _UNMEASURED_SD = 1.5  # a coefficient that no profile measures
 _NOISE_SD = 0.3  # the seconds of one round
 _CLIP = 2.0  # an observation counts up to so many standard deviations, or stalls would move settled prices
-_BOUND_SD = 2.0  # the lower bound of verify passes is so many standard errors below the estimate
 
 # Variance that a round adds, as a share of the variance of its seconds.
 _DRIFT = 1 / 900  # about the last thirty rounds count
@@ -179,22 +178,6 @@ class CostModel:
         """`verify_seconds` of `tokens`, any shape, in the same shape. It never falls."""
         fixed = self._values[_BASE] + self._values[_ROW] * (rows - 1) + self._values[_CONTEXT] * context
         return np.asarray(self._pace * (fixed + _interpolate(self._token_curve, tokens)))
-
-    def verify_lower_bound(self, rows: int, tokens: FloatArray, context: float = 0.0) -> FloatArray:
-        """Seconds [n] of passes of `tokens` [n] packed tokens, two standard errors below the estimate.
-
-        Decisions to draft compare tokens beyond `rows` with the pass of one token per row. Only the error of their
-        relative price counts, and the pass of one token per row keeps its estimate.
-        """
-        target, increments = slice(_BASE, _CONTEXT + 1), slice(_INCREMENTS - _BASE, _CONTEXT - _BASE)
-        plain = (self._pass_features([RoundWork(rows, rows, context)])[0] * self._values)[target]
-        more = (_counts_by_range(tokens) - _counts_by_range(np.array([float(rows)]))) * self._values[target][increments]
-        seconds = more.sum(axis=1)
-        contrast = np.tile(-plain / plain.sum(), (len(seconds), 1))
-        contrast[:, increments] += more / np.maximum(seconds, 1e-12)[:, None]
-        variance = ((contrast @ self._covariance[target, target]) * contrast).sum(axis=1)
-        lower = seconds * np.exp(-_BOUND_SD * np.sqrt(np.maximum(variance, 0.0)))
-        return np.asarray(self._pace * (plain.sum() + np.maximum.accumulate(lower)))
 
     def runs_whole_drafts(self, drafter: str) -> bool:
         """Whether all planned passes of a draft run over all rows, so that stopping early saves none."""

@@ -184,7 +184,7 @@ class MarginalGoodputStop(StopRule):
     """Go on while survival x next acceptance > goodput x (one more draft step + one more verified token).
 
     Survival is the product of the calibrated confidences of the tokens drafted so far, next acceptance that of the row
-    at the next position (optimism and side nodes included), both of the drafter that drafts for it; goodput and costs
+    at the next position (side nodes included), both of the drafter that drafts for it; goodput and costs
     are the algorithm's. A step is paid once for all rows that take it: they go on if together they earn it. (Splitting
     its cost among the rows expected to go on is up to 5 % slower: rows that stop early leave the others more to pay.)
     Source: the optimality condition of a ratio of sums (Dinkelbach): a token belongs in the round iff its
@@ -233,8 +233,8 @@ def _table(value: ExpectedValue, model: ModelTerms) -> StopTable:
 def _verifying(value: ExpectedValue, model: ModelTerms) -> FloatArray:
     """Seconds that verifying a row's token 2 ... D + 1 adds to those that it and the others are expected to submit."""
     others = max(sum(value.drafting.values()) - 1, 0)
-    drafted = np.append(model.drafted, 0.0)
-    tokens = np.arange(1.0, len(drafted)) + others * (np.cumsum(drafted)[:-1] + 0.5 * drafted[1:])
+    own = np.arange(1.0, len(model.nodes))
+    tokens = own + others * np.minimum(own + 0.5, own[-1])  # of the others, half go on
     each = _slopes(value.verify)
     seconds: FloatArray = np.interp(tokens, np.arange(len(each)), each)
     return seconds

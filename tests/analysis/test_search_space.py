@@ -19,7 +19,7 @@ spec:  # the policy
     ("path", "value", "before", "after"),
     [
         ("spec.guard.margin", 0.5, "0.03", "0.5"),
-        ("spec.choose.optimism", 1e-5, "{algorithm", "{optimism: 0.00001, algorithm"),
+        ("spec.choose.seed", 1e-5, "{algorithm", "{seed: 0.00001, algorithm"),
         ("spec.choose.prior.weight", 3.0, "{}", "{weight: 3.0}"),
         ("spec.guard.probe.backoff", 2, "margin", "probe: {backoff: 2}\n    margin"),
         ("spec.choose.algorithm", "true", "goodput", "'true'"),

@@ -41,15 +41,11 @@ def terms(
     """A model that is always asked for all of its depth; `acceptance` [B, D], `calibration` [B, bins]."""
     rows, depth = acceptance.shape
     gains = np.concatenate((np.zeros((rows, 1)), np.cumsum(np.cumprod(acceptance, axis=1), axis=1)), axis=1)
-    ones = np.ones(depth)
-    sizes = np.arange(depth + 1.0)
     return ModelTerms(
         drafter_id,
         acceptance,
         gains,
-        sizes,
-        sizes,
-        ones,
+        np.arange(depth + 1.0),
         DraftPrices(0.0, step, row, 0.0, 0.0),
         np.zeros(rows),
         calibration,

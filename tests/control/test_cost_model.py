@@ -143,26 +143,9 @@ def test_prices_rise_with_work_whatever_is_seen(seed: int) -> None:
     assert np.isfinite(curves).all()
     assert (np.diff(curves, axis=0) >= 0.0).all()
     assert (np.diff(curves, axis=1) >= 0.0).all()
-    for rows, curve in zip((1, 2, 4, 9, 16), curves, strict=True):
-        bound = model.verify_lower_bound(rows, tokens, 100.0)
-        assert (bound <= curve * (1.0 + 1e-9)).all()
-        assert (np.diff(bound) >= -1e-12).all()
+    for rows in (1, 2, 4, 9, 16):
         assert model.overhead_seconds(rows, drafting=True) >= model.overhead_seconds(rows, drafting=False) > 0.0
     assert all(step(model, more) >= step(model, less) > 0.0 for less, more in ((1, 2), (2, 16), (16, 200)))
-
-
-def test_the_lower_bound_tightens_as_rounds_are_timed() -> None:
-    """It is the price of the tokens beyond one per row that is bounded; the plain pass keeps its estimate."""
-    model, tokens = table(), np.array([1.0, 4.0])
-
-    def gap() -> float:
-        estimate, bound = model.verify_curve(1, tokens), model.verify_lower_bound(1, tokens)
-        assert bound[0] == pytest.approx(estimate[0])
-        return float((estimate[1] - bound[1]) / (estimate[1] - estimate[0]))
-
-    before = gap()
-    observe(model, PLAIN, DRAFTING, times=60)
-    assert 0.0 <= gap() < 0.5 * before
 
 
 # --- learning ---------------------------------------------------------------------------------------------------

@@ -50,7 +50,7 @@ def sign(text: str) -> str:
 def test_a_signature_tells_arms_apart_and_not_settings() -> None:
     """Learned counts survive the tuning of a number, and nothing that gives them another meaning."""
     base = sign(GOODPUT)
-    assert base == sign(GOODPUT.replace("m: goodput}", "m: goodput, optimism: 0.3, prior: {acceptance: 0.7}}"))
+    assert base == sign(GOODPUT.replace("m: goodput}", "m: goodput, prior: {acceptance: 0.7, weight: 4}}"))
     assert base == sign(GOODPUT.replace("{name: tested}", "{name: renamed}"))
     different = {
         base,

@@ -23,8 +23,6 @@ from adaptspec.decision import Expected, Reason, StopTable, Union
 from adaptspec.drafters import Kind, kind_of, states_confidence
 from adaptspec.rounds import RoundRecord
 
-_SIZE_TRIAL_INTERVAL = 8  # decisions from one comparison with a plan at the lower bound of costs to the next
-
 
 @dataclass(frozen=True)
 class GoodputSettings:
@@ -35,7 +33,6 @@ class GoodputSettings:
     acceptance: AcceptanceSettings = field(default_factory=AcceptanceSettings)
     stops: bool = True
     max_width: int = 1  # children of a node at most; 1: drafts are chains
-    optimism: float = 0.1  # added to acceptance: optimism / sqrt(1 + times seen), seen in all traffic
 
 
 class PriorSpec(Part):
@@ -57,19 +54,11 @@ class GoodputSpec(AlgorithmSpec):
 
     algorithm: Literal["goodput"]
     prior: PriorSpec = Field(default=PriorSpec(), description="What is believed at first.")
-    optimism: float = Field(
-        default=GoodputSettings.optimism, ge=0.0, le=2.0, description="Exploration of rarely reached positions."
-    )
 
     def build(self, parts: Parts) -> Goodput:
         acceptance = AcceptanceSettings(self.prior.acceptance, self.prior.weight)
         settings = GoodputSettings(
-            parts.tiers,
-            parts.drafters,
-            acceptance,
-            stops=parts.stops,
-            max_width=parts.max_width,
-            optimism=self.optimism,
+            parts.tiers, parts.drafters, acceptance, stops=parts.stops, max_width=parts.max_width
         )
         return Goodput(parts.cost, parts.max_rows, parts.tasks, settings)
 
@@ -79,8 +68,7 @@ class Goodput(Algorithm):
 
     Acceptance is estimated per request and position, costs by the cost model; `best_plan` solves for all rows at one
     price. Lookups (model-free drafters) are candidates like any other: what they found is known before the round.
-    Positions that are rarely reached are explored by `optimism`. What the estimates reject is tried within the budgets
-    of an `Explorer`: a model in rows that do not use it, larger passes where the cost model is uncertain, and
+    What the estimates reject is tried within the budgets of an `Explorer`: a model in rows that do not use it, and
     neighbouring depths where the executor runs whole drafts.
 
     Source: AdaptSpec design; the objective is vLLM's and SmartSpec's goodput (Liu et al. 2024, "Optimizing Speculative
@@ -108,7 +96,7 @@ class Goodput(Algorithm):
         self._whole = any(cost.runs_whole_drafts(settings.drafters[i]) for i in self._models)
         self._buffer = RecordBuffer(depth)
         self._explorer = Explorer()
-        self._decisions, self._depth_step = 0, 1
+        self._depth_step = 1
         # The last terms and, without lookups, what was planned by them, until something is learned or rows change.
         self._terms_key: bytes = b""
         self._terms: RoundTerms | None = None
@@ -128,7 +116,6 @@ class Goodput(Algorithm):
     def choose(self, signals: BatchSignals) -> Choice:
         if not self.max_depth:
             return Choice(np.zeros_like(signals.rows), np.full_like(signals.rows, int(Reason.OFF)))
-        self._decisions += 1
         terms = self._terms_of(signals)
         lookups = tuple(self._lookup_terms(signals))
         if not lookups and self._planned is not None:
@@ -197,14 +184,7 @@ class Goodput(Algorithm):
         if self._terms is None or key != self._terms_key:
             fits = self._allowed & (np.arange(self.max_depth + 1) <= signals.limits[:, None])
             models = tuple(
-                ModelTerms.of(
-                    drafter_id,
-                    self._settings.drafters[drafter_id],
-                    known,
-                    self._cost,
-                    signals,
-                    optimism=self._settings.optimism,
-                )
+                ModelTerms.of(drafter_id, self._settings.drafters[drafter_id], known, self._cost, signals)
                 for drafter_id, known in self._models.items()
             )
             self._terms, self._terms_key = RoundTerms.of(self._cost, signals, fits, models), key
@@ -266,11 +246,9 @@ class Goodput(Algorithm):
             found = self._draft_trial(model, plan, choice, terms, signals)
             if found is not None:
                 return found
-        if not choice.depths.any() or choice.union is not None or terms.lookups:
+        if not self._whole or not choice.depths.any() or choice.union is not None or terms.lookups:
             return choice
-        if self._decisions % _SIZE_TRIAL_INTERVAL == 0:
-            return self._size_trial(plan, choice, terms, signals)
-        return self._depth_trial(plan, choice, terms, signals) if self._whole else choice
+        return self._depth_trial(plan, choice, terms, signals)
 
     def _draft_trial(
         self, model: ModelTerms, plan: Plan, choice: Choice, terms: RoundTerms, signals: BatchSignals
@@ -312,16 +290,6 @@ class Goodput(Algorithm):
         self._explorer.open(trial)
         return replace(_tried(choice, at, np.full(len(at), depth), drafter_id), memo=trial)
 
-    def _size_trial(self, plan: Plan, choice: Choice, terms: RoundTerms, signals: BatchSignals) -> Choice:
-        """The best plan at the lower bound of pass costs, if it is larger: only such rounds can correct that price."""
-        lowest = terms.at_lower_bound(self._cost, float(signals.context.sum()))
-        moved = best_plan(lowest)
-        tokens = float(moved.tokens.sum())
-        if tokens <= plan.tokens.sum() + 0.5:
-            return choice
-        seconds = moved.seconds + float(terms.verify_seconds(tokens) - lowest.verify_seconds(tokens))
-        return self._moved("size", (plan, replace(moved, seconds=seconds)), choice, terms, signals)
-
     def _depth_trial(self, plan: Plan, choice: Choice, terms: RoundTerms, signals: BatchSignals) -> Choice:
         """All drafting rows one tier deeper or, every other time, one shallower.
 
@@ -337,20 +305,17 @@ class Goodput(Algorithm):
             at = np.flatnonzero((plan.drafter == model.drafter_id) & drafting)
             if len(at):
                 kept[at], tokens[at] = model.gains[at, depths[at]], model.nodes[depths[at]]
-                steps = model.steps[depths[at].max()] - model.steps[plan.depths[at].max()]
-                seconds += float(model.prices.step * steps)
+                seconds += float(model.prices.step * (depths[at].max() - plan.depths[at].max()))
         seconds += float(terms.verify_seconds(tokens.sum()) - terms.verify_seconds(plan.tokens.sum()))
         moved = replace(plan, depths=depths, kept=kept, tokens=tokens, seconds=seconds)
-        found = self._moved("depth", (plan, moved), choice, terms, signals)
+        found = self._moved((plan, moved), choice, terms, signals)
         if found is not choice or np.array_equal(depths, plan.depths):
             self._depth_step = -self._depth_step
         return found
 
-    def _moved(
-        self, kind: str, plans: tuple[Plan, Plan], choice: Choice, terms: RoundTerms, signals: BatchSignals
-    ) -> Choice:
+    def _moved(self, plans: tuple[Plan, Plan], choice: Choice, terms: RoundTerms, signals: BatchSignals) -> Choice:
         """A trial of the second of two plans in place of the first, if it can be afforded."""
-        plan, moved = plans
+        kind, (plan, moved) = "depth", plans
         at = np.flatnonzero((moved.depths != plan.depths) | ((moved.depths > 0) & (moved.drafter != plan.drafter)))
         if not len(at):
             return choice

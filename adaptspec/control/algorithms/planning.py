@@ -156,8 +156,8 @@ def _options(terms: RoundTerms, models: Sequence[ModelTerms]) -> Iterator[_Optio
         row = np.broadcast_to((counts > 0) * lookup.seconds, lookup.gains.shape)
         yield _Option(lookup.drafter_id, False, lookup.gains, lookup.fits, counts, row, 0.0 * counts, 0.0)
     for model in models:
-        row = model.prices.step_row * model.sizes + (counts > 0) * model.catch_up[:, None]
-        steps, start = model.prices.step * model.steps, model.prices.start
+        row = model.prices.step_row * counts + (counts > 0) * model.catch_up[:, None]
+        steps, start = model.prices.step * counts, model.prices.start
         yield _Option(model.drafter_id, True, model.gains, terms.fits, model.nodes, row, steps, start)
 
 

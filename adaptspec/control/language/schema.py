@@ -40,6 +40,7 @@ REMOVED: Mapping[str, str] = {
     "spec.choose.*.prior-rounds": "leave it out: the estimate of its task counts for 16 rounds of a request",
     "spec.choose.ucb.window": "write discount: 1 - 1 / window, such as 0.99 for 100 rounds",
     "spec.choose.*.scope: batch-bucket": "write global: every scope keeps batch sizes apart",
+    "spec.choose.goodput.optimism": "leave it out: rows that do not draft are tried within a budget of time",
     "spec.choose.goodput.discount": "leave it out: what a request showed fades at one rate",
     "spec.choose.slo.horizon-tokens": "leave it out: lost time is made up within 16 tokens",
     "spec.choose.slo.margin": "leave it out, or ask for a shorter time-per-output-token-ms",

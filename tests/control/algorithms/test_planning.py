@@ -26,15 +26,12 @@ def gains_of(rates: list[float]) -> FloatArray:
 
 
 def model(drafter_id: int, rates: list[float], step: float, start: float = 0.0, side_nodes: float = 0.0) -> ModelTerms:
-    sizes = np.arange(DEPTH + 1.0)
     rows = len(rates)
     return ModelTerms(
         drafter_id=drafter_id,
         acceptance=np.repeat(np.array(rates)[:, None], DEPTH, axis=1),
         gains=gains_of(rates),
-        sizes=sizes,
-        nodes=sizes * (1.0 + side_nodes),
-        drafted=np.ones(DEPTH),
+        nodes=np.arange(DEPTH + 1.0) * (1.0 + side_nodes),
         prices=DraftPrices(start, step, 0.01, 0.0, 0.0),
         catch_up=np.zeros(rows),
         calibration=np.ones((rows, 10)),

@@ -22,6 +22,7 @@ CASES = {
     "spec.choose.*.prior-rounds": ("choose: {algorithm: thompson, prior-rounds: 8}", "spec.choose.prior-rounds"),
     "spec.choose.ucb.window": ("choose: {algorithm: ucb, window: 100}", "spec.choose.window"),
     "spec.choose.*.scope: batch-bucket": ("choose: {algorithm: ucb, scope: batch-bucket}", "spec.choose.scope"),
+    "spec.choose.goodput.optimism": ("choose: {algorithm: goodput, optimism: 0.1}", "spec.choose.optimism"),
     "spec.choose.goodput.discount": ("choose: {algorithm: goodput, discount: 0.9}", "spec.choose.discount"),
     "spec.choose.slo.horizon-tokens": (SLO % "horizon-tokens: 8", "spec.choose.horizon-tokens"),
     "spec.choose.slo.margin": (SLO % "margin: 0.1", "spec.choose.margin"),
