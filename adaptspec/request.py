@@ -142,7 +142,8 @@ class Request:
 
     `operation` is what the client called it, in OpenTelemetry's words (`chat`, `text_completion`). `prediction` is what
     the output is expected to be, to draft from; it changes no output. `key` is the name of the client's API key. Of a
-    request that is not `streamed`, there is one delta, with all of its output and its completion.
+    request that is not `streamed`, there is one delta, with all of its output and its completion. `prefix_cache`: it
+    may reuse what other requests have cached, and they what it has; only with those of the same `cache_salt`.
     """
 
     id: str
@@ -153,3 +154,5 @@ class Request:
     prediction: tuple[int, ...] = ()
     key: str | None = None
     streamed: bool = True
+    prefix_cache: bool = True
+    cache_salt: str | None = None

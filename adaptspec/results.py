@@ -102,7 +102,7 @@ class Completion:
     """A finished request. `error` is the reason where `finish` is ERROR.
 
     Of the request's `prediction`, `prediction_accepted` tokens are in the output and `prediction_rejected` are not,
-    whether or not they were drafted.
+    whether or not they were drafted. `cached_tokens` of the prompt were not read: other requests had cached them.
     """
 
     request_id: str
@@ -117,3 +117,4 @@ class Completion:
     prompt_logprobs: tuple[TokenLogprob, ...] = ()
     prediction_accepted: int = 0
     prediction_rejected: int = 0
+    cached_tokens: int = 0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import numpy as np
 import torch
@@ -34,6 +34,20 @@ class TableRunner:
     @property
     def free_memory(self) -> float:
         return 1.0 - sum(self._reserved.values()) / self._capacity
+
+    def share_of(self, rows: Collection[int]) -> float:
+        return sum(self._reserved.get(row, 0) for row in rows) / self._capacity
+
+    def copy_prefix(self, source: int, target: int, length: int) -> int:
+        length = min(length, self.length(source))
+        if source == target:
+            if length < self.length(target):
+                self.truncate(target, length)
+            return length
+        if not length or not self.reserve(target, length):
+            return 0
+        self._rows[target] = self._rows[source][:length]
+        return length
 
     def reserve(self, row: int, length: int) -> bool:
         others = sum(n for r, n in self._reserved.items() if r != row)

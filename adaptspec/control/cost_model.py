@@ -240,6 +240,10 @@ class CostModel:
         """Seconds of a round without drafts, in which each of `rows` rows verifies one token."""
         return self.verify_seconds(rows, rows, context) + self.overhead_seconds(rows, drafting=False)
 
+    def prefill_tokens_within(self, seconds: float) -> int:
+        """How many prompt tokens are read in so many seconds."""
+        return int(seconds / (self._pace * float(self._values[_PREFILL])))
+
     def draft_round_seconds(
         self, drafter: str, rows: int, steps: FloatArray, drafted: FloatArray, context: float = 0.0
     ) -> FloatArray:
@@ -258,12 +262,16 @@ class CostModel:
     def observe(self, work: RoundWork, timing: Timing) -> None:
         """Learn from a timed round: from its parts, or from the whole where they were not timed (NaN).
 
-        Rounds without decoding rows change nothing. Neither do rounds with timed parts that read a prompt: the prompt
-        dominates the target's pass, and such an engine also has rounds without.
+        Of rounds with timed parts that read a prompt, the price of its tokens alone is learned: the prompt dominates
+        the target's pass, and such an engine also has rounds without. Other rounds without decoding rows change
+        nothing.
         """
-        if not work.rows or not _MIN_SECONDS <= timing.total <= _MAX_SECONDS:
+        if not _MIN_SECONDS <= timing.total <= _MAX_SECONDS:
             return
         if work.prefill_tokens and timing.has_parts:
+            self._learn_prompt(work, timing.verify)
+            return
+        if not work.rows:
             return
         self._rounds += 1
         self._waiting.append((work, timing))
@@ -293,6 +301,22 @@ class CostModel:
             passes, drafts, overhead = (features[chosen] for features in parts)
             self._learn_group(works[chosen[0]], passes, drafts, overhead, seconds[chosen])
         self.uncertain = any(self._rounds - since < _UNCERTAIN_ROUNDS for since in self._contradicted.values())
+        self._tabulate()
+
+    def _learn_prompt(self, work: RoundWork, seconds: float) -> None:
+        """Learn the price of a prompt's token from a target's pass that took so many seconds."""
+        others = self.verify_seconds(work.rows, work.verify_tokens, work.context_tokens) if work.rows else 0.0
+        prompt = self._pace * float(self._values[_PREFILL]) * work.prefill_tokens
+        self._covariance[_PREFILL, _PREFILL] += _DRIFT * _NOISE_SD**2
+        spread = self._covariance[_PREFILL].copy()
+        variance = float(spread[_PREFILL]) + _NOISE_SD**2
+        limit = _CLIP * math.sqrt(variance)
+        # At least a tenth of the pass is the prompt's, however wrong the price of the other tokens is.
+        innovation = math.log(max(seconds - others, 0.1 * seconds) / prompt)
+        gain = spread / variance
+        self._covariance -= np.outer(gain, spread)
+        self._log = self._log + gain * min(max(innovation, -limit), limit)
+        self._set_values()
         self._tabulate()
 
     def _learn_group(

@@ -138,6 +138,11 @@ class DraftModelDrafter:
         """Remember what a row's chain has fed behind its `base` tokens: all of it but the last token."""
         self._fed[row] = FedNodes(base, drawn[:-1])
 
+    def copy_prefix(self, source: int, target: int, length: int) -> None:
+        """See `ModelDrafter.copy_prefix`."""
+        self._fed.pop(target, None)
+        self.runner.copy_prefix(source, target, length)
+
     def free(self, row: int) -> None:
         self._fed.pop(row, None)
         self.runner.free(row)

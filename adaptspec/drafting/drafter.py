@@ -90,6 +90,11 @@ class ModelDrafter(Drafter, Protocol):
         The depths [B] are of those that may draft now, by whoever runs its model; see `propose`.
         """
 
+    def copy_prefix(self, source: int, target: int, length: int) -> None:
+        """The text of `target` begins with the first `length` tokens that `source` has cached: reuse what its model has
+        read of them. A row that is its own source goes on with another text from there.
+        """
+
     def endless(self) -> Drafter:
         """The same over the same cache, drafting on where a text ends: to be timed by meaningless text."""
 

@@ -79,6 +79,11 @@ class IsolatedDrafter:
         if isinstance(inner := self.inner, Observing):
             self._guarded(lambda: inner.absorb(row, choices), None, (row,))
 
+    def copy_prefix(self, source: int, target: int, length: int) -> None:
+        """See `ModelDrafter`, for those that are."""
+        if isinstance(inner := self.inner, ModelDrafter):
+            self._guarded(lambda: inner.copy_prefix(source, target, length), None, (target,))
+
     def free(self, row: int) -> None:
         self._guarded(lambda: self.inner.free(row), None, ())
 

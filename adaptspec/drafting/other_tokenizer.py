@@ -85,6 +85,7 @@ class OwnTokensDrafter:
         self._inner, self._its, self._own = inner, its, own
         self._opening = own.opening  # of a text in own tokens
         self._rows: dict[int, _Row] = {}
+        self._copied: dict[int, list[int]] = {}  # own tokens that the cache of a row without a text holds
 
     def endless(self) -> OwnTokensDrafter:
         return type(self)(self._inner.endless(), self._its, self._own, self.way)
@@ -106,8 +107,17 @@ class OwnTokensDrafter:
         if row in self._rows:
             self._follow(row, tokens)
 
+    def copy_prefix(self, source: int, target: int, length: int) -> None:
+        """See `ModelDrafter.copy_prefix`. How much of it stays is seen where the text is read in own tokens."""
+        held = self.runner.length(source) if length else 0
+        text, copied = self._rows.get(source), self._copied.get(source, [])
+        self._rows.pop(target, None)
+        self._copied[target] = list((copied if text is None else text.own)[:held])
+        self._inner.copy_prefix(source, target, len(self._copied[target]))
+
     def free(self, row: int) -> None:
         self._rows.pop(row, None)
+        self._copied.pop(row, None)
         self._inner.free(row)
 
     def _in_own(self, job: DraftJob) -> DraftJob:
@@ -119,15 +129,18 @@ class OwnTokensDrafter:
 
     def _follow(self, row: int, tokens: list[int]) -> list[int]:
         """A row's own tokens, now that these are the target's. The cache keeps those that stayed, but for the last."""
-        text = self._rows.get(row)
+        text, copied = self._rows.get(row), self._copied.pop(row, None)
         if text is None:
-            held = self.runner.length(row)  # none, unless a cache was filled without a text, to be timed
+            # Without a text, unless it was copied, a cache was filled to be timed.
+            held = self.runner.length(row) if copied is None else 0
             begin = _Row([0] * held, len(tokens) - 1) if held else _Row([*self._opening], 0)
             text = self._rows[row] = begin
         kept = before = len(text.own)
         if text.read < len(tokens):
             kept = self._read(text, tokens[text.read :])
             text.read = len(tokens)
+        if copied is not None:
+            kept = next((i for i, (one, other) in enumerate(zip(copied, text.own)) if one != other), len(copied))  # noqa: B905
         last = max(len(text.own) - 1, 0)
         self._inner.commit(row, last if kept == before else min(kept, last), text.own)
         return text.own
@@ -152,7 +165,8 @@ class SharedVocabulary:
         self._ids[list(pairs)] = list(pairs.values())
         self._its, self._own = (torch.tensor(list(ids), device=runner.device) for ids in (pairs, pairs.values()))
         self.reserve, self.length, self.truncate = runner.reserve, runner.length, runner.truncate
-        self.keep, self.free = runner.keep, runner.free
+        self.keep, self.free, self.copy_prefix = runner.keep, runner.free, runner.copy_prefix
+        self.share_of = runner.share_of
 
     @property
     def free_memory(self) -> float:

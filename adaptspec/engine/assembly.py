@@ -264,6 +264,7 @@ def assemble(
         sinks=sinks,
         limits=limits,
         timer=timer,
+        costs=costs,
     )
 
 

@@ -6,6 +6,7 @@ One object on one thread. Models are behind its `Executor`, decisions behind its
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -15,12 +16,14 @@ import torch
 
 from adaptspec.arrays import IntArray
 from adaptspec.control.controller import Controller
+from adaptspec.control.cost_model import CostModel
 from adaptspec.control.policy import BatchSignals
 from adaptspec.control.tasks import OTHER
 from adaptspec.decision import Decision, Reason
 from adaptspec.engine.executor import Clock, Executor, Flight, Kept, Landed
 from adaptspec.engine.inputs import InputProcessor
 from adaptspec.engine.policy_settings import PolicySettings
+from adaptspec.engine.prefix_cache import Mode, scope_of
 from adaptspec.engine.scheduler import Scheduler, held_row
 from adaptspec.engine.sequence import Sequence as Seq
 from adaptspec.engine.signals import round_signals
@@ -33,19 +36,30 @@ from adaptspec.rounds import RoundRecord, RoundWork, Sink, Timing
 
 _log = logging.getLogger(__name__)
 LOG_EVERY = 1000  # failed decisions per line of the log: several thousand rounds fit into a second
+READING_SECONDS = 1.0  # how long a round reads prompts where no row decodes: new requests wait for its end
+# A round that reads prompts at all reads so much: less would be paid for by passes over all weights.
+LEAST_PREFILL_SECONDS, LEAST_PREFILL_TOKENS = 0.03, 16
 
 
 @dataclass(frozen=True)
 class EngineLimits:
-    """How much runs at once: rows, prompt tokens read per round (0: what suits the device), and the deepest draft."""
+    """How much runs at once: rows, prompt tokens of a round at most (0: what suits the device), and the deepest draft.
+
+    `prefill_seconds`: how long a round may read prompts while other requests decode. `prefix_cache`: whose cached
+    tokens a request may reuse: those of its API key, everybody's ("shared"), or nobody's ("off").
+    """
 
     max_rows: int = 16
     prefill_tokens: int = 0
     max_depth: int = 64
+    prefill_seconds: float = 0.2
+    prefix_cache: Mode = "key"
 
     def __post_init__(self) -> None:
         if self.max_rows < 1 or self.prefill_tokens < 0 or self.max_depth < 0:
             raise ConfigError(f"{self}: rows must be at least 1, prefill tokens and the depth at least 0")
+        if not 0.0 < self.prefill_seconds < math.inf:
+            raise ConfigError(f"prefill seconds are {self.prefill_seconds}; they must be above 0")
 
     def settled(self, *, cpu: bool) -> EngineLimits:
         """With a number of prompt tokens: a device is busy with several thousand, decoding rows wait for them."""
@@ -66,9 +80,11 @@ class EngineCore:
         limits: EngineLimits = EngineLimits(),
         timer: Callable[[], float] = time.perf_counter,
         clock: Callable[[], float] = time.monotonic,
+        costs: CostModel | None = None,
     ) -> None:
         """`settings` are those of every policy of the controller. `timer` gives the seconds that rounds
-        are timed by: costs are learned from nothing else; `clock` says when something happened.
+        are timed by: costs are learned from nothing else; `clock` says when something happened. `costs` say how many
+        prompt tokens a round may read; None: as many as `limits` allow.
 
         Raises:
             ConfigError: a method would be biased by what a drafter of its policy may leave out.
@@ -81,13 +97,14 @@ class EngineCore:
         self.settings = dict(settings)
         self.limits = limits = limits.settled(cpu=True)
         self.scheduler = Scheduler(
-            executor.cache,
+            executor.caches,
             limits.max_rows,
-            prefill_tokens=limits.prefill_tokens,
+            prefill_budget=self._prefill_budget,
             max_depth=limits.max_depth,
             on_start=self._on_start,
             on_leave=self._on_leave,
         )
+        self._costs = costs
         self._sinks = tuple(sinks)
         self._timer = timer
         self._clock = clock
@@ -143,6 +160,7 @@ class EngineCore:
         request = replace(request, speculation=replace(request.speculation, task=task, policy=policy))
         sequence = self.inputs.sequence(request, self.settings[policy].method)
         sequence.scope = self.settings[policy].scope(request.key)
+        sequence.prefix_scope = scope_of(request, self.limits.prefix_cache)
         self.scheduler.add(sequence)
         return []
 
@@ -168,6 +186,20 @@ class EngineCore:
         if culprit is not None:
             self._end(culprit, FinishReason.ERROR, f"{type(error).__name__}: {error}")
         return self._collect()
+
+    def _prefill_budget(self, rows: int, context: int) -> int:
+        """How many prompt tokens a round reads in which so many rows decode, by the time that they take.
+
+        Prompts take twice the time of the round without them, so that decoding rows wait three times as long at most.
+        """
+        most = self.limits.prefill_tokens
+        if self._costs is None:
+            return most
+        seconds = READING_SECONDS
+        if rows:
+            plain = self._costs.plain_seconds(rows, float(context))
+            seconds = min(self.limits.prefill_seconds, max(2.0 * plain, LEAST_PREFILL_SECONDS))
+        return min(max(self._costs.prefill_tokens_within(seconds), LEAST_PREFILL_TOKENS), most)
 
     def _launch(self) -> Flight | None:
         """Begin a round; None if nobody can run before texts are read."""
@@ -357,7 +389,7 @@ class EngineCore:
 
     def _on_start(self, sequence: Seq) -> None:
         report_progress()
-        if sequence.timings.admitted is None:
+        if not sequence.admitted:
             for sink in self._sinks:
                 self._report(sink.started, sequence.request)
         sequence.admit(self._clock())

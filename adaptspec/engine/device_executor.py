@@ -59,7 +59,7 @@ class DeviceExecutor(ModelExecutor):
         super().__init__(target, drafters)
         model = next((one for one in drafters if isinstance(one, DraftModelDrafter)), None)
         own = model is not None and isinstance(model.runner, DeviceDecoder)
-        self._target, self._model = target, model if own else None
+        self._decoder, self._model = target, model if own else None
         self._which = -1 if self._model is None else drafters.index(self._model)
         draft = None if self._model is None else self._model.runner
         assert draft is None or isinstance(draft, DeviceDecoder)
@@ -82,7 +82,7 @@ class DeviceExecutor(ModelExecutor):
             return Done(
                 batch, pending.draft, outcome._replace(seconds=(drafted - start, time.perf_counter() - drafted))
             )
-        with at_work(self._target.device):
+        with at_work(self._decoder.device):
             plan, draft, begun = self._planned(batch, decision)
             self._rounds.launch(plan, begun=begun)
             if self._states is not None and plan.decoding:
@@ -157,7 +157,7 @@ class DeviceExecutor(ModelExecutor):
 
     def _nodes(self, batch: Batch, tree: TreeTable, depths: IntArray, others: IntArray) -> IntArray:
         """[E] what drafts of these depths may come to where they branch, as far as the pass and the cache have room."""
-        size, cache = len(batch.decoding), self._target.cache
+        size, cache = len(batch.decoding), self._decoder.cache
         nodes: IntArray = depths.copy()
         may = np.flatnonzero((depths[:size] > 0) & (tree.width > 1) & (tree.nodes > depths[:size])).tolist()
         each = self._rounds.spare(np.maximum(depths, others)[:size]) // max(len(may), 1)
@@ -166,7 +166,7 @@ class DeviceExecutor(ModelExecutor):
             row, length = held_row(sequence), sequence.length
             most = min(int(tree.nodes[i]), int(depths[i]) + each, self._rounds.most_nodes, cache.context - length)
             if most > depths[i]:
-                nodes[i] = most if cache.reserve(row, length + most) else depths[i]
+                nodes[i] = most if self.caches.reserve(row, length + most) else depths[i]
         return nodes
 
     def _unread(self, batch: Batch, depths: IntArray) -> IntArray:
@@ -188,7 +188,7 @@ class DeviceExecutor(ModelExecutor):
             )
         )
         packed = Packed(rows, counts, fed, last, prompts=len(rows))
-        logits, states = self._target.forward(packed)
+        logits, states = self._decoder.forward(packed)
         if self._states is not None:
             self._states.on_pass(packed, [one.start for one in chunks], states)
         if len(logits):
@@ -222,7 +222,7 @@ class DeviceExecutor(ModelExecutor):
                 sequence.scored = _logprobs(found.told[i], verdict.kept(draft, i), verdict.places(i), int(plan.told[i]))
             if i < size:
                 row = held_row(sequence)
-                self._target.cache.set_length(row, sequence.length + int(counts[i]))
+                self._decoder.cache.set_length(row, sequence.length + int(counts[i]))
                 if mine[i] and self._model is not None and self._draft_runner is not None:
                     self._draft_runner.cache.set_length(row, sequence.length + int(chain[i]) - 1)
                     self._model.note(row, sequence.length, tokens[i, : chain[i]].tolist())

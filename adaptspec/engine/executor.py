@@ -13,7 +13,7 @@ from typing import NamedTuple, Protocol
 from adaptspec.arrays import FloatArray, IntArray
 from adaptspec.control.policy import BatchSignals
 from adaptspec.decision import Decision
-from adaptspec.engine.scheduler import Batch, Cache
+from adaptspec.engine.scheduler import Batch, Caches
 from adaptspec.engine.sequence import Sequence as Seq
 from adaptspec.models.draft import Draft
 from adaptspec.verification.method import VerifyResult
@@ -76,14 +76,14 @@ class Executor(Protocol):
         """Those drafters that may drop tokens for what they are (see `Drafter.propose`)."""
 
     @property
-    def cache(self) -> Cache:
-        """The target's cache, in which the scheduler makes room."""
+    def caches(self) -> Caches:
+        """The caches in which the scheduler makes room and finds what requests have in common."""
 
     def start(self, sequence: Seq) -> None:
         """A sequence has got its row."""
 
     def leave(self, row: int) -> None:
-        """The row's sequence has ended or given way; its place in `cache` is free already."""
+        """The row's sequence has ended or given way; what is cached may be reused."""
 
     def cache_gaps(self, batch: Batch) -> Sequence[Sequence[int]]:
         """[drafters, B] tokens that each drafter has yet to read (see `BatchSignals.cache_gap`)."""

@@ -19,6 +19,7 @@ from adaptspec.drafting.isolated_drafter import IsolatedDrafter, isolated
 from adaptspec.drafting.united_drafts import united
 from adaptspec.engine.committed_states import CommittedStates
 from adaptspec.engine.executor import Kept, Offers, Outcome, Pending
+from adaptspec.engine.row_caches import RowCaches
 from adaptspec.engine.scheduler import Batch, held_row
 from adaptspec.engine.sequence import Sequence as Seq
 from adaptspec.models.draft import Draft, NodeChoices
@@ -40,12 +41,13 @@ class ModelExecutor:
     overlaps = False
 
     def __init__(self, target: Runner, drafters: Sequence[Drafter]) -> None:
-        self.cache = target
+        self._target = target
         self._drafters: list[IsolatedDrafter] = [isolated(drafter) for drafter in drafters]
         self._names = tuple(drafter.name for drafter in drafters)
         self._model_free = {
             i: drafter for i, drafter in enumerate(self._drafters) if isinstance(drafter, ModelFreeDrafter)
         }
+        self.caches = RowCaches(target, [one for i, one in enumerate(self._drafters) if i not in self._model_free])
         head = next((d for d in drafters if isinstance(d, DraftModelDrafter) and d.head), None)
         self._head = -1 if head is None else drafters.index(head)
         self._states = None if head is None or head.head is None else CommittedStates(head.head)
@@ -69,7 +71,7 @@ class ModelExecutor:
 
     def leave(self, row: int) -> None:
         self._sampling = None  # of the round before, which holds the grammar of the request that has ended
-        for drafter in self._drafters:
+        for drafter in self._model_free.values():
             drafter.free(row)
         if self._states is not None:
             self._states.free(row)
@@ -108,7 +110,7 @@ class ModelExecutor:
 
     def _draft(self, batch: Batch, decision: Decision) -> Draft:
         """Drafts of E rows. Rows of one drafter that are judged alike draft together."""
-        emitting, tree = batch.emitting, decision.tree if self.cache.info.takes_trees else None
+        emitting, tree = batch.emitting, decision.tree if self._target.info.takes_trees else None
         free = None if tree is None or decision.union is None else self._beside(batch, decision, tree, decision.union)
         if decision.depths.any():
             draft = self._propose(batch, decision, decision.drafter, decision.depths, tree=tree)
@@ -120,7 +122,7 @@ class ModelExecutor:
                 draft = united(draft, free, tree, who)
             except Exception:  # noqa: BLE001 - a failure costs drafts, never answers
                 _log.exception("two drafts could not be united; the first one stays")
-        if not self.cache.info.takes_trees:
+        if not self._target.info.takes_trees:
             draft = draft.straight()
         constraints = [sequence.sampling.constraint for sequence in emitting]
         if draft.counts.any() and any(constraints):
@@ -175,16 +177,16 @@ class ModelExecutor:
         counts = list(wanted)
         for i, sequence in enumerate(batch.decoding):
             if counts[i] > chain[i]:
-                room = self.cache.info.context - sequence.length  # what comes last is least likely
+                room = self._target.info.context - sequence.length  # what comes last is least likely
                 counts[i] = max(min(counts[i], room), chain[i])
-                if not self.cache.reserve(held_row(sequence), sequence.length + counts[i]):
+                if not self.caches.reserve(held_row(sequence), sequence.length + counts[i]):
                     counts[i] = chain[i]
         return draft if counts == wanted else draft.cut(np.array(counts, dtype=np.int64))
 
     def _verify(self, batch: Batch, draft: Draft) -> VerifyResult:
         report_progress()
         packed = _packed(batch, draft)
-        logits, states = self.cache.forward(packed)
+        logits, states = self._target.forward(packed)
         if self._states is not None:
             starts = [s.length - 1 for s in batch.decoding] + [chunk.start for chunk in batch.chunks]
             self._states.on_pass(packed, starts, states)
@@ -221,9 +223,9 @@ class ModelExecutor:
             report_progress()
             row, valid = held_row(sequence), length + len(places)
             if places and places[-1] >= len(places):
-                self.cache.keep(row, length, places)
+                self._target.keep(row, length, places)
             else:
-                self.cache.truncate(row, valid)
+                self._target.truncate(row, valid)
             if drafter >= 0:
                 self._drafters[drafter].commit(row, valid, sequence.tokens)
 
@@ -248,7 +250,7 @@ class ModelExecutor:
         rows, last = [sequence.sampling for sequence in emitting], self._sampling
         if last is not None and len(last[0]) == len(rows) and all(map(operator.is_, last[0], rows)):
             return last[1]
-        batch = SamplingBatch(rows, self.cache.info.vocab_size)
+        batch = SamplingBatch(rows, self._target.info.vocab_size)
         self._sampling = rows, batch
         return batch
 

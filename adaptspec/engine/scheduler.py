@@ -6,13 +6,17 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Collection
+from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 
+from adaptspec.engine.fault_isolation import FaultBisection
+from adaptspec.engine.prefix_cache import Awaited, PrefixCache
 from adaptspec.engine.sequence import Sequence
 from adaptspec.errors import EngineError
+from adaptspec.results import FinishReason
 
 _log = logging.getLogger(__name__)
 BEARABLE_SECONDS = 60.0  # how long fewer rows run after more of them failed together
@@ -60,58 +64,71 @@ class Batch:
         self.prefill_tokens = sum(chunk.count for chunk in chunks)
 
 
-class Cache(Protocol):
-    """Where tokens of rows are kept; a `Runner` is one."""
+class Caches(Protocol):
+    """Where tokens of rows are kept: `RowCaches`, or those of a simulation."""
 
-    @property
-    def free_memory(self) -> float:
-        """See `Runner.free_memory`."""
+    evict: Callable[[], bool]
+
+    def share_of(self, rows: Collection[int]) -> float:
+        """See `Runner.share_of`."""
 
     def reserve(self, row: int, length: int) -> bool:
-        """See `Runner.reserve`."""
+        """See `RowCaches.reserve`."""
 
     def length(self, row: int) -> int:
-        """See `Runner.length`."""
+        """See `RowCaches.length`."""
+
+    def copy_prefix(self, source: int, target: int, length: int) -> int:
+        """See `RowCaches.copy_prefix`."""
 
     def free(self, row: int) -> None:
-        """See `Runner.free`."""
+        """See `RowCaches.free`."""
 
 
 class Scheduler:
-    """First come, first served, at most `max_rows` at a time, `prefill_tokens` of prompt per round.
+    """First come, first served, at most `max_rows` at a time; prompts are read in parts, as `share_prefill` says.
+
+    A request whose prompt is just being read by another waits until it can reuse that, and others pass it meanwhile.
 
     When the cache runs out of room the newest sequence gives way: it waits at the front of the queue with the tokens
-    it has until another leaves, and reads them again then; its output does not change. Drafts never drive anybody
-    out: they get what room is left.
+    it has until another leaves, and reads them again then, as far as they are not cached any more; its output does not
+    change. Drafts never drive anybody out: they get what room is left.
     """
 
     def __init__(
         self,
-        cache: Cache,
+        caches: Caches,
         max_rows: int,
         *,
-        prefill_tokens: int,
+        prefill_budget: Callable[[int, int], int],
         max_depth: int,
         on_start: Callable[[Sequence], None],
         on_leave: Callable[[int], None],
     ) -> None:
-        self._cache = cache
-        self._prefill_tokens = prefill_tokens
+        """`prefill_budget`: how many prompt tokens a round may read in which so many rows decode, with so many tokens
+        of context together.
+        """
+        self._caches = caches
+        self.prefixes = PrefixCache(caches, max_rows)
+        caches.evict = self.prefixes.evict
+        self._prefill_budget = prefill_budget
         self._max_depth = max_depth
-        self._free_rows = list(range(max_rows - 1, -1, -1))
         self._on_start = on_start
         self._on_leave = on_leave
         self._short_of_room = False
         self._bearable, self._bearable_until = max_rows, 0.0
-        self._bisection = Bisection()
+        self._bisection = FaultBisection()
+        self._awaited: dict[int, Awaited] = {}  # what sequences in the queue wait for, by their id()
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []
         self.preemptions = 0  # sequences that gave way since the start
 
     @property
     def cache_used(self) -> float:
-        """The share of the cache that rows hold, 0 to 1."""
-        return 1.0 - self._cache.free_memory
+        """The share of the cache that running requests hold, 0 to 1: what others have left gives way. Any thread may
+        ask.
+        """
+        return self._caches.share_of([row for one in self.running.copy() if (row := one.row) is not None])
 
     @property
     def idle(self) -> bool:
@@ -128,7 +145,7 @@ class Scheduler:
         for sequence in self.running.copy():
             row = sequence.row
             if row is not None and sequence.request.id in request_ids:
-                read += min(self._cache.length(row), sequence.prompt_length)
+                read += min(self._caches.length(row), sequence.prompt_length)
                 total += sequence.prompt_length
         places = (place for place, one in enumerate(self.waiting.copy()) if one.request.id in request_ids)
         return PromptProgress(read, total, next(places, 0))
@@ -141,29 +158,40 @@ class Scheduler:
         self._admit()
         decoding: list[Sequence] = []
         limits: list[int] = []
-        chunks: list[Chunk] = []
-        budget = self._prefill_tokens
+        reading: list[Sequence] = []
         for sequence in list(self.running):
             if sequence.row is None or sequence.finish is not None:
                 continue  # gave way to an older one a moment ago, or only its text is still to be read
-            cached = self._cache.length(sequence.row)
-            missing = sequence.length - cached
             # The first token always comes from reading the prompt: no draft may delay it.
-            if missing == 1 and sequence.emitted:
-                if self._make_room(sequence):
-                    decoding.append(sequence)
-                    limits.append(self._draft_room(sequence))
-            elif budget > 0:
-                count = min(missing, budget)
-                budget -= count
-                chunks.append(Chunk(sequence, cached, count, last=count == missing))
-        return Batch(decoding, limits, chunks)
+            if not sequence.emitted or self._missing(sequence) > 1:
+                reading.append(sequence)
+            elif self._make_room(sequence):
+                decoding.append(sequence)
+                limits.append(self._draft_room(sequence))
+        reading = [sequence for sequence in reading if sequence.row is not None]
+        return Batch(decoding, limits, self._chunks(reading, decoding))
+
+    def _chunks(self, reading: list[Sequence], decoding: list[Sequence]) -> list[Chunk]:
+        """What is read of prompts in a round in which these decode."""
+        if not reading:
+            return []
+        missing = [self._missing(sequence) for sequence in reading]
+        budget = self._prefill_budget(len(decoding), sum(sequence.length for sequence in decoding))
+        return [
+            Chunk(sequence, sequence.length - left, count, last=count == left)
+            for sequence, left, count in zip(reading, missing, share_prefill(missing, budget), strict=True)
+            if count
+        ]
+
+    def _missing(self, sequence: Sequence) -> int:
+        """How many of its tokens are not cached."""
+        return sequence.length - self._caches.length(held_row(sequence))
 
     def leave(self, sequence: Sequence) -> None:
         """Take a sequence out, wherever it is, and free its row."""
         if sequence.row is None:
             if sequence in self.waiting:
-                self.waiting.remove(sequence)
+                self._dequeue(sequence)
                 self._short_of_room &= not sequence.emitted  # it may be what gave way last
             return
         self.running.remove(sequence)
@@ -181,7 +209,7 @@ class Scheduler:
         reads them again: half of them first, until the culprit has run, and failed, by itself.
         """
         culprit = self._bisection.failed(self.running)
-        self._put_back()
+        self._put_back(trusted=False)
         return culprit
 
     def went_well(self) -> None:
@@ -195,42 +223,58 @@ class Scheduler:
             _log.warning("no request fails by itself; at most %d run at once for a while", self._bearable)
         after = self._bisection.group
         if after is not before and after is not None:
-            self._put_back()
+            self._put_back(trusted=True)
 
-    def _put_back(self) -> None:
-        """Have all that run wait at the front of the queue, in their order, and read their tokens again."""
+    def _put_back(self, *, trusted: bool) -> None:
+        """Have all that run wait at the front of the queue, in their order; `trusted`: what they have cached is."""
         for sequence in reversed(self.running):
-            self._give_back(sequence)
+            self._give_back(sequence, trusted=trusted)
             self.waiting.appendleft(sequence)
         self.running.clear()
         self._short_of_room = False
 
     def _next(self) -> Sequence | None:
         """Who may be admitted now."""
-        if not self.waiting or not self._free_rows or self._short_of_room:
+        if not self.waiting or not self.prefixes.has_row or self._short_of_room:
             return None  # who gave way waits until somebody leaves: let back in at once, it would be driven out again
         if len(self.running) >= self._bearable and time.monotonic() < self._bearable_until:
             return None
         group = self._bisection.group
-        if group is None:
-            return self.waiting[0]
-        return next((sequence for sequence in self.waiting if sequence in group), None)
+        return next((one for one in self.waiting if (group is None or one in group) and not self._awaits(one)), None)
+
+    def _awaits(self, sequence: Sequence) -> bool:
+        """Whether another request is just reading what this one can reuse then."""
+        awaited = self._awaited.get(id(sequence))
+        if awaited is not None and self.prefixes.still(awaited):
+            return True
+        awaited = self.prefixes.awaited(sequence, self.running)
+        if awaited is None:
+            self._awaited.pop(id(sequence), None)
+        else:
+            self._awaited[id(sequence)] = awaited
+        return awaited is not None
+
+    def _dequeue(self, sequence: Sequence) -> None:
+        self.waiting.remove(sequence)
+        self._awaited.pop(id(sequence), None)
 
     def _admit(self) -> None:
         while (sequence := self._next()) is not None:
-            row = self._free_rows[-1]
-            if not self._cache.reserve(row, sequence.length + 1):
-                self._cache.free(row)
+            acquired = self.prefixes.acquire(sequence, self.running)
+            if acquired is None:
                 return
-            self._free_rows.pop()
-            self.waiting.remove(sequence)
-            sequence.row = row
+            self._dequeue(sequence)
+            sequence.row = acquired.row
+            if not sequence.admitted and sequence.prefix_scope is not None:
+                sequence.cached_tokens = acquired.cached
+                self.prefixes.stats.queried += sequence.length
+                self.prefixes.stats.hits += acquired.cached
             self.running.append(sequence)
             self._on_start(sequence)
 
     def _make_room(self, sequence: Sequence) -> bool:
         """Room for one more token, at the cost of newer sequences; False if it was the newest and gave way itself."""
-        while not self._cache.reserve(held_row(sequence), sequence.length):
+        while not self._caches.reserve(held_row(sequence), sequence.length):
             newest = self.running[-1]
             if len(self.running) == 1:
                 raise EngineError(f"the cache is too small for {sequence.length} tokens; give more cache tokens")
@@ -246,16 +290,32 @@ class Scheduler:
     def _draft_room(self, sequence: Sequence) -> int:
         """The deepest draft that finds room without anybody giving way."""
         depth = max(0, min(sequence.depth_limit, self._max_depth))
-        while depth and not self._cache.reserve(held_row(sequence), sequence.length + depth):
+        while depth and not self._caches.reserve(held_row(sequence), sequence.length + depth):
             depth //= 2
         return depth
 
-    def _give_back(self, sequence: Sequence) -> None:
+    def _give_back(self, sequence: Sequence, *, trusted: bool = True) -> None:
         row = held_row(sequence)
         sequence.row = None
-        self._cache.free(row)
-        self._free_rows.append(row)
+        if trusted and sequence.finish is not FinishReason.ERROR:
+            self.prefixes.retain(row, sequence)
+        else:
+            self.prefixes.drop(row)
         self._on_leave(row)
+
+
+def share_prefill(missing: SequenceOf[int], budget: int) -> list[int]:
+    """How many tokens of each prompt a round reads, of those `missing` of each, the oldest request first.
+
+    Half of the budget is for the oldest request, which so takes at most twice as long as alone. The rest is for those
+    with the fewest tokens left, so that a short prompt does not wait for a long one; what they leave is the oldest's.
+    """
+    shares = [min(missing[0], -(-budget // 2)), *[0] * (len(missing) - 1)]
+    left = budget - shares[0]
+    for at in (*sorted(range(1, len(missing)), key=missing.__getitem__), 0):
+        more = min(missing[at] - shares[at], left)
+        shares[at], left = shares[at] + more, left - more
+    return shares
 
 
 def held_row(sequence: Sequence) -> int:
@@ -263,56 +323,3 @@ def held_row(sequence: Sequence) -> int:
     if sequence.row is None:
         raise ValueError("the sequence holds no row")
     return sequence.row
-
-
-class Bisection:
-    """Finds the request that makes rounds fail: who was in such a round runs again in halves, at last each by itself.
-
-    The first group runs until each of it has read its tokens and decoded once; a group of one that fails is it. A
-    failure that goes away by itself thus harms nobody. One that takes several requests together (memory that is short
-    for so many at once) is nobody's either: `bearable` says how many were seen to run well.
-    """
-
-    def __init__(self) -> None:
-        self._groups: list[list[Sequence]] = []
-        self._marks: dict[int, int] = {}
-        self._found = False
-        self.bearable: int | None = None
-
-    @property
-    def group(self) -> list[Sequence] | None:
-        """Who may run, in the order they came; None when nobody is under suspicion."""
-        return self._groups[0] if self._groups else None
-
-    def failed(self, ran: list[Sequence]) -> Sequence | None:
-        """A round of these has failed. Returns the culprit, if it is known now."""
-        if not self._groups:
-            self._found, self.bearable = False, None
-        rest = self._groups[1:]
-        if len(ran) < 2:
-            self._found = True
-            self._groups = rest
-            return ran[0] if ran else None
-        half = len(ran) // 2
-        self._groups = [list(ran[:half]), list(ran[half:]), *rest]
-        self._marks |= {id(sequence): len(sequence.tokens) for sequence in ran}
-        return None
-
-    def clear(self, sequence: Sequence) -> None:
-        """Suspect it no longer."""
-        groups = [[one for one in group if one is not sequence] for group in self._groups]
-        self._groups = [group for group in groups if group]
-        self._marks.pop(id(sequence), None)
-
-    def went_well(self) -> bool:
-        """A round has gone well. Returns whether that has just cleared the last suspects, and found no culprit."""
-        group = self._groups[0]
-        # One token comes from reading what it had again; what fails may fail in decoding only.
-        if any(one.finish is None and len(one.tokens) < self._marks[id(one)] + 2 for one in group):
-            return False
-        self._groups.pop(0)
-        self.bearable = max(len(group), self.bearable or 1)
-        if self._groups:
-            return False
-        self._marks.clear()
-        return not self._found

@@ -10,6 +10,7 @@ import numpy as np
 
 from adaptspec.drafting.predicted_output import Prediction
 from adaptspec.engine.detokenizer import Detokenizer
+from adaptspec.engine.prefix_cache import Scope
 from adaptspec.models.grammars import FAILED, Constraint
 from adaptspec.models.sampling import RowSampling
 from adaptspec.request import Request
@@ -21,7 +22,8 @@ class Sequence:
     """Travels through queue, rounds and commit. `tokens` is prompt + output, and only grows.
 
     `row` is its place in every cache while it runs, None while it waits. `method` judges its drafts. Those of one
-    `scope` may be drafted from each other's text; None: from its own alone.
+    `scope` may be drafted from each other's text; None: from its own alone. Those of one `prefix_scope` may reuse what
+    each other has cached; None: nobody. `cached_tokens` of its prompt were cached when it began.
     `end_tokens` end it. `constraint` is its grammar at work. `logprobs` and `prompt_logprobs` grow as tokens are
     scored, if it asks for them. It is `over` when its end has been told.
     """
@@ -46,6 +48,8 @@ class Sequence:
         self.tokens = list(request.prompt)
         self.row: int | None = None
         self.scope: str | None = None
+        self.prefix_scope: Scope | None = None
+        self.cached_tokens = 0
         self.finish: FinishReason | None = None
         self.error: str | None = None
         self._was_lossy = False  # before `method`
@@ -98,9 +102,14 @@ class Sequence:
         self._was_lossy |= self.method.lossy and self.emitted > 0
         self.method = method
 
+    @property
+    def admitted(self) -> bool:
+        """Whether it has been in a row before."""
+        return self.timings.admitted is not None
+
     def admit(self, now: float) -> None:
         """Note when it left the queue; a return after giving way does not count."""
-        if self.timings.admitted is None:
+        if not self.admitted:
             self.timings = replace(self.timings, admitted=now)
 
     def take(self, tokens: list[int], now: float, drafters: SequenceOf[str] = ()) -> None:
@@ -173,6 +182,7 @@ class Sequence:
             stats=SpeculationStats(),
             timings=replace(self.timings, finished=now),
             error=error,
+            cached_tokens=self.cached_tokens,
         )
 
     def count_round(self, drafted: int, accepted: int, nodes: int) -> None:
@@ -211,6 +221,7 @@ class Sequence:
             prompt_logprobs=tuple(self.prompt_logprobs),
             prediction_accepted=0 if self._prediction is None else self._prediction.accepted,
             prediction_rejected=0 if self._prediction is None else self._prediction.rejected,
+            cached_tokens=self.cached_tokens,
         )
 
 

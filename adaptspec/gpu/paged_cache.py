@@ -41,15 +41,14 @@ class PagedCache(KVCache):
     def free_share(self) -> float:
         return len(self._free) / (self.blocks - 1)
 
-    def reserve(self, row: int, length: int) -> bool:
-        before = len(self.held(row))
-        if not super().reserve(row, length):
-            return False
-        for place, block in enumerate(self.held(row)[before:], start=before):
-            self._changed[row * self.table.shape[1] + place] = block
-        return True
+    def _hold(self, row: int, block: int) -> None:
+        super()._hold(row, block)
+        self._changed[row * self.table.shape[1] + len(self._held[row]) - 1] = block
 
     def move(self, pairs: Sequence[tuple[int, int]]) -> None:
+        targets = {target for _, target in self._moves}
+        if any(source in targets for source, _ in pairs):
+            self.send()  # moves that are made together all read what was there before
         self._moves += pairs
 
     def write(self, host: Mapping[str, npt.NDArray[Any]], which: int) -> bool:

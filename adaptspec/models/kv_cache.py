@@ -6,7 +6,7 @@ import errno
 import math
 import mmap
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -26,7 +26,8 @@ SHORTEST_CONTEXT = 16
 class BlockAllocator:
     """Hands blocks, room for `block_size` consecutive tokens, to rows and takes them back.
 
-    They are handed out last-freed-first, so that a lightly used cache touches few pages of memory.
+    They are handed out last-freed-first, so that a lightly used cache touches few pages of memory. Rows that begin with
+    the same tokens may hold the same blocks; a block is free again when the last of them has given it back.
     """
 
     def __init__(self, blocks: int, block_size: int) -> None:
@@ -36,10 +37,15 @@ class BlockAllocator:
         self.block_size = block_size
         self._free = list(range(blocks - 1, -1, -1))
         self._held: dict[int, list[int]] = {}
+        self._holders = [0] * blocks  # how many rows hold each block
 
     @property
     def free_share(self) -> float:
         return len(self._free) / self.blocks
+
+    def share_of(self, rows: Collection[int]) -> float:
+        """The share of all blocks that these rows hold."""
+        return len({block for row in rows for block in self.held(row)}) / self.blocks
 
     def held(self, row: int) -> tuple[int, ...]:
         return tuple(self._held.get(row, ()))
@@ -52,8 +58,8 @@ class BlockAllocator:
         missing = self._needed(length) - len(self._held.get(row, ()))
         if missing > len(self._free):
             return False
-        if missing > 0:
-            self._held.setdefault(row, []).extend(self._free.pop() for _ in range(missing))
+        for _ in range(missing):
+            self._hold(row, self._free.pop())
         return True
 
     def require(self, row: int, length: int) -> None:
@@ -63,13 +69,39 @@ class BlockAllocator:
     def truncate(self, row: int, length: int) -> None:
         held = self._held.get(row, [])
         while len(held) > self._needed(length):
-            self._free.append(held.pop())
+            block = held.pop()
+            self._holders[block] -= 1
+            if not self._holders[block]:
+                self._free.append(block)
         if not held:
             self._held.pop(row, None)
 
     def free(self, row: int) -> None:
         """Give back all blocks of `row`; does nothing if it holds none."""
         self.truncate(row, 0)
+
+    def share(self, source: int, target: int, length: int) -> int:
+        """Have `target`, which holds nothing, hold the blocks that the first `length` tokens of `source` fill.
+
+        Returns how many tokens they have room for.
+        """
+        count = length // self.block_size
+        for block in self.held(source)[:count]:
+            self._hold(target, block)
+        return count * self.block_size
+
+    def own_prefix(self, row: int, length: int) -> int:
+        """At most how many of the first `length` tokens of `row` can stay if it is to write the next ones.
+
+        A block that other rows hold, too, must not be written: all of what it holds goes, where `length` ends in it.
+        """
+        block, rest = divmod(length, self.block_size)
+        held = self._held.get(row, [])
+        return length - rest if rest and block < len(held) and self._holders[held[block]] > 1 else length
+
+    def _hold(self, row: int, block: int) -> None:
+        self._held.setdefault(row, []).append(block)
+        self._holders[block] += 1
 
     def _needed(self, length: int) -> int:
         return -(-length // self.block_size)
@@ -154,6 +186,33 @@ class KVCache(BlockAllocator):
         slots = self.slots(row, base, base + places[-1] + 1).tolist() if places else []
         self.move([(slots[place], slots[i]) for i, place in enumerate(places) if place > i])
         self.truncate(row, base + len(places))
+
+    def copy_prefix(self, source: int, target: int, length: int) -> int:
+        """See `Runner.copy_prefix`. Full blocks are shared, the rest is copied."""
+        length = min(length, self.length(source))
+        if source == target:
+            length = self.own_prefix(target, length)
+            self.truncate(target, length)
+            return length
+        # A row in consecutive slots has one block, which it goes on to write.
+        shared = 0 if self.in_place else self.share(source, target, length)
+        if length > shared:
+            if self.reserve(target, length):
+                self._copy(source, target, shared, length)
+            else:
+                length = shared
+        self._lengths[target] = length
+        return length
+
+    def _copy(self, source: int, target: int, first: int, end: int) -> None:
+        """Copy tokens `first` to `end` (exclusive) of a row to the same places of another."""
+        if self.in_place:
+            from_, to = self.first_slot(source), self.first_slot(target)
+            for layer in self.pool:
+                layer[to + first : to + end] = layer[from_ + first : from_ + end]
+        else:
+            slots = (self.slots(row, first, end).tolist() for row in (source, target))
+            self.move(list(zip(*slots, strict=True)))
 
     def repeat(self, row: int, length: int) -> None:
         """Have `row` hold so many tokens: those that it holds, again and again. Room must be reserved."""
@@ -254,6 +313,9 @@ class CachedRows:
     def free_memory(self) -> float:
         return self._rows.free_share
 
+    def share_of(self, rows: Collection[int]) -> float:
+        return self._rows.share_of(rows)
+
     def reserve(self, row: int, length: int) -> bool:
         return self._rows.reserve(row, length)
 
@@ -265,6 +327,9 @@ class CachedRows:
 
     def keep(self, row: int, base: int, places: Sequence[int]) -> None:
         self._rows.keep(row, base, places)
+
+    def copy_prefix(self, source: int, target: int, length: int) -> int:
+        return self._rows.copy_prefix(source, target, length)
 
     def free(self, row: int) -> None:
         self._rows.free(row)

@@ -7,7 +7,7 @@ import mmap
 import os
 import struct
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
 
@@ -103,6 +103,9 @@ class LlamaCppRunner:
     def free_memory(self) -> float:
         return self._streams.free_share
 
+    def share_of(self, rows: Collection[int]) -> float:
+        return self._streams.share_of(rows)
+
     def set_threads(self, count: int) -> None:
         """Compute with so many CPU threads from the next pass on."""
         self._library.llama_set_n_threads(self._pointer, count, count)
@@ -126,6 +129,26 @@ class LlamaCppRunner:
         """See `Runner.keep`; drafts are chains here, so that a path is their beginning."""
         assert list(places) == list(range(len(places)))
         self.truncate(row, base + len(places))
+
+    def copy_prefix(self, source: int, target: int, length: int) -> int:
+        """See `Runner.copy_prefix`.
+
+        Through memory of the host: llama.cpp itself would copy all places of the stream, used or not.
+        """
+        length = min(length, self.length(source))
+        if source != target:
+            if not length or not self._streams.reserve(target, length):
+                return 0
+            library, from_, to = self._library, self._stream(source), self._stream(target)
+            state = np.empty(library.llama_state_seq_get_size(self._pointer, from_), dtype=np.uint8)
+            where = self._pointer, state.ctypes.data, state.nbytes
+            written = library.llama_state_seq_get_data(*where, from_)
+            if not written or not library.llama_state_seq_set_data(*where, to):
+                self._streams.free(target)
+                return 0
+            self._lengths[target] = self.length(source)
+        self.truncate(target, length)
+        return length
 
     def free(self, row: int) -> None:
         """See `Runner.free`."""

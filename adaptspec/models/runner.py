@@ -5,7 +5,7 @@ A row is one request's place in the cache.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol, runtime_checkable
 
@@ -97,6 +97,9 @@ class Runner(Protocol):
     def free_memory(self) -> float:
         """The share of the cache that no row holds, 0 to 1."""
 
+    def share_of(self, rows: Collection[int]) -> float:
+        """The share of the cache that these rows hold, 0 to 1. Any thread may ask."""
+
     def reserve(self, row: int, length: int) -> bool:
         """Make room for `length` tokens in all in `row`; False if memory is short (nothing changes then)."""
 
@@ -113,6 +116,13 @@ class Runner(Protocol):
         """Of the cached tokens from `base` on keep those at base + places, ascending, as if no other had been there.
 
         They must be a path: each has seen those before it, and nothing else beyond `base`.
+        """
+
+    def copy_prefix(self, source: int, target: int, length: int) -> int:
+        """Have `target`, a free row, hold the first `length` tokens of `source`; how many of them it holds then.
+
+        Where memory is short, or what is cached cannot be divided there, it may hold fewer, or none. A row that is its
+        own source forgets the tokens from `length` on; memory that it shares with other rows is not written.
         """
 
     def free(self, row: int) -> None:

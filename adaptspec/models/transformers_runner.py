@@ -6,7 +6,8 @@ a sliding window (the model's own masks hide them), so it can be cut back; that 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import copy
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from inspect import signature
 from pathlib import Path
@@ -51,6 +52,9 @@ class TransformersRunner:
     def free_memory(self) -> float:
         return self._blocks.free_share
 
+    def share_of(self, rows: Collection[int]) -> float:
+        return self._blocks.share_of(rows)
+
     def reserve(self, row: int, length: int) -> bool:
         return self._blocks.reserve(row, length)
 
@@ -76,6 +80,16 @@ class TransformersRunner:
         if base + len(places) > 0:
             _keep(self._caches[row], base, places, self.device)
         self.truncate(row, base + len(places))
+
+    def copy_prefix(self, source: int, target: int, length: int) -> int:
+        """See `Runner.copy_prefix`."""
+        length = min(length, self.length(source))
+        if source != target:
+            if not length or not self._blocks.reserve(target, length):
+                return 0
+            self._caches[target] = copy.deepcopy(self._caches[source])
+        self.truncate(target, length)
+        return length
 
     def free(self, row: int) -> None:
         self._caches.pop(row, None)

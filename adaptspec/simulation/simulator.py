@@ -116,7 +116,7 @@ class Simulator:
             cast(InputProcessor, _TapeInputs(prompts_read=not settings.prefill_tokens)),
             dict.fromkeys(controller.policies, PolicySettings(make_method("coupled"))),
             sinks=[self],
-            limits=EngineLimits(rows, settings.prefill_tokens or 1, settings.max_depth),
+            limits=EngineLimits(rows, settings.prefill_tokens or 1, settings.max_depth, prefix_cache="off"),
             timer=lambda: self._executor.now,
             clock=lambda: math.nan,
         )

@@ -21,12 +21,17 @@ from adaptspec.verification.method import VerifyResult
 
 
 class TapeCache:
-    """The target's cache: the number of cached tokens of each row. There is always room."""
-
-    free_memory = 1.0
+    """The target's cache: the number of cached tokens of each row. There is always room, and nothing is shared."""
 
     def __init__(self, rows: int) -> None:
         self.lengths = [0] * rows
+        self.evict: Callable[[], bool] = bool
+
+    def share_of(self, rows: Collection[int]) -> float:  # noqa: ARG002 - there is room
+        return 0.0
+
+    def copy_prefix(self, source: int, target: int, length: int) -> int:  # noqa: ARG002 - a tape has no texts
+        return 0
 
     def reserve(self, row: int, length: int) -> bool:  # noqa: ARG002 - there is room
         return True
@@ -60,7 +65,7 @@ class TapeExecutor:
         factors: Callable[[], tuple[float, float, float]],
     ) -> None:
         self.drafters = tuple(drafters)
-        self.cache = TapeCache(rows)
+        self.caches = TapeCache(rows)
         self.now, self.firsts = 0.0, 0
         self._tape = tape
         self._machine = machine
@@ -84,7 +89,7 @@ class TapeExecutor:
     def start(self, sequence: Seq) -> None:
         row = held_row(sequence)
         self._requests[row] = self._request_of(sequence.request.id)
-        self.cache.lengths[row] = sequence.length - 1 if sequence.emitted else 0
+        self.caches.lengths[row] = sequence.length - 1 if sequence.emitted else 0
 
     def leave(self, row: int) -> None:
         for drafter in self._drafters:
@@ -131,7 +136,7 @@ class TapeExecutor:
         cached = float(self._context[:size].sum())
         self.now += self._machine.verify_seconds(size, tokens, cached) * self._round_factors[1]
         for chunk in batch.chunks:
-            self.cache.lengths[held_row(chunk.sequence)] += chunk.count
+            self.caches.lengths[held_row(chunk.sequence)] += chunk.count
             self.firsts += chunk.last
         if draft.tree is not None:
             accepted, path = right_path(draft)
@@ -143,7 +148,7 @@ class TapeExecutor:
         by_drafter: dict[int, list[tuple[int, int]]] = {}
         for sequence, before, nodes, drafter in kept:
             row, length = held_row(sequence), before + len(nodes)
-            self.cache.lengths[row] = length
+            self.caches.lengths[row] = length
             by_drafter.setdefault(drafter, []).append((row, length))
         by_drafter.pop(-1, None)
         for drafter, lengths in by_drafter.items():

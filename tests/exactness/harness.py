@@ -312,7 +312,8 @@ def plain(world: World, request: Request) -> Completion:
     """The answer to a request alone, without drafts, whose prompt is read at once."""
     alone = replace(request, id="alone", speculation=SpeculationParams(), prediction=())
     if repr(alone) not in world.answers:
-        core = replace(world, drafters=()).engine([OFF], EngineLimits(max_rows=1, prefill_tokens=512))
+        limits = EngineLimits(max_rows=1, prefill_tokens=512, prefix_cache="off")
+        core = replace(world, drafters=()).engine([OFF], limits)
         world.answers[repr(alone)] = answers(core, [alone])["alone"]
     return world.answers[repr(alone)]
 
@@ -329,7 +330,7 @@ def serve(
     notes = Notes()
     core = world.engine(
         policies or [dictated.policy(case.policy)],
-        EngineLimits(script.rows, prefill_tokens=case.chunk, max_depth=7),
+        EngineLimits(script.rows, case.chunk, 7, prefix_cache="key" if case.prefix == "hit" else "off"),
         sinks=[notes],
         make=Overlapping if script.overlaps and case.runtime not in OVERLAPPING else None,
         target=FailsOnce(world.target, script.fails) if script.fails else None,  # type: ignore[arg-type]
@@ -346,7 +347,7 @@ def check(case: Case, worlds: Worlds) -> Run:
     A drafter that agrees by chance alone may do so with none of a few texts: then others are asked for.
     """
     script = SCRIPTS[case.script]
-    world = worlds.of(case.runtime, case.drafter, short=script.short, prefix=case.prefix == "hit")
+    world = worlds.of(case.runtime, case.drafter, short=script.short)
     for seed in range(case.seed, case.seed + SEEDS):
         result = run(replace(case, seed=seed), world, script)
         hold(result, world, script)
@@ -377,6 +378,10 @@ def hold(result: Run, world: World, script: Script) -> None:
         assert (record.context + record.depths < [ends[name] for name in record.request_ids]).all()
     assert_accounts(result, whole=not (script.short or script.fails or script.abort))
     assert result.core.idle
+    cached = sum(one.cached_tokens for one in result.done.values())
+    assert cached == result.core.scheduler.prefixes.stats.hits
+    while result.core.scheduler.prefixes.evict():
+        pass
     assert world.is_empty
 
 

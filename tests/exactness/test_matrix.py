@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 
 from adaptspec.control.language.library import shipped_policies
 from adaptspec.control.language.loader import load_policy_spec
-from adaptspec.engine.engine_config import EngineConfig
 from adaptspec.request import SpeculationParams
 from tests.exactness import dictated
 from tests.exactness.covering import Values, covering
@@ -39,7 +38,7 @@ from tests.exactness.harness import (
     run,
     serve,
 )
-from tests.exactness.worlds import PREFIX_CACHE, Worlds
+from tests.exactness.worlds import Worlds
 from tests.fakes import TableRunner, plain_greedy
 from tests.gpu.pretend import PretendCuda
 
@@ -55,8 +54,7 @@ AXES: dict[str, tuple[Any, ...]] = {
     "script": tuple(SCRIPTS),
     "depths": ("0", "3", "7", "any"),
     "chunk": (5, 16, 512),
-    # Engines without the setting have no case of it.
-    "prefix": ("none", "hit") if PREFIX_CACHE in {one.name for one in fields(EngineConfig)} else ("none",),
+    "prefix": ("none", "hit"),
 }
 OWN = [name for name, kind in DRAFTERS.items() if kind.is_own]
 BUNDLED = [name for name, kind in DRAFTERS.items() if kind.target == "bundled"]

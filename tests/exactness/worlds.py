@@ -40,7 +40,6 @@ from tests.fakes import TableRunner
 
 ROWS, CONTEXT = 4, 96
 ROUNDING = 1e-4  # of log-probabilities
-PREFIX_CACHE = "prefix_cache"  # a setting of engines that keep what they have cached of prompts
 SHORT, BLOCK = 104, 8  # tokens of a cache that is short for four rows of about fifty, and of its blocks
 # Tokens of the table: two special ones, what a JSON array of strings is written with, and letters.
 LETTERS = '[]",' + string.ascii_lowercase[:18]
@@ -116,15 +115,15 @@ class Worlds:
         self._models = models
         self._loaded: dict[tuple[object, ...], World] = {}
 
-    def of(self, runtime: str, drafter: str, *, short: bool = False, prefix: bool = False, rows: int = ROWS) -> World:
+    def of(self, runtime: str, drafter: str, *, short: bool = False, rows: int = ROWS) -> World:
         if runtime == "table":
             return table(drafter, capacity=SHORT if short else 10**9)
         kind = DRAFTERS[drafter]
-        key = (runtime, kind.target, kind.draft, short, prefix, rows)
+        key = (runtime, kind.target, kind.draft, short, rows)
         if key not in self._loaded:
             if runtime == "ranks":
                 self.close()  # a process runs one model on several devices at a time
-            self._loaded[key] = self._load(runtime, drafter, short=short, prefix=prefix, rows=rows)
+            self._loaded[key] = self._load(runtime, drafter, short=short, rows=rows)
         return self._loaded[key]
 
     def close(self) -> None:
@@ -134,8 +133,8 @@ class Worlds:
             assert isinstance(target, DeviceDecoder)
             target.group.close()
 
-    def _load(self, runtime: str, drafter: str, *, short: bool, prefix: bool, rows: int) -> World:
-        kind, settings = DRAFTERS[drafter], dict(RUNTIMES[runtime].settings) | ({PREFIX_CACHE: True} if prefix else {})
+    def _load(self, runtime: str, drafter: str, *, short: bool, rows: int) -> World:
+        kind, settings = DRAFTERS[drafter], dict(RUNTIMES[runtime].settings)
         if short:
             settings["cache_tokens"] = SHORT
         target, draft = (INSTEAD.get(runtime, {}).get(name, name) for name in (kind.target, kind.draft))

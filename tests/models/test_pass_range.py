@@ -18,7 +18,8 @@ class Rounding:
     def __init__(self, model: Runner, *rounded: int) -> None:
         self.info, self.device = model.info, model.device
         self.reserve, self.truncate, self.keep = model.reserve, model.truncate, model.keep
-        self.length, self.free = model.length, model.free
+        self.length, self.free, self.share_of = model.length, model.free, model.share_of
+        self.copy_prefix = model.copy_prefix
         self._model, self._rounded = model, rounded
 
     @property

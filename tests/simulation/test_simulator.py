@@ -86,7 +86,7 @@ def test_accounts_add_up(depths: list[int], batch: int, prefill: int, catch_up: 
 
 
 def test_prompts_share_rounds_with_decoding() -> None:
-    """At most so many prompt tokens a round, first come first served; the end of a prompt yields the first token."""
+    """At most so many prompt tokens a round, shared by those that read; the end of a prompt yields the first token."""
     tape = made_tape({"code": 0.5}, count=3, length=30, prompt=20)
     settings = SimulatorSettings(prefill_tokens=16)
     one = dictated(Stream(tape, (0, 1, 2), Schedule((2,))), lambda n, size: [0] * size, settings=settings)

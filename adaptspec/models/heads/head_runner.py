@@ -10,7 +10,7 @@ begins later for the head. Positions are relative in all heads, so the head then
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -62,6 +62,14 @@ class HeadRow:
             surplus -= len(self.parts.pop(0))
         if self.parts and surplus:
             self.parts[0] = self.parts[0][surplus:].clone()  # a view would keep the memory of all of them
+
+    def drop_from(self, position: int) -> None:
+        """Drop buffered states from `position` on."""
+        while self.parts and self.end > position:
+            last = self.parts.pop()
+            kept = len(last) - (self.end + len(last) - position)
+            if kept > 0:
+                self.parts.append(last[:kept].clone())
 
 
 @dataclass(frozen=True)
@@ -133,6 +141,9 @@ class HeadRunner:
     def free_memory(self) -> float:
         return self._cache.free_share
 
+    def share_of(self, rows: Collection[int]) -> float:
+        return self._cache.share_of(rows)
+
     @property
     def buffered_tokens(self) -> int:
         """Tokens of all rows whose states are buffered. Any thread may read it."""
@@ -159,6 +170,26 @@ class HeadRunner:
     def keep(self, row: int, base: int, places: Sequence[int]) -> None:  # noqa: ARG002 - as `Runner` has it
         """Keeps none of them: accepted tokens are read again, with states of the target."""
         self.truncate(row, base)
+
+    def copy_prefix(self, source: int, target: int, length: int) -> int:
+        """See `Runner.copy_prefix`. Buffered states of these tokens are kept, too."""
+        if source != target:
+            self.free(target)
+        known = self._rows.get(source)
+        # Its next token is read with the states before it, of which those that were read are gone.
+        if known is None or length <= known.begin or min(length - known.begin, known.end) - self.shift < known.first:
+            self.free(target)
+            return 0
+        kept = min(length - known.begin, known.end)
+        if source != target:
+            read = min(kept, known.confirmed)
+            if self._cache.copy_prefix(source, target, max(0, read - self.shift)) < read - self.shift:
+                self.free(target)
+                return 0
+            self._rows[target] = HeadRow(known.begin, known.first, [*known.parts], read, read)
+        self._rows[target].drop_from(kept)
+        self._cut(target, min(kept, known.confirmed))
+        return self.length(target)
 
     def free(self, row: int) -> None:
         self._cache.free(row)
