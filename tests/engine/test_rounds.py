@@ -136,7 +136,9 @@ def test_prompts_share_a_budget_and_rounds_with_decoding() -> None:
     """So many tokens a round; a request that decodes gains a token in each of them."""
     notes = Notes()
     core = engine(table("draft-model"), "0", notes)
-    answers(core, [Request(f"r{i}", tuple(range(2 + i, 2 + i + size)), greedy(30)) for i, size in enumerate((3, 20, 11))])
+    answers(
+        core, [Request(f"r{i}", tuple(range(2 + i, 2 + i + size)), greedy(30)) for i, size in enumerate((3, 20, 11))]
+    )
     assert [record.prefill_tokens for record in notes.records][:6] == [8, 8, 8, 8, 2, 0]
     assert not any(record.prefill_tokens for record in notes.records[6:])
     assert all("r0" in record.request_ids for record in notes.records[1:20])
