@@ -335,7 +335,10 @@ def serve(
         make=Overlapping if script.overlaps and case.runtime not in OVERLAPPING else None,
         target=FailsOnce(world.target, script.fails) if script.fails else None,  # type: ignore[arg-type]
     )
-    return Run(core, asked, drive(core, asked, script), notes)
+    deltas = drive(core, asked, script)
+    while core.scheduler.prefixes.evict():
+        pass  # the caches are other engines', too
+    return Run(core, asked, deltas, notes)
 
 
 # -- what must hold -----------------------------------------------------------------------------------------------
@@ -380,8 +383,6 @@ def hold(result: Run, world: World, script: Script) -> None:
     assert result.core.idle
     cached = sum(one.cached_tokens for one in result.done.values())
     assert cached == result.core.scheduler.prefixes.stats.hits
-    while result.core.scheduler.prefixes.evict():
-        pass
     assert world.is_empty
 
 
