@@ -250,6 +250,20 @@ def test_whole_rounds_that_read_a_prompt_price_it() -> None:
     assert model.seconds(RoundWork(1, 1, 100.0, prefill_tokens=100)) == pytest.approx(prompt.timing.total, rel=0.1)
 
 
+@pytest.mark.parametrize("rows", [0, 1, 8])
+def test_timed_passes_that_read_a_prompt_price_its_tokens(rows: int) -> None:
+    """From few of them, next to decoding rows or without; stalls count as the clip allows."""
+    model = table()
+    work = RoundWork(rows, rows, 100.0 * rows, prefill_tokens=128)
+    others = model.verify_seconds(rows, rows, 100.0 * rows) if rows else 0.0
+    plain = [model.plain_seconds(size) for size in (1, 4)]
+    for round_ in range(20):
+        verify = others + 128 * 3e-5
+        model.observe(work, Timing(0.0, 9.0 * verify if round_ == 12 else verify, verify))
+    assert model.prefill_tokens_within(0.3) == pytest.approx(10_000, rel=0.15)
+    assert [model.plain_seconds(size) for size in (1, 4)] == plain
+
+
 @pytest.mark.parametrize("seconds", [0.0, -1.0, NAN, 1e-300, 1e300])
 def test_a_clock_that_jumps_changes_nothing(seconds: float) -> None:
     model = table()

@@ -262,6 +262,27 @@ def test_passes_are_measured_with_what_translating_takes(drafts: dict[str, Path]
     assert pair.drafter.cache_gap(0, 40) == 38
 
 
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("other", [False, True], ids=["goes on", "goes on in another way"])
+def test_a_reused_prefix_is_not_read_again_in_own_tokens(drafts: dict[str, Path], way: str, other: bool) -> None:
+    """The next turn of a chat: as its text is spelled, the draft's cache keeps what stays the same."""
+    pair = Pair(TARGET, drafts["moved"], WAYS[way])
+    core = pair.core(Case(depths="3"))
+    (first,) = asked(pair, replace(GREEDY, max_tokens=20))
+    text = [*first.prompt, *answers(core, [first])["r0"].tokens]
+    text = [*(text[: len(first.prompt) + 3] if other else text), *first.prompt[:9]]
+    found = []
+    for again, salt in (("cached", None), ("read", "salt")):
+        request = replace(first, id=again, prompt=tuple(text), cache_salt=salt)
+        pair.notes.records.clear()
+        done = answers(core, [request])[again]
+        caught_up = sum(record.caught_up for record in pair.notes.records)
+        found.append(done.tokens)
+        assert done.stats.drafted
+        assert (caught_up < 0.5 * len(text)) == (salt is None)
+    assert found[0] == found[1]
+
+
 def test_a_pair_is_told_apart_by_its_tokenizers(drafts: dict[str, Path]) -> None:
     """In words, for the line that serve prints."""
     assert Pair(TARGET, DRAFT).drafter.way == "in the target's own tokens"

@@ -200,3 +200,38 @@ def test_rows_are_read_together(make_model: MakeModel, tmp_path: Path, name: str
     for row, found in zip((0, 2), logits, strict=True):
         torch.testing.assert_close(texts[row].own(found), texts[row].expected[0, read[row] - 1], **TOLERANCE)
     assert [runner.length(row) for row in range(3)] == [4, 9, 15]
+
+
+@SLOW
+@given(
+    name=st.sampled_from(KINDS),
+    paged=st.booleans(),
+    tokens=st.tuples(st.integers(2, 12), st.integers(1, 12)),
+    how=st.tuples(st.booleans(), st.booleans()),
+)
+def test_a_prefix_drafts_as_the_row_that_it_comes_from(
+    make_model: MakeModel, tmp_path: Path, *, name: str, paged: bool, tokens: tuple[int, int], how: tuple[bool, bool]
+) -> None:
+    """Copied, or cut in its row: where states that were read are needed once more, the text begins anew there."""
+    (read, kept), (drafts, same) = tokens, how
+    limits = {"block_size": 3} if paged else {}
+    kept = min(kept, read)
+    one, other = (Text(head_of(make_model, name, tmp_path, **limits), name) for _ in range(2))
+    one.pass_states(read)
+    if drafts:
+        one.draft(read + 1)
+    row = 0 if same else 1
+    held = one.runner.copy_prefix(0, row, kept)
+    assert held == one.runner.length(row) <= kept
+    after = Text(one.runner, name, row)
+    after.passed = kept
+    after.pass_states(read + 2)
+    other.pass_states(read + 2)
+    whole = kept == read or not drafts  # else states that were read are needed again
+    if whole:
+        torch.testing.assert_close(after.draft(read + 3), other.draft(read + 3), **TOLERANCE)
+    else:
+        assert torch.isfinite(after.own(after.draft(read + 3))).all()
+    for used in {0, row}:
+        one.runner.free(used)
+    assert (one.runner.free_memory, one.runner.buffered_tokens) == (1.0, 0)
