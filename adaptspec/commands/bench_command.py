@@ -12,7 +12,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from adaptspec.command_line import add_table_forms, given_values
 from adaptspec.commands.arguments import (
@@ -50,6 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "http://127.0.0.1:8080, in place of speculation with plain decoding",
     )
     add_policies(exact, " in place of the default one")
+    chats = _add_chats(commands)
     policies = commands.add_parser("policies", help="speed of policies side by side, on the same prompts")
     add_policy(
         policies,
@@ -88,13 +89,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     telemetry = commands.add_parser("telemetry", help="what watching costs, also where collectors misbehave")
     telemetry.add_argument("--requests", type=int, default=400, help="per collector (default: %(default)s)")
     telemetry.add_argument("--prompts", type=int, default=4, help=_PROMPTS)
-    for command, tokens in ((exact, 48), (policies, 128), (peers, 128), (heads, 96), (telemetry, 64)):
+    for command, tokens in ((exact, 48), (chats, 32), (policies, 128), (peers, 128), (heads, 96), (telemetry, 64)):
         command.add_argument("--tokens", type=int, default=tokens, help="tokens per answer (default: %(default)s)")
         _add_workloads(command)
-    for command in (exact, policies, peers):
+    for command in (exact, chats, policies, peers):
         add_engine(command, YARDSTICK)
     runs = {
         exact: _exactness,
+        chats: _chats,
         policies: _policies,
         peers: _peers,
         heads: _heads,
@@ -147,6 +149,21 @@ def _add_workloads(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--workloads", type=Path, help="folder of JSONL prompts (default: a built-in prompt a task)")
 
 
+def _add_chats(commands: Any) -> argparse.ArgumentParser:
+    """The arguments of `adaptspec bench chats`."""
+    chats: argparse.ArgumentParser = commands.add_parser(
+        "chats", help="chats of several turns: cached prompts, first tokens, and their texts"
+    )
+    chats.add_argument("--chats", type=positive, default=60, help="(default: %(default)s)")
+    chats.add_argument("--prompts", type=int, default=10, help=_PROMPTS)
+    add_policy(chats, "policy", nargs="?", help="that drafts (default: the server's default)")
+    chats.add_argument(
+        "--batch", nargs="+", type=positive, default=[1, 8], metavar="N", help="chats at once (default: 1 8)"
+    )
+    chats.add_argument("--repeats", type=positive, default=3, help="of each time (default: %(default)s)")
+    return chats
+
+
 def _exactness(arguments: argparse.Namespace) -> int:
     """The exit status is 1 if an answer differs; against another engine, if it does where no two tokens are close."""
     from adaptspec.bench.against import against_report, check_against, run_against
@@ -174,6 +191,23 @@ def _exactness(arguments: argparse.Namespace) -> int:
         result = run_exactness(built, config, settings, requests, tick)
     tell(arguments, result, exactness_report(result))
     return 1 if result["different"] else 0
+
+
+def _chats(arguments: argparse.Namespace) -> int:
+    """The exit status is 1 if the text of a chat differs."""
+    from adaptspec.bench.chats import ChatSettings, chats_report, run_chats
+    from adaptspec.bench.workloads import read_workloads
+
+    workloads = read_workloads(arguments.workloads, arguments.prompts)
+    settings = ChatSettings(arguments.chats, arguments.tokens, tuple(arguments.batch), arguments.repeats)
+    config = _config(arguments)
+    name = arguments.policy or config.default_policy
+    config = replace(config, policies=(name,))
+    built = _built(config)
+    with progress("chats", 4 * len(settings.batches) + 2) as tick:
+        result = run_chats(built, config, workloads, settings, tick)
+    tell(arguments, result, chats_report(result))
+    return 1 if any(row["different"] for row in result["arms"]) else 0
 
 
 def _policies(arguments: argparse.Namespace) -> int:
