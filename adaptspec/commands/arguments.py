@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from adaptspec.tables import Table
 
 
+_LIMITS = ("max_rows", "prefix_cache", "prefill_seconds")
 _AS_GIVEN = (
     "model",
     "device",
@@ -134,6 +135,20 @@ def add_models(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="requests that run at once (default: %(default)s)",
     )
+    group.add_argument(
+        "--prefix-cache",
+        choices=["off", "key", "shared"],
+        default="key",
+        help="whose cached prompts a request reuses: nobody's, those of its API key (without keys: all requests'), or "
+        "all requests' (default: %(default)s)",
+    )
+    group.add_argument(
+        "--prefill-seconds",
+        type=seconds,
+        default=0.2,
+        metavar="S",
+        help="longest time that a round reads prompts while other requests decode (default: %(default)s)",
+    )
 
 
 def _add_templates(parser: argparse._ActionsContainer) -> None:
@@ -215,8 +230,9 @@ def engine_config(arguments: argparse.Namespace, base: EngineConfig | None = Non
             changes[name] = None if given[name] == "none" else given[name]
     if "policy" in given:
         changes["policies"] = tuple(given["policy"])
-    if "max_rows" in given:
-        changes["limits"] = replace(config.limits, max_rows=given["max_rows"])
+    limits = {name: given[name] for name in _LIMITS if name in given}
+    if limits:
+        changes["limits"] = replace(config.limits, **limits)
     if "no_task_detection" in given:
         changes["detect_tasks"] = not given["no_task_detection"]
     return replace(config, **changes)

@@ -63,6 +63,7 @@ _BOUNDS: Mapping[str, Any] = {
     **dict.fromkeys(("context", "cache_tokens", "threads"), _COUNT | None),
     **dict.fromkeys(("prefill_tokens", "gpu_layers"), Annotated[int, Field(ge=0)]),
     "drain_seconds": _SECONDS,
+    "prefill_seconds": Annotated[float, Field(gt=0.0, allow_inf_nan=False)],
     "served_model_name": Annotated[tuple[str, ...], BeforeValidator(_one_or_several)],
 }
 _Settings = TypeVar("_Settings")
