@@ -226,7 +226,17 @@ class Service:
         room = self.engine.target.context - len(prompt)
         field, asked = body.asked_tokens or (None, body.open_tokens)
         sampling = body.sampling(max(room, 0) if asked is None else asked, grammar)
-        request = Request(identity, prompt, sampling, body.speculation(), body.operation, prediction, key)
+        request = Request(
+            identity,
+            prompt,
+            sampling,
+            body.speculation(),
+            body.operation,
+            prediction,
+            key,
+            prefix_cache=body.prefix_cache,
+            cache_salt=body.cache_salt,
+        )
         try:
             self.engine.check(request)
         except RequestError as error:

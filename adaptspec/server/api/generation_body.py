@@ -44,6 +44,9 @@ TopK = Annotated[int, Whole, Field(ge=-1, le=2**63 - 1), AfterValidator(lambda t
 Temperature = Annotated[float, Field(ge=0, le=100)]
 Share = Annotated[float, Field(ge=0, le=1)]
 TopP = Annotated[float, Field(gt=0, le=1)]
+CacheSalt = Annotated[
+    Name, Field(description="Only requests with the same salt reuse each other's cached prompts, as at vLLM.")
+]
 Penalty = Annotated[float, Field(ge=-2, le=2)]
 # `ServerLimits` may be set otherwise; what is told of them is what they are by default.
 Choices = Annotated[
@@ -98,13 +101,17 @@ _PLAIN_SAMPLING = ("temperature", "top_k", "top_p", "min_p", *_PENALTIES, "seed"
 
 
 class SpeculationFields(WireModel):
-    """The `adaptspec` object of a request. `provenance`: a streamed answer is to say who drafted which of its words."""
+    """The `adaptspec` object of a request. `provenance`: a streamed answer is to say who drafted which of its words.
+
+    `prefix_cache` false: the request neither reuses cached prompts of others nor leaves its own for them.
+    """
 
     policy: Name | None = None
     task: Annotated[str, Field(min_length=1, max_length=64)] | None = None
     max_depth: AtLeastNone | None = None
     stop_threshold: Share | None = None
     provenance: bool | None = None
+    prefix_cache: bool | None = None
 
     def speculation(self) -> SpeculationParams:
         return SpeculationParams(
@@ -164,10 +171,12 @@ class GenerationBody(SamplingFields, RequestBody):
     n: Choices | None = None
     max_tokens: Tokens | None = None
     user: Annotated[str | None, Idle] = None
+    cache_salt: CacheSalt | None = None
     adaptspec: SpeculationFields | None = None
 
     no_ops: ClassVar[Mapping[str, tuple[object, ...]]] = NEUTRAL
     other_names: ClassVar[Mapping[str, str]] = {
+        "extra_key": "cache_salt",
         "max_length": "max_tokens",
         "max_new_tokens": "max_tokens",
         "stop_sequences": "stop",
@@ -200,6 +209,11 @@ class GenerationBody(SamplingFields, RequestBody):
     def alternatives(self) -> int | None:
         """Alternatives to tell per token with its log-probability; None where no log-probabilities are wanted."""
         return None
+
+    @property
+    def prefix_cache(self) -> bool:
+        """Whether the request may reuse cached prompts of others, and they its own."""
+        return self.adaptspec is None or self.adaptspec.prefix_cache is not False
 
     @property
     def echoes(self) -> bool:

@@ -18,7 +18,6 @@ _VLLM: Mapping[str, tuple[object, ...]] = {
     "bad_words": ([],),
     "allowed_token_ids": ([],),
     "best_of": (1,),
-    "cache_salt": ANY_VALUE,  # no prefix is cached, so none is shared
     "documents": ([],),
     "enable_response_messages": _OFF,
     "include_reasoning": (True,),
@@ -46,7 +45,6 @@ _VLLM: Mapping[str, tuple[object, ...]] = {
 _SGLANG: Mapping[str, tuple[object, ...]] = {
     "custom_labels": ANY_VALUE,
     "custom_params": ({},),
-    "extra_key": ANY_VALUE,  # of its prefix cache
     "images_config": ({},),
     "no_stop_trim": _OFF,
     "return_cached_tokens_details": _OFF,

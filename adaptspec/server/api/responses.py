@@ -24,6 +24,7 @@ from adaptspec.server.api.generation_body import (
     PROVENANCE,
     Alternatives,
     AtLeastNone,
+    CacheSalt,
     Effort,
     Hints,
     Idle,
@@ -48,7 +49,7 @@ OWN_NAMES: Mapping[str, str] = {
 }
 # As in a chat.
 _SAME = (
-    *("model", "stream", "parallel_tool_calls", "top_logprobs", "chat_template_kwargs"),
+    *("model", "stream", "parallel_tool_calls", "top_logprobs", "chat_template_kwargs", "cache_salt"),
     *SamplingFields.model_fields,
 )
 _ITEM = 256  # bytes
@@ -280,6 +281,7 @@ class ResponsesBody(SamplingFields, Hints):
     stream_options: Annotated[ResponseStreamOptions | None, Idle] = None
     include: list[Includable] | None = None
     chat_template_kwargs: TemplateValues | None = None
+    cache_salt: CacheSalt | None = None
     adaptspec: SpeculationFields | None = None
 
     no_ops: ClassVar[Mapping[str, tuple[object, ...]]] = {
@@ -307,6 +309,7 @@ class ResponsesBody(SamplingFields, Hints):
     }
     other_names: ClassVar[Mapping[str, str]] = {
         **OWN_NAMES,
+        "extra_key": "cache_salt",
         "max_tokens": "max_output_tokens",
         "reasoning_effort": "reasoning.effort",
         "system": "instructions",
