@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 import uuid
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from itertools import zip_longest
 from typing import Any, ClassVar, Generic, Literal, TypeVar
@@ -50,18 +50,18 @@ class CompletionDetails(Answer):
 
 
 class PromptDetails(Answer):
-    """How many tokens of the prompt had been read before."""
+    """How many tokens of the prompt were not read, as other requests had cached them."""
 
     cached_tokens: int
 
 
 class Usage(Answer):
-    """Tokens read and written."""
+    """Tokens read and written. `prompt_tokens_details` is left out while it is not known how many were cached."""
 
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
-    prompt_tokens_details: PromptDetails
+    prompt_tokens_details: PromptDetails | None = None
     completion_tokens_details: CompletionDetails | None = None
 
 
@@ -99,13 +99,14 @@ class Metrics(Answer):
 Finish = Literal["stop", "length", "tool_calls"]
 
 
-def usage(completions: Collection[Completion], choices: int = 1, reasoning: int | None = None) -> Usage:
-    """Tokens read and written: a prompt counts once, however many `choices` are answers to it.
+def usage(completions: Sequence[Completion], choices: int = 1, reasoning: int | None = None) -> Usage:
+    """Tokens read and written: a prompt counts once, however many `choices`, in a row, are answers to it.
 
+    Of a prompt those tokens count as cached that its first choice found: the others find what the first has read.
     `reasoning`: how many of the tokens belong to reasonings; None where there can be none.
     """
     prompts, output = sum(one.prompt_tokens for one in completions), sum(len(one.tokens) for one in completions)
-    counted = usage_of(prompts // choices, output)
+    counted = usage_of(prompts // choices, output, sum(one.cached_tokens for one in completions[::choices]))
     accepted = sum(one.prediction_accepted for one in completions)
     rejected = sum(one.prediction_rejected for one in completions)
     details: Json = {} if reasoning is None else {"reasoning_tokens": reasoning}
@@ -116,14 +117,12 @@ def usage(completions: Collection[Completion], choices: int = 1, reasoning: int 
     return counted
 
 
-def usage_of(prompt: int, output: int) -> Usage:
-    """So many tokens; none is ever cached, as no prompt is kept for another request."""
-    return Usage(
-        prompt_tokens=prompt,
-        completion_tokens=output,
-        total_tokens=prompt + output,
-        prompt_tokens_details=PromptDetails(cached_tokens=0),
-    )
+def usage_of(prompt: int, output: int, cached: int | None) -> Usage:
+    """So many tokens, of which `cached` were; None: not known yet."""
+    counted = Usage(prompt_tokens=prompt, completion_tokens=output, total_tokens=prompt + output)
+    if cached is not None:
+        counted.prompt_tokens_details = PromptDetails(cached_tokens=cached)
+    return counted
 
 
 def metrics(completions: Iterable[Completion]) -> Metrics:
@@ -229,14 +228,21 @@ class Reply(ABC):
                     if options.include_usage and options.continuous_usage_stats:
                         # The chunk that opens a message has none of its tokens.
                         opens = "role" in choice.get("delta", {})
-                        extra = {"usage": usage_of(prompt, output - len(delta.tokens) * opens).written()}
+                        told = output - len(delta.tokens) * opens
+                        extra = {"usage": usage_of(prompt, told, self._cached(ended, len(requests))).written()}
                     if place == len(written) and len(ended) == len(requests) and not options.include_usage:
                         extra |= {"metrics": metrics(ended.values()).written()} | self.warnings.written()
                     yield self._envelope(self.chunk_object, [choice]) | extra | self.provenance(delta, choice)
         if options.include_usage:
-            counted, made = usage(ended.values(), self.choices, self.reasoning_tokens), metrics(ended.values())
+            completions = [ended[index] for index in range(len(requests))]
+            counted, made = usage(completions, self.choices, self.reasoning_tokens), metrics(completions)
             last = {"usage": counted.written(), "metrics": made.written()} | self.warnings.written()
             yield self._envelope(self.chunk_object, []) | last
+
+    def _cached(self, ended: Mapping[int, Completion], count: int) -> int | None:
+        """How many prompt tokens of `count` requests were cached; None until the first choices of all have ended."""
+        first = range(0, count, self.choices)
+        return sum(ended[index].cached_tokens for index in first) if ended.keys() >= set(first) else None
 
     def _envelope(self, kind: str, choices: Sequence[object]) -> Json:
         return {"id": self.id, "object": kind, "created": self.created, "model": self.model, "choices": choices}

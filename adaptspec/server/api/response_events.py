@@ -114,7 +114,7 @@ class ResponseReply:
         self._tokens.answer((self._bytes_of(token), None) for token in completion.tokens)
         response["usage"] = {
             "input_tokens": completion.prompt_tokens,
-            "input_tokens_details": {"cached_tokens": 0},
+            "input_tokens_details": {"cached_tokens": completion.cached_tokens},
             "output_tokens": output,
             "output_tokens_details": {"reasoning_tokens": self._tokens.count},
             "total_tokens": completion.prompt_tokens + output,
