@@ -39,12 +39,16 @@ class EngineStats:
     """How many requests run and wait right now.
 
     `preemptions`: times that a request gave way since the start. `cache_used`: the share of the cache that rows hold.
+    `prefix_queried`, `prefix_hits` and `prefix_evictions`: see `PrefixStats`.
     """
 
     running: int
     waiting: int
     preemptions: int = 0
     cache_used: float = 0.0
+    prefix_queried: int = 0
+    prefix_hits: int = 0
+    prefix_evictions: int = 0
 
 
 class Stream:
@@ -185,7 +189,16 @@ class AsyncEngine:
         scheduler = self._core.scheduler
         running = len(scheduler.running)
         waiting = max(0, len(self._streams) - running)
-        return EngineStats(running, waiting, scheduler.preemptions, scheduler.cache_used)
+        prefixes = scheduler.prefixes.stats
+        return EngineStats(
+            running,
+            waiting,
+            scheduler.preemptions,
+            scheduler.cache_used,
+            prefixes.queried,
+            prefixes.hits,
+            prefixes.evictions,
+        )
 
     def prompt_progress(self, request_ids: Collection[str]) -> PromptProgress:
         """How far these requests are in the queue and in reading their prompts. Any thread may ask."""

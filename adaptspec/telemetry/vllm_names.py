@@ -101,7 +101,7 @@ class VllmNames:
             self._per_token.observe(mean, tokens - 1)
 
     def load(self, load: EngineStats) -> Iterator[Metric]:
-        """What runs and waits, and the share of the cache that is used."""
+        """What runs and waits, the share of the cache that is used, and what of prompts it had already."""
         names, values = tuple(self._labels), tuple(self._labels.values())
         for name, help_text, value in (
             ("num_requests_running", "Requests in the batch", load.running),
@@ -111,9 +111,14 @@ class VllmNames:
             gauge = GaugeMetricFamily(f"vllm:{name}", help_text, labels=names)
             gauge.add_metric(values, value)
             yield gauge
-        count = CounterMetricFamily("vllm:num_preemptions", "Preemptions of requests", labels=names)
-        count.add_metric(values, load.preemptions)
-        yield count
+        for name, help_text, total in (
+            ("num_preemptions", "Preemptions of requests", load.preemptions),
+            ("prefix_cache_queries", "Prompt tokens looked for in the prefix cache", load.prefix_queried),
+            ("prefix_cache_hits", "Prompt tokens found in the prefix cache", load.prefix_hits),
+        ):
+            count = CounterMetricFamily(f"vllm:{name}", help_text, labels=names)
+            count.add_metric(values, total)
+            yield count
 
 
 class Weighted(Collector):

@@ -29,7 +29,7 @@ class FakeEngine:
 
     target = ModelInfo("tiny", "llama", 1000, 260, 256, "f00d", (1,), "float32")
     policies, default_policy, waiting = ("goodput", "static"), "goodput", 0
-    preemptions, cache_used = 0, 0.0
+    preemptions, cache_used, prefix_queried, prefix_hits, prefix_evictions = 0, 0.0, 0, 0, 0
 
     def __init__(self) -> None:
         self.alive, self.drained, self.running, self.capacity = True, False, 0, 1000
