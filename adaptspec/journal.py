@@ -70,6 +70,8 @@ class RequestFinished:
     """A request ended; `seconds` from arrival to the end, of which it was `queued` before it was admitted.
 
     `to_first_token` is seconds from arrival as well; it and `queued` are None for what was never reached.
+    `cached_tokens` of the prompt were not read, as other requests had cached them; 0 inside another engine, whose cache
+    is not asked.
     """
 
     id: str
@@ -84,6 +86,7 @@ class RequestFinished:
     to_first_token: float | None
     ended: float
     nodes: int | None = None  # None: as many as `drafted`, since nothing branched when it was written
+    cached_tokens: int = 0
 
 
 @dataclass(frozen=True)

@@ -96,9 +96,10 @@ class RunningRequest(LiveRequest):
 
 
 class EndedRequest(LiveRequest):
-    """One that has ended; what never happened has no time."""
+    """One that has ended; what never happened has no time. `cached_tokens` of its prompt were not read."""
 
     finish: str
+    cached_tokens: int
     draft_rounds: int
     drafted: int
     accepted: int

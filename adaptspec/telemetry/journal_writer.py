@@ -236,4 +236,5 @@ def _finished(completion: Completion) -> RequestFinished:
         to_first_token=None if timings.first_token is None else timings.first_token - timings.arrived,
         ended=timings.finished,
         nodes=stats.nodes,
+        cached_tokens=completion.cached_tokens,
     )

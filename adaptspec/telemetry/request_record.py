@@ -260,6 +260,7 @@ class RequestRecord:
             "policy": stats.policy,
             "finish": self.completion.finish.value,
             "tokens": len(self.completion.tokens),
+            "cached_tokens": self.completion.cached_tokens,
             **{name: getattr(stats, name) for name in ("rounds", "draft_rounds", "drafted", "accepted", "nodes")},
             **{name: None if at is None else round(at + clock, 4) for name, at in times.items()},
         }

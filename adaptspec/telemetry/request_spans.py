@@ -53,8 +53,12 @@ def of_request(request: Request, answer: str, told: Sequence[str] = SAMPLING) ->
 
 
 def of_answers(completions: Sequence[Completion]) -> Attributes:
-    """What the answers to one HTTP request came to, together; times are the longest of any."""
+    """What the answers to one HTTP request came to, together; times are the longest of any.
+
+    Cached tokens are told where there are any: inside another engine it is not known.
+    """
     prompt, output = sum(one.prompt_tokens for one in completions), sum(len(one.tokens) for one in completions)
+    cached = sum(one.cached_tokens for one in completions)
     said: Attributes = {
         "gen_ai.usage.input_tokens": prompt,
         "gen_ai.usage.output_tokens": output,
@@ -68,6 +72,8 @@ def of_answers(completions: Sequence[Completion]) -> Attributes:
         "adaptspec.policy": completions[0].stats.policy,
         "adaptspec.lossy": any(one.stats.lossy for one in completions),
     }
+    if cached:
+        said["gen_ai.usage.cache_read.input_tokens"] = cached
     if completions[0].stats.task is not None:
         said["adaptspec.task"] = completions[0].stats.task
     times = [latencies(one.timings) for one in completions]

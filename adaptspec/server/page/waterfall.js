@@ -51,7 +51,9 @@ function row(one, start, span) {
     at += took;
     return part;
   });
-  const words = phases.map(([name, took]) => `${name} ${duration(took)}`).join(", ");
+  const times = phases.map(([name, took]) => `${name} ${duration(took)}`).join(", ");
+  const cached = one.cached_tokens ? `; cached ${count(one.cached_tokens)} of ${count(one.prompt_tokens)} prompt tokens` : "";
+  const words = times + cached;
   const decode = one.finished - first;
   const failed = one.finish === "error" || one.finish === "abort";
   return el(
