@@ -60,14 +60,17 @@ def complete(core: EngineCore, requests: Sequence[Request]) -> list[Completion]:
 
 
 def policy_engine(built: Built, config: EngineConfig, spec: PolicySpec, rows: int) -> EngineCore:
-    """An engine of its own for a policy, over the same models: what it learns or remembers is not the others'."""
+    """An engine of its own for a policy, over the same models: what it learns or remembers is not the others'.
+
+    It keeps no cached prompts: the others write to the same rows, and each has to read what it answers.
+    """
     return assemble(
         built.target,
         make_drafters(built.loaded),
         built.tokenizer,
         specs=[spec],
         costs=CostModel(built.costs.profile),
-        limits=replace(config.limits, max_rows=rows),
+        limits=replace(config.limits, max_rows=rows, prefix_cache="off"),
         detector=TaskDetector.load() if config.detect_tasks else None,
     )
 
