@@ -38,10 +38,11 @@ def test_every_argument_reaches_its_setting(tmp_path: Path) -> None:
     server = "--host 0.0.0.0 --port 0 --served-model-name fox --max-waiting 7 --drain-seconds 2.5"
     files = f"--state-dir {tmp_path} --journal {tmp_path}/j --admin-key-file {key}"
     more = "--no-watch-policies --metrics-compat vllm --journal-megabytes 2 --journal-files 9"
-    engine = EngineConfig(
-        "/m", None, ("off", "mine.yaml"), "cpu", "float32", 512, limits=EngineLimits(max_rows=3), detect_tasks=False
+    limits = EngineLimits(max_rows=3, prefix_cache="shared", prefill_seconds=0.5)
+    engine = EngineConfig("/m", None, ("off", "mine.yaml"), "cpu", "float32", 512, limits=limits, detect_tasks=False)
+    line = (
+        f"--max-rows 3 --prefix-cache shared --prefill-seconds 0.5 --no-task-detection {models} {server} {files} {more}"
     )
-    line = f"--max-rows 3 --no-task-detection {models} {server} {files} {more}"
     assert asked(*line.split()) == ServeConfig(
         engine,
         "0.0.0.0",
@@ -66,6 +67,7 @@ def test_every_argument_reaches_its_setting(tmp_path: Path) -> None:
         (["--drain-seconds", "-1"], "must be at least 0"),
         (["--port", "http"], "invalid int value: 'http'"),
         (["--metrics-compat", "sglang"], "(choose from"),
+        (["--prefix-cache", "on"], "(choose from"),
         (["--device", "gpu"], "must be auto, cpu, cuda or cuda:N"),
         (["--modle", "x"], "unrecognized arguments: --modle"),
     ],

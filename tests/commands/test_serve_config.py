@@ -13,6 +13,7 @@ from adaptspec.commands.serve_config import read_config
 EVERYTHING = (
     "--model /m --draft none --counts none --policy off --policy mine.yaml --device cpu --dtype float32 --context 512 "
     "--draft-device cuda:1 --tensor-parallel-size 2 "
+    "--prefix-cache off --prefill-seconds 0.5 "
     "--eager --max-rows 3 --no-task-detection --host 127.0.0.2 --port 0 --served-model-name fox * cub --max-waiting 7 "
     "--drain-seconds 2.5 --state-dir s --keep-history --journal j --journal-megabytes 2 --journal-files 9 "
     "--no-watch-policies --metrics-compat vllm --otlp-endpoint http://c:4318 --trace-level round --trace-slow-seconds "
@@ -53,6 +54,8 @@ def test_what_is_shown_is_read_back(arguments: str, tmp_path: Path, capsys: pyte
         ("traces: {round_share: 2}\n", ":1:23: traces.round_share: "),
         ("traces: {level: much}\n", ":1:17: traces.level: "),
         ("engine: {context: 0}\n", ":1:19: engine.context: "),
+        ("engine: {limits: {prefix_cache: on}}\n", ":1:33: engine.limits.prefix_cache: "),
+        ("engine: {limits: {prefill_seconds: 0}}\n", ":1:36: engine.limits.prefill_seconds: "),
         ("engine: {chat_template_kwargs: {tools: 1}}\n", "engine.chat_template_kwargs: its key tools is set by"),
         ("limits: {choices: -1}\n", "the limit choices is -1; it must be above 0"),
         ("- 1\n", ":1:1: a mapping is needed here"),

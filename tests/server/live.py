@@ -29,6 +29,8 @@ def live_app(target: Path, draft: Path) -> Iterator[web.Application]:
     built = build(config, costs=lambda *_: CostModel(QUIET.profile()))
     engine = AsyncEngine(built.core, "tiny")
     try:
-        yield make_app(engine, built.tokenizer, Metrics())
+        metrics = Metrics()
+        metrics.watch_load(engine.stats)
+        yield make_app(engine, built.tokenizer, metrics)
     finally:
         engine.close()

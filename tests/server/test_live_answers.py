@@ -105,7 +105,7 @@ async def test_a_stream_is_the_whole_answer_in_pieces_under_every_policy(
         _alike(told(answer), whole)
     chunks = await ask(live, path, **body, stream=True, stream_options={"include_usage": True})
     assert chunks[-1]["choices"] == []
-    assert chunks[-1]["usage"] == answers[0]["usage"]
+    assert _without_cached(chunks[-1]["usage"]) == _without_cached(answers[0]["usage"])
     _alike(joined(chunks, len(whole)), whole)
     one = told(await ask(live, path, **{**body, "n": 1}))
     _alike(one, whole[:: options["n"]])
@@ -113,6 +113,12 @@ async def test_a_stream_is_the_whole_answer_in_pieces_under_every_policy(
         assert (
             not any(stop in choice["text"].removeprefix("Once \u00fcber") for stop in options.get("stop", ())) or echo
         )
+
+
+def _without_cached(usage: dict[str, Any]) -> dict[str, Any]:
+    """All but how much of the prompt was cached, which earlier requests decide."""
+    assert 0 <= usage["prompt_tokens_details"]["cached_tokens"] < usage["prompt_tokens"]
+    return {name: value for name, value in usage.items() if name != "prompt_tokens_details"}
 
 
 def _alike(given: list[dict[str, Any]], wanted: list[dict[str, Any]]) -> None:
@@ -226,3 +232,38 @@ async def test_a_prediction_is_counted_and_changes_nothing(live: Client) -> None
     assert "completion_tokens_details" not in plain["usage"]
     chunks = await ask(live, CHAT, **body, stream=True, stream_options={"include_usage": True})
     assert chunks[-1]["usage"] == answer["usage"]
+
+
+@pytest.mark.parametrize("count", [1, 3])
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
+async def test_a_prompt_that_was_read_before_is_counted_as_cached(live: Client, path: str, count: int) -> None:
+    """Once for all choices, whole and streamed; a salt or an opt-out finds nothing, and the text is the same."""
+    prompt = {"messages": ASKED} if path == CHAT else {"prompt": "What was that, and what is it now?"}
+    body = {**prompt, "max_tokens": 4, "seed": 2, "n": count}
+    first, again = await ask(live, path, **body), await ask(live, path, **body)
+    tokens = first["usage"]["prompt_tokens"]
+    assert _cached(first) == 0
+    assert _cached(again) == tokens - 1, "the last token is always read"
+    for apart in ({"cache_salt": "s"}, {"adaptspec": {"prefix_cache": False}}):
+        answer = await ask(live, path, **body, **apart)
+        assert _cached(answer) == 0
+        assert told(answer) == told(first) == told(again)
+    assert _cached(await ask(live, path, **body, cache_salt="s")) == tokens - 1
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    chunks = await ask(live, path, **body, stream=True, stream_options=options)
+    assert _cached(chunks[-1]) == _cached(chunks[-2]) == tokens - 1
+    assert "prompt_tokens_details" not in chunks[0]["usage"], "it is told when it is known"
+
+
+def _cached(answer: Any) -> int:
+    return int(answer["usage"]["prompt_tokens_details"]["cached_tokens"])
+
+
+async def test_cached_prompts_are_counted_in_metrics(live: Client) -> None:
+    for _ in range(2):
+        tokens = (await ask(live, CHAT, messages=ASKED, max_tokens=2))["usage"]["prompt_tokens"]
+    async with live.get("/metrics") as response:
+        lines = (await response.text()).splitlines()
+    assert f"adaptspec_prefix_cache_queries_total {2 * tokens}.0" in lines
+    assert f"adaptspec_prefix_cache_hits_total {tokens - 1}.0" in lines
+    assert "adaptspec_prefix_cache_evictions_total 0.0" in lines

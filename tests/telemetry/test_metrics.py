@@ -183,13 +183,15 @@ def test_vllm_boards_find_requests_and_their_times() -> None:
     """A failed request and one without a token count where vLLM counts them."""
     ends = (DONE, replace(DONE, finish=FinishReason.ABORT, tokens=(), timings=Timings(0.0, None, None, 9.0)))
     metrics = counted(*((REQUEST, end) for end in ends), compat_vllm=True, model_name="m")
-    metrics.watch_load(lambda: EngineStats(2, 3, 4, 0.25))
+    metrics.watch_load(lambda: EngineStats(2, 3, 4, 0.25, prefix_queried=90, prefix_hits=70))
     metrics.families()
     value = metrics.registry.get_sample_value
     expected = {
         "num_requests_running": 2,
         "num_requests_waiting": 3,
         "num_preemptions_total": 4,
+        "prefix_cache_queries_total": 90,
+        "prefix_cache_hits_total": 70,
         "kv_cache_usage_perc": 0.25,
         "prompt_tokens_total": 6,
         "generation_tokens_total": 5,

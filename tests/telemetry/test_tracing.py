@@ -187,6 +187,22 @@ def test_a_parent_that_is_not_sampled_is_heeded() -> None:
     assert headers["traceparent"].split("-")[1::2] == [PARENT.split("-")[1], "00"]
 
 
+@pytest.mark.parametrize("cached", [0, 2])
+def test_the_root_says_how_much_of_the_prompt_was_cached(cached: int) -> None:
+    """Nothing where nothing was, as inside an engine that does not say."""
+    with traced() as (tracing, collector):
+        trace = tracing.begin("chat", {})
+        trace.asked([REQUEST], "chatcmpl-1", [])
+        tracing.store.started(REQUEST)
+        now = time.monotonic()
+        times = Timings(now, now, now, now)
+        done = Completion("r", "", (1,), 3, FinishReason.STOP, SpeculationStats(), times, cached_tokens=cached)
+        tracing.store.finished(REQUEST, done)
+        trace.end(200, None)
+    said = one(collector, "chat served").attributes
+    assert said.get("gen_ai.usage.cache_read.input_tokens", 0) == cached
+
+
 def test_rare_facts_are_events() -> None:
     """Each once, where it began: switch, off, probe, preempt, reload."""
     with traced() as (tracing, collector):

@@ -43,6 +43,13 @@ def test_several_prompts_count_as_one_long_one(rounds: list[list[int]], depth: i
     assert usage(parts).completion_tokens == len(together.tokens)
 
 
+def test_cached_tokens_are_those_that_first_choices_found() -> None:
+    """Two prompts with two choices each: prompts count once, and so does what was cached of them."""
+    parts = [replace(completion([1], 2), cached_tokens=cached) for cached in (1, 2, 0, 2)]
+    counted = usage(parts, choices=2).written()
+    assert (counted["prompt_tokens"], counted["prompt_tokens_details"]) == (6, {"cached_tokens": 1})
+
+
 def test_a_lossy_method_is_marked() -> None:
     """One lossy part makes the whole answer lossy."""
     exact, loose = completion([1], 2), completion([1], 2)

@@ -119,6 +119,33 @@ async def test_neutral_values_of_other_servers_change_nothing(post: Any, engine:
             assert (status, answer["error"]["param"]) == (400, name)
 
 
+@pytest.mark.parametrize("path", PARAMS)
+async def test_who_may_share_a_cached_prompt_reaches_the_engine(post: Any, engine: Any, path: str) -> None:
+    """vLLM's salt, and an opt-out of our own."""
+    for body, wanted in (
+        ({}, (True, None)),
+        ({"cache_salt": "s", "adaptspec": {"prefix_cache": True}}, (True, "s")),
+        ({"cache_salt": "x" * 256, "adaptspec": {"prefix_cache": False}}, (False, "x" * 256)),
+    ):
+        assert (await post(path, **GOOD[path], **body))[0] == 200
+        assert (engine.seen[-1].prefix_cache, engine.seen[-1].cache_salt) == wanted
+
+
+@pytest.mark.parametrize("path", PARAMS)
+@pytest.mark.parametrize("salt", ["", "x" * 257, 5, ["s"], {}])
+async def test_a_salt_that_is_none_is_refused(post: Any, path: str, salt: object) -> None:
+    status, answer = await post(path, **GOOD[path], cache_salt=salt)
+    assert (status, answer["error"]["param"]) == (400, "cache_salt")
+
+
+@pytest.mark.parametrize("path", PARAMS)
+async def test_a_key_that_isolates_elsewhere_is_not_ignored(post: Any, path: str) -> None:
+    """SGLang's `extra_key` keeps prompts apart; here `cache_salt` does."""
+    status, answer = await post(path, **GOOD[path], extra_key="tenant")
+    assert (status, answer["error"]["param"]) == (400, "extra_key")
+    assert "did you mean cache_salt?" in answer["error"]["message"]
+
+
 async def test_responses_are_drawn_as_chats_are(post: Any, engine: Any) -> None:
     """By the same fields, as vLLM takes them; what would make several answers is refused."""
     drawn = {"top_k": 5, "min_p": 0.1, "stop": ["x", "y"], "logit_bias": {"1": 5}, "seed": 3, "min_tokens": 2}

@@ -54,6 +54,7 @@ async def _streamed(api: openai.AsyncOpenAI, **body: Any) -> Any:
 async def test_text_whole_and_streamed(api: openai.AsyncOpenAI) -> None:
     """Same text, same usage; where the tokens ran out the response is incomplete."""
     body: Any = {"input": "Hello", "instructions": "Be brief.", "max_output_tokens": 12, "temperature": 0}
+    body["extra_body"] = {"adaptspec": {"prefix_cache": False}}
     whole, streamed = await api.responses.create(model="tiny", **body), await _streamed(api, **body)
     assert whole.output_text == streamed.output_text != ""
     assert (whole.status, whole.incomplete_details.reason) == ("incomplete", "max_output_tokens")
@@ -66,6 +67,19 @@ async def test_text_whole_and_streamed(api: openai.AsyncOpenAI) -> None:
         messages=[{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hello"}],
     )
     assert chat.choices[0].message.content == whole.output_text
+
+
+async def test_cached_tokens_are_told_whole_and_streamed(api: openai.AsyncOpenAI) -> None:
+    """All of the prompt but its last token, from the second request on."""
+    body: Any = {"input": "Hello", "max_output_tokens": 2, "temperature": 0}
+    first, whole, streamed = (
+        await api.responses.create(model="tiny", **body),
+        await api.responses.create(model="tiny", **body),
+        await _streamed(api, **body),
+    )
+    assert first.usage.input_tokens_details.cached_tokens == 0
+    for usage in (whole.usage, streamed.usage):
+        assert usage.input_tokens_details.cached_tokens == first.usage.input_tokens - 1
 
 
 async def test_a_schema_and_a_call_and_the_way_back(api: openai.AsyncOpenAI) -> None:
