@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -116,7 +116,7 @@ class _Server:
             built.tokenizer,
             specs=built.specs,
             costs=built.costs,
-            limits=built.core.limits,
+            limits=replace(built.core.limits, prefix_cache="off"),  # the others write to the same rows
             sinks=sinks,
         )
         self._engine = AsyncEngine(core)

@@ -51,9 +51,12 @@ class Pair:
     def core(
         self, policies: Sequence[str], rows: int, costs: CostModel, *, eager: bool = False
     ) -> tuple[EngineCore, Records]:
-        """Policies: `off`, `static-N`, or one that ships. What it runs is kept."""
+        """Policies: `off`, `static-N`, or one that ships. What it runs is kept.
+
+        It keeps no cached prompts: other engines of this pair write to the same rows.
+        """
         records = Records()
-        specs, limits = [policy(name) for name in policies], EngineLimits(max_rows=rows)
+        specs, limits = [policy(name) for name in policies], EngineLimits(max_rows=rows, prefix_cache="off")
         self.target.info = replace(self.target.info, eager=eager)
         given: dict[str, Any] = {"specs": specs, "costs": CostModel(costs.profile), "limits": limits}
         core = assemble(self.target, self._drafters(), self.tokenizer, sinks=[records], **given)
