@@ -46,6 +46,7 @@ COMPLETION = Completion(
     FinishReason.LENGTH,
     SpeculationStats("goodput", 2, 1, 4, 1, nodes=9),
     Timings(1.0, 1.0, 1.5, 2.5),
+    cached_tokens=1,
 )
 
 
@@ -91,7 +92,7 @@ def test_everything_that_happened_is_written_in_order(tmp_path: Path) -> None:
     written.close()
     entries = list(read_entries(path))
     assert entries[:2] == [HEADER, RequestStarted("r1", "goodput", "code", 3, 9, 3, 0.5)]
-    assert entries[-1] == RequestFinished("r1", "goodput", "length", 2, 2, 4, 1, 1.5, 0.0, 0.5, 2.5, 9)
+    assert entries[-1] == RequestFinished("r1", "goodput", "length", 2, 2, 4, 1, 1.5, 0.0, 0.5, 2.5, 9, 1)
     rounds = list(read_journal(path))
     assert [entry.number for entry in rounds] == [0, 1, 2]
     assert np.array_equal(rounds[0].confidence, numbered(0).confidence, equal_nan=True)
