@@ -79,6 +79,16 @@ def test_it_says_no_text_and_no_token_ids() -> None:
     assert "[7, 8]" not in said
 
 
+def test_an_ended_request_says_how_much_of_its_prompt_was_cached() -> None:
+    store, feed = feeding()
+    store.started(request("a"))
+    store.finished(request("a"), replace(completion("a"), cached_tokens=2))
+    (went,) = settled(feed).finished
+    (recent,) = feed.snapshot()["recent"]
+    for told in (went, recent):
+        assert (told["prompt_tokens"], told["cached_tokens"]) == (3, 2)
+
+
 def test_what_is_not_known_of_drafts_is_null() -> None:
     """Lookups say no entropy, and a row may draft less than its neighbour: a page reads no NaN in JSON."""
     store, feed = feeding()
