@@ -192,7 +192,8 @@ class _Turns:
         sampling = SamplingParams(tokens, 0.0, seed=0)
         texts, rounds = list[tuple[int, ...]](), list[RoundRecord]()
         for policy, trial in self.trials.items():
-            request = Request(name, ids, sampling, SpeculationParams(policy=policy))
+            # Each policy reads the prompt, and `Judge` needs free rows.
+            request = Request(name, ids, sampling, SpeculationParams(policy=policy), prefix_cache=False)
             began = self._clock()
             (done,) = complete(self._core, [request])
             trial.answers[name] = len(done.tokens), self._clock() - began

@@ -94,7 +94,7 @@ def engine_records(
         specs=[static_spec(depth, drafter)],
         costs=CostModel(built.costs.profile),
         sinks=[notes],
-        limits=EngineLimits(max_rows=4),
+        limits=EngineLimits(max_rows=4, prefix_cache="off"),
     )
     for i, name in enumerate(tape.ids):
         ids = encode(built.template, prompts[i % len(prompts)], built.target.info.context - SETTINGS.tokens)
