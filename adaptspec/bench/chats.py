@@ -17,7 +17,6 @@ from typing import Any
 from adaptspec.bench.contenders import complete, policy_engine
 from adaptspec.bench.setup import described, title_of
 from adaptspec.bench.workloads import Workloads
-from adaptspec.control.language.spec import PolicySpec
 from adaptspec.engine.assembly import Built
 from adaptspec.engine.core import EngineCore
 from adaptspec.engine.engine_config import EngineConfig
@@ -100,7 +99,7 @@ def run_chats(
     drafting, rows, texts = built.specs[0], list[dict[str, Any]](), list[list[Chat]]()
     for batch in settings.batches:
         for cache, policy in itertools.product(CACHES, (static_spec(0, "ngram"), drafting)):
-            core = engine_of(built, config, policy, cache, max(batch, ROWS))
+            core = policy_engine(built, config, policy, max(batch, ROWS), cache)
             chats = chats_of(workloads, settings.chats)
             done = serve_chats(core, built, chats, settings.tokens, batch)
             texts.append(chats)
@@ -118,7 +117,7 @@ def run_chats(
                 }
             )
             tick(f"batch {batch}, cache {cache}, {policy.name}")
-    cached = engine_of(built, config, drafting, "key", ROWS)
+    cached = policy_engine(built, config, drafting, ROWS, "key")
     first = [first_tokens(cached, workloads, built.template, length, settings.repeats) for length in HISTORIES]
     tick("first tokens")
     beside = beside_long_prompt(cached, workloads, built.template)
@@ -137,12 +136,6 @@ def different(expected: Sequence[Chat], found: Sequence[Chat]) -> int:
     """How many answers differ."""
     pairs = ((ours.answers, its.answers) for ours, its in zip(expected, found, strict=True))
     return sum(a != b for ours, its in pairs for a, b in zip(ours, its, strict=True))
-
-
-def engine_of(built: Built, config: EngineConfig, spec: PolicySpec, cache: Mode, rows: int) -> EngineCore:
-    """An engine of its own over the same model."""
-    limits = replace(config.limits, prefix_cache=cache)
-    return policy_engine(built, replace(config, limits=limits), spec, rows)
 
 
 def serve_chats(core: EngineCore, built: Built, chats: Sequence[Chat], tokens: int, batch: int) -> list[Completion]:

@@ -15,6 +15,7 @@ from adaptspec.drafting.drafter import make_drafters
 from adaptspec.engine.assembly import Built, assemble
 from adaptspec.engine.core import EngineCore
 from adaptspec.engine.engine_config import EngineConfig
+from adaptspec.engine.prefix_cache import Mode
 from adaptspec.errors import EngineError
 from adaptspec.request import Request, SamplingParams
 from adaptspec.results import Completion
@@ -59,10 +60,13 @@ def complete(core: EngineCore, requests: Sequence[Request]) -> list[Completion]:
     return [done[request.id] for request in requests]
 
 
-def policy_engine(built: Built, config: EngineConfig, spec: PolicySpec, rows: int) -> EngineCore:
+def policy_engine(
+    built: Built, config: EngineConfig, spec: PolicySpec, rows: int, prefix_cache: Mode = "off"
+) -> EngineCore:
     """An engine of its own for a policy, over the same models: what it learns or remembers is not the others'.
 
-    It keeps no cached prompts: the others write to the same rows, and each has to read what it answers.
+    Unless asked, it keeps no cached prompts, since each has to read what it answers. An engine that keeps some must not
+    run beside others, which write to the same rows.
     """
     return assemble(
         built.target,
@@ -70,7 +74,7 @@ def policy_engine(built: Built, config: EngineConfig, spec: PolicySpec, rows: in
         built.tokenizer,
         specs=[spec],
         costs=CostModel(built.costs.profile),
-        limits=replace(config.limits, max_rows=rows, prefix_cache="off"),
+        limits=replace(config.limits, max_rows=rows, prefix_cache=prefix_cache),
         detector=TaskDetector.load() if config.detect_tasks else None,
     )
 

@@ -152,7 +152,7 @@ def _build(  # noqa: PLR0917 - those of `build`
     one_process = target.device.type == "cpu" and config.tensor_parallel_size == 1
     choices = (most, 1) if config.threads is None and one_process else (config.threads or most,)
     runners = [target, *drafts]
-    threads = ComputeThreads(choices, one_token_pass(target), set_threads=partial(_set_threads, runners))
+    threads = ComputeThreads(choices, partial(one_token_pass, target), set_threads=partial(_set_threads, runners))
     if len(threads.choices) > 1:
         progress("comparing numbers of threads")
         threads.compare()
@@ -164,7 +164,6 @@ def _build(  # noqa: PLR0917 - those of `build`
     threads.apply()
     target.info = replace(target.info, equal_passes=min(sizes))
     cost_model = costs(target, drafters, config.limits.max_rows, progress)
-    threads.follow(lambda: cost_model.resets, cost_model.inflate_variance)
     progress("warming up")
     warm_up(target, drafters)
     core = assemble(
@@ -178,7 +177,23 @@ def _build(  # noqa: PLR0917 - those of `build`
         detector=detector,
         task_names=task_names,
     )
+    _follow(threads, core, cost_model, target)
     return Built(core, template, target, tuple(drafters), tuple(specs), cost_model, files, loaded, threads)
+
+
+def _follow(threads: ComputeThreads, core: EngineCore, costs: CostModel, target: Runner) -> None:
+    """Have numbers of threads compared between requests, in a row that nobody uses."""
+    prefixes = core.scheduler.prefixes
+
+    def run_pass() -> None:
+        with prefixes.spare_row() as row:
+            one_token_pass(target, row)
+
+    def changed() -> None:
+        costs.inflate_variance()
+        prefixes.clear()  # sums may have another order now: what is cached has other bits than what would be read
+
+    threads.follow(lambda: costs.resets, changed, run_pass)
 
 
 def _template(config: EngineConfig, place: str) -> ChatTemplate:

@@ -37,8 +37,7 @@ from adaptspec.rounds import RoundRecord, RoundWork, Sink, Timing
 _log = logging.getLogger(__name__)
 LOG_EVERY = 1000  # failed decisions per line of the log: several thousand rounds fit into a second
 READING_SECONDS = 1.0  # how long a round reads prompts where no row decodes: new requests wait for its end
-# A round that reads prompts at all reads so much: less would be paid for by passes over all weights.
-LEAST_PREFILL_SECONDS, LEAST_PREFILL_TOKENS = 0.03, 16
+LEAST_PREFILL_SECONDS = 0.03  # how long it may read them in any case: nobody sees so short a gap
 
 
 @dataclass(frozen=True)
@@ -199,7 +198,7 @@ class EngineCore:
         if rows:
             plain = self._costs.plain_seconds(rows, float(context))
             seconds = min(self.limits.prefill_seconds, max(2.0 * plain, LEAST_PREFILL_SECONDS))
-        return min(max(self._costs.prefill_tokens_within(seconds), LEAST_PREFILL_TOKENS), most)
+        return min(max(self._costs.prefill_tokens_within(seconds), 1), most)
 
     def _launch(self) -> Flight | None:
         """Begin a round; None if nobody can run before texts are read."""

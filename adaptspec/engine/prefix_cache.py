@@ -6,10 +6,12 @@ and heads: speculation costs no cache hit, and a hit costs no drafts.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, Protocol
 
+from adaptspec.errors import EngineError
 from adaptspec.request import Request
 
 Mode = Literal["off", "key", "shared"]
@@ -148,6 +150,28 @@ class PrefixCache:
         """A request leaves its row, and what is cached there is not to be trusted."""
         self._caches.free(row)
         self._empty.append(row)
+
+    def clear(self) -> None:
+        """Give up all rows that nobody uses."""
+        while self.evict():
+            pass
+
+    @contextmanager
+    def spare_row(self) -> Iterator[int]:
+        """A row with room for one token, for a pass between requests; others give way to it if need be.
+
+        Raises:
+            EngineError: there is none.
+        """
+        if not (self._empty or self.evict()):
+            raise EngineError("all rows are in use")
+        row = self._empty.pop()
+        try:
+            if not self._caches.reserve(row, 1):
+                raise EngineError("the cache has no room for one token; give it more memory")
+            yield row
+        finally:
+            self.drop(row)
 
     def evict(self) -> bool:
         """Give up the row that nobody has used for longest; False if all rows are in use or empty."""

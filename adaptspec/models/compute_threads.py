@@ -73,11 +73,15 @@ class ComputeThreads:
         for _ in self._comparison():
             pass
 
-    def follow(self, doubts: Callable[[], int], on_change: Callable[[], None]) -> None:
+    def follow(
+        self, doubts: Callable[[], int], on_change: Callable[[], None], run_pass: Callable[[], None] | None = None
+    ) -> None:
         """Have `work` compare again once `doubts`, which counts how often rounds contradicted their expected times, has
-        risen, or from time to time. `on_change` is called when the number of threads has changed.
+        risen, or from time to time. `on_change` is called when the number of threads has changed. `run_pass` is the
+        pass from now on, if given.
         """
         self._doubts, self._on_change, self._known_doubts = doubts, on_change, doubts()
+        self._run_pass = run_pass or self._run_pass
 
     def work(self) -> bool:
         """Run one pass of a comparison, if one is due; False: there is nothing to do for now.
@@ -147,22 +151,18 @@ class ComputeThreads:
             self._known_doubts = self._doubts()  # with those that the change itself has raised
 
 
-def one_token_pass(target: Runner) -> Callable[[], None]:
-    """Runs the target over one token of row 0, which must be free, and frees the row afterwards.
+def one_token_pass(target: Runner, row: int = 0) -> None:
+    """Run the target over one token of a row that is free, and free the row afterwards.
 
     Raises ModelError: the cache has no room for it.
     """
-    row, one, token = np.zeros(1, dtype=np.int64), np.ones(1, dtype=np.int64), np.zeros(1, dtype=np.int64)
-
-    def run() -> None:
-        if not target.reserve(0, 1):
-            raise ModelError("the cache has no room for one token; give it more memory")
-        try:
-            target.forward(Packed(row, one, token, one))
-        finally:
-            target.free(0)
-
-    return run
+    if not target.reserve(row, 1):
+        raise ModelError("the cache has no room for one token; give it more memory")
+    one, token = np.ones(1, dtype=np.int64), np.zeros(1, dtype=np.int64)
+    try:
+        target.forward(Packed(np.array([row], dtype=np.int64), one, token, one))
+    finally:
+        target.free(row)
 
 
 @cache

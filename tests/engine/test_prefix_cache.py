@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 import pytest
@@ -13,6 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from adaptspec.engine.core import EngineCore, EngineLimits
 from adaptspec.engine.prefix_cache import Mode, PrefixCache, Scope, scope_of
 from adaptspec.engine.scheduler import share_prefill
+from adaptspec.errors import EngineError
 from adaptspec.request import Request, SamplingParams
 from adaptspec.results import Completion, FinishReason
 from tests.exactness import dictated
@@ -118,6 +120,19 @@ class Rows(RuleBasedStateMachine):
         else:
             del one.tokens[len(one.tokens) - min(cut, len(one.tokens) - 1) :]  # a stop string takes tokens back
             self.prefixes.retain(row, one)
+
+    @precondition(lambda self: self.prefixes.has_row)
+    @rule(clear=st.booleans())
+    def work_between_requests(self, clear: bool) -> None:
+        """A pass in a row that holds nothing, where there is memory for it."""
+        used = {one.row for one in self.running}
+        with suppress(EngineError), self.prefixes.spare_row() as row:
+            assert row not in used
+            assert not self.caches.length(row)
+            self.caches.write(row, [7], None)
+        if clear:
+            self.prefixes.clear()
+            assert {row for row, held in self.caches.rows.items() if held} <= used
 
     @invariant()
     def texts_are_their_own(self) -> None:
