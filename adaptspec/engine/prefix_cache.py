@@ -188,21 +188,21 @@ class PrefixCache:
         return row
 
     def _longest(self, reader: Reader, running: Collection[Reader]) -> tuple[int | None, int]:
-        """The row that has cached most of the beginning of the request's text, and how much; None: nobody has any.
+        """The row that has cached most of the beginning of the request's text, and how much; None: no row has any.
 
-        Of equal ones it is an idle one, which may be taken over, and the most recently used of these.
+        Of equal ones it is the one that holds least beyond it, then an idle one, then the most recently used.
         """
-        source, longest = None, 0
-        scope = reader.prefix_scope
+        scope, source, best = reader.prefix_scope, None, (0, 0)
         if scope is None:
-            return source, longest
+            return None, 0
         held = [(one.row, one.tokens) for one in running if one.row is not None and one.prefix_scope == scope]
         held += [(one.row, one.tokens) for one in self._idle.values() if one.scope == scope]
         for row, tokens in held:
-            common = _common(reader.tokens, tokens, min(self._caches.length(row), len(reader.tokens) - 1))
-            if common and common >= longest:
-                source, longest = row, common
-        return source, longest
+            length = self._caches.length(row)
+            common = _common(reader.tokens, tokens, min(length, len(reader.tokens) - 1))
+            if common and (common, -length) >= best:
+                source, best = row, (common, -length)
+        return source, best[0]
 
 
 def scope_of(request: Request, mode: Mode) -> Scope | None:

@@ -85,10 +85,10 @@ class BlockAllocator:
 
         Returns how many tokens they have room for.
         """
-        count = length // self.block_size
-        for block in self.held(source)[:count]:
+        shared = self.held(source)[: length // self.block_size]
+        for block in shared:
             self._hold(target, block)
-        return count * self.block_size
+        return len(shared) * self.block_size
 
     def own_prefix(self, row: int, length: int) -> int:
         """At most how many of the first `length` tokens of `row` can stay if it is to write the next ones.
