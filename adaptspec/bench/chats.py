@@ -97,9 +97,10 @@ def run_chats(
     `tick` is called after each way at each batch size, and after each measurement.
     """
     drafting, rows, texts = built.specs[0], list[dict[str, Any]](), list[list[Chat]]()
+    count = max(*settings.batches, ROWS)  # of all engines: they follow each other in the same rows
     for batch in settings.batches:
         for cache, policy in itertools.product(CACHES, (static_spec(0, "ngram"), drafting)):
-            core = policy_engine(built, config, policy, max(batch, ROWS), cache)
+            core = policy_engine(built, config, policy, count, cache)
             chats = chats_of(workloads, settings.chats)
             done = serve_chats(core, built, chats, settings.tokens, batch)
             texts.append(chats)
@@ -117,7 +118,7 @@ def run_chats(
                 }
             )
             tick(f"batch {batch}, cache {cache}, {policy.name}")
-    cached = policy_engine(built, config, drafting, ROWS, "key")
+    cached = policy_engine(built, config, drafting, count, "key")
     first = [first_tokens(cached, workloads, built.template, length, settings.repeats) for length in HISTORIES]
     tick("first tokens")
     beside = beside_long_prompt(cached, workloads, built.template)
@@ -147,8 +148,7 @@ def serve_chats(core: EngineCore, built: Built, chats: Sequence[Chat], tokens: i
             chat = open_.pop(chance.randrange(len(open_)))
             request = chat.request(built.template, tokens, longest)
             running[request.id] = chat
-            core.check(request)
-            core.add(request)
+            _add(core, request)
         for delta in core.step():
             if delta.completion is not None:
                 chat = running.pop(delta.request_id)
@@ -193,12 +193,12 @@ def beside_long_prompt(core: EngineCore, workloads: Workloads, template: ChatTem
     one = SamplingParams(1, temperature=0.0, ignore_eos=True)
     (alone,) = complete(core, [Request("alone", short, one, prefix_cache=False)])
     stream = replace(one, max_tokens=100_000)
-    core.add(Request("stream", other, stream, prefix_cache=False))
+    _add(core, Request("stream", other, stream, prefix_cache=False))
     gaps: list[float] = []
     for _ in range(GAP_TOKENS):
         gaps.append(_seconds(core.step))
-    core.add(Request("long", long, one, prefix_cache=False))
-    core.add(Request("short", short, one, prefix_cache=False))
+    _add(core, Request("long", long, one, prefix_cache=False))
+    _add(core, Request("short", short, one, prefix_cache=False))
     beside, done = [], dict[str, Completion]()
     while len(done) < 2:
         began = time.perf_counter()
@@ -213,6 +213,12 @@ def beside_long_prompt(core: EngineCore, workloads: Workloads, template: ChatTem
         "first_beside": first_seconds(done["short"]),
         "long": first_seconds(done["long"]),
     }
+
+
+def _add(core: EngineCore, request: Request) -> None:
+    """Queue a request. Raises RequestError: it cannot be served, such as one that is longer than the context."""
+    core.check(request)
+    core.add(request)
 
 
 def _seconds(step: Callable[[], object]) -> float:

@@ -304,18 +304,23 @@ class CostModel:
         self._tabulate()
 
     def _learn_prompt(self, work: RoundWork, seconds: float) -> None:
-        """Learn the price of a prompt's token from a target's pass that took so many seconds."""
-        others = self.verify_seconds(work.rows, work.verify_tokens, work.context_tokens) if work.rows else 0.0
+        """Learn the price of a prompt's token from a target's pass that took so many seconds.
+
+        Other prices keep their values: the filter is updated as if they were known.
+        """
+        others = self._pace * float(self._values[_BASE])
+        if work.rows:
+            others = self.verify_seconds(work.rows, work.verify_tokens, work.context_tokens)
         prompt = self._pace * float(self._values[_PREFILL]) * work.prefill_tokens
-        self._covariance[_PREFILL, _PREFILL] += _DRIFT * _NOISE_SD**2
-        spread = self._covariance[_PREFILL].copy()
-        variance = float(spread[_PREFILL]) + _NOISE_SD**2
-        limit = _CLIP * math.sqrt(variance)
+        variance = float(self._covariance[_PREFILL, _PREFILL]) + _DRIFT * _NOISE_SD**2
+        limit = _CLIP * math.sqrt(variance + _NOISE_SD**2)
         # At least a tenth of the pass is the prompt's, however wrong the price of the other tokens is.
-        innovation = math.log(max(seconds - others, 0.1 * seconds) / prompt)
-        gain = spread / variance
-        self._covariance -= np.outer(gain, spread)
-        self._log = self._log + gain * min(max(innovation, -limit), limit)
+        innovation = math.log(max(seconds - others, 0.1 * seconds, _MIN_SECONDS) / prompt)
+        gain = variance / (variance + _NOISE_SD**2)
+        self._log[_PREFILL] += gain * min(max(innovation, -limit), limit)
+        self._covariance[_PREFILL] = 0.0
+        self._covariance[:, _PREFILL] = 0.0
+        self._covariance[_PREFILL, _PREFILL] = (1.0 - gain) * variance
         self._set_values()
         self._tabulate()
 

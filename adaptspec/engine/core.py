@@ -173,15 +173,12 @@ class EngineCore:
 
     def recover(self, error: Exception) -> list[Delta]:
         """After a round that failed half-way: end the request that made it fail, once it is known which one it is."""
-        ran = list(self.scheduler.running)
-        for sequence in ran:
+        for sequence in list(self.scheduler.running):
             report_progress()
             self._read_text(sequence)  # it may have ended well before
             if sequence.finish is not None:  # it ended in this very round, before something failed
-                self._end(sequence, sequence.finish, sequence.error)
+                self._end(sequence, sequence.finish, sequence.error, trusted=False)
         self._flight, culprit = None, self.scheduler.failed()
-        if not ran and self.scheduler.waiting:
-            culprit = self.scheduler.waiting[0]  # it could not even be admitted
         if culprit is not None:
             self._end(culprit, FinishReason.ERROR, f"{type(error).__name__}: {error}")
         return self._collect()
@@ -371,7 +368,7 @@ class EngineCore:
                 self.scheduler.clear(sequence)
         return self._collect()
 
-    def _end(self, sequence: Seq, finish: FinishReason, error: str | None = None) -> None:
+    def _end(self, sequence: Seq, finish: FinishReason, error: str | None = None, *, trusted: bool = True) -> None:
         sequence.finish, sequence.error, sequence.over = finish, error, True
         try:
             sequence.read()
@@ -382,7 +379,7 @@ class EngineCore:
             completion = sequence.without_text(f"{type(broken).__name__}: {broken}", self._clock())
             delta = Delta(sequence.request.id, "", ())
         self._outbox.append(replace(delta, completion=completion))
-        self.scheduler.leave(sequence)
+        self.scheduler.leave(sequence, trusted=trusted)
         for sink in self._sinks:
             self._report(sink.finished, sequence.request, completion)
 

@@ -6,6 +6,7 @@ and heads: speculation costs no cache hit, and a hit costs no drafts.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from typing import Literal, NamedTuple, Protocol
 from adaptspec.errors import EngineError
 from adaptspec.request import Request
 
+_log = logging.getLogger(__name__)
 Mode = Literal["off", "key", "shared"]
 Scope = tuple[str | None, str | None]  # API key and salt: requests of one scope may reuse what each other has cached
 # A row is taken over, and not copied, where that loses at most this share of what is reused: copying a token takes less
@@ -91,8 +93,7 @@ class PrefixCache:
         self._caches = caches
         self._empty = list(range(rows - 1, -1, -1))
         for row in self._empty:
-            if caches.length(row):
-                caches.free(row)
+            caches.free(row)
         self._idle: dict[int, IdleRow] = {}  # the least recently used first
         self.stats = PrefixStats()
 
@@ -125,16 +126,16 @@ class PrefixCache:
         The last token is always read: the request needs what the target says after it.
         """
         source, shared = self._longest(reader, running)
-        idle = None if source is None else self._idle.pop(source, None)
-        if idle is not None and (len(idle.tokens) - shared <= _LOST_SHARE * shared or not self.has_row):
-            row = idle.row
-        else:
-            row = self._empty.pop() if self._empty else self._evicted()
-        cached = 0 if source is None else self._caches.copy_prefix(source, row, shared)
-        if idle is not None and row != idle.row:
-            self._idle[idle.row] = idle  # now the most recently used one
-        if self._caches.reserve(row, len(reader.tokens) + 1):
-            return Acquired(row, cached)
+        row = self._take_over(source, shared)
+        if row is None:
+            row = self._take_empty()
+        try:
+            cached = 0 if source is None else self._copied(source, row, shared)
+            if self._caches.reserve(row, len(reader.tokens) + 1):
+                return Acquired(row, cached)
+        except BaseException:
+            self.drop(row)
+            raise
         self.retain(row, reader)
         return None
 
@@ -148,8 +149,8 @@ class PrefixCache:
 
     def drop(self, row: int) -> None:
         """A request leaves its row, and what is cached there is not to be trusted."""
+        self._empty.append(row)  # first: a row whose memory cannot be freed now is freed when it is next taken
         self._caches.free(row)
-        self._empty.append(row)
 
     def clear(self) -> None:
         """Give up all rows that nobody uses."""
@@ -163,9 +164,9 @@ class PrefixCache:
         Raises:
             EngineError: there is none.
         """
-        if not (self._empty or self.evict()):
+        if not self.has_row:
             raise EngineError("all rows are in use")
-        row = self._empty.pop()
+        row = self._take_empty()
         try:
             if not self._caches.reserve(row, 1):
                 raise EngineError("the cache has no room for one token; give it more memory")
@@ -177,15 +178,45 @@ class PrefixCache:
         """Give up the row that nobody has used for longest; False if all rows are in use or empty."""
         if not self._idle:
             return False
-        self._empty.append(self._evicted())
-        return True
-
-    def _evicted(self) -> int:
         row = next(iter(self._idle))
         del self._idle[row]
-        self._caches.free(row)
         self.stats.evictions += 1
+        self.drop(row)
+        return True
+
+    def _take_over(self, source: int | None, shared: int) -> int | None:
+        """An idle row whose first tokens a request shares, for the request itself: little is lost, or there is no other
+        row. None: another row is to be taken, and the idle one is the most recently used now.
+        """
+        idle = None if source is None else self._idle.pop(source, None)
+        if idle is None:
+            return None
+        if len(idle.tokens) - shared <= _LOST_SHARE * shared or not self.has_row:
+            return idle.row
+        self._idle[idle.row] = idle
+        return None
+
+    def _take_empty(self) -> int:
+        """A row that holds nothing, evicting one if need be; there must be a row to evict then."""
+        if not self._empty:
+            self.evict()
+        row = self._empty.pop()
+        try:
+            if self._caches.length(row):
+                self._caches.free(row)
+        except BaseException:
+            self._empty.append(row)
+            raise
         return row
+
+    def _copied(self, source: int, row: int, length: int) -> int:
+        """How many tokens of `source` the row holds now. An error costs the reuse, and no request its answer."""
+        try:
+            return self._caches.copy_prefix(source, row, length)
+        except Exception:  # noqa: BLE001 - the prompt is read instead
+            _log.exception("cached tokens could not be reused; the prompt is read")
+            self._caches.free(row)
+            return 0
 
     def _longest(self, reader: Reader, running: Collection[Reader]) -> tuple[int | None, int]:
         """The row that has cached most of the beginning of the request's text, and how much; None: no row has any.

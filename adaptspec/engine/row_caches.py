@@ -46,7 +46,7 @@ class RowCaches:
         What a drafter's model lacks then, it reads when it next drafts.
         """
         held = self._target.copy_prefix(source, target, length)
-        while source != target and held < length and self.evict():
+        if source != target and held < length and self.evict():
             self._target.free(target)
             held = self._target.copy_prefix(source, target, length)
         for drafter in self._drafters:

@@ -122,6 +122,7 @@ class Scheduler:
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []
         self.preemptions = 0  # sequences that gave way since the start
+        self._admitting: Sequence | None = None  # whose admission has failed, if one has
 
     @property
     def cache_used(self) -> float:
@@ -176,19 +177,26 @@ class Scheduler:
         if not reading:
             return []
         missing = [self._missing(sequence) for sequence in reading]
+        urgent = [self._until_reusable(sequence, left) for sequence, left in zip(reading, missing, strict=True)]
         budget = self._prefill_budget(len(decoding), sum(sequence.length for sequence in decoding))
         return [
             Chunk(sequence, sequence.length - left, count, last=count == left)
-            for sequence, left, count in zip(reading, missing, share_prefill(missing, budget), strict=True)
+            for sequence, left, count in zip(reading, missing, share_prefill(missing, budget, urgent), strict=True)
             if count
         ]
+
+    def _until_reusable(self, sequence: Sequence, missing: int) -> int:
+        """Tokens that it reads until a request can go on: itself, or one that waits for what it reads."""
+        cached = sequence.length - missing
+        waiting = (one.length - cached for one in self._awaited.values() if one.reader is sequence)
+        return min((missing, *(left for left in waiting if left > 0)))
 
     def _missing(self, sequence: Sequence) -> int:
         """How many of its tokens are not cached."""
         return sequence.length - self._caches.length(held_row(sequence))
 
-    def leave(self, sequence: Sequence) -> None:
-        """Take a sequence out, wherever it is, and free its row."""
+    def leave(self, sequence: Sequence, *, trusted: bool = True) -> None:
+        """Take a sequence out, wherever it is, and free its row; `trusted`: what it has cached is its text's."""
         if sequence.row is None:
             if sequence in self.waiting:
                 self._dequeue(sequence)
@@ -196,7 +204,7 @@ class Scheduler:
             return
         self.running.remove(sequence)
         self._short_of_room = False
-        self._give_back(sequence)
+        self._give_back(sequence, trusted=trusted)
 
     def clear(self, sequence: Sequence) -> None:
         """It has left before it was known whether it makes rounds fail: nobody may wait for that."""
@@ -208,6 +216,9 @@ class Scheduler:
         Nothing that was cached can be trusted. Who ran waits at the front of the queue with the tokens it has, and
         reads them again: half of them first, until the culprit has run, and failed, by itself.
         """
+        culprit, self._admitting = self._admitting, None
+        if culprit is not None:
+            return culprit  # it could not even be admitted, and no round has run
         culprit = self._bisection.failed(self.running)
         self._put_back(trusted=False)
         return culprit
@@ -260,7 +271,9 @@ class Scheduler:
 
     def _admit(self) -> None:
         while (sequence := self._next()) is not None:
+            self._admitting = sequence
             acquired = self.prefixes.acquire(sequence, self.running)
+            self._admitting = None
             if acquired is None:
                 return
             self._dequeue(sequence)
@@ -304,17 +317,19 @@ class Scheduler:
         self._on_leave(row)
 
 
-def share_prefill(missing: SequenceOf[int], budget: int) -> list[int]:
+def share_prefill(missing: SequenceOf[int], budget: int, urgent: SequenceOf[int]) -> list[int]:
     """How many tokens of each prompt a round reads, of those `missing` of each, the oldest request first.
 
     Half of the budget is for the oldest request, which so takes at most twice as long as alone. The rest is for those
-    with the fewest tokens left, so that a short prompt does not wait for a long one; what they leave is the oldest's.
+    with the fewest tokens left until a request can go on (`urgent`), so that a short prompt does not wait for a long
+    one; what they leave is the oldest's.
     """
     shares = [min(missing[0], -(-budget // 2)), *[0] * (len(missing) - 1)]
     left = budget - shares[0]
-    for at in (*sorted(range(1, len(missing)), key=missing.__getitem__), 0):
-        more = min(missing[at] - shares[at], left)
-        shares[at], left = shares[at] + more, left - more
+    for goal in (urgent, missing):
+        for at in (*sorted(range(1, len(missing)), key=goal.__getitem__), 0):
+            more = min(max(goal[at] - shares[at], 0), left)
+            shares[at], left = shares[at] + more, left - more
     return shares
 
 

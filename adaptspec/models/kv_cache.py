@@ -85,6 +85,7 @@ class BlockAllocator:
 
         Returns how many tokens they have room for.
         """
+        assert not self.held(target), f"row {target} is in use"
         shared = self.held(source)[: length // self.block_size]
         for block in shared:
             self._hold(target, block)

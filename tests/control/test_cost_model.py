@@ -254,11 +254,11 @@ def test_whole_rounds_that_read_a_prompt_price_it() -> None:
 def test_timed_passes_that_read_a_prompt_price_its_tokens(rows: int) -> None:
     """From few of them, next to decoding rows or without; stalls count as the clip allows."""
     model = table()
-    work = RoundWork(rows, rows, 100.0 * rows, prefill_tokens=128)
+    work = RoundWork(rows, rows, 100.0 * rows, prefill_tokens=1280)
     others = model.verify_seconds(rows, rows, 100.0 * rows) if rows else 0.0
     plain = [model.plain_seconds(size) for size in (1, 4)]
     for round_ in range(20):
-        verify = others + 128 * 3e-5
+        verify = others + 1280 * 3e-5
         model.observe(work, Timing(0.0, 9.0 * verify if round_ == 12 else verify, verify))
     assert model.prefill_tokens_within(0.3) == pytest.approx(10_000, rel=0.15)
     assert [model.plain_seconds(size) for size in (1, 4)] == plain

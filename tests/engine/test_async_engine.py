@@ -41,11 +41,15 @@ class Deadly(TableRunner):
 class Stuck(TableRunner):
     """A runner whose passes fail, and whose rows cannot be given back then."""
 
+    failed = False
+
     def forward(self, packed: Packed):  # type: ignore[no-untyped-def]
+        self.failed = True
         raise RuntimeError("met a fault")
 
     def free(self, row: int) -> None:
-        raise MemoryError("gone")
+        if self.failed:
+            raise MemoryError("gone")
 
 
 class Metered(TableRunner):

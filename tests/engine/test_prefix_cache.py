@@ -319,15 +319,93 @@ def test_a_request_that_failed_leaves_nothing() -> None:
 # --- what rounds read of prompts ----------------------------------------------------------------------------------
 
 
-@given(missing=st.lists(st.integers(1, 50), min_size=1, max_size=8), budget=st.integers(1, 100))
-def test_prompts_share_a_round(missing: list[int], budget: int) -> None:
-    """All of the budget is used; the oldest gets half, and nobody waits for one that has more left to read."""
-    shares = share_prefill(missing, budget)
+@given(
+    prompts=st.lists(st.tuples(st.integers(1, 50), st.integers(1, 50)), min_size=1, max_size=8),
+    budget=st.integers(1, 100),
+)
+def test_prompts_share_a_round(prompts: list[tuple[int, int]], budget: int) -> None:
+    """All of the budget is used; the oldest gets half, and nobody waits for one that has more left until a request can
+    go on.
+    """
+    missing, urgent = [left for left, _ in prompts], [min(pair) for pair in prompts]
+    shares = share_prefill(missing, budget, urgent)
     assert sum(shares) == min(budget, sum(missing))
     assert all(0 <= share <= left for share, left in zip(shares, missing, strict=True))
     assert shares[0] >= min(missing[0], -(-budget // 2))
     for i, j in ((i, j) for i in range(1, len(missing)) for j in range(1, len(missing))):
-        assert not (missing[i] < missing[j] and shares[j] and shares[i] < missing[i])
+        assert not (urgent[i] < urgent[j] and shares[j] and shares[i] < urgent[i])
+
+
+def test_a_prompt_that_another_waits_for_is_read_as_soon_as_that_one_would_be() -> None:
+    """The oldest prompt is long, and so is the second, whose beginning a short one shares."""
+    core = engine(table("draft-model"), "0")
+    core.add(Request("oldest", (3, *PROMPT, *PROMPT), GREEDY))
+    core.step()
+    core.add(Request("second", (*PROMPT, *PROMPT), GREEDY))
+    core.step()
+    core.add(Request("short", PROMPT[:17], GREEDY))
+    firsts: dict[str, int] = {}
+    for number in range(1, 60):
+        for delta in core.step():
+            firsts.setdefault(delta.request_id, number)
+    assert firsts["short"] <= 1 + -(-16 // 4)
+    assert firsts["short"] < firsts["second"]
+
+
+class Failing(Blocks):
+    """Caches of which a call fails."""
+
+    fails = ""
+
+    def _fail(self, name: str) -> None:
+        if self.fails == name:
+            raise MemoryError(name)
+
+    def reserve(self, row: int, length: int) -> bool:
+        self._fail("reserve")
+        return super().reserve(row, length)
+
+    def copy_prefix(self, source: int, target: int, length: int) -> int:
+        self._fail("copy")
+        return super().copy_prefix(source, target, length)
+
+    def free(self, row: int) -> None:
+        self._fail("free")
+        super().free(row)
+
+
+@pytest.mark.parametrize("fails", ["reserve", "copy", "free"])
+def test_no_row_is_lost_to_an_error(fails: str) -> None:
+    """A copy that fails is read instead; other errors are the request's, and the next ones have all rows."""
+    caches = Failing(100)
+    prefixes = PrefixCache(caches, 3)
+    for letter in range(3):
+        asking = Asking([letter] * 20, ("a", None))
+        acquired = prefixes.acquire(asking, [])
+        assert acquired is not None
+        caches.write(acquired.row, asking.tokens, ("a", None))
+        prefixes.retain(acquired.row, asking)
+    caches.fails = fails
+    asking = Asking([1] * 10 + [5] * 10, ("a", None))
+    if fails == "copy":
+        acquired = prefixes.acquire(asking, [])
+        assert acquired is not None
+        assert (acquired.cached, caches.length(acquired.row)) == (0, 0)
+        prefixes.drop(acquired.row)
+    else:
+        with pytest.raises(MemoryError):
+            prefixes.acquire(asking, [])
+    caches.fails = ""
+    running = []
+    for letter in range(3):
+        asking = Asking([7 + letter] * 5, None)
+        acquired = prefixes.acquire(asking, running)
+        assert acquired is not None
+        assert not caches.length(acquired.row)
+        asking.row = acquired.row
+        running.append(asking)
+    assert len({one.row for one in running}) == 3
+    assert not prefixes.has_row
 
 
 def test_a_short_prompt_does_not_wait_for_a_long_one() -> None:

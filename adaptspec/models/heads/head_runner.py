@@ -181,14 +181,14 @@ class HeadRunner:
             self.free(target)
             return 0
         kept = min(length - known.begin, known.end)
+        read = min(kept, known.confirmed)
+        if self._cache.copy_prefix(source, target, max(0, read - self.shift)) < read - self.shift:
+            self.free(target)
+            return 0
         if source != target:
-            read = min(kept, known.confirmed)
-            if self._cache.copy_prefix(source, target, max(0, read - self.shift)) < read - self.shift:
-                self.free(target)
-                return 0
             self._rows[target] = HeadRow(known.begin, known.first, [*known.parts], read, read)
         self._rows[target].drop_from(kept)
-        self._cut(target, min(kept, known.confirmed))
+        self._cut(target, read)
         return self.length(target)
 
     def free(self, row: int) -> None:
