@@ -70,8 +70,7 @@ class RequestFinished:
     """A request ended; `seconds` from arrival to the end, of which it was `queued` before it was admitted.
 
     `to_first_token` is seconds from arrival as well; it and `queued` are None for what was never reached.
-    `cached_tokens` of the prompt were not read, as other requests had cached them; 0 inside another engine, whose cache
-    is not asked.
+    `cached_tokens`: prompt tokens that were cached and not read again; 0 inside another engine, where it is unknown.
     """
 
     id: str

@@ -143,7 +143,7 @@ class Request:
     `operation` is what the client called it, in OpenTelemetry's words (`chat`, `text_completion`). `prediction` is what
     the output is expected to be, to draft from; it changes no output. `key` is the name of the client's API key. Of a
     request that is not `streamed`, there is one delta, with all of its output and its completion. `prefix_cache`: it
-    may reuse what other requests have cached, and they what it has; only with those of the same `cache_salt`.
+    shares cached tokens with other requests, but only with those of the same `cache_salt`.
     """
 
     id: str

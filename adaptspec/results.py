@@ -102,7 +102,7 @@ class Completion:
     """A finished request. `error` is the reason where `finish` is ERROR.
 
     Of the request's `prediction`, `prediction_accepted` tokens are in the output and `prediction_rejected` are not,
-    whether or not they were drafted. `cached_tokens` of the prompt were not read: other requests had cached them.
+    whether or not they were drafted. `cached_tokens`: prompt tokens that were cached and not read again.
     """
 
     request_id: str

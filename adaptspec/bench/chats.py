@@ -1,4 +1,4 @@
-"""Chats of several turns: what the prefix cache saves, whether speculation costs hits, and whether either changes text.
+"""Chats of several turns: savings of the prefix cache, whether speculation costs hits, and whether either changes text.
 
 Four engines over one model serve the same chats, with and without the prefix cache, with and without drafts. Then the
 time to the first token is measured behind histories of several lengths, and next to a long prompt.
@@ -34,7 +34,7 @@ ROWS = 8  # of an engine, at least: fewer than there are chats
 SYSTEMS = 3  # system prompts, each of a third of the chats
 HISTORIES = (500, 1000, 2000)  # tokens before the new turn
 TURN_TOKENS = 32  # of a new turn
-GAP_TOKENS = 24  # of the stream beside a long prompt, and of the rounds that its usual gap is measured by
+GAP_TOKENS = 24  # of the stream next to a long prompt, and of the rounds that measure its usual gap
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class ChatSettings:
 
 @dataclass
 class Chat:
-    """A conversation: what the user says in each turn, and all that was said so far."""
+    """A conversation: the user's message of each turn, and all messages so far."""
 
     number: int
     system: str
@@ -71,7 +71,7 @@ class Chat:
         return Request(f"{self.number}-{len(self.answers)}", tuple(prompt), sampling)
 
     def take(self, done: Completion) -> None:
-        """The answer to it."""
+        """Add the answer to the last request."""
         self.answers.append(done.tokens)
         self.messages.append({"role": "assistant", "content": done.text})
 
@@ -92,9 +92,9 @@ def chats_of(workloads: Workloads, count: int) -> list[Chat]:
 def run_chats(
     built: Built, config: EngineConfig, workloads: Workloads, settings: ChatSettings, tick: Callable[[str], None]
 ) -> dict[str, Any]:
-    """Serve the chats in all four ways and measure first tokens; the first policy of `built` is the one that drafts.
+    """Serve the chats with all four engines and measure first tokens; the first policy of `built` drafts.
 
-    `tick` is called after each way at each batch size, and after each measurement.
+    `tick` is called after each engine at each batch size, and after each measurement.
     """
     drafting, rows, texts = built.specs[0], list[dict[str, Any]](), list[list[Chat]]()
     count = max(*settings.batches, ROWS)  # of all engines: they follow each other in the same rows
@@ -121,15 +121,15 @@ def run_chats(
     cached = policy_engine(built, config, drafting, count, "key")
     first = [first_tokens(cached, workloads, built.template, length, settings.repeats) for length in HISTORIES]
     tick("first tokens")
-    beside = beside_long_prompt(cached, workloads, built.template)
-    tick("beside a long prompt")
+    effect = next_to_long_prompt(cached, workloads, built.template)
+    tick("next to a long prompt")
     return {
         "benchmark": "chats",
         "setup": described(built, config),
         "chats": settings.chats,
         "arms": rows,
         "first_tokens": first,
-        "beside": beside,
+        "next_to_long_prompt": effect,
     }
 
 
@@ -140,7 +140,10 @@ def different(expected: Sequence[Chat], found: Sequence[Chat]) -> int:
 
 
 def serve_chats(core: EngineCore, built: Built, chats: Sequence[Chat], tokens: int, batch: int) -> list[Completion]:
-    """All turns of all chats, `batch` at once, in an order that is the same every time where that is one."""
+    """Serve all turns of all chats, `batch` at a time.
+
+    The order is the same in every run with one chat at a time.
+    """
     chance, longest = random.Random(1), built.target.info.context - tokens
     open_, running, done = list(chats), dict[str, Chat](), list[Completion]()
     while open_ or running:
@@ -167,7 +170,7 @@ def first_seconds(done: Completion) -> float:
 def first_tokens(
     core: EngineCore, workloads: Workloads, template: ChatTemplate, length: int, repeats: int
 ) -> dict[str, Any]:
-    """Seconds to the first token of a new turn behind a history of so many tokens: cached, read whole, and alone."""
+    """Seconds to the first token of a new turn after a history of `length` tokens: cached, read whole, and alone."""
     texts = tokens_of(workloads, template)
     sampling = SamplingParams(1, temperature=0.0, ignore_eos=True)
     found: dict[str, list[float]] = {"cached": [], "whole": [], "alone": []}
@@ -182,11 +185,11 @@ def first_tokens(
     return {"history": length, **{name: median(seconds) for name, seconds in found.items()}}
 
 
-def beside_long_prompt(core: EngineCore, workloads: Workloads, template: ChatTemplate) -> dict[str, Any]:
-    """What a prompt of 2,000 tokens does to a stream that runs and to a short chat that comes right after it.
+def next_to_long_prompt(core: EngineCore, workloads: Workloads, template: ChatTemplate) -> dict[str, Any]:
+    """Effect of a 2,000-token prompt on a running stream, and on a short chat that arrives right after it.
 
-    Seconds: between two rounds of the stream, the median alone and the most beside the prompt; to the first token of
-    the short chat, alone and beside it.
+    Seconds between two rounds of the stream: the median alone, and the maximum during the prompt. Seconds to the first
+    token of the short chat: alone, and during the prompt.
     """
     texts = tokens_of(workloads, template)
     long, short, other = take(texts, HISTORIES[-1]), take(texts, TURN_TOKENS), take(texts, TURN_TOKENS)
@@ -199,18 +202,18 @@ def beside_long_prompt(core: EngineCore, workloads: Workloads, template: ChatTem
         gaps.append(_seconds(core.step))
     _add(core, Request("long", long, one, prefix_cache=False))
     _add(core, Request("short", short, one, prefix_cache=False))
-    beside, done = [], dict[str, Completion]()
+    during, done = [], dict[str, Completion]()
     while len(done) < 2:
         began = time.perf_counter()
         deltas = core.step()
-        beside.append(time.perf_counter() - began)
+        during.append(time.perf_counter() - began)
         done |= {delta.request_id: delta.completion for delta in deltas if delta.completion is not None}
     core.abort("stream")
     return {
         "gap_alone": median(gaps[2:]),
-        "gap_beside": max(beside),
+        "gap_during": max(during),
         "first_alone": first_seconds(alone),
-        "first_beside": first_seconds(done["short"]),
+        "first_during": first_seconds(done["short"]),
         "long": first_seconds(done["long"]),
     }
 
@@ -255,11 +258,11 @@ def chats_report(result: Mapping[str, Any]) -> list[Table | str]:
     for row in result["first_tokens"]:
         seconds = (f"{row[name]:.3f}" for name in ("cached", "whole", "alone"))
         first.add_row(str(row["history"]), *seconds, f"{row['cached'] / row['alone']:.2f}")
-    beside = result["beside"]
+    effect = result["next_to_long_prompt"]
     return [
         arms,
         first,
-        f"Beside a prompt of {HISTORIES[-1]} tokens (read in {beside['long']:.2f} s): the first token of a short chat "
-        f"after {beside['first_beside']:.3f} s ({beside['first_alone']:.3f} alone), the longest gap of a stream "
-        f"{beside['gap_beside']:.3f} s ({beside['gap_alone']:.3f} alone).",
+        f"Next to a prompt of {HISTORIES[-1]} tokens (read in {effect['long']:.2f} s): the first token of a short chat "
+        f"after {effect['first_during']:.3f} s ({effect['first_alone']:.3f} alone), the longest gap of a stream "
+        f"{effect['gap_during']:.3f} s ({effect['gap_alone']:.3f} alone).",
     ]

@@ -116,7 +116,7 @@ class _Server:
             built.tokenizer,
             specs=built.specs,
             costs=built.costs,
-            limits=replace(built.core.limits, prefix_cache="off"),  # the others write to the same rows
+            limits=replace(built.core.limits, prefix_cache="off"),  # the other engines write to the same rows
             sinks=sinks,
         )
         self._engine = AsyncEngine(core)

@@ -63,10 +63,10 @@ def complete(core: EngineCore, requests: Sequence[Request]) -> list[Completion]:
 def policy_engine(
     built: Built, config: EngineConfig, spec: PolicySpec, rows: int, prefix_cache: Mode = "off"
 ) -> EngineCore:
-    """An engine of its own for a policy, over the same models: what it learns or remembers is not the others'.
+    """A separate engine for a policy, over the same models: it shares no learned state with the other engines.
 
-    Unless asked, it keeps no cached prompts, since each has to read what it answers. An engine that keeps some must not
-    run beside others, which write to the same rows.
+    By default it keeps no cached prompts, since each engine has to read its prompts. While an engine that keeps some is
+    in use, no other may run: all write to the same rows.
     """
     return assemble(
         built.target,

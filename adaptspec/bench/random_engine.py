@@ -51,7 +51,7 @@ class Pair:
     def core(
         self, policies: Sequence[str], rows: int, costs: CostModel, *, eager: bool = False
     ) -> tuple[EngineCore, Records]:
-        """Policies: `off`, `static-N`, or one that ships. What it runs is kept.
+        """Policies: `off`, `static-N`, or one that ships. Its rounds are recorded.
 
         It keeps no cached prompts: other engines of this pair write to the same rows.
         """

@@ -98,7 +98,7 @@ def _jobs(built: Built, workloads: Workloads, settings: RecordSettings, longest:
                 sampling = SamplingParams(settings.tokens, temperature, seed=seed, ignore_eos=True)
                 ids = encode(built.template, prompt, longest)
                 plain = SpeculationParams(max_depth=0)
-                # What is cached would stay in rows that `Judge` needs free.
+                # Cached tokens would stay in rows that `Judge` needs free.
                 request = Request(f"{task}-{i}@{temperature:g}", ids, sampling, plain, prefix_cache=False)
                 jobs.append(_Job(request, task, prompt.source))
     return jobs

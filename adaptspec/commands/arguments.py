@@ -139,8 +139,8 @@ def add_models(parser: argparse.ArgumentParser) -> None:
         "--prefix-cache",
         choices=["off", "key", "shared"],
         default="key",
-        help="whose cached prompts a request reuses: nobody's, those of its API key (without keys: all requests'), or "
-        "all requests' (default: %(default)s)",
+        help="requests that reuse each other's cached prompts: none (off), those of one API key (key; all requests if "
+        "there are no keys), or all (shared) (default: %(default)s)",
     )
     group.add_argument(
         "--prefill-seconds",

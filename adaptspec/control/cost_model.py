@@ -241,7 +241,7 @@ class CostModel:
         return self.verify_seconds(rows, rows, context) + self.overhead_seconds(rows, drafting=False)
 
     def prefill_tokens_within(self, seconds: float) -> int:
-        """How many prompt tokens are read in so many seconds."""
+        """The number of prompt tokens that are read in `seconds`."""
         return int(seconds / (self._pace * float(self._values[_PREFILL])))
 
     def draft_round_seconds(
@@ -262,9 +262,8 @@ class CostModel:
     def observe(self, work: RoundWork, timing: Timing) -> None:
         """Learn from a timed round: from its parts, or from the whole where they were not timed (NaN).
 
-        Of rounds with timed parts that read a prompt, the price of its tokens alone is learned: the prompt dominates
-        the target's pass, and such an engine also has rounds without. Other rounds without decoding rows change
-        nothing.
+        Rounds with timed parts that read a prompt update only the price of a prompt token: the prompt dominates the
+        target's pass, and such an engine also has rounds without. Other rounds without decoding rows change nothing.
         """
         if not _MIN_SECONDS <= timing.total <= _MAX_SECONDS:
             return
@@ -304,7 +303,7 @@ class CostModel:
         self._tabulate()
 
     def _learn_prompt(self, work: RoundWork, seconds: float) -> None:
-        """Learn the price of a prompt's token from a target's pass that took so many seconds.
+        """Update the price of a prompt token from a pass of the target that took `seconds`.
 
         Other prices keep their values: the filter is updated as if they were known.
         """
@@ -314,7 +313,7 @@ class CostModel:
         prompt = self._pace * float(self._values[_PREFILL]) * work.prefill_tokens
         variance = float(self._covariance[_PREFILL, _PREFILL]) + _DRIFT * _NOISE_SD**2
         limit = _CLIP * math.sqrt(variance + _NOISE_SD**2)
-        # At least a tenth of the pass is the prompt's, however wrong the price of the other tokens is.
+        # At least a tenth of the pass is credited to the prompt, in case the price of the other tokens is wrong.
         innovation = math.log(max(seconds - others, 0.1 * seconds, _MIN_SECONDS) / prompt)
         gain = variance / (variance + _NOISE_SD**2)
         self._log[_PREFILL] += gain * min(max(innovation, -limit), limit)

@@ -233,8 +233,8 @@ def _table(value: ExpectedValue, model: ModelTerms) -> StopTable:
 def _verifying(value: ExpectedValue, model: ModelTerms) -> FloatArray:
     """Seconds that verifying a row's token 2 ... D + 1 adds to those that it and the others are expected to submit."""
     others = max(sum(value.drafting.values()) - 1, 0)
-    own = np.arange(1.0, len(model.nodes))
-    tokens = own + others * np.minimum(own + 0.5, own[-1])  # of the others, half go on
+    positions = np.arange(1.0, len(model.nodes))
+    tokens = positions + others * np.minimum(positions + 0.5, positions[-1])  # half of the others go on
     each = _slopes(value.verify)
     seconds: FloatArray = np.interp(tokens, np.arange(len(each)), each)
     return seconds

@@ -91,8 +91,9 @@ class ModelDrafter(Drafter, Protocol):
         """
 
     def copy_prefix(self, source: int, target: int, length: int) -> None:
-        """The text of `target` begins with the first `length` tokens that `source` has cached: reuse what its model has
-        read of them. A row that is its own source goes on with another text from there.
+        """Copy the model's cache of the first `length` tokens of `source` to `target`, whose text begins with them.
+
+        With `source == target` the row is cut, and another text follows.
         """
 
     def endless(self) -> Drafter:

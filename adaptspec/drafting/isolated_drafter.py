@@ -80,7 +80,7 @@ class IsolatedDrafter:
             self._guarded(lambda: inner.absorb(row, choices), None, (row,))
 
     def copy_prefix(self, source: int, target: int, length: int) -> None:
-        """See `ModelDrafter`, for those that are."""
+        """See `ModelDrafter.copy_prefix`; other drafters have nothing to copy."""
         if isinstance(inner := self.inner, ModelDrafter):
             self._guarded(lambda: inner.copy_prefix(source, target, length), None, (target,))
 

@@ -85,7 +85,7 @@ class OwnTokensDrafter:
         self._inner, self._its, self._own = inner, its, own
         self._opening = own.opening  # of a text in own tokens
         self._rows: dict[int, _Row] = {}
-        self._copied: dict[int, list[int]] = {}  # own tokens that the cache of a row without a text holds
+        self._copied: dict[int, list[int]] = {}  # draft tokens in the cache of a row whose text was not encoded yet
 
     def endless(self) -> OwnTokensDrafter:
         return type(self)(self._inner.endless(), self._its, self._own, self.way)
@@ -108,7 +108,10 @@ class OwnTokensDrafter:
             self._follow(row, tokens)
 
     def copy_prefix(self, source: int, target: int, length: int) -> None:
-        """See `ModelDrafter.copy_prefix`. How much of it stays is seen where the text is read in own tokens."""
+        """See `ModelDrafter.copy_prefix`.
+
+        The draft's tokens are compared with the new text when it is next encoded.
+        """
         held = self.runner.length(source) if length else 0
         text, copied = self._rows.get(source), self._copied.get(source, [])
         self._rows.pop(target, None)
@@ -131,7 +134,7 @@ class OwnTokensDrafter:
         """A row's own tokens, now that these are the target's. The cache keeps those that stayed, but for the last."""
         text, copied = self._rows.get(row), self._copied.pop(row, None)
         if text is None:
-            # Without a text, unless it was copied, a cache was filled to be timed.
+            # A cache without a text that was not copied was filled to be timed.
             held = self.runner.length(row) if copied is None else 0
             begin = _Row([0] * held, len(tokens) - 1) if held else _Row([*self._opening], 0)
             text = self._rows[row] = begin

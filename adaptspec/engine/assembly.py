@@ -182,7 +182,7 @@ def _build(  # noqa: PLR0917 - those of `build`
 
 
 def _follow(threads: ComputeThreads, core: EngineCore, costs: CostModel, target: Runner) -> None:
-    """Have numbers of threads compared between requests, in a row that nobody uses."""
+    """Compare numbers of threads between requests, on an empty row."""
     prefixes = core.scheduler.prefixes
 
     def run_pass() -> None:
@@ -191,7 +191,8 @@ def _follow(threads: ComputeThreads, core: EngineCore, costs: CostModel, target:
 
     def changed() -> None:
         costs.inflate_variance()
-        prefixes.clear()  # sums may have another order now: what is cached has other bits than what would be read
+        # Another number of threads may change the last bits: cached tokens would differ from tokens read anew.
+        prefixes.clear()
 
     threads.follow(lambda: costs.resets, changed, run_pass)
 

@@ -38,7 +38,7 @@ QUIET_SECONDS = 0.05
 class EngineStats:
     """How many requests run and wait right now.
 
-    `preemptions`: times that a request gave way since the start. `cache_used`: the share of the cache that rows hold.
+    `preemptions`: requests preempted since the start. `cache_used`: the share of the cache that running requests hold.
     `prefix_queried`, `prefix_hits` and `prefix_evictions`: see `PrefixStats`.
     """
 

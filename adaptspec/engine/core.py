@@ -36,16 +36,16 @@ from adaptspec.rounds import RoundRecord, RoundWork, Sink, Timing
 
 _log = logging.getLogger(__name__)
 LOG_EVERY = 1000  # failed decisions per line of the log: several thousand rounds fit into a second
-READING_SECONDS = 1.0  # how long a round reads prompts where no row decodes: new requests wait for its end
-LEAST_PREFILL_SECONDS = 0.03  # how long it may read them in any case: nobody sees so short a gap
+READING_SECONDS = 1.0  # maximum seconds of prompt reading in a round in which no row decodes
+LEAST_PREFILL_SECONDS = 0.03  # minimum seconds of prompt reading in a round
 
 
 @dataclass(frozen=True)
 class EngineLimits:
-    """How much runs at once: rows, prompt tokens of a round at most (0: what suits the device), and the deepest draft.
+    """How much runs at once: rows, prompt tokens of a round (0: chosen for the device), and the deepest draft.
 
-    `prefill_seconds`: how long a round may read prompts while other requests decode. `prefix_cache`: whose cached
-    tokens a request may reuse: those of its API key, everybody's ("shared"), or nobody's ("off").
+    `prefill_seconds`: maximum time of prompt reading in a round with decoding rows. `prefix_cache`: requests reuse
+    cached tokens of the same API key (`key`), of all requests (`shared`), or of none (`off`).
     """
 
     max_rows: int = 16
@@ -82,8 +82,8 @@ class EngineCore:
         costs: CostModel | None = None,
     ) -> None:
         """`settings` are those of every policy of the controller. `timer` gives the seconds that rounds
-        are timed by: costs are learned from nothing else; `clock` says when something happened. `costs` say how many
-        prompt tokens a round may read; None: as many as `limits` allow.
+        are timed by: costs are learned from nothing else; `clock` says when something happened. `costs` bound the
+        prompt tokens of a round by their time; None: only `limits` bound them.
 
         Raises:
             ConfigError: a method would be biased by what a drafter of its policy may leave out.
@@ -184,9 +184,10 @@ class EngineCore:
         return self._collect()
 
     def _prefill_budget(self, rows: int, context: int) -> int:
-        """How many prompt tokens a round reads in which so many rows decode, by the time that they take.
+        """Maximum prompt tokens of a round with `rows` decoding rows.
 
-        Prompts take twice the time of the round without them, so that decoding rows wait three times as long at most.
+        They may take twice the time of the round without them, so that decoding slows down to a third at most. Short
+        rounds may read for `LEAST_PREFILL_SECONDS`; `prefill_seconds` is the maximum.
         """
         most = self.limits.prefill_tokens
         if self._costs is None:

@@ -77,13 +77,13 @@ class Executor(Protocol):
 
     @property
     def caches(self) -> Caches:
-        """The caches in which the scheduler makes room and finds what requests have in common."""
+        """The caches in which the scheduler reserves room and finds common prefixes."""
 
     def start(self, sequence: Seq) -> None:
         """A sequence has got its row."""
 
     def leave(self, row: int) -> None:
-        """The row's sequence has ended or given way; what is cached may be reused."""
+        """The row's sequence has ended or was preempted; its cached tokens may be reused."""
 
     def cache_gaps(self, batch: Batch) -> Sequence[Sequence[int]]:
         """[drafters, B] tokens that each drafter has yet to read (see `BatchSignals.cache_gap`)."""

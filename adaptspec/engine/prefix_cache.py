@@ -1,7 +1,8 @@
-"""Reuse of what other requests have cached: the beginning of a prompt that another text shares is not read again.
+"""Prefix cache: a prompt's beginning that another request has cached is not read again.
 
-Rows of requests that have ended keep their tokens until memory or the row is needed. So do the caches of draft models
-and heads: speculation costs no cache hit, and a hit costs no drafts.
+The rows of ended requests stay cached until their memory or the row is needed. The caches of draft models and heads
+stay as well, so that a request that reuses a prefix can draft at once. If memory is short, idle rows are evicted for
+drafts; drafts never drive out running requests.
 """
 
 from __future__ import annotations
@@ -17,15 +18,15 @@ from adaptspec.request import Request
 
 _log = logging.getLogger(__name__)
 Mode = Literal["off", "key", "shared"]
-Scope = tuple[str | None, str | None]  # API key and salt: requests of one scope may reuse what each other has cached
-# A row is taken over, and not copied, where that loses at most this share of what is reused: copying a token takes less
-# than a sixteenth of the time of reading it.
+Scope = tuple[str | None, str | None]  # API key and salt: requests of one scope may reuse each other's cached tokens
+# A row is taken over instead of copied if that discards at most this share of the reused tokens: copying a token takes
+# less than a sixteenth of the time of reading it.
 _LOST_SHARE = 1 / 16
-_COMPARED = 256  # tokens at a time
+_COMPARED = 256  # tokens compared at a time
 
 
 class Caches(Protocol):
-    """What the prefix cache needs of `RowCaches`."""
+    """The part of `RowCaches` that the prefix cache uses."""
 
     def reserve(self, row: int, length: int) -> bool:
         """See `RowCaches.reserve`."""
@@ -41,7 +42,7 @@ class Caches(Protocol):
 
 
 class Reader(Protocol):
-    """A request, as far as the prefix cache knows it: see `Sequence`."""
+    """The part of a `Sequence` that the prefix cache uses."""
 
     tokens: list[int]
     row: int | None
@@ -50,8 +51,8 @@ class Reader(Protocol):
 
 @dataclass
 class PrefixStats:
-    """Since the start: prompt tokens of requests that may reuse what others have cached (`queried`), those of them that
-    were cached (`hits`), and rows that gave way (`evictions`).
+    """Counts since the start: prompt tokens of requests that may reuse cached tokens (`queried`), those of them that
+    were cached (`hits`), and evicted rows (`evictions`).
     """
 
     queried: int = 0
@@ -60,7 +61,7 @@ class PrefixStats:
 
 
 class IdleRow(NamedTuple):
-    """What a row that nobody uses holds, and who may reuse it."""
+    """An idle row: its cached tokens, and the scope that may reuse them."""
 
     row: int
     tokens: list[int]
@@ -68,28 +69,32 @@ class IdleRow(NamedTuple):
 
 
 class Acquired(NamedTuple):
-    """A row for a request, and how many of its tokens are cached there."""
+    """The row of an admitted request, and the number of its tokens that are cached there."""
 
     row: int
     cached: int
 
 
 class Awaited(NamedTuple):
-    """A running request that is reading what another needs, until it has read `length` tokens."""
+    """A running request that is reading a prefix another request can reuse.
+
+    The prefix is cached at `length` tokens.
+    """
 
     reader: Reader
     length: int
 
 
 class PrefixCache:
-    """Hands rows to requests and takes them back, with what they have cached.
+    """Assigns rows to requests, and keeps the cached tokens of ended requests.
 
-    A request gets the row whose text it continues, or a copy of what it shares with another row, running or not. Rows
-    that nobody uses give way, the least recently used first, to requests without a row and wherever memory is short.
+    A request takes over the idle row whose text it continues, or gets a copy of the longest common prefix of another
+    row, running or idle. Idle rows are evicted, the least recently used first, when a request needs a row or memory is
+    short.
     """
 
     def __init__(self, caches: Caches, rows: int) -> None:
-        """Rows are emptied first: what they hold is of unknown texts."""
+        """All rows are freed first: the texts that they hold are unknown."""
         self._caches = caches
         self._empty = list(range(rows - 1, -1, -1))
         for row in self._empty:
@@ -102,28 +107,28 @@ class PrefixCache:
         """Whether a request can have a row, if there is memory for it."""
         return bool(self._empty or self._idle)
 
-    def awaited(self, reader: Reader, running: Collection[Reader]) -> Awaited | None:
-        """Whoever is just reading most of what this request would have to read: it had better wait for that."""
+    def find_reader(self, reader: Reader, running: Collection[Reader]) -> Awaited | None:
+        """The running request that is reading more than half of what `reader` would have to read, or None."""
         if reader.prefix_scope is None:
             return None
         tokens = reader.tokens
         _, cached = self._longest(reader, running)
         for other in running:
             if other.prefix_scope == reader.prefix_scope:
-                soon = _common(tokens, other.tokens, len(tokens) - 1)
+                soon = _common_length(tokens, other.tokens, len(tokens) - 1)
                 if 2 * (soon - cached) > len(tokens) - cached:
                     return Awaited(other, soon)
         return None
 
-    def still(self, awaited: Awaited) -> bool:
-        """Whether it has not been read yet, and will be."""
+    def is_pending(self, awaited: Awaited) -> bool:
+        """Whether the reader still runs and has not cached `length` tokens yet."""
         row = awaited.reader.row
         return row is not None and self._caches.length(row) < awaited.length
 
     def acquire(self, reader: Reader, running: Collection[Reader]) -> Acquired | None:
-        """A row with room for the request's tokens and one more; None: memory is short.
+        """Assign a row with room for the request's tokens and one more; None if memory is short.
 
-        The last token is always read: the request needs what the target says after it.
+        The last token is never reused: its logits are needed.
         """
         source, shared = self._longest(reader, running)
         row = self._take_over(source, shared)
@@ -140,7 +145,7 @@ class PrefixCache:
         return None
 
     def retain(self, row: int, reader: Reader) -> None:
-        """A request leaves its row: what is cached there of its text stays, if anybody may reuse it."""
+        """Release the row of a request; its cached tokens stay for requests of its scope."""
         length = min(self._caches.length(row), len(reader.tokens))
         if reader.prefix_scope is None or not length:
             self.drop(row)
@@ -148,21 +153,21 @@ class PrefixCache:
             self._idle[row] = IdleRow(row, reader.tokens[:length], reader.prefix_scope)
 
     def drop(self, row: int) -> None:
-        """A request leaves its row, and what is cached there is not to be trusted."""
-        self._empty.append(row)  # first: a row whose memory cannot be freed now is freed when it is next taken
+        """Release a row and discard its cached tokens."""
+        self._empty.append(row)  # first: if the row cannot be freed now, it is freed when it is next assigned
         self._caches.free(row)
 
     def clear(self) -> None:
-        """Give up all rows that nobody uses."""
+        """Evict all idle rows."""
         while self.evict():
             pass
 
     @contextmanager
     def spare_row(self) -> Iterator[int]:
-        """A row with room for one token, for a pass between requests; others give way to it if need be.
+        """An empty row with room for one token, for a pass between requests; idle rows are evicted for it.
 
         Raises:
-            EngineError: there is none.
+            EngineError: all rows are in use, or memory is short.
         """
         if not self.has_row:
             raise EngineError("all rows are in use")
@@ -175,7 +180,7 @@ class PrefixCache:
             self.drop(row)
 
     def evict(self) -> bool:
-        """Give up the row that nobody has used for longest; False if all rows are in use or empty."""
+        """Evict the least recently used idle row; False if no row is idle."""
         if not self._idle:
             return False
         row = next(iter(self._idle))
@@ -185,8 +190,9 @@ class PrefixCache:
         return True
 
     def _take_over(self, source: int | None, shared: int) -> int | None:
-        """An idle row whose first tokens a request shares, for the request itself: little is lost, or there is no other
-        row. None: another row is to be taken, and the idle one is the most recently used now.
+        """Take over the idle row `source` if few of its tokens are lost by that, or if no other row is left.
+
+        None if `source` is not idle or another row is to be used; an idle `source` is then the most recently used.
         """
         idle = None if source is None else self._idle.pop(source, None)
         if idle is None:
@@ -197,7 +203,7 @@ class PrefixCache:
         return None
 
     def _take_empty(self) -> int:
-        """A row that holds nothing, evicting one if need be; there must be a row to evict then."""
+        """Take an empty row; if there is none, an idle row is evicted. `has_row` must be true."""
         if not self._empty:
             self.evict()
         row = self._empty.pop()
@@ -210,7 +216,7 @@ class PrefixCache:
         return row
 
     def _copied(self, source: int, row: int, length: int) -> int:
-        """How many tokens of `source` the row holds now. An error costs the reuse, and no request its answer."""
+        """Copy a prefix of `source` to `row` and return its length; 0 after an error, and the prompt is read."""
         try:
             return self._caches.copy_prefix(source, row, length)
         except Exception:  # noqa: BLE001 - the prompt is read instead
@@ -219,9 +225,10 @@ class PrefixCache:
             return 0
 
     def _longest(self, reader: Reader, running: Collection[Reader]) -> tuple[int | None, int]:
-        """The row that has cached most of the beginning of the request's text, and how much; None: no row has any.
+        """The row with the longest cached prefix of the request's text, and the length of that prefix; (None, 0) if no
+        row has one.
 
-        Of equal ones it is the one that holds least beyond it, then an idle one, then the most recently used.
+        Among equal rows the one with the fewest tokens is returned, then an idle one, then the most recently used.
         """
         scope, source, best = reader.prefix_scope, None, (0, 0)
         if scope is None:
@@ -230,27 +237,27 @@ class PrefixCache:
         held += [(one.row, one.tokens) for one in self._idle.values() if one.scope == scope]
         for row, tokens in held:
             length = self._caches.length(row)
-            common = _common(reader.tokens, tokens, min(length, len(reader.tokens) - 1))
+            common = _common_length(reader.tokens, tokens, min(length, len(reader.tokens) - 1))
             if common and (common, -length) >= best:
                 source, best = row, (common, -length)
         return source, best[0]
 
 
 def scope_of(request: Request, mode: Mode) -> Scope | None:
-    """Whose cached tokens a request may reuse, and who may reuse its own; None: nobody.
+    """The scope in which a request reuses cached tokens and leaves its tokens cached; None if it does neither.
 
-    What the target says after a prompt's tokens is not cached, so a request that asks for it reads all of them.
+    Requests for prompt log-probabilities have no scope: all their logits are computed.
     """
     if mode == "off" or not request.prefix_cache or request.sampling.prompt_logprobs is not None:
         return None
     return request.key if mode == "key" else None, request.cache_salt
 
 
-def _common(one: Sequence[int], other: Sequence[int], most: int) -> int:
-    """How many tokens two texts have in common from the start on, of the first `most`."""
-    most = min(most, len(one), len(other))
-    for start in range(0, most, _COMPARED):
-        end = min(start + _COMPARED, most)
-        if one[start:end] != other[start:end]:
-            return next(i for i in range(start, end) if one[i] != other[i])
-    return max(most, 0)
+def _common_length(a: Sequence[int], b: Sequence[int], limit: int) -> int:
+    """The number of equal tokens at the beginning of `a` and `b`, at most `limit`."""
+    limit = min(limit, len(a), len(b))
+    for start in range(0, limit, _COMPARED):
+        end = min(start + _COMPARED, limit)
+        if a[start:end] != b[start:end]:
+            return next(i for i in range(start, end) if a[i] != b[i])
+    return max(limit, 0)

@@ -1,4 +1,4 @@
-"""The caches of the target and of the models that draft for it, which number their rows alike."""
+"""Caches of the target and of the drafters' models, addressed by the same row numbers."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from adaptspec.models.runner import Runner
 
 
 class RowCaches:
-    """A row is a request's place in all of them. Lengths and room are those of the target's.
+    """A request has one row number in all of these caches. `length` and `reserve` refer to the target's cache.
 
-    `evict` is called where memory is short: it gives some back that no running request needs, and returns whether it
-    could.
+    `evict` is called when memory is short; it frees the least recently used idle row and returns False if there is
+    none. Room for drafts is reserved in the same manner: idle rows are evicted for drafts, running requests never are.
     """
 
     def __init__(self, target: Runner, drafters: Sequence[IsolatedDrafter]) -> None:
@@ -30,7 +30,7 @@ class RowCaches:
         return self._target.share_of(rows)
 
     def reserve(self, row: int, length: int) -> bool:
-        """Make room for `length` tokens in all in `row`; False if memory is short though all was evicted."""
+        """Reserve room for `length` tokens in total in `row`; False if memory is short with all idle rows evicted."""
         while not self._target.reserve(row, length):
             if not self.evict():
                 return False
@@ -41,9 +41,9 @@ class RowCaches:
         return self._target.length(row)
 
     def copy_prefix(self, source: int, target: int, length: int) -> int:
-        """See `Runner.copy_prefix`, whose result is the target's; where memory is short, some is evicted.
+        """See `Runner.copy_prefix`; returns the tokens that the target copied. If memory is short, a row is evicted.
 
-        What a drafter's model lacks then, it reads when it next drafts.
+        A drafter that could not copy the prefix reads the missing tokens before it next drafts.
         """
         held = self._target.copy_prefix(source, target, length)
         if source != target and held < length and self.evict():
@@ -54,7 +54,7 @@ class RowCaches:
         return held
 
     def free(self, row: int) -> None:
-        """Forget the row everywhere."""
+        """Free the row in all caches."""
         self._target.free(row)
         for drafter in self._drafters:
             drafter.free(row)

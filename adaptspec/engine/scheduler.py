@@ -1,4 +1,4 @@
-"""Who runs in the next round: admission, chunked prefill, preemption, and leaving."""
+"""Decides which requests run in the next round: admission, chunked prefill, preemption and release."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from adaptspec.errors import EngineError
 from adaptspec.results import FinishReason
 
 _log = logging.getLogger(__name__)
-BEARABLE_SECONDS = 60.0  # how long fewer rows run after more of them failed together
+SAFE_BATCH_SECONDS = 60.0  # how long `safe_batch_size` limits the rows after larger batches failed
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class Batch:
 
 
 class Caches(Protocol):
-    """Where tokens of rows are kept: `RowCaches`, or those of a simulation."""
+    """The caches of all rows: `RowCaches`, or those of a simulation."""
 
     evict: Callable[[], bool]
 
@@ -86,13 +86,13 @@ class Caches(Protocol):
 
 
 class Scheduler:
-    """First come, first served, at most `max_rows` at a time; prompts are read in parts, as `share_prefill` says.
+    """First come, first served, at most `max_rows` at a time; prompts are read in parts (see `share_prefill`).
 
-    A request whose prompt is just being read by another waits until it can reuse that, and others pass it meanwhile.
+    A request waits while a running one reads a prefix that it can reuse; later requests may be admitted first.
 
     When the cache runs out of room the newest sequence gives way: it waits at the front of the queue with the tokens
     it has until another leaves, and reads them again then, as far as they are not cached any more; its output does not
-    change. Drafts never drive anybody out: they get what room is left.
+    change. Drafts never drive out running requests; idle rows are evicted for them.
     """
 
     def __init__(
@@ -105,8 +105,8 @@ class Scheduler:
         on_start: Callable[[Sequence], None],
         on_leave: Callable[[int], None],
     ) -> None:
-        """`prefill_budget`: how many prompt tokens a round may read in which so many rows decode, with so many tokens
-        of context together.
+        """`prefill_budget`: maximum prompt tokens of a round, by the number of its decoding rows and the sum of their
+        context tokens.
         """
         self._caches = caches
         self.prefixes = PrefixCache(caches, max_rows)
@@ -116,18 +116,19 @@ class Scheduler:
         self._on_start = on_start
         self._on_leave = on_leave
         self._short_of_room = False
-        self._bearable, self._bearable_until = max_rows, 0.0
+        self._safe_batch_size, self._safe_batch_until = max_rows, 0.0
         self._bisection = FaultBisection()
-        self._awaited: dict[int, Awaited] = {}  # what sequences in the queue wait for, by their id()
+        self._awaited: dict[int, Awaited] = {}  # what queued sequences wait for, by their id()
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []
         self.preemptions = 0  # sequences that gave way since the start
-        self._admitting: Sequence | None = None  # whose admission has failed, if one has
+        self._admitting: Sequence | None = None  # the sequence whose admission has failed, if any
 
     @property
     def cache_used(self) -> float:
-        """The share of the cache that running requests hold, 0 to 1: what others have left gives way. Any thread may
-        ask.
+        """The share of the cache that running requests hold, 0 to 1; idle rows are not counted.
+
+        Any thread may call it.
         """
         return self._caches.share_of([row for one in self.running.copy() if (row := one.row) is not None])
 
@@ -148,8 +149,8 @@ class Scheduler:
             if row is not None and sequence.request.id in request_ids:
                 read += min(self._caches.length(row), sequence.prompt_length)
                 total += sequence.prompt_length
-        places = (place for place, one in enumerate(self.waiting.copy()) if one.request.id in request_ids)
-        return PromptProgress(read, total, next(places, 0))
+        positions = (position for position, one in enumerate(self.waiting.copy()) if one.request.id in request_ids)
+        return PromptProgress(read, total, next(positions, 0))
 
     def add(self, sequence: Sequence) -> None:
         self.waiting.append(sequence)
@@ -173,7 +174,7 @@ class Scheduler:
         return Batch(decoding, limits, self._chunks(reading, decoding))
 
     def _chunks(self, reading: list[Sequence], decoding: list[Sequence]) -> list[Chunk]:
-        """What is read of prompts in a round in which these decode."""
+        """The prompt chunks of a round with these decoding rows."""
         if not reading:
             return []
         missing = [self._missing(sequence) for sequence in reading]
@@ -186,17 +187,17 @@ class Scheduler:
         ]
 
     def _until_reusable(self, sequence: Sequence, missing: int) -> int:
-        """Tokens that it reads until a request can go on: itself, or one that waits for what it reads."""
+        """Tokens left to read until a request can go on: this one, or one that waits for its prefix."""
         cached = sequence.length - missing
         waiting = (one.length - cached for one in self._awaited.values() if one.reader is sequence)
         return min((missing, *(left for left in waiting if left > 0)))
 
     def _missing(self, sequence: Sequence) -> int:
-        """How many of its tokens are not cached."""
+        """The number of its tokens that are not cached."""
         return sequence.length - self._caches.length(held_row(sequence))
 
     def leave(self, sequence: Sequence, *, trusted: bool = True) -> None:
-        """Take a sequence out, wherever it is, and free its row; `trusted`: what it has cached is its text's."""
+        """Remove a sequence from the queue or the batch and release its row; `trusted`: its cached tokens are valid."""
         if sequence.row is None:
             if sequence in self.waiting:
                 self._dequeue(sequence)
@@ -207,37 +208,38 @@ class Scheduler:
         self._give_back(sequence, trusted=trusted)
 
     def clear(self, sequence: Sequence) -> None:
-        """It has left before it was known whether it makes rounds fail: nobody may wait for that."""
+        """Remove a request that has left from the bisection."""
         self._bisection.clear(sequence)
 
     def failed(self) -> Sequence | None:
-        """A round has failed half-way. Returns who made it fail, if that is known now.
+        """Handle a failed round: discard what its rows cached and queue its requests again. Returns the culprit, if it
+        is known.
 
-        Nothing that was cached can be trusted. Who ran waits at the front of the queue with the tokens it has, and
-        reads them again: half of them first, until the culprit has run, and failed, by itself.
+        The requests wait at the front of the queue with the tokens they have. If an admission failed, that request is
+        the culprit, and the running ones keep their rows.
         """
         culprit, self._admitting = self._admitting, None
         if culprit is not None:
-            return culprit  # it could not even be admitted, and no round has run
+            return culprit  # no round has run
         culprit = self._bisection.failed(self.running)
         self._put_back(trusted=False)
         return culprit
 
     def went_well(self) -> None:
-        """A round has gone well. While a culprit is sought: whoever has run well makes way for the next ones."""
+        """Handle a successful round; during a bisection, a group that is done makes room for the next one."""
         before = self._bisection.group
         if before is None:
             return
-        if self._bisection.went_well() and self._bisection.bearable is not None:
-            self._bearable = self._bisection.bearable
-            self._bearable_until = time.monotonic() + BEARABLE_SECONDS
-            _log.warning("no request fails by itself; at most %d run at once for a while", self._bearable)
+        if self._bisection.went_well() and self._bisection.safe_batch_size is not None:
+            self._safe_batch_size = self._bisection.safe_batch_size
+            self._safe_batch_until = time.monotonic() + SAFE_BATCH_SECONDS
+            _log.warning("no request fails by itself; at most %d run at once for a while", self._safe_batch_size)
         after = self._bisection.group
         if after is not before and after is not None:
             self._put_back(trusted=True)
 
     def _put_back(self, *, trusted: bool) -> None:
-        """Have all that run wait at the front of the queue, in their order; `trusted`: what they have cached is."""
+        """Queue all running sequences again, first and in their order; `trusted`: their cached tokens are valid."""
         for sequence in reversed(self.running):
             self._give_back(sequence, trusted=trusted)
             self.waiting.appendleft(sequence)
@@ -245,20 +247,20 @@ class Scheduler:
         self._short_of_room = False
 
     def _next(self) -> Sequence | None:
-        """Who may be admitted now."""
+        """The next request to admit, or None."""
         if not self.waiting or not self.prefixes.has_row or self._short_of_room:
             return None  # who gave way waits until somebody leaves: let back in at once, it would be driven out again
-        if len(self.running) >= self._bearable and time.monotonic() < self._bearable_until:
+        if len(self.running) >= self._safe_batch_size and time.monotonic() < self._safe_batch_until:
             return None
         group = self._bisection.group
         return next((one for one in self.waiting if (group is None or one in group) and not self._awaits(one)), None)
 
     def _awaits(self, sequence: Sequence) -> bool:
-        """Whether another request is just reading what this one can reuse then."""
+        """Whether a running request is reading a prefix that this one can reuse."""
         awaited = self._awaited.get(id(sequence))
-        if awaited is not None and self.prefixes.still(awaited):
+        if awaited is not None and self.prefixes.is_pending(awaited):
             return True
-        awaited = self.prefixes.awaited(sequence, self.running)
+        awaited = self.prefixes.find_reader(sequence, self.running)
         if awaited is None:
             self._awaited.pop(id(sequence), None)
         else:
@@ -318,11 +320,11 @@ class Scheduler:
 
 
 def share_prefill(missing: SequenceOf[int], budget: int, urgent: SequenceOf[int]) -> list[int]:
-    """How many tokens of each prompt a round reads, of those `missing` of each, the oldest request first.
+    """Tokens of each prompt to read in a round of `budget` tokens; `missing` is ordered from the oldest request.
 
-    Half of the budget is for the oldest request, which so takes at most twice as long as alone. The rest is for those
-    with the fewest tokens left until a request can go on (`urgent`), so that a short prompt does not wait for a long
-    one; what they leave is the oldest's.
+    The oldest request gets half of the budget, so that it takes at most twice as long as alone. The rest goes to the
+    prompts with the fewest tokens left until a request can go on (`urgent`), so that a short prompt does not wait for a
+    long one, then to those with the fewest tokens left. The oldest request comes last in both orders.
     """
     shares = [min(missing[0], -(-budget // 2)), *[0] * (len(missing) - 1)]
     left = budget - shares[0]

@@ -22,10 +22,10 @@ class Sequence:
     """Travels through queue, rounds and commit. `tokens` is prompt + output, and only grows.
 
     `row` is its place in every cache while it runs, None while it waits. `method` judges its drafts. Those of one
-    `scope` may be drafted from each other's text; None: from its own alone. Those of one `prefix_scope` may reuse what
-    each other has cached; None: nobody. `cached_tokens` of its prompt were cached when it began.
-    `end_tokens` end it. `constraint` is its grammar at work. `logprobs` and `prompt_logprobs` grow as tokens are
-    scored, if it asks for them. It is `over` when its end has been told.
+    `scope` may be drafted from each other's text; None: only from its own text. Requests of one
+    `prefix_scope` may reuse each other's cached tokens; None: it shares none. `cached_tokens`: prompt tokens that were
+    cached at its first admission. `end_tokens` end it. `constraint` is its grammar at work. `logprobs` and
+    `prompt_logprobs` grow as tokens are scored, if it asks for them. `over`: its completion was handed out.
     """
 
     over = False
@@ -104,7 +104,7 @@ class Sequence:
 
     @property
     def admitted(self) -> bool:
-        """Whether it has been in a row before."""
+        """Whether it has been admitted before."""
         return self.timings.admitted is not None
 
     def admit(self, now: float) -> None:

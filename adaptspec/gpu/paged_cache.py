@@ -48,7 +48,7 @@ class PagedCache(KVCache):
     def move(self, pairs: Sequence[tuple[int, int]]) -> None:
         targets = {target for _, target in self._moves}
         if any(source in targets or target in targets for source, target in pairs):
-            self.send()  # moves that are made together read what was there before, and write in no order
+            self.send()  # moves sent together read the old contents and write in any order
         self._moves += pairs
 
     def write(self, host: Mapping[str, npt.NDArray[Any]], which: int) -> bool:

@@ -26,8 +26,8 @@ SHORTEST_CONTEXT = 16
 class BlockAllocator:
     """Hands blocks, room for `block_size` consecutive tokens, to rows and takes them back.
 
-    They are handed out last-freed-first, so that a lightly used cache touches few pages of memory. Rows that begin with
-    the same tokens may hold the same blocks; a block is free again when the last of them has given it back.
+    They are handed out last-freed-first, so that a lightly used cache touches few pages of memory. Rows with the
+    same prefix may share blocks; a shared block is freed with its last holder.
     """
 
     def __init__(self, blocks: int, block_size: int) -> None:
@@ -81,9 +81,9 @@ class BlockAllocator:
         self.truncate(row, 0)
 
     def share(self, source: int, target: int, length: int) -> int:
-        """Have `target`, which holds nothing, hold the blocks that the first `length` tokens of `source` fill.
+        """Let the empty row `target` share the blocks that the first `length` tokens of `source` fill.
 
-        Returns how many tokens they have room for.
+        Returns the number of tokens in these blocks.
         """
         assert not self.held(target), f"row {target} is in use"
         shared = self.held(source)[: length // self.block_size]
@@ -91,10 +91,9 @@ class BlockAllocator:
             self._hold(target, block)
         return len(shared) * self.block_size
 
-    def own_prefix(self, row: int, length: int) -> int:
-        """At most how many of the first `length` tokens of `row` can stay if it is to write the next ones.
-
-        A block that other rows hold, too, must not be written: all of what it holds goes, where `length` ends in it.
+    def writable_prefix(self, row: int, length: int) -> int:
+        """The longest prefix of the first `length` tokens after which `row` can write: `length`, or the start of its
+        last block if other rows hold that block.
         """
         block, rest = divmod(length, self.block_size)
         held = self._held.get(row, [])
@@ -192,7 +191,7 @@ class KVCache(BlockAllocator):
         """See `Runner.copy_prefix`. Full blocks are shared, the rest is copied."""
         length = min(length, self.length(source))
         if source == target:
-            length = self.own_prefix(target, length)
+            length = self.writable_prefix(target, length)
             self.truncate(target, length)
             return length
         # A row in consecutive slots has one block, which it goes on to write.
@@ -206,7 +205,7 @@ class KVCache(BlockAllocator):
         return length
 
     def _copy(self, source: int, target: int, first: int, end: int) -> None:
-        """Copy tokens `first` to `end` (exclusive) of a row to the same places of another."""
+        """Copy tokens `first` to `end` (exclusive) of a row to the same positions of another."""
         if self.in_place:
             from_, to = self.first_slot(source), self.first_slot(target)
             for layer in self.pool:

@@ -133,7 +133,7 @@ class LlamaCppRunner:
     def copy_prefix(self, source: int, target: int, length: int) -> int:
         """See `Runner.copy_prefix`.
 
-        Through memory of the host: llama.cpp itself would copy all places of the stream, used or not.
+        Copies through host memory: llama.cpp's own copy covers the whole stream, used or not.
         """
         length = min(length, self.length(source))
         if source != target:

@@ -98,7 +98,7 @@ class Runner(Protocol):
         """The share of the cache that no row holds, 0 to 1."""
 
     def share_of(self, rows: Collection[int]) -> float:
-        """The share of the cache that these rows hold, 0 to 1. Any thread may ask."""
+        """The share of the cache that these rows hold, 0 to 1. Any thread may call it."""
 
     def reserve(self, row: int, length: int) -> bool:
         """Make room for `length` tokens in all in `row`; False if memory is short (nothing changes then)."""
@@ -119,10 +119,10 @@ class Runner(Protocol):
         """
 
     def copy_prefix(self, source: int, target: int, length: int) -> int:
-        """Have `target`, a free row, hold the first `length` tokens of `source`; how many of them it holds then.
+        """Copy the first `length` cached tokens of `source` to the free row `target`.
 
-        Where memory is short, or what is cached cannot be divided there, it may hold fewer, or none. A row that is its
-        own source forgets the tokens from `length` on; memory that it shares with other rows is not written.
+        Returns how many were copied, fewer or 0 if memory is short or the cache cannot be cut there. With
+        `source == target` the row is cut to `length`, or to less where its last block is shared.
         """
 
     def free(self, row: int) -> None:

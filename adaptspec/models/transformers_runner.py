@@ -82,7 +82,7 @@ class TransformersRunner:
         self.truncate(row, base + len(places))
 
     def copy_prefix(self, source: int, target: int, length: int) -> int:
-        """See `Runner.copy_prefix`."""
+        """See `Runner.copy_prefix`. The whole cache of `source` is copied, then cut."""
         length = min(length, self.length(source))
         if source != target:
             if not length or not self._blocks.reserve(target, length):

@@ -82,7 +82,7 @@ def _per_position(name: str, totals: Totals, labels: dict[str, str]) -> Metric:
 
 
 def load_families(load: EngineStats) -> Iterator[Metric]:
-    """How many requests run and wait, what the cache has room for, and what of prompts it had already."""
+    """Running and waiting requests, cache use, and prefix cache counters."""
     yield GaugeMetricFamily("adaptspec_requests_running", "Requests in the batch", load.running)
     yield GaugeMetricFamily("adaptspec_requests_waiting", "Requests in the queue", load.waiting)
     help_text = "Times that a request gave way to an older one, as the cache was full, and read its tokens again"
@@ -90,8 +90,8 @@ def load_families(load: EngineStats) -> Iterator[Metric]:
     yield GaugeMetricFamily("adaptspec_cache_used_ratio", "Share of the KV cache that is used", load.cache_used)
     for name, help_text, count in (
         ("queries", "Prompt tokens of requests that may reuse cached ones", load.prefix_queried),
-        ("hits", "Prompt tokens that were not read, as another request had cached them", load.prefix_hits),
-        ("evictions", "Rows of cached tokens that gave way to other requests", load.prefix_evictions),
+        ("hits", "Prompt tokens that were cached and not read again", load.prefix_hits),
+        ("evictions", "Idle rows evicted from the prefix cache", load.prefix_evictions),
     ):
         yield CounterMetricFamily(f"adaptspec_prefix_cache_{name}", help_text, count)
 

@@ -55,7 +55,7 @@ def of_request(request: Request, answer: str, told: Sequence[str] = SAMPLING) ->
 def of_answers(completions: Sequence[Completion]) -> Attributes:
     """What the answers to one HTTP request came to, together; times are the longest of any.
 
-    Cached tokens are told where there are any: inside another engine it is not known.
+    `cache_read` is reported only if tokens were cached: inside another engine the number is unknown.
     """
     prompt, output = sum(one.prompt_tokens for one in completions), sum(len(one.tokens) for one in completions)
     cached = sum(one.cached_tokens for one in completions)

@@ -101,7 +101,7 @@ class VllmNames:
             self._per_token.observe(mean, tokens - 1)
 
     def load(self, load: EngineStats) -> Iterator[Metric]:
-        """What runs and waits, the share of the cache that is used, and what of prompts it had already."""
+        """Running and waiting requests, cache use, and prefix cache counters."""
         names, values = tuple(self._labels), tuple(self._labels.values())
         for name, help_text, value in (
             ("num_requests_running", "Requests in the batch", load.running),

@@ -265,7 +265,7 @@ def test_passes_are_measured_with_what_translating_takes(drafts: dict[str, Path]
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("other", [False, True], ids=["goes on", "goes on in another way"])
 def test_a_reused_prefix_is_not_read_again_in_own_tokens(drafts: dict[str, Path], way: str, other: bool) -> None:
-    """The next turn of a chat: as its text is spelled, the draft's cache keeps what stays the same."""
+    """The next turn of a chat: the draft's cache keeps the tokens that are the same in the new text."""
     pair = Pair(TARGET, drafts["moved"], WAYS[way])
     core = pair.core(Case(depths="3"))
     (first,) = asked(pair, replace(GREEDY, max_tokens=20))

@@ -1,4 +1,4 @@
-"""The prefix cache: what is reused is the request's own text, of its own scope, and nothing is ever lost or shared."""
+"""The prefix cache: reused tokens are those of the request's text and scope, and each row has one request."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class Blocks:
 
 @dataclass
 class Asking:
-    """A request as the prefix cache sees it."""
+    """The part of a request that the prefix cache uses."""
 
     tokens: list[int]
     prefix_scope: Scope | None
@@ -80,7 +80,7 @@ TEXTS = st.lists(st.integers(0, 1), min_size=1, max_size=14)  # of two letters: 
 
 
 class Rows(RuleBasedStateMachine):
-    """Requests come, read on, give way, fail and end, in rows and memory that are short."""
+    """Requests arrive, read, fail and leave, while rows and memory are short."""
 
     @initialize(rows=st.integers(1, 5), blocks=st.integers(5, 20))
     def start(self, rows: int, blocks: int) -> None:
@@ -274,7 +274,7 @@ def test_a_prompt_that_many_ask_at_once_is_read_once() -> None:
 @settings(max_examples=20, deadline=None)
 @given(seed=st.integers(0, 10**6))
 def test_speculation_costs_no_hit(seed: int) -> None:
-    """Chats whose turns come in any order reuse as much, to the token, whatever is drafted; and say the same."""
+    """Chats with turns in any order reuse the same tokens and get the same texts, whatever is drafted."""
     chats = {chat: [*PROMPT[: 12 + chat % 3], 2 + chat] for chat in range(6)}
     cores = [engine(table("draft-model"), depths, rows=3) for depths in ("0", "3", "any")]
     for turn in range(12):
@@ -316,7 +316,7 @@ def test_a_request_that_failed_leaves_nothing() -> None:
     assert done.cached_tokens == 0
 
 
-# --- what rounds read of prompts ----------------------------------------------------------------------------------
+# --- prompt tokens of rounds --------------------------------------------------------------------------------------
 
 
 @given(
@@ -324,8 +324,8 @@ def test_a_request_that_failed_leaves_nothing() -> None:
     budget=st.integers(1, 100),
 )
 def test_prompts_share_a_round(prompts: list[tuple[int, int]], budget: int) -> None:
-    """All of the budget is used; the oldest gets half, and nobody waits for one that has more left until a request can
-    go on.
+    """All of the budget is used; the oldest gets half, and no prompt waits for one that has more tokens left until a
+    request can go on.
     """
     missing, urgent = [left for left, _ in prompts], [min(pair) for pair in prompts]
     shares = share_prefill(missing, budget, urgent)

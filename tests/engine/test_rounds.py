@@ -40,8 +40,8 @@ def models(world: World) -> tuple[TableRunner, TableRunner]:
     aborts=st.lists(st.tuples(st.integers(0, 5), st.integers(0, 12)), max_size=4),
 )
 def test_caches_hold_exactly_what_was_kept(prompts: list[list[int]], seed: int, aborts: list[tuple[int, int]]) -> None:
-    """After every round target and draft cache prefixes of the texts of running requests, and free rows nothing once
-    prefixes are given up.
+    """After every round target and draft cache prefixes of the texts of running requests; once idle rows are evicted,
+    nothing is cached.
     """
     world = table("draft-model")
     target, draft = models(world)

@@ -1,4 +1,4 @@
-"""Copies of a prefix: what follows one has the same bits as after reading it all, and rows never disturb each other."""
+"""Copies of a prefix: logits after one have the same bits as after reading it, and rows never affect each other."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_what_follows_a_copy_has_the_same_bits(model: Runner) -> None:
         assert copied == model.length(1) == min(length, held)
         if later:
             feed(model, 0, TEXT[held : held + later])
-        # The source is cut and goes on with another text from place 40 on, beside its copy.
+        # The source is cut and continued with another text from position 40, while its copy stays.
         kept = model.copy_prefix(0, 0, cut)
         assert kept == model.length(0) <= min(cut, held + later)
         assert kept > min(cut, held + later) - BLOCK
@@ -90,7 +90,7 @@ def test_what_follows_a_copy_has_the_same_bits(model: Runner) -> None:
 
 
 def test_where_memory_is_short_less_is_copied(model: Runner) -> None:
-    """And what is held is right; nothing that another row holds is touched."""
+    """The copied tokens are right, and no other row is changed."""
     for row in (0, 2, 3):
         assert model.reserve(row, CONTEXT) or row == 3
     feed(model, 0, TEXT[:50])

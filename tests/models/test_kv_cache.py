@@ -143,9 +143,9 @@ class Accounting(RuleBasedStateMachine):
 
     @rule(row=ROWS, length=st.integers(0, 40))
     def cut(self, row: int, length: int) -> None:
-        """A row that goes on from a place writes to no block that another holds."""
+        """A row that goes on from a position writes to no block that another row holds."""
         length = min(length, self.expected.get(row, 0) * self.size)
-        kept = self.allocator.own_prefix(row, length)
+        kept = self.allocator.writable_prefix(row, length)
         assert length - self.size < kept <= length
         self.truncate(row, kept)
         others = {block for other in range(6) if other != row for block in self.allocator.held(other)}

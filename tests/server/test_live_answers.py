@@ -116,7 +116,7 @@ async def test_a_stream_is_the_whole_answer_in_pieces_under_every_policy(
 
 
 def _without_cached(usage: dict[str, Any]) -> dict[str, Any]:
-    """All but how much of the prompt was cached, which earlier requests decide."""
+    """All but the number of cached tokens, which depends on earlier requests."""
     assert 0 <= usage["prompt_tokens_details"]["cached_tokens"] < usage["prompt_tokens"]
     return {name: value for name, value in usage.items() if name != "prompt_tokens_details"}
 
@@ -252,7 +252,7 @@ async def test_a_prompt_that_was_read_before_is_counted_as_cached(live: Client, 
     options = {"include_usage": True, "continuous_usage_stats": True}
     chunks = await ask(live, path, **body, stream=True, stream_options=options)
     assert _cached(chunks[-1]) == _cached(chunks[-2]) == tokens - 1
-    assert "prompt_tokens_details" not in chunks[0]["usage"], "it is told when it is known"
+    assert "prompt_tokens_details" not in chunks[0]["usage"], "it is reported once it is known"
 
 
 def _cached(answer: Any) -> int:

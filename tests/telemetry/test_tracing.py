@@ -189,7 +189,7 @@ def test_a_parent_that_is_not_sampled_is_heeded() -> None:
 
 @pytest.mark.parametrize("cached", [0, 2])
 def test_the_root_says_how_much_of_the_prompt_was_cached(cached: int) -> None:
-    """Nothing where nothing was, as inside an engine that does not say."""
+    """No attribute if no token was cached, as inside an engine that does not report it."""
     with traced() as (tracing, collector):
         trace = tracing.begin("chat", {})
         trace.asked([REQUEST], "chatcmpl-1", [])

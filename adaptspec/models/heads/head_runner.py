@@ -176,7 +176,7 @@ class HeadRunner:
         if source != target:
             self.free(target)
         known = self._rows.get(source)
-        # Its next token is read with the states before it, of which those that were read are gone.
+        # The next token is read with the state before it. States that were already read are no longer buffered.
         if known is None or length <= known.begin or min(length - known.begin, known.end) - self.shift < known.first:
             self.free(target)
             return 0

@@ -50,7 +50,7 @@ class CompletionDetails(Answer):
 
 
 class PromptDetails(Answer):
-    """How many tokens of the prompt were not read, as other requests had cached them."""
+    """Prompt tokens that were cached and not read again."""
 
     cached_tokens: int
 
@@ -100,9 +100,10 @@ Finish = Literal["stop", "length", "tool_calls"]
 
 
 def usage(completions: Sequence[Completion], choices: int = 1, reasoning: int | None = None) -> Usage:
-    """Tokens read and written: a prompt counts once, however many `choices`, in a row, are answers to it.
+    """Tokens read and written. A prompt counts once, however many `choices` it has.
 
-    Of a prompt those tokens count as cached that its first choice found: the others find what the first has read.
+    Completions are ordered by prompt, then by choice. `cached_tokens` are those of each first choice, since the others
+    reuse its prompt.
     `reasoning`: how many of the tokens belong to reasonings; None where there can be none.
     """
     prompts, output = sum(one.prompt_tokens for one in completions), sum(len(one.tokens) for one in completions)
@@ -118,7 +119,7 @@ def usage(completions: Sequence[Completion], choices: int = 1, reasoning: int | 
 
 
 def usage_of(prompt: int, output: int, cached: int | None) -> Usage:
-    """So many tokens, of which `cached` were; None: not known yet."""
+    """The usage of these numbers of tokens; `cached` is None while it is not known."""
     counted = Usage(prompt_tokens=prompt, completion_tokens=output, total_tokens=prompt + output)
     if cached is not None:
         counted.prompt_tokens_details = PromptDetails(cached_tokens=cached)
@@ -228,8 +229,9 @@ class Reply(ABC):
                     if options.include_usage and options.continuous_usage_stats:
                         # The chunk that opens a message has none of its tokens.
                         opens = "role" in choice.get("delta", {})
-                        told = output - len(delta.tokens) * opens
-                        extra = {"usage": usage_of(prompt, told, self._cached(ended, len(requests))).written()}
+                        completion_tokens = output - len(delta.tokens) * opens
+                        cached = self._cached(ended, len(requests))
+                        extra = {"usage": usage_of(prompt, completion_tokens, cached).written()}
                     if place == len(written) and len(ended) == len(requests) and not options.include_usage:
                         extra |= {"metrics": metrics(ended.values()).written()} | self.warnings.written()
                     yield self._envelope(self.chunk_object, [choice]) | extra | self.provenance(delta, choice)
@@ -240,7 +242,7 @@ class Reply(ABC):
             yield self._envelope(self.chunk_object, []) | last
 
     def _cached(self, ended: Mapping[int, Completion], count: int) -> int | None:
-        """How many prompt tokens of `count` requests were cached; None until the first choices of all have ended."""
+        """Cached prompt tokens of `count` requests; None until the first choice of each prompt has ended."""
         first = range(0, count, self.choices)
         return sum(ended[index].cached_tokens for index in first) if ended.keys() >= set(first) else None
 

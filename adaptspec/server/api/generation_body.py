@@ -101,9 +101,9 @@ _PLAIN_SAMPLING = ("temperature", "top_k", "top_p", "min_p", *_PENALTIES, "seed"
 
 
 class SpeculationFields(WireModel):
-    """The `adaptspec` object of a request. `provenance`: a streamed answer is to say who drafted which of its words.
+    """The `adaptspec` object of a request. `provenance`: streamed answers name the drafter of each piece.
 
-    `prefix_cache` false: the request neither reuses cached prompts of others nor leaves its own for them.
+    `prefix_cache` false: the request reuses no cached prompt and caches none for others.
     """
 
     policy: Name | None = None
@@ -212,7 +212,7 @@ class GenerationBody(SamplingFields, RequestBody):
 
     @property
     def prefix_cache(self) -> bool:
-        """Whether the request may reuse cached prompts of others, and they its own."""
+        """Whether the request shares cached prompts with others."""
         return self.adaptspec is None or self.adaptspec.prefix_cache is not False
 
     @property

@@ -44,7 +44,7 @@ def test_several_prompts_count_as_one_long_one(rounds: list[list[int]], depth: i
 
 
 def test_cached_tokens_are_those_that_first_choices_found() -> None:
-    """Two prompts with two choices each: prompts count once, and so does what was cached of them."""
+    """Two prompts with two choices each: prompts count once, and so do their cached tokens."""
     parts = [replace(completion([1], 2), cached_tokens=cached) for cached in (1, 2, 0, 2)]
     counted = usage(parts, choices=2).written()
     assert (counted["prompt_tokens"], counted["prompt_tokens_details"]) == (6, {"cached_tokens": 1})

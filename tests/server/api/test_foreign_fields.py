@@ -121,7 +121,7 @@ async def test_neutral_values_of_other_servers_change_nothing(post: Any, engine:
 
 @pytest.mark.parametrize("path", PARAMS)
 async def test_who_may_share_a_cached_prompt_reaches_the_engine(post: Any, engine: Any, path: str) -> None:
-    """vLLM's salt, and an opt-out of our own."""
+    """vLLM's salt, and AdaptSpec's opt-out."""
     for body, wanted in (
         ({}, (True, None)),
         ({"cache_salt": "s", "adaptspec": {"prefix_cache": True}}, (True, "s")),
