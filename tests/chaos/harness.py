@@ -127,7 +127,8 @@ class Server:
         return connection
 
     def footprint(self) -> Footprint:
-        """Rows, blocks, tasks, descriptors and threads now."""
+        """Rows, blocks, tasks, descriptors and threads now, without cached prompts."""
+        self.engine.call(self.core.scheduler.prefixes.clear).result(10.0)
         gc.collect()
         tasks = asyncio.run_coroutine_threadsafe(_count_tasks(), self.loop).result(10.0)
         stats = self.engine.stats()

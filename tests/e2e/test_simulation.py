@@ -151,7 +151,7 @@ def live(built: Built, workloads: Workloads, tape: Tape, spec: PolicySpec, rows:
         specs=[spec],
         costs=CostModel(COSTS.profile()),
         sinks=[notes],
-        limits=EngineLimits(max_rows=rows),
+        limits=EngineLimits(max_rows=rows, prefix_cache="off"),  # a tape has no cached prompts
         timer=timer,
     )
     longest = built.target.info.context - TOKENS

@@ -12,6 +12,7 @@ REJECTION = ("tests/verification/test_rejection.py", "tests/verification/test_me
 RULES = ("tests/models/test_sampling_rules.py", "tests/models/test_sampling.py")
 TREES = ("tests/exactness/test_matrix.py",)
 HEADS = ("tests/models/heads", "tests/engine/test_committed_states.py", "tests/engine/test_heads.py")
+PREFIXES = ("tests/engine/test_prefix_cache.py",)
 EXECUTOR = ("tests/engine/test_rounds.py", "tests/exactness/test_matrix.py")
 HOSTS = (
     "tests/hosts/test_rounds.py",
@@ -598,18 +599,58 @@ MUTANTS = (
     Mutant(
         "prompt-budget-of-each-request",
         "adaptspec/engine/scheduler.py",
-        "                budget -= count\n",
-        "",
+        "shares[at], left = shares[at] + more, left - more",
+        "shares[at] += more",
         "Several long prompts stop the answers of others for seconds.",
         ("tests/engine/test_rounds.py",),
     ),
     Mutant(
         "first-token-from-a-decoding-round",
         "adaptspec/engine/scheduler.py",
-        "if missing == 1 and sequence.emitted:",
-        "if missing == 1:",
+        "if not sequence.emitted or self._missing(sequence) > 1:",
+        "if self._missing(sequence) > 1:",
         "The first token of a one-token prompt waits for a draft.",
         EXECUTOR,
+    ),
+    Mutant(
+        "whole-prompt-reused",
+        "adaptspec/engine/prefix_cache.py",
+        "min(length, len(reader.tokens) - 1))",
+        "min(length, len(reader.tokens)))",
+        "The same prompt again has no first token: nothing of it is read.",
+        PREFIXES,
+    ),
+    Mutant(
+        "prefix-of-another-scope",
+        "adaptspec/engine/prefix_cache.py",
+        "for one in self._idle.values() if one.scope == scope]",
+        "for one in self._idle.values()]",
+        "A client can tell by the time what another key's prompts begin with.",
+        PREFIXES,
+    ),
+    Mutant(
+        "prefix-of-failed-rounds-kept",
+        "adaptspec/engine/scheduler.py",
+        "if trusted and sequence.finish is not FinishReason.ERROR:",
+        "if True:",
+        "What a failed round has left in a row is reused.",
+        PREFIXES,
+    ),
+    Mutant(
+        "shared-block-written",
+        "adaptspec/models/kv_cache.py",
+        "length = self.writable_prefix(target, length)",
+        "length = min(length, self.length(target))",
+        "A request writes into the cached prompt of another.",
+        ("tests/models/test_copy_prefix.py",),
+    ),
+    Mutant(
+        "block-freed-while-shared",
+        "adaptspec/models/kv_cache.py",
+        "            if not self._holders[block]:\n                self._free.append(block)\n",
+        "            self._free.append(block)\n",
+        "Memory that one request reads is given to another.",
+        ("tests/models/test_kv_cache.py",),
     ),
     Mutant(
         "oldest-request-gives-way",
@@ -637,7 +678,7 @@ MUTANTS = (
     ),
     Mutant(
         "request-cleared-after-reading-its-prompt",
-        "adaptspec/engine/scheduler.py",
+        "adaptspec/engine/fault_isolation.py",
         "len(one.tokens) < self._marks[id(one)] + 2",
         "len(one.tokens) < self._marks[id(one)] + 1",
         "A request that makes rounds fail is never found, and all requests read their text again for each token.",
@@ -714,8 +755,8 @@ MUTANTS = (
     Mutant(
         "prompt-counted-once-per-choice",
         "adaptspec/server/api/answers.py",
-        "counted = usage_of(prompts // choices, output)",
-        "counted = usage_of(prompts, output)",
+        "counted = usage_of(prompts // choices, output,",
+        "counted = usage_of(prompts, output,",
         "With n = 2, usage counts the prompt twice.",
         ("tests/server/test_live_answers.py",),
     ),
