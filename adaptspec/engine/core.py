@@ -37,7 +37,8 @@ from adaptspec.rounds import RoundRecord, RoundWork, Sink, Timing
 _log = logging.getLogger(__name__)
 LOG_EVERY = 1000  # failed decisions per line of the log: several thousand rounds fit into a second
 READING_SECONDS = 1.0  # maximum seconds of prompt reading in a round in which no row decodes
-LEAST_PREFILL_SECONDS = 0.03  # minimum seconds of prompt reading in a round
+# Minimum of prompt reading in a round: gaps of 30 ms are not noticed, and small passes cost more per token.
+LEAST_PREFILL_SECONDS, LEAST_PREFILL_TOKENS = 0.03, 4
 
 
 @dataclass(frozen=True)
@@ -196,7 +197,7 @@ class EngineCore:
         if rows:
             plain = self._costs.plain_seconds(rows, float(context))
             seconds = min(self.limits.prefill_seconds, max(2.0 * plain, LEAST_PREFILL_SECONDS))
-        return min(max(self._costs.prefill_tokens_within(seconds), 1), most)
+        return min(max(self._costs.prefill_tokens_within(seconds), LEAST_PREFILL_TOKENS), most)
 
     def _launch(self) -> Flight | None:
         """Begin a round; None if nobody can run before texts are read."""
