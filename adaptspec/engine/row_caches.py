@@ -20,11 +20,6 @@ class RowCaches:
         self._target, self._drafters = target, drafters
         self.evict: Callable[[], bool] = lambda: False
 
-    @property
-    def context(self) -> int:
-        """The most tokens that a row can hold."""
-        return self._target.info.context
-
     def share_of(self, rows: Collection[int]) -> float:
         """See `Runner.share_of`."""
         return self._target.share_of(rows)

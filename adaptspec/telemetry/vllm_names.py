@@ -103,22 +103,18 @@ class VllmNames:
     def load(self, load: EngineStats) -> Iterator[Metric]:
         """Running and waiting requests, cache use, and prefix cache counters."""
         names, values = tuple(self._labels), tuple(self._labels.values())
-        for name, help_text, value in (
-            ("num_requests_running", "Requests in the batch", load.running),
-            ("num_requests_waiting", "Requests in the queue", load.waiting),
-            ("kv_cache_usage_perc", "Share of the KV cache that is used; 1 is all of it", load.cache_used),
+        gauge, counter = GaugeMetricFamily, CounterMetricFamily
+        for family, name, help_text, value in (
+            (gauge, "num_requests_running", "Requests in the batch", load.running),
+            (gauge, "num_requests_waiting", "Requests in the queue", load.waiting),
+            (gauge, "kv_cache_usage_perc", "Share of the KV cache that is used; 1 is all of it", load.cache_used),
+            (counter, "num_preemptions", "Preemptions of requests", load.preemptions),
+            (counter, "prefix_cache_queries", "Prompt tokens looked for in the prefix cache", load.prefix_queried),
+            (counter, "prefix_cache_hits", "Prompt tokens found in the prefix cache", load.prefix_hits),
         ):
-            gauge = GaugeMetricFamily(f"vllm:{name}", help_text, labels=names)
-            gauge.add_metric(values, value)
-            yield gauge
-        for name, help_text, total in (
-            ("num_preemptions", "Preemptions of requests", load.preemptions),
-            ("prefix_cache_queries", "Prompt tokens looked for in the prefix cache", load.prefix_queried),
-            ("prefix_cache_hits", "Prompt tokens found in the prefix cache", load.prefix_hits),
-        ):
-            count = CounterMetricFamily(f"vllm:{name}", help_text, labels=names)
-            count.add_metric(values, total)
-            yield count
+            metric = family(f"vllm:{name}", help_text, labels=names)
+            metric.add_metric(values, value)
+            yield metric
 
 
 class Weighted(Collector):

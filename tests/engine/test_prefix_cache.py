@@ -149,8 +149,7 @@ class Rows(RuleBasedStateMachine):
         for one in self.running:
             assert one.row is not None
             self.prefixes.retain(one.row, one)
-        while self.prefixes.evict():
-            pass
+        self.prefixes.clear()
         assert not any(self.caches.rows.values())
         assert not any(self.caches.held.values())
         for _ in range(self.count):

@@ -308,23 +308,22 @@ class Goodput(Algorithm):
                 seconds += float(model.prices.step * (depths[at].max() - plan.depths[at].max()))
         seconds += float(terms.verify_seconds(tokens.sum()) - terms.verify_seconds(plan.tokens.sum()))
         moved = replace(plan, depths=depths, kept=kept, tokens=tokens, seconds=seconds)
-        found = self._moved((plan, moved), choice, terms, signals)
+        found = self._moved(plan, moved, choice, terms, signals)
         if found is not choice or np.array_equal(depths, plan.depths):
             self._depth_step = -self._depth_step
         return found
 
-    def _moved(self, plans: tuple[Plan, Plan], choice: Choice, terms: RoundTerms, signals: BatchSignals) -> Choice:
-        """A trial of the second of two plans in place of the first, if it can be afforded."""
-        kind, (plan, moved) = "depth", plans
+    def _moved(self, plan: Plan, moved: Plan, choice: Choice, terms: RoundTerms, signals: BatchSignals) -> Choice:
+        """A trial of the plan `moved` in place of `plan`, if it can be afforded."""
         at = np.flatnonzero((moved.depths != plan.depths) | ((moved.depths > 0) & (moved.drafter != plan.drafter)))
         if not len(at):
             return choice
         token_seconds = _token_seconds(plan, terms)
         kept = float(plan.kept @ token_seconds)
         loss = moved.seconds - plan.seconds - (float(moved.kept @ token_seconds) - kept)
-        if not len(self._explorer.affordable(kind, plan.seconds, loss, np.zeros(1), np.zeros(1))):
+        if not len(self._explorer.affordable("depth", plan.seconds, loss, np.zeros(1), np.zeros(1))):
             return choice
-        trial = Trial(kind, signals.rows, _is_shared(signals), plan.seconds, kept, moved.seconds, 0.0, token_seconds)
+        trial = Trial("depth", signals.rows, _is_shared(signals), plan.seconds, kept, moved.seconds, 0.0, token_seconds)
         self._explorer.open(trial)
         # No stop rule: it would cut what is to be measured.
         depths = np.minimum(moved.depths, signals.limits)
