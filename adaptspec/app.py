@@ -22,8 +22,8 @@ from rich.console import Console
 from adaptspec import __version__
 from adaptspec.control.learned_state import StateStore
 from adaptspec.control.tasks import TaskNames
-from adaptspec.drafting.counts import CountsDrafter
 from adaptspec.drafting.drafter import ModelDrafter
+from adaptspec.drafting.lookup import LookupDrafter
 from adaptspec.engine.assembly import Built, build
 from adaptspec.engine.async_engine import AsyncEngine
 from adaptspec.engine.checkpointer import Checkpointer, HistoryFile, tasks_in
@@ -239,7 +239,7 @@ async def _keep_history(built: Built, engine: AsyncEngine, folder: Path, closing
     """Draft from what was served before the start, too, and keep it at the end."""
     info = built.target.info
     for drafter in built.drafters:
-        if isinstance(drafter, CountsDrafter):
+        if isinstance(drafter, LookupDrafter) and drafter.histories is not None:
             file = HistoryFile(
                 folder, drafter.histories, tokenizer=fingerprint(built.tokenizer), vocab_size=info.vocab_size
             )

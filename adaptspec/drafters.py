@@ -26,15 +26,14 @@ class Kind(str, Enum):
 class Entry:
     """One drafter. `maker` is `module:function` or `module:Class.function`, called with `drafting.drafter.Loaded`.
 
-    `needs_draft`: it runs a draft model, which must have been given. `states_confidence`: a model-free one that says
-    beforehand how sure it is of each token. `by_default`: policies that name no drafters use it.
+    `needs_draft`: it runs a draft model, which must have been given. `by_default`: policies that name no drafters use
+    it.
     """
 
     name: str
     kind: Kind
     maker: str
     needs_draft: bool = False
-    states_confidence: bool = False
     by_default: bool = True
 
 
@@ -43,8 +42,8 @@ DRAFTERS: Mapping[str, Entry] = {
     entry.name: entry
     for entry in (
         Entry("draft-model", Kind.MODEL, "adaptspec.drafting.other_tokenizer:make", needs_draft=True),
-        Entry("ngram", Kind.MODEL_FREE, "adaptspec.drafting.ngram:NgramDrafter.make"),
-        Entry("counts", Kind.MODEL_FREE, "adaptspec.drafting.counts:CountsDrafter.make", states_confidence=True),
+        Entry("ngram", Kind.MODEL_FREE, "adaptspec.drafting.lookup:make_ngram"),
+        Entry("counts", Kind.MODEL_FREE, "adaptspec.drafting.lookup:make_counts"),
         # It only learns where drafts branch, and then takes some thirty tokens of every pass, so policies must name it.
         Entry("lookahead", Kind.MODEL_FREE, "adaptspec.drafting.lookahead:LookaheadDrafter.make", by_default=False),
     )
@@ -54,11 +53,6 @@ DRAFTERS: Mapping[str, Entry] = {
 def kind_of(name: str) -> Kind:
     """The kind of a drafter. Simulations may have several models, by names of their own."""
     return DRAFTERS[name].kind if name in DRAFTERS else Kind.MODEL
-
-
-def states_confidence(name: str) -> bool:
-    """Whether a model-free drafter says how sure it is of what it found."""
-    return name in DRAFTERS and DRAFTERS[name].states_confidence
 
 
 def default_drafters(here: Sequence[str]) -> tuple[str, ...]:

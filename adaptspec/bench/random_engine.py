@@ -18,7 +18,7 @@ from adaptspec.control.language.library import find_policy
 from adaptspec.control.language.loader import load_policy_spec
 from adaptspec.control.language.spec import PolicySpec
 from adaptspec.drafting.draft_model import DraftModelDrafter
-from adaptspec.drafting.ngram import NgramDrafter
+from adaptspec.drafting.lookup import LookupDrafter
 from adaptspec.engine.assembly import assemble
 from adaptspec.engine.core import EngineCore, EngineLimits
 from adaptspec.engine.profiler import Stopwatch, measure
@@ -68,7 +68,10 @@ class Pair:
         return [Request(f"{name}-{i}", text, params, SpeculationParams(name)) for i, text in enumerate(texts)]
 
     def _drafters(self) -> list[Any]:
-        return [DraftModelDrafter(self.draft, self.draft.info.eos_token_ids), NgramDrafter()]
+        return [
+            DraftModelDrafter(self.draft, self.draft.info.eos_token_ids),
+            LookupDrafter(self.target.info.vocab_size),
+        ]
 
 
 def policy(name: str) -> PolicySpec:

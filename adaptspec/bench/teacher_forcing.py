@@ -14,7 +14,6 @@ import torch
 
 from adaptspec.arrays import BoolArray, FloatArray, IntArray
 from adaptspec.decision import TreeTable
-from adaptspec.drafters import states_confidence
 from adaptspec.drafting.drafter import Drafter, DraftJob, ModelDrafter, ModelFreeDrafter, Observing, RowStart
 from adaptspec.drafting.other_tokenizer import OwnTokensDrafter
 from adaptspec.errors import ConfigError
@@ -215,8 +214,8 @@ def view_of_model_free(
 ) -> tuple[DraftView, IntArray]:
     """The view of P output tokens, its `rejection` left at 0, and what the drafter proposes first at each (-1: none).
 
-    `start` has the prompt, and says how the request draws. Of a drafter that says how sure it is, `CANDIDATES` are
-    noted, and `beyond` tokens after each wrong one.
+    `start` has the prompt, and says how the request draws. At each position `CANDIDATES` are noted, and after each
+    wrong token the confidence of the `beyond` tokens that would have been drafted next.
     """
     found = _Found(output, beyond)
     if isinstance(drafter, ModelFreeDrafter):
@@ -229,7 +228,7 @@ def view_of_model_free(
         job = DraftJob(here, [text[: len(prompt) + at]], depths, sampling, tree=everything)
         found.note(at, drafter.propose(job))
     drafter.free(0)
-    return found.view(states=states_confidence(drafter.name)), found.first
+    return found.view(), found.first
 
 
 class _Found:
@@ -268,10 +267,7 @@ class _Found:
             after = sure[1 : min(count, 1 + self._after.shape[1])]
             self._after[at, : len(after)] = after
 
-    def view(self, *, states: bool) -> DraftView:
-        """All of it; of a drafter that never `states` how sure it is, without what it would have said."""
+    def view(self) -> DraftView:
         unknown = np.full_like(self._confidence, np.nan)
         view = DraftView(self._run, self._reach, self._rank, self._confidence, unknown, np.zeros_like(self._confidence))
-        if not states:
-            return view
         return replace(view, after_miss=AfterMiss(self._after, np.full_like(self._after, np.nan)), top=self._top)

@@ -1,7 +1,8 @@
 """Estimates of how many tokens found by model-free drafters are accepted, which are known before a round.
 
-A drafter that states a confidence for each token is calibrated by it. N-grams state none: their acceptance depends on
-the run of the row, how many of their latest tokens were right one after another, since text is repeated in stretches.
+A drafter that states a confidence for each token is calibrated by it. The n-grams of other engines, and tapes of
+earlier versions, state none: acceptance is estimated from the run of the row, how many of the latest tokens were right
+one after another, since text is repeated in stretches.
 
 Both are scored in rounds in which they did not draft, too: the emitted tokens show which of theirs were right.
 """
@@ -21,8 +22,41 @@ _PRIOR_BY_RUN = np.array([0.60, 0.65, 0.80, 0.87, 0.95, 0.98])
 _LONGEST_RUN = 2 ** (len(_PRIOR_BY_RUN) - 2)  # the first run of the last class
 
 
+class LookupAcceptance(Learner):
+    """Estimates of a model-free drafter, by its confidences where it states them, else by the runs of its rows."""
+
+    def __init__(self, rows: int, tasks: int, depth: int) -> None:
+        self._stated = StatedAcceptance(rows, tasks, depth)
+        self._unstated = RunAcceptance(rows, tasks, depth)
+
+    def start(self, row: int) -> None:
+        """A request starts in a row."""
+        self._stated.start(row)
+        self._unstated.start(row)
+
+    def expected_tokens(self, drafter_id: int, signals: BatchSignals) -> FloatArray:
+        """[B, 1 + depth] tokens expected to be accepted of drafts of 0, 1, 2 ... tokens that this drafter found."""
+        return self._estimates(drafter_id, signals.stated).expected_tokens(drafter_id, signals)
+
+    def observe(self, drafter_id: int, record: RoundRecord) -> None:
+        """Learn from what this drafter found, drafted or not, by the next `settle`."""
+        self._estimates(drafter_id, record.stated).observe(drafter_id, record)
+
+    def settle(self) -> None:
+        """Add up the rounds since the last time."""
+        self._stated.settle()
+        self._unstated.settle()
+
+    def state(self) -> dict[str, FloatArray]:
+        return {**self._stated.state(), **self._unstated.state()}
+
+    def _estimates(self, drafter_id: int, stated: FloatArray | None) -> StatedAcceptance | RunAcceptance:
+        unstated = stated is None or np.isnan(stated[drafter_id]).all()
+        return self._unstated if unstated else self._stated
+
+
 class StatedAcceptance(Learner):
-    """Estimates of a model-free drafter that states its confidence."""
+    """Estimates of a model-free drafter that states its confidence; for the methods see `LookupAcceptance`."""
 
     def __init__(self, rows: int, tasks: int, depth: int) -> None:
         self.calibration = Calibration(rows, tasks)
@@ -30,13 +64,13 @@ class StatedAcceptance(Learner):
         self._pending: list[tuple[FloatArray, IntArray, IntArray, IntArray, IntArray]] = []
 
     def start(self, row: int) -> None:
-        """A request starts in a row."""
+        """See `LookupAcceptance.start`."""
         self.calibration.start(row)
         for _, rows, *_ in self._pending:
             rows[rows == row] = -1  # of the request that ended
 
     def expected_tokens(self, drafter_id: int, signals: BatchSignals) -> FloatArray:
-        """[B, 1 + depth] tokens expected to be accepted of drafts of 0, 1, 2 ... tokens that this drafter found."""
+        """See `LookupAcceptance.expected_tokens`."""
         confidence = self._stated(signals.stated, drafter_id, len(signals.rows))
         unknown = np.isnan(confidence)
         by_bin = self.calibration.acceptance(signals.rows, signals.tasks)
@@ -44,7 +78,7 @@ class StatedAcceptance(Learner):
         return _cumulative(np.where(unknown, 0.0, np.take_along_axis(by_bin, bins, axis=1)))
 
     def observe(self, drafter_id: int, record: RoundRecord) -> None:
-        """Learn from what this drafter found, drafted or not, by the next `settle`."""
+        """See `LookupAcceptance.observe`."""
         if record.stated is None:
             return
         chains = record.chains(drafter_id)
@@ -54,7 +88,7 @@ class StatedAcceptance(Learner):
         self._pending.append((confidence, record.current_rows.copy(), record.tasks, drafted, accepted))
 
     def settle(self) -> None:
-        """Add up the rounds since the last time."""
+        """See `LookupAcceptance.settle`."""
         if self._pending:
             self.calibration.observe_confidence(*(np.concatenate(each) for each in zip(*self._pending, strict=True)))
             self._pending.clear()
@@ -72,8 +106,8 @@ class StatedAcceptance(Learner):
         return confidence
 
 
-class NgramAcceptance(Learner):
-    """Estimates of an n-gram drafter by the run of each row: how many of its latest tokens were all right."""
+class RunAcceptance(Learner):
+    """Estimates of a model-free drafter by the run of each row: how many of its latest tokens were all right."""
 
     def __init__(self, rows: int, tasks: int, depth: int) -> None:
         self.by_run = Acceptance(0, tasks, len(_PRIOR_BY_RUN), prior=_PRIOR_BY_RUN)
@@ -84,16 +118,16 @@ class NgramAcceptance(Learner):
         self._pending: list[tuple[int, int, int, int]] = []  # task, run, drafted, accepted
 
     def start(self, row: int) -> None:
-        """A request starts in a row."""
+        """See `LookupAcceptance.start`."""
         self.run[row] = 0
 
     def expected_tokens(self, drafter_id: int, signals: BatchSignals) -> FloatArray:  # noqa: ARG002 - all are alike
-        """See `StatedAcceptance.expected_tokens`."""
+        """See `LookupAcceptance.expected_tokens`."""
         classes = self._classes[[self.run[row] for row in signals.rows.tolist()]]
         return _cumulative(np.take_along_axis(self.by_run.of_tasks(signals.tasks), classes, axis=1))
 
     def observe(self, drafter_id: int, record: RoundRecord) -> None:
-        """See `StatedAcceptance.observe`. In Python's numbers, in a fifth of the time where rounds are shortest."""
+        """See `LookupAcceptance.observe`. In Python's numbers, in a fifth of the time where rounds are shortest."""
         rows, main = record.current_rows, record.main_chains()
         found, right = [-1] * len(rows), [-1] * len(rows)
         if record.shadow is not None and record.shadow_drafted is not None:
@@ -111,7 +145,7 @@ class NgramAcceptance(Learner):
             self.run[row] = min(run + tokens, _LONGEST_RUN) if accepted >= tokens >= 0 else 0
 
     def settle(self) -> None:
-        """See `StatedAcceptance.settle`."""
+        """See `LookupAcceptance.settle`."""
         if self._pending:
             tasks, run, drafted, accepted = np.array(self._pending).T
             self._pending.clear()

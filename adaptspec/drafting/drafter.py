@@ -12,7 +12,8 @@ from transformers import PreTrainedTokenizerFast
 from adaptspec.arrays import FloatArray, IntArray
 from adaptspec.decision import StopTable, TreeTable
 from adaptspec.drafters import DRAFTERS, available_drafters
-from adaptspec.drafting.corpus_counts import CorpusCounts
+from adaptspec.drafting.ngram_index import CorpusTable
+from adaptspec.drafting.prediction import Prediction
 from adaptspec.models.draft import Draft, NodeChoices
 from adaptspec.models.runner import Runner
 from adaptspec.models.sampling import RowSampling, SamplingBatch
@@ -109,7 +110,7 @@ class RowStart:
     """
 
     sampling: RowSampling
-    prediction: Sequence[int] = ()
+    prediction: Prediction | None = None
     scope: str | None = None
     shares_noise: bool = True
 
@@ -150,7 +151,7 @@ class Loaded:
     target: Runner
     draft: Runner | None
     ends: Collection[int]
-    counts: CorpusCounts | None = None
+    counts: CorpusTable | None = None
     tokenizers: tuple[PreTrainedTokenizerFast, PreTrainedTokenizerFast] | None = None
 
 

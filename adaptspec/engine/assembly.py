@@ -24,9 +24,8 @@ from adaptspec.control.routing import check_file, routes_of, with_used
 from adaptspec.control.task_detector import TaskDetector
 from adaptspec.control.tasks import TaskNames
 from adaptspec.drafters import available_drafters
-from adaptspec.drafting.corpus_counts import FILE as COUNTS
-from adaptspec.drafting.corpus_counts import CorpusCounts, read_corpus_counts
 from adaptspec.drafting.drafter import Drafter, Loaded, ModelDrafter, make_drafters
+from adaptspec.drafting.ngram_index import CORPUS_FILE, CorpusTable, read_corpus_table
 from adaptspec.engine.core import EngineCore, EngineLimits
 from adaptspec.engine.device_executor import DeviceExecutor
 from adaptspec.engine.engine_config import AUTO, EngineConfig, model_place
@@ -296,13 +295,13 @@ def make_executor(target: Runner, drafters: Sequence[Drafter], limits: EngineLim
 
 def _counts(
     wanted: str | None, folder: Path, tokenizer: PreTrainedTokenizerFast, vocab_size: int
-) -> CorpusCounts | None:
+) -> CorpusTable | None:
     """Those asked for, or that lie in the target's folder."""
     folder = folder.parent if is_gguf(folder) else folder
-    if wanted is None or (wanted == AUTO and not (folder / COUNTS).is_file()):
+    if wanted is None or (wanted == AUTO and not (folder / CORPUS_FILE).is_file()):
         return None
-    path = folder / COUNTS if wanted == AUTO else Path(wanted)
-    return read_corpus_counts(path, fingerprint(tokenizer), vocab_size)
+    path = folder / CORPUS_FILE if wanted == AUTO else Path(wanted)
+    return read_corpus_table(path, fingerprint(tokenizer), vocab_size)
 
 
 def _deepest(config: EngineConfig, specs: Sequence[PolicySpec], task_names: TaskNames) -> int:

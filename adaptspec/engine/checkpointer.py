@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from adaptspec.control.learned_state import FILE, PolicyState, StateStore, read_state
-from adaptspec.drafting.token_counts import Histories
+from adaptspec.drafting.ngram_index import Histories
 from adaptspec.engine.async_engine import AsyncEngine
 from adaptspec.engine.policy_manager import PolicyManager
 from adaptspec.errors import EngineError, StateError

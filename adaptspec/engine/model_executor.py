@@ -12,7 +12,6 @@ import torch
 
 from adaptspec.arrays import BoolArray, IntArray
 from adaptspec.decision import Decision, TreeTable, Union
-from adaptspec.drafters import states_confidence
 from adaptspec.drafting.draft_model import DraftModelDrafter
 from adaptspec.drafting.drafter import Drafter, DraftJob, ModelFreeDrafter, Observing, RowStart
 from adaptspec.drafting.isolated_drafter import IsolatedDrafter, isolated
@@ -63,8 +62,7 @@ class ModelExecutor:
         return tuple(drafter.name for drafter in self._drafters if not drafter.non_anticipating)
 
     def start(self, sequence: Seq) -> None:
-        request, method = sequence.request, sequence.method
-        start = RowStart(sequence.sampling, request.prediction, sequence.scope, method.shares_noise)
+        start = RowStart(sequence.sampling, sequence.prediction, sequence.scope, sequence.method.shares_noise)
         for drafter in self._model_free.values():
             report_progress()
             drafter.begin(held_row(sequence), start)
@@ -96,10 +94,9 @@ class ModelExecutor:
                     for s, limit in zip(batch.decoding, batch.limits, strict=True)
                 ]
                 found[which] = list(map(len, offers))
-                if states_confidence(drafter.name):
-                    stated = np.full((len(self._drafters), size, most), np.nan) if stated is None else stated
-                    for line, sure in zip(stated[which], offers, strict=True):
-                        line[: len(sure)] = sure
+                stated = np.full((len(self._drafters), size, most), np.nan) if stated is None else stated
+                for line, sure in zip(stated[which], offers, strict=True):
+                    line[: len(sure)] = sure
         return Offers(found, stated)
 
     def launch(self, batch: Batch, decision: Decision) -> Pending:

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from adaptspec.drafting.predicted_output import Prediction
+from adaptspec.drafting.prediction import Prediction
 from adaptspec.engine.detokenizer import Detokenizer
 from adaptspec.engine.prefix_cache import Scope
 from adaptspec.models.grammars import FAILED, Constraint
@@ -64,7 +64,7 @@ class Sequence:
         self.logprobs: list[TokenLogprob] = []
         self.scored: list[TokenLogprob] = []  # of the tokens that `commit` gets next
         self.prompt_logprobs: list[TokenLogprob] = []
-        self._prediction = Prediction(request.prediction, len(request.prompt)) if request.prediction else None
+        self.prediction = Prediction(request.prediction, len(request.prompt)) if request.prediction else None
         self._counts = _Counts()
         self._provenance = TokenProvenance() if request.speculation.provenance else None
         self.timings = Timings(arrived=now, admitted=None, first_token=None, finished=now)
@@ -151,8 +151,8 @@ class Sequence:
                 del self.tokens[place + 1 :], self.logprobs[emitted:]
                 break
         gained, self._unread = len(self.tokens) - first, len(self.tokens)
-        if self._prediction is not None:
-            self._prediction.read(self.tokens, len(self.tokens))
+        if self.prediction is not None:
+            self.prediction.read(self.tokens, len(self.tokens))
         return gained
 
     def _ends(self, token: int, emitted: int) -> bool:
@@ -219,8 +219,8 @@ class Sequence:
             error=self.error,
             logprobs=tuple(self.logprobs),
             prompt_logprobs=tuple(self.prompt_logprobs),
-            prediction_accepted=0 if self._prediction is None else self._prediction.accepted,
-            prediction_rejected=0 if self._prediction is None else self._prediction.rejected,
+            prediction_accepted=0 if self.prediction is None else self.prediction.accepted,
+            prediction_rejected=0 if self.prediction is None else self.prediction.rejected,
             cached_tokens=self.cached_tokens,
         )
 

@@ -14,8 +14,7 @@ from rich.console import Console
 from transformers import PreTrainedTokenizerFast
 
 from adaptspec.arrays import FloatArray, IntArray
-from adaptspec.drafting.corpus_counts import VERSION
-from adaptspec.drafting.token_counts import LONGEST, hashed
+from adaptspec.drafting.ngram_index import CORPUS_VERSION, MAX_CONTEXT, all_contexts
 from adaptspec.errors import CorpusError, RequestError
 from adaptspec.files import write_file
 from adaptspec.models.config import shown
@@ -67,7 +66,7 @@ def count_corpus(corpus: Path, model: str, out: Path, console: Console, *, conte
     tokens = np.fromiter(_tokens(tokenizer, records, most_tokens), dtype=np.int64)
     arrays = counted(tokens, contexts)
     archive = io.BytesIO()
-    about = {"version": np.array(VERSION), "tokenizer": np.array(fingerprint(tokenizer))}
+    about = {"version": np.array(CORPUS_VERSION), "tokenizer": np.array(fingerprint(tokenizer))}
     np.savez_compressed(archive, allow_pickle=False, **about, **arrays)
     write_file(out, archive.getbuffer())
     size = out.stat().st_size / 2**20
@@ -105,13 +104,13 @@ def _written(tokenizer: PreTrainedTokenizerFast, record: Record) -> str:
 
 
 def counted(tokens: IntArray, most: int) -> dict[str, npt.NDArray[Any]]:
-    """The arrays of `CorpusCounts` for a text [N]: the `most` contexts that save most nats.
+    """The arrays of `CorpusTable` for a text [N]: the `most` contexts that save most nats.
 
     Raises CorpusError if there is none.
     """
     orders: list[_Order] = []
-    hashes = hashed(tokens)
-    for length in range(1, LONGEST + 1):
+    hashes = all_contexts(tokens)
+    for length in range(1, MAX_CONTEXT + 1):
         orders.append(_order(tokens, hashes, length, orders[-1] if orders else None))
     gains = np.concatenate([order.gains for order in orders])
     if not len(gains):

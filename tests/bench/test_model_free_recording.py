@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from adaptspec.bench.teacher_forcing import Judge, Written
-from adaptspec.drafting.counts import CountsDrafter
 from adaptspec.drafting.drafter import DraftJob, RowStart
+from adaptspec.drafting.lookup import LookupDrafter
+from adaptspec.drafting.ngram_index import Histories
 from adaptspec.models.sampling import RowSampling, SamplingBatch
 from adaptspec.request import SamplingParams
 from adaptspec.simulation.tape import DraftView
@@ -20,7 +21,9 @@ OUTPUT = (5, 6, 7, 5, 6, 8, 6, 7, 8, 6, 5, 7, 6, 8, 5, 6, 7, 7, 5, 8)
 def view_of(temperature: float, *, history: bool = True, before: int = 0) -> DraftView:
     """The view of a text, after so many others like it."""
     runner = TableRunner()
-    judge = Judge(runner, [CountsDrafter(runner.info.vocab_size)], history=history)
+    judge = Judge(
+        runner, [LookupDrafter(runner.info.vocab_size, name="counts", histories=Histories())], history=history
+    )
     text = Written(PROMPT, OUTPUT, len(OUTPUT), SamplingParams(len(OUTPUT), temperature, seed=3))
     for _ in range(before):
         judge.views(text)
@@ -31,7 +34,10 @@ def view_of(temperature: float, *, history: bool = True, before: int = 0) -> Dra
 def test_chains_and_candidates_are_what_the_drafter_proposes(temperature: float) -> None:
     """Asked in order, as it reads on: its chain's length, how sure it is, and where the text's own token stands."""
     view, runner = view_of(temperature, history=False), TableRunner()
-    drafter, params = CountsDrafter(runner.info.vocab_size), SamplingParams(len(OUTPUT), temperature, seed=3)
+    drafter, params = (
+        LookupDrafter(runner.info.vocab_size, name="counts", histories=Histories()),
+        SamplingParams(len(OUTPUT), temperature, seed=3),
+    )
     row = RowSampling(params, 3, list(PROMPT), len(PROMPT), ())
     drafter.begin(0, RowStart(row))
     batch = SamplingBatch([row], runner.info.vocab_size)

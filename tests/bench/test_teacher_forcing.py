@@ -9,7 +9,7 @@ import pytest
 
 from adaptspec.bench.teacher_forcing import Judge, Written
 from adaptspec.drafting.draft_model import DraftModelDrafter
-from adaptspec.drafting.ngram import NgramDrafter
+from adaptspec.drafting.lookup import LookupDrafter
 from adaptspec.models.sampling import RowSampling, SamplingBatch, softmax
 from adaptspec.request import SamplingParams
 from adaptspec.simulation.tape import MAX_REACH
@@ -63,15 +63,13 @@ def test_behind_a_wrong_token_the_draft_goes_on_with_its_own() -> None:
 def test_a_lookup_is_asked_anew_at_every_position() -> None:
     """Repetition lets it propose; its run is what of its proposal really came, its reach what it proposed."""
     output = (5, 6, 7, 5, 6, 7, 9, 5, 6, 7)
-    view = Judge(TableRunner(), [NgramDrafter(longest=2, shortest=1)]).views(Written((5, 6), output, 10, GREEDY))[
-        "ngram"
-    ]
-    assert not view.proposes[0], "5 6 has been seen once: nothing follows it"
+    view = Judge(TableRunner(), [LookupDrafter(24)]).views(Written((3, 4), output, 10, GREEDY))["ngram"]
+    assert not view.proposes[0], "4 has been seen once: nothing follows it"
     assert view.agreed[5]
     assert not view.agreed[6], "after 5 6 7 came 5 before, now 9"
     assert view.run[8] == 2, "6 and 7, where the text ends"
     assert (view.run <= view.reach).all()
-    assert np.isnan(view.confidence).all()
+    assert ((view.confidence > 0.0) == view.proposes).all()
     assert (view.rejection[~view.proposes] == 0.0).all()
 
 

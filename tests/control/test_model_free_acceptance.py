@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from adaptspec.arrays import FloatArray
-from adaptspec.control.model_free_acceptance import NgramAcceptance, StatedAcceptance
+from adaptspec.control.model_free_acceptance import LookupAcceptance, RunAcceptance, StatedAcceptance
 from adaptspec.control.policy import BatchSignals
 from adaptspec.rounds import RoundRecord
 from tests.control import helpers
@@ -33,7 +33,7 @@ def _expected(known: StatedAcceptance, *stated: float, row: int = 0) -> FloatArr
     return np.asarray(known.expected_tokens(_LOOKUP, _signals(*stated, row=row))[0])
 
 
-def _observe(known: StatedAcceptance | NgramAcceptance, record: RoundRecord, *, ended: bool = False) -> None:
+def _observe(known: StatedAcceptance | RunAcceptance, record: RoundRecord, *, ended: bool = False) -> None:
     running = np.full(len(record.rows), not ended)
     known.observe(_LOOKUP, replace(record, running=running))
     known.settle()
@@ -82,14 +82,14 @@ def _ngrams(drafted: list[int], accepted: list[int], tasks: list[int] | None = N
     return replace(helpers.record([0] * size, [0] * size, tasks=tasks), **scores)  # type: ignore[arg-type]
 
 
-def _expected_ngrams(known: NgramAcceptance, tasks: list[int]) -> FloatArray:
+def _expected_ngrams(known: RunAcceptance, tasks: list[int]) -> FloatArray:
     """Tokens expected of drafts of 0 ... tokens in rows 0, 1 ..."""
     return known.expected_tokens(_LOOKUP, helpers.signals([7] * len(tasks), tasks=tasks))
 
 
 def test_ngrams_that_were_right_are_trusted_further() -> None:
     """Text that repeats other text does so in runs. A round without a score ends a run: it may have ended."""
-    known = NgramAcceptance(2, 1, 4)
+    known = RunAcceptance(2, 1, 4)
     for _ in range(4):
         _observe(known, _ngrams([4, 4], [4, 0]))
     in_a_run, after_a_miss = _expected_ngrams(known, [0, 0])
@@ -101,7 +101,7 @@ def test_ngrams_that_were_right_are_trusted_further() -> None:
 
 def test_a_run_ends_with_its_request() -> None:
     """Also where the last round of the request is recorded once the next one has the row."""
-    known = NgramAcceptance(1, 1, 4)
+    known = RunAcceptance(1, 1, 4)
     new = _expected_ngrams(known, [0])
     known.observe(_LOOKUP, _ngrams([4], [4]))
     known.start(0)
@@ -110,12 +110,32 @@ def test_a_run_ends_with_its_request() -> None:
 
 
 def test_ngrams_are_estimated_by_task() -> None:
-    known = NgramAcceptance(2, 3, 4)
+    known = RunAcceptance(2, 3, 4)
     for _ in range(200):
         _observe(known, _ngrams([2, 2], [0, 1], [1, 2]))
     never, once = _expected_ngrams(known, [1, 2])
     assert never[1] < 0.2
     assert once[1] > 0.8
-    restored = NgramAcceptance(2, 3, 4)
+    restored = RunAcceptance(2, 3, 4)
     restored.restore(known.learned())
     np.testing.assert_allclose(_expected_ngrams(restored, [1, 2]), [never, once])
+
+
+def test_confidences_decide_where_they_are_stated_and_runs_where_not() -> None:
+    """A drafter of another engine, or on an old tape, may state none."""
+    known = LookupAcceptance(2, 1, _DEPTH)
+    unstated = replace(_signals(0.9), stated=None)
+    before = known.expected_tokens(_LOOKUP, unstated)
+    for _ in range(64):
+        known.observe(_LOOKUP, _scored(0.9, 2, 0))
+        known.settle()
+    assert known.expected_tokens(_LOOKUP, _signals(0.9))[0, 1] < 0.5
+    np.testing.assert_allclose(known.expected_tokens(_LOOKUP, unstated), before)
+    for _ in range(64):
+        known.observe(_LOOKUP, _ngrams([2], [0]))
+        known.settle()
+    assert known.expected_tokens(_LOOKUP, unstated)[0, 1] < 0.5 * before[0, 1]
+    restored = LookupAcceptance(2, 1, _DEPTH)
+    restored.restore(known.learned())
+    for signals in (unstated, _signals(0.9)):
+        np.testing.assert_allclose(restored.expected_tokens(_LOOKUP, signals), known.expected_tokens(_LOOKUP, signals))

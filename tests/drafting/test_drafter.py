@@ -12,7 +12,7 @@ from adaptspec.control.language.spec import schema
 from adaptspec.drafters import DRAFTERS, Entry, Kind
 from adaptspec.drafting.draft_model import DraftModelDrafter
 from adaptspec.drafting.drafter import Loaded
-from adaptspec.drafting.ngram import NgramDrafter
+from adaptspec.drafting.lookup import LookupDrafter
 from adaptspec.engine.assembly import build
 from adaptspec.engine.core import EngineLimits
 from adaptspec.engine.engine_config import EngineConfig
@@ -38,14 +38,12 @@ class ToyModel(DraftModelDrafter):
         return cls(load_model(PLACES[0]).runner(CacheLimits(2)), loaded.ends)
 
 
-class ToyLookup(NgramDrafter):
-    """Looks one token back only."""
-
-    name = "toy-lookup"
+class ToyLookup(LookupDrafter):
+    """A lookup of its own name."""
 
     @classmethod
     def make(cls, loaded: Loaded) -> ToyLookup:
-        return cls(longest=1, shortest=1, ends=loaded.ends)
+        return cls(loaded.target.info.vocab_size, loaded.ends, name="toy-lookup")
 
 
 @pytest.fixture

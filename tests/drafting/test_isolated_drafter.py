@@ -9,7 +9,8 @@ import numpy as np
 from adaptspec.drafting.draft_model import DraftModelDrafter
 from adaptspec.drafting.drafter import DraftJob, RowStart
 from adaptspec.drafting.isolated_drafter import SHORTEST_REST, IsolatedModelFreeDrafter, isolated
-from adaptspec.drafting.ngram import NgramDrafter
+from adaptspec.drafting.lookup import LookupDrafter
+from adaptspec.drafting.prediction import Prediction
 from adaptspec.models.draft import Draft
 from adaptspec.models.sampling import RowSampling, SamplingBatch
 from adaptspec.request import SamplingParams
@@ -19,10 +20,10 @@ REPEATS = [5, 6, 7, 8, 5, 6]
 
 
 def _start(prediction: Sequence[int], prompt_length: int) -> RowStart:
-    return RowStart(RowSampling(SamplingParams(), 0, [], prompt_length, ()), prediction)
+    return RowStart(RowSampling(SamplingParams(), 0, [], prompt_length, ()), Prediction(prediction, prompt_length))
 
 
-class Broken(NgramDrafter):
+class Broken(LookupDrafter):
     def offer(self, row: int, tokens: list[int], most: int) -> list[float]:
         raise MemoryError("no room")
 
@@ -35,7 +36,7 @@ class Broken(NgramDrafter):
 
 def test_what_is_raised_costs_offers_until_it_has_rested() -> None:
     now = [0.0]
-    inner = Broken()
+    inner = Broken(24)
     made = IsolatedModelFreeDrafter(inner, lambda: now[0])
     made.begin(0, _start([1], 0))
     now[0] += 2 * SHORTEST_REST
@@ -45,7 +46,7 @@ def test_what_is_raised_costs_offers_until_it_has_rested() -> None:
     assert made.shadow(0, REPEATS, 4) == (0, 0)
 
 
-class Failing(NgramDrafter):
+class Failing(LookupDrafter):
     """Never answers, and counts how often it was asked."""
 
     asked = 0
@@ -58,7 +59,7 @@ class Failing(NgramDrafter):
 def test_a_drafter_that_keeps_failing_rests_longer_up_to_a_minute() -> None:
     """Failing costs rounds their time; one that was well for as long as it had rested begins with a short rest."""
     now = [0.0]
-    inner = Failing()
+    inner = Failing(24)
     made = IsolatedModelFreeDrafter(inner, lambda: now[0])
 
     def rests(seconds: float) -> bool:

@@ -19,11 +19,10 @@ from adaptspec.control.cost_model import CostModel
 from adaptspec.control.language.library import shipped_policies
 from adaptspec.control.language.loader import load_policy_spec
 from adaptspec.control.language.spec import PolicySpec
-from adaptspec.drafters import states_confidence
-from adaptspec.drafting.counts import CountsDrafter
+from adaptspec.drafters import Kind, kind_of
 from adaptspec.drafting.draft_model import DraftModelDrafter
 from adaptspec.drafting.drafter import Drafter, DraftJob
-from adaptspec.drafting.ngram import NgramDrafter
+from adaptspec.drafting.lookup import LookupDrafter
 from adaptspec.engine.assembly import Built, assemble, build
 from adaptspec.engine.core import EngineLimits
 from adaptspec.engine.engine_config import EngineConfig
@@ -89,27 +88,15 @@ class PricedDraft(PricedTarget):
         return self._inner.forward(packed)
 
 
-class PricedLookup(NgramDrafter):
+class PricedLookup(LookupDrafter):
     """A lookup for each row that asks for one."""
 
-    def __init__(self, timer: Timer, ends: frozenset[int]) -> None:
-        super().__init__(ends=ends)
+    def __init__(self, timer: Timer, name: str, vocab_size: int, ends: frozenset[int]) -> None:
+        super().__init__(vocab_size, ends, name=name)
         self._timer = timer
 
     def propose(self, job: DraftJob) -> Draft:
-        self._timer.seconds += COSTS.drafters["ngram"].per_row * int(np.count_nonzero(job.depths))
-        return super().propose(job)
-
-
-class PricedCounts(CountsDrafter):
-    """Counts for each row that asks for them."""
-
-    def __init__(self, timer: Timer, vocab_size: int, ends: frozenset[int]) -> None:
-        super().__init__(vocab_size, ends)
-        self._timer = timer
-
-    def propose(self, job: DraftJob) -> Draft:
-        self._timer.seconds += COSTS.drafters["counts"].per_row * int(np.count_nonzero(job.depths))
+        self._timer.seconds += COSTS.drafters[self.name].per_row * int(np.count_nonzero(job.depths))
         return super().propose(job)
 
 
@@ -141,8 +128,7 @@ def live(built: Built, workloads: Workloads, tape: Tape, spec: PolicySpec, rows:
     draft = next(drafter for drafter in built.drafters if isinstance(drafter, DraftModelDrafter))
     drafters: Sequence[Drafter] = [
         DraftModelDrafter(PricedDraft(draft.runner, timer), draft.ends),
-        PricedLookup(timer, draft.ends),
-        PricedCounts(timer, built.target.info.vocab_size, draft.ends),
+        *(PricedLookup(timer, name, built.target.info.vocab_size, draft.ends) for name in ("ngram", "counts")),
     ]
     core = assemble(
         PricedTarget(built.target, timer),
@@ -199,7 +185,7 @@ def test_the_engine_and_the_simulator_do_the_same(
     branches = spec.spec.max_width > 1
     assert theirs.mean_acceptance_length == pytest.approx(ours.mean_acceptance_length, rel=0.05 if branches else 0.02)
     assert 0.5 * np.abs(shares(ours) - shares(theirs)).sum() < (0.2 if branches else 0.02)
-    if branches or any(states_confidence(name) for name in spec.drafters):
+    if branches or any(kind_of(name) is Kind.MODEL_FREE for name in spec.drafters):
         return
     for a, b in zip(ours.records, notes.records, strict=False):
         for name in ("depths", "reasons", "drafter", "drafted", "accepted", "emitted", "context"):

@@ -20,7 +20,7 @@ from adaptspec.control.algorithms.algorithm import Choice
 from adaptspec.control.policy import BatchSignals
 from adaptspec.drafting.draft_model import DraftModelDrafter
 from adaptspec.drafting.drafter import Drafter
-from adaptspec.drafting.ngram import NgramDrafter
+from adaptspec.drafting.lookup import LookupDrafter
 from adaptspec.engine.async_engine import AsyncEngine
 from adaptspec.engine.core import EngineCore, EngineLimits
 from adaptspec.engine.watchdog import Watchdog
@@ -196,7 +196,7 @@ def draft_raises(runner: Faulty, packed: Packed, logits: torch.Tensor) -> torch.
     raise RuntimeError("the draft is broken")
 
 
-class LostLookup(NgramDrafter):
+class LostLookup(LookupDrafter):
     """An n-gram drafter that raises wherever it can."""
 
     def propose(self, job: Any) -> Any:
@@ -210,7 +210,7 @@ class LostLookup(NgramDrafter):
     [
         lambda: DraftModelDrafter(Faulty(draft_raises)),
         lambda: DraftModelDrafter(Faulty(lambda runner, packed, logits: logits * np.nan)),
-        LostLookup,
+        lambda: LostLookup(24),
     ],
     ids=["raises", "nan", "lookup"],
 )

@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from adaptspec.drafting.counts import CountsDrafter
-from adaptspec.drafting.token_counts import Histories
+from adaptspec.drafting.lookup import LookupDrafter
+from adaptspec.drafting.ngram_index import Histories
 from adaptspec.engine.async_engine import AsyncEngine
 from adaptspec.engine.checkpointer import HISTORY, HistoryFile
 from adaptspec.engine.core import EngineCore, EngineLimits
@@ -25,9 +25,10 @@ ASKED = SamplingParams(30, temperature=0.0, ignore_eos=True)
 def serving() -> tuple[EngineCore, Histories]:
     """An engine that drafts by counts, and its histories."""
     world = table("counts")
-    (drafter,) = (one for one in world.drafters if isinstance(one, CountsDrafter))
+    known = [one.histories for one in world.drafters if isinstance(one, LookupDrafter) and one.histories is not None]
+    (histories,) = known
     body = "{choose: {algorithm: dictated, depths: [5]}, drafters: [counts], history: key}"
-    return world.engine([dictated.policy(body)], EngineLimits(max_rows=1)), drafter.histories
+    return world.engine([dictated.policy(body)], EngineLimits(max_rows=1)), histories
 
 
 def file_of(folder: Path, histories: Histories, tokenizer: str = "t") -> HistoryFile:

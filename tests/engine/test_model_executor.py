@@ -7,17 +7,16 @@ from collections.abc import Sequence
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from adaptspec.drafting.drafter import DraftJob
-from adaptspec.drafting.ngram import NgramDrafter
+from adaptspec.drafting.drafter import RowStart
+from adaptspec.drafting.lookup import LookupDrafter
 from adaptspec.engine.core import EngineLimits
-from adaptspec.models.sampling import SamplingBatch
+from adaptspec.models.sampling import RowSampling
 from adaptspec.request import Request, SamplingParams
 from adaptspec.results import Completion
 from adaptspec.rounds import RoundRecord
 from tests.exactness import dictated
 from tests.exactness.harness import Notes, answers
 from tests.exactness.worlds import table
-from tests.fakes import array
 
 
 def serve(requests: Sequence[Request], choose: str) -> tuple[list[RoundRecord], dict[str, Completion]]:
@@ -41,7 +40,7 @@ def test_a_score_is_what_the_drafter_gets_when_it_runs(seed: int, temperature: f
             outcome = int(record.depths[i]), int(record.drafted[i]), int(record.accepted[i])
             real[name, int(record.context[i])] = outcome
     texts = {request.id: [*request.prompt, *done[request.id].tokens] for request in requests}
-    compared = 0
+    asked, compared = {request.id: request for request in requests}, 0
     for record in scored:
         if record.shadow is None or record.shadow_drafted is None:
             continue
@@ -53,7 +52,7 @@ def test_a_score_is_what_the_drafter_gets_when_it_runs(seed: int, temperature: f
                 continue
             context, emitted = int(record.context[i]), int(record.emitted[i])
             drafted, accepted = int(record.shadow_drafted[1, i]), int(record.shadow[1, i])
-            assert (drafted, accepted) == would_get(texts[name], context, emitted)
+            assert (drafted, accepted) == would_get(asked[name], texts[name], context, emitted)
             if (name, context) in real:
                 depth = min(emitted, real[name, context][0])
                 got = tuple(min(count, depth) for count in real[name, context][1:])
@@ -62,9 +61,9 @@ def test_a_score_is_what_the_drafter_gets_when_it_runs(seed: int, temperature: f
     assert compared
 
 
-def would_get(text: list[int], context: int, depth: int) -> tuple[int, int]:
-    sampling = SamplingBatch([], 24)
-    draft = NgramDrafter(2, 1).propose(DraftJob(array(0), [text[:context]], array(depth), sampling))
-    drafted = int(draft.counts[0])
-    right = [a == b for a, b in zip(draft.tokens[0, :drafted].tolist(), text[context:], strict=False)]
-    return drafted, right.index(False) if False in right else len(right)
+def would_get(request: Request, text: list[int], context: int, depth: int) -> tuple[int, int]:
+    """Tokens that a lookup finds after the first `context` ones, and how many of them are right."""
+    sampling, prompt = request.sampling, len(request.prompt)
+    drafter = LookupDrafter(24, (1,))
+    drafter.begin(0, RowStart(RowSampling(sampling, sampling.seed or 0, text[:context], prompt, (1,))))
+    return drafter.shadow(0, text[: context + depth], context)

@@ -16,7 +16,7 @@ import torch
 
 from adaptspec.drafting.draft_model import DraftModelDrafter
 from adaptspec.drafting.drafter import Drafter
-from adaptspec.drafting.ngram import NgramDrafter
+from adaptspec.drafting.lookup import LookupDrafter
 from adaptspec.engine.cost_files import cost_files, write_cost_file
 from adaptspec.engine.profiler import (
     Extent,
@@ -62,7 +62,7 @@ class Timed(TableRunner):
 
 def _timed(machine: Machine) -> tuple[Timed, list[Drafter]]:
     """A target with a draft model and lookup, all on one machine."""
-    return Timed(machine), [DraftModelDrafter(Timed(machine, seed=1)), NgramDrafter()]
+    return Timed(machine), [DraftModelDrafter(Timed(machine, seed=1)), LookupDrafter(24)]
 
 
 def _cached(folder: Path) -> list[Path]:
@@ -74,9 +74,9 @@ def test_a_second_start_reads_the_cache() -> None:
     """Costs are measured once per machine and pair. Later starts check them with a few laps."""
     machine = Machine()
     target = Timed(machine)
-    first = profiled_costs(target, [NgramDrafter()], 2, timer=machine.clock)
+    first = profiled_costs(target, [LookupDrafter(24)], 2, timer=machine.clock)
     after_first = target.passes
-    second = profiled_costs(target, [NgramDrafter()], 2, timer=machine.clock)
+    second = profiled_costs(target, [LookupDrafter(24)], 2, timer=machine.clock)
     assert 0 < target.passes - after_first < after_first
     assert second.profile == first.profile
     assert first.origin == "measured now"
@@ -102,7 +102,7 @@ def test_a_table_that_contradicts_itself_is_mended_and_not_kept(
 ) -> None:
     """Two rows of one token take 70 times as long as two rows of two tokens."""
     machine = Machine(lambda rows, width: 0.56 if (rows, width) == (2, 1) else 0.008)
-    verify = profiled_costs(Timed(machine), [NgramDrafter()], 2, timer=machine.clock).profile.verify
+    verify = profiled_costs(Timed(machine), [LookupDrafter(24)], 2, timer=machine.clock).profile.verify
     assert verify == tuple(tuple(pytest.approx(0.008) for _ in line) for line in verify)
     assert not _cached(tmp_path)
     assert re.search(r"\b70\.\d x off between cells", caplog.text)
@@ -115,7 +115,7 @@ def test_other_models_and_sizes_are_measured_apart(tmp_path: Path) -> None:
     profiled_costs(target, drafters, 2, timer=machine.clock)
     profiled_costs(target, drafters, 1, timer=machine.clock)
     profiled_costs(Timed(machine, seed=5), drafters, 2, timer=machine.clock)
-    profiled_costs(target, [NgramDrafter()], 2, timer=machine.clock)
+    profiled_costs(target, [LookupDrafter(24)], 2, timer=machine.clock)
     target.info = replace(target.info, dtype="bfloat16")
     profiled_costs(target, drafters, 2, timer=machine.clock)
     assert len(_cached(tmp_path)) == 5
@@ -142,7 +142,7 @@ def test_only_rows_the_cache_has_room_for_are_measured(
     path = str(make_model("llama"))
     target = load_runner(path, device="cpu", max_rows=8, context=64, cache_tokens=tokens, block_size=block_size)
     steady = partial(next, count(0.0, 1e-4))
-    result = measure(target, [NgramDrafter()], 8, Stopwatch(target.device, budget=1.0, timer=steady))
+    result = measure(target, [LookupDrafter(24)], 8, Stopwatch(target.device, budget=1.0, timer=steady))
     assert result.rows == rows
     assert Extent.of(target, 8).rows == rows, "nothing is left reserved"
 
@@ -151,7 +151,7 @@ def test_only_rows_the_cache_has_room_for_are_measured(
 def test_a_slow_model_is_measured_at_fewer_sizes(each: float, token: float) -> None:
     """Measuring takes some three seconds for any model. The prices of other sizes follow from those measured."""
     machine = Machine(lambda rows, width: each + token * rows * width)
-    model = profiled_costs(Timed(machine, context=1024), [NgramDrafter()], 16, timer=machine.clock)
+    model = profiled_costs(Timed(machine, context=1024), [LookupDrafter(24)], 16, timer=machine.clock)
     assert machine.now < 3.5
     profile = model.profile
     assert profile.rows[0] == 1
@@ -221,7 +221,7 @@ def test_without_a_home_directory_costs_are_measured_and_not_kept(
         monkeypatch.setenv("XDG_CACHE_HOME", home)
     monkeypatch.chdir(tmp_path)
     machine = Machine()
-    assert profiled_costs(Timed(machine), [NgramDrafter()], 4, timer=machine.clock).origin == "measured now"
+    assert profiled_costs(Timed(machine), [LookupDrafter(24)], 4, timer=machine.clock).origin == "measured now"
     assert [record.getMessage() for record in caplog.records if "home directory" in record.getMessage()] == [
         "there is no home directory to keep costs in; set XDG_CACHE_HOME to a folder: they are measured at every start"
     ]

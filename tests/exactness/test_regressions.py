@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerFast
 
 from adaptspec.drafting.draft_model import DraftModelDrafter
 from adaptspec.drafting.drafter import Drafter, DraftJob
-from adaptspec.drafting.ngram import NgramDrafter
+from adaptspec.drafting.lookup import LookupDrafter
 from adaptspec.models.draft import Draft
 from adaptspec.models.runner import ModelInfo
 from adaptspec.request import Grammar, Request, SamplingParams
@@ -26,7 +26,7 @@ ALONE = Script(requests=1, rows=1)
 
 
 def _world(tokenizer: PreTrainedTokenizerFast = TOKENIZER, **target: int) -> World:
-    drafters = [DraftModelDrafter(TableRunner(seed=1, blend=0.95)), NgramDrafter(longest=2, shortest=1)]
+    drafters = [DraftModelDrafter(TableRunner(seed=1, blend=0.95)), LookupDrafter(24)]
     return World(TableRunner(**target), drafters, tokenizer)
 
 
@@ -155,7 +155,8 @@ def test_minus_one_draft_padding_into_grammar(tokenizer: PreTrainedTokenizerFast
 
 def test_stale_mask_after_slot_reuse(tokenizer: PreTrainedTokenizerFast) -> None:
     """One row, one request after the other: each has its own grammar, or none; one was aborted in the middle."""
-    world = World(_Alphabet(), [NgramDrafter()], tokenizer)
+    target = _Alphabet()
+    world = World(target, [LookupDrafter(target.info.vocab_size)], tokenizer)
     written = {"aborted": "bbbbbb", "g1": "bbbbbb", "none": None, "g2": "zyx", "again": "bbbbbb"}
     asked = [
         _behind_a(

@@ -14,11 +14,11 @@ from transformers import PreTrainedTokenizerFast
 
 from adaptspec.control.cost_model import CostModel
 from adaptspec.control.language.spec import PolicySpec
-from adaptspec.drafting.counts import CountsDrafter
 from adaptspec.drafting.draft_model import DraftModelDrafter
 from adaptspec.drafting.drafter import Drafter, ModelDrafter
 from adaptspec.drafting.lookahead import LookaheadDrafter
-from adaptspec.drafting.ngram import NgramDrafter
+from adaptspec.drafting.lookup import LookupDrafter
+from adaptspec.drafting.ngram_index import Histories
 from adaptspec.engine.assembly import MakeExecutor, assemble, build
 from adaptspec.engine.core import EngineCore, EngineLimits
 from adaptspec.engine.engine_config import EngineConfig
@@ -161,8 +161,8 @@ def table(drafter: str, capacity: int = 10**9) -> World:
     draft = TableRunner(vocabulary[1], seed=1, blend=blend, capacity=capacity, context=CONTEXT)
     drafters: list[Drafter] = [
         DraftModelDrafter(draft, (1,)),
-        NgramDrafter(longest=2, shortest=1),
-        CountsDrafter(vocabulary[0], (1,)),
+        LookupDrafter(vocabulary[0], (1,)),
+        LookupDrafter(vocabulary[0], (1,), name="counts", histories=Histories()),
         LookaheadDrafter(),
     ]
     return World(target, drafters, TOKENIZER, tuple(range(4, 4 + FEW)))

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast
 
-from adaptspec.drafting.ngram import NgramDrafter
+from adaptspec.drafting.lookup import LookupDrafter
 from adaptspec.request import Request, SamplingParams
 from adaptspec.results import Completion, FinishReason, SpeculationStats, Timings
 from adaptspec.rounds import RoundRecord
@@ -113,7 +113,7 @@ def test_it_follows_requests_while_they_run(tokenizer: PreTrainedTokenizerFast) 
     store = RequestStore(pause=60.0)
     store.start(4)
     policy = Dictated(("ngram",), lambda n, size: [2] * size)
-    core = make_core(tokenizer, TableRunner(), [NgramDrafter()], {"p": (policy, "coupled")}, sinks=[store])
+    core = make_core(tokenizer, TableRunner(), [LookupDrafter(24)], {"p": (policy, "coupled")}, sinks=[store])
     core.add(Request("r", (5, 6, 7), SamplingParams(max_tokens=20, temperature=0.0, ignore_eos=True)))
     for _ in range(8):
         core.step()

@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from adaptspec.drafting.corpus_counts import CorpusCounts, read_corpus_counts
-from adaptspec.drafting.token_counts import advanced
+from adaptspec.drafting.ngram_index import CorpusTable, advance, read_corpus_table
 from adaptspec.errors import ConfigError, CorpusError
 from adaptspec.models.tokenization import fingerprint, load_tokenizer
 from adaptspec.training.corpus import Record, read_corpus
@@ -20,10 +19,10 @@ from adaptspec.training.corpus_counting import count_corpus, counted
 PHRASE = [10, 11, 12, 13, 14, 15]
 
 
-def _votes(counts: CorpusCounts, tokens: list[int]) -> dict[int, float]:
+def _votes(counts: CorpusTable, tokens: list[int]) -> dict[int, float]:
     contexts: list[int] = []
     for token in tokens:
-        contexts = advanced(contexts, token)
+        contexts = advance(contexts, token)
     return counts.get(contexts[len(tokens) - 1]) or {}
 
 
@@ -36,7 +35,7 @@ def _text() -> list[int]:
 
 
 def test_shares_are_those_of_the_corpus() -> None:
-    counts = CorpusCounts(counted(np.array(_text()), 10_000))
+    counts = CorpusTable(counted(np.array(_text()), 10_000))
     votes = _votes(counts, [15])
     assert set(votes) == {16, 17}
     assert votes[16] / votes[17] == pytest.approx(2.0, rel=0.05)
@@ -121,16 +120,16 @@ def test_the_file_is_for_one_tokenizer(tmp_path: Path, target_path: Path) -> Non
     corpus.write_text(f"{line}\n" * 200)
     count_corpus(corpus, str(target_path), out, Console(file=io.StringIO()), contexts=500, most_tokens=10**6)
     own = fingerprint(load_tokenizer(str(target_path)))
-    assert len(read_corpus_counts(out, own, 10**6))
+    assert len(read_corpus_table(out, own, 10**6))
     with pytest.raises(ConfigError, match=r"another tokenizer.*adaptspec train counts.*--counts none"):
-        read_corpus_counts(out, "other", 10**6)
+        read_corpus_table(out, "other", 10**6)
     with pytest.raises(ConfigError, match=r"token id \d+, which the target does not"):
-        read_corpus_counts(out, own, 3)
+        read_corpus_table(out, own, 3)
     content = out.read_bytes()
     for broken in (content[:-200], b"", b"PK" + content[2:300]):
         out.write_bytes(broken)
         with pytest.raises(ConfigError, match="train counts"):
-            read_corpus_counts(out, own, 10**6)
+            read_corpus_table(out, own, 10**6)
     arrays = counted(np.array(_text()), 100)
     about = {"version": np.array(1), "tokenizer": np.array(own)}
     for name, wrong in (
@@ -141,9 +140,9 @@ def test_the_file_is_for_one_tokenizer(tmp_path: Path, target_path: Path) -> Non
         changed = {key: array for key, array in {**arrays, name: wrong}.items() if array is not None}
         np.savez(out, **about, **changed)
         with pytest.raises(ConfigError, match="train counts"):
-            read_corpus_counts(out, own, 10**6)
+            read_corpus_table(out, own, 10**6)
     np.savez(out, **{**about, "version": np.array(2)}, **arrays)
     with pytest.raises(ConfigError, match="of version 2"):
-        read_corpus_counts(out, own, 10**6)
+        read_corpus_table(out, own, 10**6)
     with pytest.raises(ConfigError, match="cannot be used"):
-        read_corpus_counts(tmp_path / "nowhere.npz", own, 10**6)
+        read_corpus_table(tmp_path / "nowhere.npz", own, 10**6)

@@ -17,10 +17,10 @@ from adaptspec.control.algorithms.round_terms import LookupTerms, ModelTerms, Ro
 from adaptspec.control.cost_model import CostModel
 from adaptspec.control.explorer import Explorer, Trial
 from adaptspec.control.language.schema import Part
-from adaptspec.control.model_free_acceptance import NgramAcceptance, StatedAcceptance
+from adaptspec.control.model_free_acceptance import LookupAcceptance
 from adaptspec.control.policy import BatchSignals, Learner
 from adaptspec.decision import Expected, Reason, StopTable, Union
-from adaptspec.drafters import Kind, kind_of, states_confidence
+from adaptspec.drafters import Kind, kind_of
 from adaptspec.rounds import RoundRecord
 
 
@@ -89,9 +89,7 @@ class Goodput(Algorithm):
             if kind_of(name) is not Kind.MODEL_FREE
         }
         self._lookups = {
-            i: (StatedAcceptance if states_confidence(name) else NgramAcceptance)(rows, tasks, depth)
-            for i, name in names.items()
-            if kind_of(name) is Kind.MODEL_FREE
+            i: LookupAcceptance(rows, tasks, depth) for i, name in names.items() if kind_of(name) is Kind.MODEL_FREE
         }
         self._whole = any(cost.runs_whole_drafts(settings.drafters[i]) for i in self._models)
         self._buffer = RecordBuffer(depth)
@@ -110,8 +108,10 @@ class Goodput(Algorithm):
     def start(self, row: int) -> None:
         self._buffer.start(row)
         self._forget_terms()
-        for known in (*self._models.values(), *self._lookups.values()):
-            known.start(row)
+        for model in self._models.values():
+            model.start(row)
+        for lookup in self._lookups.values():
+            lookup.start(row)
 
     def choose(self, signals: BatchSignals) -> Choice:
         if not self.max_depth:

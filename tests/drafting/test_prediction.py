@@ -8,11 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from adaptspec.drafting.drafter import RowStart
-from adaptspec.drafting.ngram import NgramDrafter
-from adaptspec.drafting.predicted_output import Prediction
+from adaptspec.drafting.lookup import LookupDrafter
+from adaptspec.drafting.prediction import Prediction
 from adaptspec.models.sampling import RowSampling
 from adaptspec.request import SamplingParams
-from tests.drafting.test_ngram import propose
+from tests.drafting.test_lookup import propose
 
 TOKENS = st.lists(st.integers(0, 4), max_size=30)
 TEXT = list(range(100, 160))
@@ -75,12 +75,40 @@ def test_accounts_add_up_and_do_not_depend_on_the_rounds(
     assert alike.rejected == 0
 
 
-def test_the_lookup_drafts_from_the_prediction_first_and_forgets_it_with_the_row() -> None:
-    """An end of text ends a draft; without a prediction the prompt and the output are looked up as ever."""
-    drafter = NgramDrafter(2, 1, ends=(9,))
-    row = RowSampling(SamplingParams(), 0, [], 3, ())
-    drafter.begin(0, RowStart(row, [5, 6, 9, 6]))
+@given(output=TOKENS, predicted=TOKENS, cut=st.integers(0, 30))
+def test_an_output_that_was_cut_is_read_again(output: list[int], predicted: list[int], cut: int) -> None:
+    """A stop string removes tokens that have been read: what only they had is not accepted."""
+    kept = output[:cut]
+    once, twice = Prediction(predicted, 3), Prediction(predicted, 3)
+    twice.read(PROMPT + output, 3 + len(output))
+    for prediction in (once, twice):
+        prediction.read(PROMPT + kept, 3 + len(kept))
+    assert (once.accepted, once.rejected) == (twice.accepted, twice.rejected)
+    assert once.continuation(9) == twice.continuation(9)
+
+
+def test_a_prediction_goes_before_the_text_and_is_forgotten_with_the_row() -> None:
+    """An end of text ends a draft; without a prediction, prompt and output are looked up as ever."""
+    drafter = LookupDrafter(10, (9,))
+    row = RowSampling(SamplingParams(temperature=0.0), 0, [], 3, ())
+    drafter.begin(0, RowStart(row, Prediction([5, 6, 9, 6], 3)))
     assert propose(drafter, [1, 2, 1], 4) == [5, 6, 9]
     assert len(drafter.offer(0, [1, 2, 1, 5], 4)) == 2
     drafter.free(0)
     assert propose(drafter, [1, 2, 1], 1) == [2]
+
+
+def test_the_lookups_of_a_request_share_its_prediction() -> None:
+    """It is followed once, whichever of them is asked, and in whatever order."""
+    prediction = Prediction(TEXT, 3)
+    first, second = LookupDrafter(200), LookupDrafter(200)
+    for drafter in (first, second):
+        drafter.begin(0, RowStart(RowSampling(SamplingParams(temperature=0.0), 0, [], 3, ()), prediction))
+    text = PROMPT + TEXT[:4]
+    assert len(first.offer(0, text, 3)) == 3
+    assert propose(second, text, 3) == TEXT[4:7] == propose(first, text, 3)
+    text += [*TEXT[4:6], 7]
+    assert second.shadow(0, text, 7) == (3, 2)
+    assert propose(second, [*text, TEXT[7]], 2) == TEXT[8:10] == propose(first, [*text, TEXT[7]], 2)
+    prediction.read([*text, TEXT[7]], len(text) + 1)
+    assert prediction.accepted == 7

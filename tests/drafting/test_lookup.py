@@ -1,4 +1,4 @@
-"""The counts drafter: what follows most often, its own text first, never another key's; with the target's own noise."""
+"""Lookup drafting: what followed most often, never in another key's text; with the target's own noise."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from adaptspec.decision import TreeTable
-from adaptspec.drafting.counts import CountsDrafter
 from adaptspec.drafting.drafter import DraftJob, RowStart
-from adaptspec.drafting.token_counts import TokenCounts, advanced
+from adaptspec.drafting.lookup import LookupDrafter
+from adaptspec.drafting.ngram_index import Histories, NgramIndex, advance
+from adaptspec.drafting.prediction import Prediction
 from adaptspec.models.draft import Draft
 from adaptspec.models.sampling import RowSampling, SamplingBatch
 from adaptspec.request import SamplingParams
@@ -25,11 +26,17 @@ TEMPERATURES = st.sampled_from([0.0, 0.7, 1.3])
 def _start(
     temperature: float = 0.0, scope: str | None = None, seed: int = 3, prediction: tuple[int, ...] = ()
 ) -> RowStart:
-    return RowStart(RowSampling(SamplingParams(temperature=temperature), seed, [], 1, ()), prediction, scope)
+    followed = Prediction(prediction, 1) if prediction else None
+    return RowStart(RowSampling(SamplingParams(temperature=temperature), seed, [], 1, ()), followed, scope)
 
 
-def _made(start: RowStart | None = None, ends: tuple[int, ...] = ()) -> CountsDrafter:
-    drafter = CountsDrafter(V, ends)
+def _counts(vocab_size: int = V, eos_token_ids: tuple[int, ...] = ()) -> LookupDrafter:
+    """A lookup that knows earlier requests of the same scope."""
+    return LookupDrafter(vocab_size, eos_token_ids, name="counts", histories=Histories())
+
+
+def _made(start: RowStart | None = None, ends: tuple[int, ...] = ()) -> LookupDrafter:
+    drafter = _counts(V, ends)
     drafter.begin(0, start or _start())
     return drafter
 
@@ -40,22 +47,78 @@ def _mixed(six: int, seven: int) -> list[int]:
     return [*text, 99, 5]
 
 
-def _draft(drafter: CountsDrafter, tokens: list[int], depth: int, row: int = 0, tree: TreeTable | None = None) -> Draft:
+def _draft(drafter: LookupDrafter, tokens: list[int], depth: int, row: int = 0, tree: TreeTable | None = None) -> Draft:
     return drafter.propose(DraftJob(array(row), [tokens], array(depth), NO_SAMPLING, tree=tree))
 
 
-def _propose(drafter: CountsDrafter, tokens: list[int], depth: int, row: int = 0) -> list[int]:
+def propose(drafter: LookupDrafter, tokens: list[int], depth: int, row: int = 0) -> list[int]:
     draft = _draft(drafter, tokens, depth, row)
     tokens_: list[int] = draft.tokens[0, : draft.counts[0]].tolist()
     return tokens_
 
 
 def test_what_followed_most_often_is_drafted_and_surer_by_longer_contexts() -> None:
-    assert _propose(_made(), [9, 2, 3, 9, 2, 3, 9, 2, 4, 9, 2], 1) == [3]
+    assert propose(_made(), [9, 2, 3, 9, 2, 3, 9, 2, 4, 9, 2], 1) == [3]
     draft = _draft(_made(), [9, 2, 3, 9, 2, 3, 9, 2], 1)
     once = _draft(_made(), [2, 3, 7, 8, 2], 1)
     assert 0.0 < once.confidence[0, 0] < draft.confidence[0, 0] < 1.0
-    assert _propose(_made(), [1, 2, 3, 4, 5], 7) == []
+    assert propose(_made(), [1, 2, 3, 4, 5], 7) == []
+
+
+def test_of_equal_counts_the_longer_context_decides() -> None:
+    """5 followed (3, 4) and 9 followed (2, 3, 4); then 5 was met twice, and what followed it."""
+    assert propose(_made(), [2, 3, 4, 9, 9, 3, 4, 5, 7, 2, 3, 4], 1) == [9]
+    assert propose(_made(), [3, 4, 5, 7, 8, 3, 4], 3) == [5, 7, 8]
+
+
+def test_a_draft_stops_at_the_end_of_the_text() -> None:
+    """A prompt holds end tokens between its turns: what followed one there does not follow this answer."""
+    assert propose(_made(ends=(4,)), [1, 2, 3, 4, 5, 6, 1, 2], 7) == [3, 4]
+    assert propose(_made(), [1, 2, 3, 4, 5, 6, 1, 2], 7)[:3] == [3, 4, 5]
+
+
+def test_an_unlikely_draft_is_not_continued() -> None:
+    """Nothing is drafted where any of twelve tokens may follow; a text that has repeated itself is followed further."""
+    text = [token for i in range(12) for token in (7, 100 + i)]
+    assert propose(_made(), [*text, 7], 3) == []
+    assert len(propose(_made(), [1, 2, 3, 4, 5, 6] * 6, 7)) == 7
+
+
+def test_a_freed_row_is_forgotten() -> None:
+    """Rows are reused: nothing of one request may leak into the next."""
+    for drafter in (LookupDrafter(V), _counts()):
+        assert propose(drafter, [1, 2, 3, 4, 1, 2], 2) == [3, 4]
+        drafter.free(0)
+        assert propose(drafter, [9, 9, 1, 2], 2) == []
+
+
+@given(TEXTS, st.integers(0, 6), st.integers(1, 8), TEMPERATURES)
+def test_an_offer_is_what_is_then_drafted(tokens: list[int], most: int, depth: int, temperature: float) -> None:
+    """Of an offer any part may be taken, or more asked for: the draft is the one made without looking first."""
+    start = _start(temperature)
+    looked = _made(start)
+    offered = len(looked.offer(0, tokens, most))
+    draft = propose(looked, tokens, depth)
+    assert offered == (len(propose(_made(start), tokens, most)) if most else 0)
+    assert draft == propose(_made(start), tokens, depth)
+    assert len(draft) >= min(offered, depth)
+
+
+@given(TEXTS, st.integers(1, 6), st.integers(1, 6))
+def test_an_offer_that_has_gone_by_is_never_drafted(tokens: list[int], more: int, most: int) -> None:
+    """Rounds in which it was left: by the next one there is more text, and what was found is found anew."""
+    looked = _made()
+    looked.offer(0, tokens[: max(1, len(tokens) - more)], most)
+    assert propose(looked, tokens, most) == propose(_made(), tokens, most)
+
+
+def test_without_histories_a_request_has_only_its_own_text() -> None:
+    drafter = LookupDrafter(V)
+    drafter.begin(0, _start(scope="key a"))
+    drafter.offer(0, [1, 2, 3, 4, 1], 1)
+    drafter.free(0)
+    drafter.begin(0, _start(scope="key a"))
+    assert propose(drafter, [1, 2, 3], 1) == []
 
 
 @given(TEXTS, st.integers(1, 7), TEMPERATURES)
@@ -77,7 +140,7 @@ def test_the_same_text_gives_the_same_draft_however_it_came(tokens: list[int], m
 @given(TEXTS, st.integers(1, 6), st.integers(1, 6), TEMPERATURES)
 def test_a_shadow_is_what_a_draft_would_have_got(tokens: list[int], first: int, more: int, temperature: float) -> None:
     start = max(1, len(tokens) - more)
-    would = _propose(_made(_start(temperature)), tokens[:start], len(tokens) - start)
+    would = propose(_made(_start(temperature)), tokens[:start], len(tokens) - start)
     right = [guess == token for guess, token in zip(would, tokens[start:], strict=False)]
     accepted = right.index(False) if False in right else len(right)
     assert _made(_start(temperature)).shadow(0, tokens, start) == (len(would), accepted)
@@ -108,7 +171,7 @@ def test_each_drafted_token_meets_the_noise_of_its_own_position() -> None:
     scores[0, [8, 9]] = np.log(0.5)
     right = []
     for seed in range(100):
-        drafted = _propose(_made(_start(1.0, seed=seed)), text, 2)
+        drafted = propose(_made(_start(1.0, seed=seed)), text, 2)
         if len(drafted) == 2:
             row = RowSampling(SamplingParams(temperature=1.0), seed, text, 1, ())
             target = SamplingBatch([row], V).choose(scores, array(0), array(1)).item()
@@ -119,7 +182,7 @@ def test_each_drafted_token_meets_the_noise_of_its_own_position() -> None:
 
 def test_what_one_key_was_served_helps_it_and_nobody_else() -> None:
     """While it is served and afterwards: tokens that only the other key has had are in no draft."""
-    drafter = CountsDrafter(V)
+    drafter = _counts()
     secret = [11, 12, 13, 14, 15, 16, 17]
     drafter.begin(0, _start(scope="key a"))
     drafter.begin(1, _start(scope="key b"))
@@ -128,20 +191,20 @@ def test_what_one_key_was_served_helps_it_and_nobody_else() -> None:
         drafter.offer(row, [1, 2, 3], 1)
     drafter.offer(0, [1, 2, 3, *secret], 1)
     for row in (1, 2):
-        assert _propose(drafter, [1, 2, 3, 11, 12, 13], 7, row) == []
+        assert propose(drafter, [1, 2, 3, 11, 12, 13], 7, row) == []
     for row in range(3):
         drafter.free(row)
     drafter.begin(3, _start(scope="key a"))
-    assert _propose(drafter, [11, 12, 13], 4, 3) == [14, 15, 16, 17][: len(_propose(drafter, [11, 12, 13], 4, 3))] != []
+    assert propose(drafter, [11, 12, 13], 4, 3) == [14, 15, 16, 17][: len(propose(drafter, [11, 12, 13], 4, 3))] != []
     drafter.begin(4, _start(scope="key b"))
-    assert 14 not in _propose(drafter, [11, 12, 13], 4, 4)
+    assert 14 not in propose(drafter, [11, 12, 13], 4, 4)
 
 
 def test_a_prediction_is_followed_and_draws_end_texts() -> None:
     drafter = _made(_start(prediction=(5, 6, 9, 6)), ends=(9,))
-    assert _propose(drafter, [1], 4) == [5, 6, 9]
+    assert propose(drafter, [1], 4) == [5, 6, 9]
     drafter.free(0)
-    assert _propose(drafter, [1], 4) == []
+    assert propose(drafter, [1], 4) == []
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
@@ -165,7 +228,7 @@ def test_combs_have_the_next_likely_tokens_beside_the_chain(temperature: float) 
 def test_long_prompts_are_read_from_their_end_only() -> None:
     """Reading is bounded: what was 60,000 tokens before is not found."""
     rng = np.random.default_rng(0)
-    drafter = CountsDrafter(1000)
+    drafter = _counts(1000)
     drafter.begin(0, _start())
     text = [1, 2, 3, 4, 5, *rng.integers(10, 1000, 60_000).tolist(), 1, 2, 3]
     assert drafter.offer(0, text, 1) == []
@@ -173,22 +236,22 @@ def test_long_prompts_are_read_from_their_end_only() -> None:
 
 def test_a_prompt_is_read_a_part_in_each_round() -> None:
     """Reading all of it at once would keep the other rows of a round waiting. What comes late in it is found later."""
-    drafter = _made()
-    text = [*range(100, 350), 5, 6, *range(350, 450)]
-    assert [_propose(drafter, text + [5] * rounds, 1) for rounds in (1, 2)] == [[], [6]]
+    drafter = _counts(2000)
+    text = [*range(100, 700), 5, 6, *range(700, 1000)]
+    assert [propose(drafter, text + [5] * rounds, 1) for rounds in (1, 2)] == [[], [6]]
 
 
 def test_of_a_text_that_came_without_being_looked_at_a_scope_counts_the_end() -> None:
     """What it does when a request ends is bounded, too."""
-    drafter, live = CountsDrafter(V), [1]
-    drafter.begin(0, RowStart(RowSampling(SamplingParams(), 3, live, 1, ()), (), "key a"))
+    drafter, live = _counts(), [1]
+    drafter.begin(0, RowStart(RowSampling(SamplingParams(), 3, live, 1, ()), None, "key a"))
     drafter.offer(0, live, 1)
     live += [2, 3, *np.random.default_rng(0).integers(10, 400, 5000).tolist(), 7, 8, 9]
     drafter.free(0)
     drafter.begin(1, _start(scope="key a"))
-    assert _propose(drafter, [1, 2], 1, 1) == []
+    assert propose(drafter, [1, 2], 1, 1) == []
     drafter.begin(2, _start(scope="key a"))
-    assert _propose(drafter, [7, 8], 1, 2) == [9]
+    assert propose(drafter, [7, 8], 1, 2) == [9]
 
 
 @given(
@@ -197,8 +260,8 @@ def test_of_a_text_that_came_without_being_looked_at_a_scope_counts_the_end() ->
 )
 def test_a_scope_counts_every_text_once(text: list[int], rounds: list[tuple[int, bool, bool]]) -> None:
     """However long the prompt is, whoever gave way and came back, and whatever came in the last round."""
-    drafter, live = CountsDrafter(V), text[:1]
-    start = RowStart(RowSampling(SamplingParams(), 3, live, 1, ()), (), "key a")
+    drafter, live = _counts(), text[:1]
+    start = RowStart(RowSampling(SamplingParams(), 3, live, 1, ()), None, "key a")
     drafter.begin(0, start)
     for more, looks, leaves in rounds:
         live += text[len(live) : len(live) + more]
@@ -210,9 +273,10 @@ def test_a_scope_counts_every_text_once(text: list[int], rounds: list[tuple[int,
     drafter.offer(0, live, 1)
     live += text[len(live) :]
     drafter.free(0)
-    once = TokenCounts(10_000)
+    once = NgramIndex(10_000)
     contexts: list[int] = []
     for token in text:
         once.add(contexts, token)
-        contexts = advanced(contexts, token)
-    assert drafter.histories.of("key a").young == once.young
+        contexts = advance(contexts, token)
+    assert drafter.histories is not None
+    assert sorted(drafter.histories.index_of("key a").lines()) == sorted(once.lines())

@@ -1,0 +1,276 @@
+"""Lookup drafting: an n-gram model over the request's own text, a prediction, earlier requests and a corpus.
+
+What followed the last 5 to 1 tokens is interpolated (Witten and Bell 1991): a context gives as much probability as it
+has counts, the rest comes from the next shorter one. At temperatures above 0, tokens are drawn from these
+probabilities, with the target's own noise.
+
+`ngram` looks into prompt and output (prompt lookup: Saxena 2023) and the prediction; `counts` also into what requests
+of the same scope were served before, and into a corpus.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from operator import itemgetter
+from typing import NamedTuple
+from weakref import WeakKeyDictionary
+
+import numpy as np
+
+from adaptspec.decision import TreeTable
+from adaptspec.drafting.drafter import DraftJob, Loaded, RowStart
+from adaptspec.drafting.ngram_index import CorpusTable, Histories, NgramIndex, advance, contexts_at
+from adaptspec.drafting.submitted_nodes import submitted
+from adaptspec.drafting.tree_growth import RowTree
+from adaptspec.models.draft import Draft
+from adaptspec.models.noise import drawn_of_few, position_word, seed_keys, token_words
+from adaptspec.models.sampling import MIN_TEMPERATURE, RowSampling
+
+# Counted after each context: unknown tokens, for each known one, and the predicted token.
+_UNKNOWN, _PREDICTED = 1.5, 8.0
+# A draft ends where the probability that all of its tokens are right falls below this.
+_MIN_SURVIVAL = 0.1
+# Noise favours many unlikely tokens over a few likely ones: the best of the unknown tokens does so many times as well
+# as a single one of their probability would.
+_BEST_UNKNOWN = math.exp(1.5)
+# Colder requests draw as if they were this warm: higher powers of a probability would vanish.
+_MIN_DRAFT_TEMPERATURE = 1 / 64
+# A longer prompt is read from its end, so many tokens in a round. An own text's index has so many contexts, twice.
+_MAX_TEXT, _MAX_READ, _MAX_CONTEXTS = 4096, 512, 2**15
+
+_Source = NgramIndex | CorpusTable
+_probability = itemgetter(1)
+
+
+class LookupDrafter:
+    """Counts each row's text as it grows, in the row's own index and in that of its scope (see `RowStart`)."""
+
+    non_anticipating = True  # tokens and the end of a draft are functions of the text (and of the noise)
+
+    def __init__(
+        self,
+        vocab_size: int,
+        eos_token_ids: Iterable[int] = (),
+        *,
+        name: str = "ngram",
+        histories: Histories | None = None,
+        corpus: CorpusTable | None = None,
+    ) -> None:
+        """Drafts stop at one of the tokens `eos_token_ids`. Without `histories` each request has only its own text."""
+        self.name = name
+        self.histories = histories
+        self._corpus = corpus
+        self._words = token_words(vocab_size)
+        self._eos_token_ids = frozenset(eos_token_ids)
+        self._rows: dict[int, _Row] = {}
+        # Tokens of a request that its scope has counted. The request may give way, and come back.
+        self._counted: WeakKeyDictionary[RowSampling, int] = WeakKeyDictionary()
+
+    def begin(self, row: int, start: RowStart) -> None:
+        history = None
+        if self.histories is not None and start.scope is not None:
+            history = self.histories.index_of(start.scope)
+        self._rows[row] = _Row(start, history, self._counted.get(start.sampling, 0))
+
+    def cache_gap(self, row: int, length: int) -> int:  # noqa: ARG002
+        """See `Drafter.cache_gap`: always 0, as what it reads is bounded."""
+        return 0
+
+    def propose(self, job: DraftJob) -> Draft:
+        """See `Drafter.propose`. Trees have the next likely tokens as siblings of each token of the chain."""
+        drafts = {
+            i: self._look(int(job.rows[i]), job.tokens[i], len(job.tokens[i]), int(job.depths[i]), job.shares_noise)
+            for i in np.flatnonzero(job.depths).tolist()
+        }
+        if job.tree is not None:
+            return submitted(list(_trees(job, job.tree, drafts)), len(job.rows))
+        draft = Draft.empty(len(job.rows), max(map(len, drafts.values()), default=0))
+        for i, drafted in drafts.items():
+            draft.tokens[i, : len(drafted)] = [each.token for each in drafted]
+            draft.confidence[i, : len(drafted)] = [each.probability for each in drafted]
+            draft.counts[i] = len(drafted)
+        return draft
+
+    def offer(self, row: int, tokens: list[int], most: int) -> list[float]:
+        """See `ModelFreeDrafter.offer`. What was found is kept for the round."""
+        state = self._row(row)
+        drafted = self._look(row, tokens, len(tokens), most, state.draws)
+        state.lookup = _Lookup(len(tokens), most, state.draws, drafted)
+        return [each.probability for each in drafted]
+
+    def shadow(self, row: int, tokens: list[int], start: int) -> tuple[int, int]:
+        """See `ModelFreeDrafter.shadow`: mostly what was offered before the round."""
+        drafted = self._look(row, tokens, start, len(tokens) - start, self._row(row).draws)
+        accepted = 0
+        for each, token in zip(drafted, tokens[start:], strict=False):  # the draft may be shorter
+            if each.token != token:
+                break
+            accepted += 1
+        return len(drafted), accepted
+
+    def commit(self, row: int, valid: int, tokens: list[int]) -> None:
+        """See `Drafter.commit`: only committed tokens are ever read, so nothing is forgotten."""
+
+    def free(self, row: int) -> None:
+        """See `Drafter.free`. The scope counts the tokens that came since the row was last asked."""
+        state = self._rows.pop(row, None)
+        if state is not None and state.sampling is not None and state.history is not None:
+            self._counted[state.sampling] = state.finish(state.sampling.tokens)
+
+    def _row(self, row: int) -> _Row:
+        """The state of a row. Of one that never began, or failed, only the text is known."""
+        return self._rows.get(row) or self._rows.setdefault(row, _Row(None))
+
+    def _look(self, row: int, tokens: list[int], start: int, most: int, shares_noise: bool) -> list[_Drafted]:
+        """Up to `most` tokens after `tokens[:start]`."""
+        state = self._row(row)
+        kept, draws = state.lookup, shares_noise and state.power > 0.0
+        if kept is not None and kept.start == start and kept.most >= most and kept.draws == draws:
+            return kept.drafted[:most]
+        state.read(tokens, start)
+        return self._drafted(state, start, most, draws)
+
+    def _drafted(self, state: _Row, start: int, most: int, draws: bool) -> list[_Drafted]:
+        sources: list[_Source] = [each for each in (state.own, state.history, self._corpus) if each is not None]
+        predicted = [] if state.prediction is None else state.prediction.continuation(most)
+        contexts, survival = state.contexts, 1.0
+        drafted: list[_Drafted] = []
+        while len(drafted) < most:
+            expected = predicted[len(drafted)] if len(drafted) < len(predicted) else None
+            probabilities = _interpolated(contexts, sources, expected)
+            if not probabilities:
+                break
+            if draws:
+                probabilities = self._with_noise(probabilities, state, start + len(drafted))
+            token, probability = max(probabilities.items(), key=_probability)
+            survival *= probability
+            if survival < _MIN_SURVIVAL:
+                break
+            drafted.append(_Drafted(token, probability, probabilities))
+            if token in self._eos_token_ids:
+                break
+            if token != expected:
+                predicted = []
+            contexts = advance(contexts, token)
+        return drafted
+
+    def _with_noise(self, probabilities: Mapping[int, float], state: _Row, position: int) -> dict[int, float]:
+        """The probability that the target's noise g chooses each token: softmax(log p / temperature + g).
+
+        With g = -log(E) that is p ** (1 / temperature) / E, over the sum of all.
+        """
+        drawn = drawn_of_few(position_word(state.seed, position), probabilities.items(), self._words, state.power)
+        unknown = max(1.0 - sum(probabilities.values()), 0.0)
+        total = sum([weight for _, weight in drawn]) + unknown**state.power * _BEST_UNKNOWN
+        return {token: weight / total for token, weight in drawn}
+
+
+def make_ngram(loaded: Loaded) -> LookupDrafter:
+    """The lookup into a request's own text and prediction."""
+    return LookupDrafter(loaded.target.info.vocab_size, loaded.ends)
+
+
+def make_counts(loaded: Loaded) -> LookupDrafter:
+    """The lookup that also knows earlier requests of the same scope, and a corpus if one was loaded."""
+    return LookupDrafter(
+        loaded.target.info.vocab_size, loaded.ends, name="counts", histories=Histories(), corpus=loaded.counts
+    )
+
+
+class _Drafted(NamedTuple):
+    """A drafted token, its probability, and the probabilities of all tokens known to follow there."""
+
+    token: int
+    probability: float
+    candidates: Mapping[int, float]
+
+
+class _Lookup(NamedTuple):
+    """What was found after the first `start` tokens of a row, when `most` were asked for."""
+
+    start: int
+    most: int
+    draws: bool
+    drafted: list[_Drafted]
+
+
+class _Row:
+    """One request: its text's index and its scope's, its prediction, and how it draws its tokens."""
+
+    def __init__(self, start: RowStart | None, history: NgramIndex | None = None, counted: int = 0) -> None:
+        """`counted` tokens of its text are in its scope's index already."""
+        self.own = NgramIndex(_MAX_CONTEXTS)
+        self.history = history
+        self.sampling = None if start is None else start.sampling
+        self.prediction = None if start is None else start.prediction
+        self.contexts: list[int] = []  # at the end of its text, of which not all may have been read
+        self.lookup: _Lookup | None = None
+        self.power = 0.0  # of probabilities, by the temperature; 0: the likeliest token is drafted
+        self.seed = 0
+        self.draws = False
+        self._counted = counted
+        self._read = 0
+        self._read_contexts: list[int] = []  # at the end of what was read
+        if start is not None and start.sampling.params.temperature >= MIN_TEMPERATURE:
+            self.power = 1.0 / max(start.sampling.params.temperature, _MIN_DRAFT_TEMPERATURE)
+            self.draws = start.shares_noise
+            self.seed = int(seed_keys(np.array([start.sampling.seed], dtype=np.int64))[0])
+
+    def read(self, tokens: list[int], end: int) -> None:
+        """Count the tokens before `end` that came since the last call. Of many a part; later calls count the rest."""
+        if self.prediction is not None:
+            self.prediction.read(tokens, end)
+        if end <= self._read:
+            return
+        begin = max(self._read, end - _MAX_TEXT)
+        self._count(tokens, begin, min(end, begin + _MAX_READ), own=True)
+        self.contexts = self._read_contexts if self._read == end else contexts_at(tokens, end)
+
+    def finish(self, tokens: list[int]) -> int:
+        """Count the rest of its text in its scope, if the row was ever asked; the tokens that the scope has counted."""
+        if self._read:
+            self._count(tokens, max(self._read, len(tokens) - _MAX_TEXT), len(tokens), own=False)
+        return max(self._read, self._counted)
+
+    def _count(self, tokens: list[int], begin: int, end: int, *, own: bool) -> None:
+        contexts = self._read_contexts if begin == self._read else contexts_at(tokens, begin)
+        for position in range(begin, end):
+            token = tokens[position]
+            if own:
+                self.own.add(contexts, token)
+            if self.history is not None and position >= self._counted:
+                self.history.add(contexts, token)
+            contexts = advance(contexts, token)
+        self._read_contexts, self._read = contexts, max(end, self._read)
+
+
+def _interpolated(contexts: list[int], sources: Sequence[_Source], predicted: int | None) -> dict[int, float]:
+    """The probability of each token that is known to follow. The rest to 1 is the probability of unknown tokens."""
+    probabilities: dict[int, float] = {}
+    left = 1.0
+    if predicted is not None:
+        left = _UNKNOWN / (_UNKNOWN + _PREDICTED)
+        probabilities[predicted] = 1.0 - left
+    for context in reversed(contexts):
+        counts: dict[int, float] = {}
+        for source in sources:
+            for token, count in source.followers(context).items():
+                counts[token] = counts.get(token, 0.0) + count
+        if counts:
+            unknown = _UNKNOWN * len(counts)
+            share = left / (sum(counts.values()) + unknown)
+            for token, count in counts.items():
+                probabilities[token] = probabilities.get(token, 0.0) + share * count
+            left = share * unknown
+    return probabilities
+
+
+def _trees(job: DraftJob, table: TreeTable, drafts: Mapping[int, list[_Drafted]]) -> Iterator[RowTree]:
+    """A chain per row, each of its tokens with the next likely ones as siblings."""
+    for i, drafted in drafts.items():
+        tree = RowTree(table, None, i, len(drafted), len(job.tokens[i]))
+        for each in drafted:
+            candidates = sorted(each.candidates.items(), key=_probability, reverse=True)
+            tree.submit(tree.main[-1] if tree.main else -1, candidates, math.nan)
+        yield tree

@@ -1,0 +1,270 @@
+"""N-gram indexes: which tokens followed the last 1 to 5 tokens of a text, and how often.
+
+`NgramIndex` grows with a text, in bounded memory. `Histories` has one index per scope. `CorpusTable` is read from a
+file and never changes. All of them know contexts by the same hashes.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from adaptspec.errors import ConfigError, StateError
+from adaptspec.files import DAMAGE, read_arrays
+
+MAX_CONTEXT = 5  # tokens
+CORPUS_FILE, CORPUS_VERSION = "counts.npz", 1  # in a model's folder
+_FACTOR, _MASK = 0x9E3779B97F4A7C15, 2**64 - 1
+_MAX_FOLLOWERS = 8  # different tokens counted after one context
+# Where only one token ever followed, token and count are in one number: a tenth of a dictionary's memory.
+_COUNT_SHIFT = 32
+_TOKEN, _ONCE = 2**_COUNT_SHIFT - 1, 2**_COUNT_SHIFT
+# All followers of a context in a corpus together count as much as so many tokens of a text.
+_CORPUS_WEIGHT = 4.0
+_RECORD_AGAIN = "make it anew (adaptspec train counts)"
+
+_Followers = dict[int, "int | dict[int, int]"]
+_NO_FOLLOWERS: Mapping[int, int] = {}
+
+
+def advance(contexts: list[int], token: int) -> list[int]:
+    """Hashes of the last 1, 2 ... `MAX_CONTEXT` tokens of a text that goes on with `token`; an empty text has none."""
+    number = token + 1
+    return [
+        (number * _FACTOR) & _MASK,
+        *[((context + number) * _FACTOR) & _MASK for context in contexts[: MAX_CONTEXT - 1]],
+    ]
+
+
+def contexts_at(tokens: list[int], end: int) -> list[int]:
+    """The same for the first `end` tokens of a text."""
+    contexts: list[int] = []
+    for token in tokens[max(end - MAX_CONTEXT, 0) : end]:
+        contexts = advance(contexts, token)
+    return contexts
+
+
+def all_contexts(tokens: npt.NDArray[Any]) -> list[npt.NDArray[np.uint64]]:
+    """The same for every position of a text [N]: item i of array n - 1 is the hash of the n tokens before position i.
+
+    Items 0 to n - 1 of array n - 1 have no meaning.
+    """
+    numbers = tokens.astype(np.uint64) + np.uint64(1)
+    before: npt.NDArray[np.uint64] = np.zeros(len(tokens), dtype=np.uint64)
+    hashes = []
+    for _ in range(MAX_CONTEXT):
+        after = np.zeros_like(before)
+        after[1:] = (before[:-1] + numbers[:-1]) * np.uint64(_FACTOR)
+        hashes.append(after)
+        before = after
+    return hashes
+
+
+class NgramIndex:
+    """How often each token followed each context.
+
+    Contexts are in two generations. When the younger one has more than `max_contexts`, it becomes the older one, and
+    the contexts of the older one are forgotten. A context that is met again is counted in the younger generation.
+    """
+
+    def __init__(self, max_contexts: int) -> None:
+        self._young: _Followers = {}
+        self._old: _Followers = {}
+        self._max_contexts = max_contexts
+
+    def __len__(self) -> int:
+        """The number of contexts."""
+        return len(self._young) + len(self._old)
+
+    def add(self, contexts: list[int], token: int) -> None:
+        """Count `token` after each of these contexts."""
+        young = self._young
+        for context in contexts:
+            followers = young.get(context)
+            if followers is None:
+                young[context] = token | _ONCE
+            elif isinstance(followers, int):
+                known = followers & _TOKEN
+                if known == token:
+                    young[context] = followers + _ONCE
+                else:
+                    young[context] = {known: followers >> _COUNT_SHIFT, token: 1}
+            elif token in followers:
+                followers[token] += 1
+            else:
+                if len(followers) >= _MAX_FOLLOWERS:
+                    del followers[min(followers, key=followers.__getitem__)]
+                followers[token] = 1
+        if len(young) > self._max_contexts:
+            self._old, self._young = young, {}
+
+    def followers(self, context: int) -> Mapping[int, int]:
+        """How often each token followed a context; empty if the context is unknown."""
+        young, old = self._young.get(context), self._old.get(context)
+        if old is None:
+            return _NO_FOLLOWERS if young is None else _unpacked(young)
+        followers = dict(_unpacked(old))
+        if young is not None:
+            for token, count in _unpacked(young).items():
+                followers[token] = followers.get(token, 0) + count
+        return followers
+
+    def lines(self) -> Iterable[tuple[int, int, int]]:
+        """Context, token and count of everything that is known, the oldest first."""
+        for generation in (self._old, self._young):
+            for context, followers in generation.items():
+                for token, count in _unpacked(followers).items():
+                    yield context, token, count
+
+    def restore(self, lines: Iterable[tuple[int, int, int]]) -> None:
+        """Add what `lines` returned. Contexts beyond `max_contexts` are left out, the oldest ones first."""
+        old = self._old
+        for context, token, count in lines:
+            followers = old.pop(context, None)  # a context of both generations moves to the end, and stays longer
+            if followers is None:
+                old[context] = count << _COUNT_SHIFT | token
+            else:
+                counts = dict(_unpacked(followers))
+                counts[token] = counts.get(token, 0) + count
+                most_frequent = sorted(counts.items(), key=lambda pair: -pair[1])[:_MAX_FOLLOWERS]
+                old[context] = dict(most_frequent)
+        for context in list(old)[: max(0, len(old) - self._max_contexts)]:
+            del old[context]
+
+
+class Histories:
+    """What was served before: an index per scope. Scopes share nothing.
+
+    They have at most `max_contexts` contexts in all, apart from those of scopes that running requests use; one scope
+    has at most half of them. The scope whose latest request started first is forgotten first.
+    """
+
+    def __init__(self, max_contexts: int = 2**18) -> None:
+        self._max_contexts = max_contexts
+        self._scopes: OrderedDict[str, NgramIndex] = OrderedDict()
+
+    def __len__(self) -> int:
+        """The number of contexts."""
+        return sum(map(len, self._scopes.values()))
+
+    def index_of(self, scope: str) -> NgramIndex:
+        """The index of a scope in which a request starts."""
+        index = self._scopes.pop(scope, None)
+        self._scopes[scope] = index = self._new_index() if index is None else index
+        self._forget()
+        return index
+
+    def arrays(self) -> dict[str, npt.NDArray[Any]]:
+        """All scopes as arrays: names, and a line for each token that followed a context in one of them."""
+        lines = [(number, *line) for number, index in enumerate(self._scopes.values()) for line in index.lines()]
+        scope, context, token, count = zip(*lines, strict=True) if lines else ((),) * 4
+        return {
+            "scopes": np.array(list(self._scopes), dtype=np.str_),
+            "scope": np.array(scope, dtype=np.uint32),
+            "context": np.array(context, dtype=np.uint64),
+            "token": np.array(token, dtype=np.uint32),
+            "count": np.minimum(np.array(count, dtype=np.uint64), 2**32 - 1).astype(np.uint32),
+        }
+
+    def restore(self, arrays: Mapping[str, npt.NDArray[Any]], vocab_size: int) -> None:
+        """Replace all scopes by those that `arrays` returned. Before the first request.
+
+        Raises:
+            StateError: the arrays are not of this form, or of another vocabulary; nothing has changed then.
+        """
+        try:
+            names = [str(name) for name in arrays["scopes"]]
+            columns = [arrays[name] for name in ("scope", "context", "token", "count")]
+        except KeyError as error:
+            raise StateError(f"{error} is missing") from error
+        if {column.dtype.kind + str(column.ndim) for column in columns} != {"u1"} or len(set(map(len, columns))) > 1:
+            raise StateError("its columns are not whole numbers of one length")
+        scope, _, token, count = columns
+        if (scope >= len(names)).any() or (token >= vocab_size).any() or not count.all():
+            raise StateError("it has a token or a scope that does not exist")
+        lines: list[list[tuple[int, int, int]]] = [[] for _ in names]
+        for number, *line in zip(*(column.tolist() for column in columns), strict=True):
+            lines[number].append((line[0], line[1], line[2]))
+        self._scopes = OrderedDict((name, self._new_index()) for name in names)
+        for index, known in zip(self._scopes.values(), lines, strict=False):
+            index.restore(known)
+        self._forget()
+
+    def _new_index(self) -> NgramIndex:
+        return NgramIndex(self._max_contexts // 4)
+
+    def _forget(self) -> None:
+        while len(self._scopes) > 1 and len(self) > self._max_contexts:
+            self._scopes.popitem(last=False)
+
+
+class CorpusTable:
+    """What follows the contexts of a corpus that say most, for one tokenizer."""
+
+    def __init__(self, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
+        """`contexts` uint64 [C], ascending; `following` uint8 [C], the number of their followers; `tokens` [N] and
+        `shares` uint8 [N], the followers of all contexts and their shares of 255.
+
+        Raises ValueError or LookupError if the arrays are not of this form.
+        """
+        contexts, following, tokens, shares = (arrays[name] for name in ("contexts", "following", "tokens", "shares"))
+        kinds = [array.dtype.kind + str(array.ndim) for array in (contexts, following, tokens, shares)]
+        if kinds != ["u1"] * 4 or (contexts[1:] <= contexts[:-1]).any() or contexts.dtype.itemsize != 8:
+            raise ValueError("its columns are not what they should be")
+        if len(following) != len(contexts) or following.sum() != len(tokens) or len(shares) != len(tokens):
+            raise ValueError("its columns do not fit together")
+        self.max_token = int(tokens.max(initial=0))
+        self._number = dict(zip(contexts.tolist(), range(len(contexts)), strict=True))
+        # Elements of a memoryview are read in a third of the time of an array's, and need no objects of their own.
+        self._offsets = np.concatenate(([0], np.cumsum(following))).astype(np.int32).data
+        self._tokens = tokens.astype(np.uint32).data
+        self._counts = (shares.astype(np.float32) * np.float32(_CORPUS_WEIGHT / 255.0)).data
+
+    def __len__(self) -> int:
+        """The number of contexts."""
+        return len(self._number)
+
+    def followers(self, context: int) -> Mapping[int, float]:
+        """The tokens that follow a context, and how much each counts; empty if the context is unknown."""
+        number = self._number.get(context)
+        if number is None:
+            return _NO_FOLLOWERS
+        begin, end = self._offsets[number], self._offsets[number + 1]
+        return dict(zip(self._tokens[begin:end], self._counts[begin:end], strict=True))
+
+
+def read_corpus_table(path: Path, tokenizer: str, vocab_size: int) -> CorpusTable:
+    """The table in a file, for the tokenizer of this fingerprint.
+
+    Raises:
+        ConfigError: it cannot be read, is not such a file, or is of another tokenizer; says what to do.
+    """
+    try:
+        arrays = read_arrays(path)
+        version, made_for = int(arrays["version"]), str(arrays["tokenizer"])
+        if version != CORPUS_VERSION:
+            raise ConfigError(
+                f"{path}: counts of version {version}, this program reads {CORPUS_VERSION}; {_RECORD_AGAIN}"
+            )
+        if made_for != tokenizer:
+            raise ConfigError(
+                f"{path}: counts of another tokenizer ({made_for}, the target's is {tokenizer}): token ids mean "
+                f"something else there; {_RECORD_AGAIN}, or serve without (--counts none)"
+            )
+        table = CorpusTable(arrays)
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be used ({error.strerror}); {_RECORD_AGAIN}") from error
+    except DAMAGE as error:
+        raise ConfigError(f"{path}: no counts, or damaged ({error}); {_RECORD_AGAIN}") from error
+    if table.max_token >= vocab_size:
+        raise ConfigError(f"{path}: it has token id {table.max_token}, which the target does not; {_RECORD_AGAIN}")
+    return table
+
+
+def _unpacked(followers: int | dict[int, int]) -> Mapping[int, int]:
+    return {followers & _TOKEN: followers >> _COUNT_SHIFT} if isinstance(followers, int) else followers
