@@ -41,9 +41,11 @@ class ToyModel(DraftModelDrafter):
 class ToyLookup(LookupDrafter):
     """A lookup of its own name."""
 
+    name = "toy-lookup"
+
     @classmethod
     def make(cls, loaded: Loaded) -> ToyLookup:
-        return cls(loaded.target.info.vocab_size, loaded.ends, name="toy-lookup")
+        return cls(loaded.target.info.vocab_size, loaded.ends, name=cls.name)
 
 
 @pytest.fixture
