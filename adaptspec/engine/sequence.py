@@ -25,7 +25,8 @@ class Sequence:
     `scope` may be drafted from each other's text; None: only from its own text. Requests of one
     `prefix_scope` may reuse each other's cached tokens; None: it shares none. `cached_tokens`: prompt tokens that were
     cached at its first admission. `end_tokens` end it. `constraint` is its grammar at work. `logprobs` and
-    `prompt_logprobs` grow as tokens are scored, if it asks for them. `over`: its completion was handed out.
+    `prompt_logprobs` grow as tokens are scored, if it asks for them. `prediction` follows its output along the text
+    that was predicted for it; its lookups read it, too. `over`: its completion was handed out.
     """
 
     over = False

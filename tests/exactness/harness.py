@@ -12,6 +12,7 @@ import pytest
 
 from adaptspec.control.language.spec import PolicySpec
 from adaptspec.decision import Decision
+from adaptspec.drafting.prediction import Prediction
 from adaptspec.engine.core import EngineCore, EngineLimits
 from adaptspec.engine.executor import Outcome, Pending
 from adaptspec.engine.model_executor import ModelExecutor
@@ -373,7 +374,9 @@ def hold(result: Run, world: World, script: Script) -> None:
             assert_same(own, its, world.rounding)
         assert max(own.tokens, default=0) < len(world.tokenizer), "padding of a vocabulary is written"
         assert not any(text in own.text for text in request.sampling.stop if not request.sampling.min_tokens)
-        assert own.prediction_accepted + own.prediction_rejected == len(request.prediction)
+        followed = Prediction(request.prediction, len(request.prompt))
+        followed.read([*request.prompt, *own.tokens], len(request.prompt) + len(own.tokens))
+        assert (own.prediction_accepted, own.prediction_rejected) == (followed.accepted, followed.rejected)
         assert_streamed(own, [delta for delta in result.deltas if delta.request_id == request.id])
     ends = {one.id: min(len(one.prompt) + one.sampling.max_tokens, world.target.info.context) for one in result.asked}
     for record in result.notes.records:  # of a draft all tokens and one more may be kept
