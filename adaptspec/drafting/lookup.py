@@ -29,6 +29,8 @@ from adaptspec.models.sampling import MIN_TEMPERATURE, RowSampling
 
 # Counted after each context: unknown tokens, for each known one, and the predicted token.
 _UNKNOWN, _PREDICTED = 1.5, 8.0
+# A token of an earlier request counts as so much of one of the request's own text.
+_HISTORY_WEIGHT = 0.5
 # A draft ends where the probability that all of its tokens are right falls below this.
 _MIN_SURVIVAL = 0.1
 # Noise favours many unlikely tokens over a few likely ones: the best of the unknown tokens does so many times as well
@@ -39,7 +41,7 @@ _MIN_DRAFT_TEMPERATURE = 1 / 64
 # A longer prompt is read from its end, so many tokens in a round. An own text's index has so many contexts, twice.
 _MAX_TEXT, _MAX_READ, _MAX_CONTEXTS = 4096, 512, 2**15
 
-_Source = NgramIndex | CorpusTable
+_Source = tuple[NgramIndex | CorpusTable, float]  # and the weight of its counts
 _probability = itemgetter(1)
 
 
@@ -132,7 +134,11 @@ class LookupDrafter:
         return self._drafted(state, start, most, draws)
 
     def _drafted(self, state: _Row, start: int, most: int, draws: bool) -> list[_Drafted]:
-        sources: list[_Source] = [each for each in (state.own, state.history, self._corpus) if each is not None]
+        sources: list[_Source] = [(state.own, 1.0)]
+        if state.history is not None:
+            sources.append((state.history, _HISTORY_WEIGHT))
+        if self._corpus is not None:
+            sources.append((self._corpus, 1.0))
         predicted = [] if state.prediction is None else state.prediction.continuation(most)
         contexts, survival = state.contexts, 1.0
         drafted: list[_Drafted] = []
@@ -254,9 +260,9 @@ def _interpolated(contexts: list[int], sources: Sequence[_Source], predicted: in
         probabilities[predicted] = 1.0 - left
     for context in reversed(contexts):
         counts: dict[int, float] = {}
-        for source in sources:
+        for source, weight in sources:
             for token, count in source.followers(context).items():
-                counts[token] = counts.get(token, 0.0) + count
+                counts[token] = counts.get(token, 0.0) + weight * count
         if counts:
             unknown = _UNKNOWN * len(counts)
             share = left / (sum(counts.values()) + unknown)
