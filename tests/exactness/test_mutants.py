@@ -66,14 +66,14 @@ def test_a_sample_of_mutants_is_killed(capsys: pytest.CaptureFixture[str]) -> No
 @pytest.mark.whole
 def test_a_mutant_that_fails_no_test_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
     """The tests of plain tables know nothing of n-grams."""
-    status = main(["--only", "ngram-keeps-the-oldest-continuation", "--tests", "tests/test_tables.py", "--no-baseline"])
+    status = main(["--only", "frequent-follower-counted-once", "--tests", "tests/test_tables.py", "--no-baseline"])
     assert status == 1
-    assert "SURVIVED ngram-keeps-the-oldest-continuation" in capsys.readouterr().out
+    assert "SURVIVED frequent-follower-counted-once" in capsys.readouterr().out
 
 
 @pytest.mark.whole
 def test_tests_that_cannot_run_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    status = main(["--only", "ngram-keeps-the-oldest-continuation", "--tests", "tests/no_such_test.py"])
+    status = main(["--only", "frequent-follower-counted-once", "--tests", "tests/no_such_test.py"])
     assert status == 2
     assert "pytest ended with status 4" in capsys.readouterr().err
 
