@@ -148,6 +148,7 @@ async def serve(config: ServeConfig, console: Console, status: StartStatus | Non
         built = await asyncio.to_thread(build, config.engine, [store], task_names=task_names, progress=status)
         engine = AsyncEngine(built.core, config.name, config.max_waiting, built.spare, built.threads.apply)
         closing.push_async_callback(asyncio.to_thread, engine.close)
+        await asyncio.to_thread(built.core.inputs.prepare_grammars)
         limits = built.core.limits
         # The longest forward pass on this machine: every row decodes, next to a full share of prompt tokens.
         longest = built.costs.verify_seconds(limits.max_rows, limits.max_rows + limits.prefill_tokens)

@@ -144,14 +144,14 @@ class AsyncEngine:
         """Refuse what can never be served, without queueing anything. Raises RequestError."""
         self._core.check(request)
 
-    def compile_grammar(self, grammar: Grammar, most_bytes: int | None = None) -> Grammar:
+    def compile_grammar(self, grammar: Grammar, max_bytes: int | None = None) -> Grammar:
         """The same grammar with its compiled form, from any thread.
 
         Raises:
             RequestError: it cannot be used.
-            OverloadedError: the grammars of all requests would take more than `most_bytes` (None: no bound).
+            OverloadedError: the grammars of all requests would take more than `max_bytes` (None: no bound).
         """
-        return self._core.inputs.compile_grammar(grammar, most_bytes)
+        return self._core.inputs.compile_grammar(grammar, max_bytes)
 
     @property
     def alive(self) -> bool:
@@ -213,9 +213,9 @@ class AsyncEngine:
             EngineError: the engine has stopped.
         """
         self._admit(requests)
-        tagged = [self._core.inputs.with_task(request) for request in requests]  # here: rounds do not wait for it
+        prepared = [self._core.inputs.prepared(request) for request in requests]  # here: rounds do not wait for it
         stream = Stream(self, requests)
-        for request in tagged:
+        for request in prepared:
             self._streams[request.id] = stream.pieces
             self._inbox.put(lambda request=request: self._core.add(request))  # type: ignore[misc]
         return stream

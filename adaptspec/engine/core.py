@@ -155,7 +155,7 @@ class EngineCore:
         A task for which there is no room any more counts as `OTHER`, and is called so from here on. What a canary's
         share was when the request came stays its own.
         """
-        request = self.inputs.with_task(request)
+        request = self.inputs.prepared(request)
         task, policy = self._numbered(request.speculation.task), self.controller.assigned(request)
         request = replace(request, speculation=replace(request.speculation, task=task, policy=policy))
         sequence = self.inputs.sequence(request, self.settings[policy].method)

@@ -59,12 +59,20 @@ class InputProcessor:
         if request.sampling.grammar is not None:
             self.compile_grammar(request.sampling.grammar)
 
-    def compile_grammar(self, grammar: Grammar, most_bytes: int | None = None) -> Grammar:
-        """The same grammar with its compiled form; see `Grammars.compile`."""
-        return self._grammars.compile(grammar, most_bytes)
+    def prepare_grammars(self) -> None:
+        """See `Grammars.prepare`."""
+        self._grammars.prepare()
 
-    def with_task(self, request: Request) -> Request:
-        """The request with its task read off the prompt, unless it names one or has been read before."""
+    def compile_grammar(self, grammar: Grammar, max_bytes: int | None = None) -> Grammar:
+        """The same grammar with its compiled form; see `Grammars.compile`."""
+        return self._grammars.compile(grammar, max_bytes)
+
+    def prepared(self, request: Request) -> Request:
+        """A checked request with its grammar compiled and its task read off the prompt, unless it has them."""
+        sampling = request.sampling
+        if sampling.grammar is not None and sampling.grammar.compiled is None:
+            grammar = self.compile_grammar(sampling.grammar)
+            request = replace(request, sampling=replace(sampling, grammar=grammar))
         wishes = request.speculation
         if self._detector is None or wishes.task is not None or wishes.task_detected:
             return request

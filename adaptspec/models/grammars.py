@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import json
 import re
-from collections import OrderedDict
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from threading import Lock
 from typing import Any
-from weakref import WeakValueDictionary
+from weakref import WeakSet
 
 import numpy as np
 from transformers import PreTrainedTokenizerFast
@@ -22,17 +22,15 @@ from adaptspec.models.tokenization import TokenBytes
 from adaptspec.request import Grammar, Reasoning
 
 MAX_CHARACTERS = 100_000  # of a grammar: what is longer takes noticeable time to compile
-CACHE_BYTES = 128 * 2**20
-# Bytes that a compiled grammar takes after its first mask, at most: 12 MB were measured for 100,000 characters of 3,000
-# properties, 1.1 MB for a constant of 4,000, and 2.3 MB for the shortest grammars, with `multipleOf` 10,000.
-_BYTES_EACH, _BYTES_PER_CHARACTER = 5 * 2**19, 320
-_MAX_STATES = 50_000  # of the lexer of one request, at 1 to 2 kB; schemas of real clients make some thousand
-# The parser of a grammar that repeats a group is slow where a text can be read in many ways: each place in the text
-# then has many items, and each of them is compared with all others. Every alternative may need an item, too.
-_COUNTED_GROUP = re.compile(r"[a-z0-9_)\]] ?\{[0-9]")
-_SCHEMA_IN_LARK = re.compile(r'(?m)^[^"/\n]*%json\b')  # in grammars of tool calls, which are read in one way
-_MAX_ITEMS, _MAX_ITEMS_COUNTED = 2_000, 1_000
-_ITEMS_COUNTED = 500
+# Bytes that a compiled grammar takes, at most: 0.1 MB were measured for schemas of usual length, 12 MB for 100,000
+# characters of 3,000 properties, 1.1 MB for a constant of 4,000, and 4 MB for the shortest with `multipleOf` 10,000.
+_BASE_BYTES, _BYTES_PER_CHARACTER, _BYTES_OF_MULTIPLES = 2**19, 320, 2**22
+# Of the lexer, at 0.4 to 0.8 kB: they are added while an answer is written. Answers of real clients make some thousand.
+_MAX_LEXER_STATES = 50_000
+# Of the parser, at one place in the text and in a whole mask: each is compared with the others at its place. A grammar
+# in Lark has one for each alternative, and many more where a text can be read in many ways: each of its tokens then
+# took longer than the one before, up to a third of a second. A schema has up to four for each optional property.
+_MAX_ITEMS, _MAX_ITEMS_IN_LARK, _MAX_ITEMS_IN_MASK = 2_000, 500, 5_000
 FAILED = "its grammar could not be followed: "  # begins the error of a request whose constraint has one
 _LEFT = "the output left its grammar"
 _EXCERPT = re.compile(r"\n\x20*[0-9]+ \| ")  # begins the lines of a grammar that an error of the compiler ends with
@@ -45,106 +43,74 @@ JSON_STYLE = {"whitespace_pattern": r"[\x20\x0A\x0D\x09]{1,16}"}
 
 @dataclass(frozen=True, eq=False)
 class CompiledGrammar:
-    """llguidance's matcher at the beginning of a text, and how many bytes it may take."""
+    """llguidance's matcher at the beginning of a text, and the maximum bytes that it takes."""
 
     matcher: Any
     num_bytes: int
 
 
 class Grammars:
-    """The grammars of a server, with a cache of those that were used last. May be used from any thread.
+    """Compiles the grammars of a server. May be used from any thread.
 
-    A grammar that leaves the cache lives on in the requests that hold it, and counts until the last of them has ended.
+    Each request has its own: copies of a matcher share the states of its lexer, so with a matcher in common one request
+    could use up the states of another, and the times of its tokens would depend on what others have written.
     """
 
-    def __init__(
-        self,
-        tokenizer: PreTrainedTokenizerFast,
-        vocab_size: int,
-        ends: tuple[int, ...],
-        cache_bytes: int = CACHE_BYTES,
-    ) -> None:
-        """`cache_bytes` bounds the cache; a grammar that alone takes more is not cached."""
+    def __init__(self, tokenizer: PreTrainedTokenizerFast, vocab_size: int, ends: tuple[int, ...]) -> None:
         self._tokenizer = tokenizer
         self._vocab_size = vocab_size
         self._ends = ends
-        self._vocabulary: Any = None
-        self._cache_bytes = cache_bytes
-        self._living: WeakValueDictionary[Grammar, CompiledGrammar] = WeakValueDictionary()
-        self._cache: OrderedDict[Grammar, CompiledGrammar] = OrderedDict()  # the latest used is the last
-        self._num_bytes = 0
-        # Not held while compiling: a large schema takes half a second, and rounds start other requests meanwhile.
-        self._lock = Lock()
-
-    @property
-    def cached_bytes(self) -> int:
-        """Bytes that all grammars in the cache may take, by estimate from the lengths of their texts."""
-        return self._num_bytes
+        self._living: WeakSet[CompiledGrammar] = WeakSet()
+        self._lock = Lock()  # of `_living`; not held while compiling, which takes up to a second
 
     @property
     def living_bytes(self) -> int:
-        """Bytes that all grammars in the cache and in requests may take, by the same estimate."""
-        # A list of references, unlike an iterator, stands while other threads add grammars.
-        return sum(one.num_bytes for reference in self._living.valuerefs() if (one := reference()) is not None)
+        """Maximum bytes that the compiled grammars of all requests take, estimated from their texts."""
+        with self._lock:
+            return sum(compiled.num_bytes for compiled in self._living)
 
-    def compile(self, grammar: Grammar, most_bytes: int | None = None) -> Grammar:
-        """The same grammar with its compiled form.
+    def prepare(self) -> None:
+        """Read the vocabulary, if llguidance is installed.
 
-        Its first mask, which is often the slowest one, is computed here as well: requests start from a copy of it.
+        Otherwise the first grammar does, and stops all other threads for 0.1 s with a vocabulary of 50,000 tokens.
+        """
+        if importlib.util.find_spec("llguidance") is not None:
+            _ = self._vocabulary
+
+    def compile(self, grammar: Grammar, max_bytes: int | None = None) -> Grammar:
+        """The same grammar with its compiled form, unless it has one.
+
+        Its first mask, which is often the slowest one, is computed here as well.
 
         Raises:
             RequestError: it cannot be used, or llguidance is missing.
-            OverloadedError: with it, living grammars would take more than `most_bytes` (None: no bound).
+            OverloadedError: with it, living grammars would take more than `max_bytes` (None: no bound).
         """
         if grammar.compiled is not None:
             return grammar
+        held, num_bytes = self.living_bytes, _estimated_bytes(grammar)
+        if max_bytes is not None and held + num_bytes > max_bytes:
+            raise OverloadedError(
+                f"requests in flight hold {held / 2**20:.0f} MiB of compiled grammars; this server takes at most "
+                f"{max_bytes / 2**20:.0f} MiB: send the request again later, or ask for something smaller"
+            )
+        compiled = CompiledGrammar(self._matcher(grammar), num_bytes)
         with self._lock:
-            found = self._living.get(grammar)
-            if found is None and most_bytes is not None:
-                self._make_room(_estimated_bytes(grammar), most_bytes)
-        if found is None:
-            found = self._compile(grammar)
-        with self._lock:
-            found = self._living.setdefault(grammar, found)  # another thread may have compiled it meanwhile
-            self._keep(grammar, found)
-        return replace(grammar, compiled=found)
+            self._living.add(compiled)
+        return replace(grammar, compiled=compiled)
 
     def start(self, grammar: Grammar) -> Constraint:
         """The constraint of a request that begins to write what `grammar` says. Raises as `compile` does."""
-        compiled = self.compile(grammar).compiled
+        return Constraint(self.compile(grammar).compiled.matcher.deep_copy, self._vocab_size, self._ends)
 
-        def begin() -> Any:
-            with self._lock:
-                return compiled.matcher.deep_copy()
+    @cached_property
+    def _vocabulary(self) -> Any:
+        llguidance = importlib.import_module("llguidance")
+        words = llguidance.TokenizerWrapper(_Words(self._tokenizer, self._ends))
+        return llguidance.LLTokenizer(words, n_vocab=self._vocab_size, eos_token=list(self._ends) or None)
 
-        return Constraint(begin, self._vocab_size, self._ends)
-
-    def _keep(self, grammar: Grammar, compiled: CompiledGrammar) -> None:
-        if compiled.num_bytes > self._cache_bytes:
-            return
-        if grammar not in self._cache:
-            self._num_bytes += compiled.num_bytes
-        self._cache[grammar] = compiled
-        self._cache.move_to_end(grammar)
-        while self._num_bytes > self._cache_bytes:
-            self._drop_oldest()
-
-    def _drop_oldest(self) -> None:
-        _, oldest = self._cache.popitem(last=False)
-        self._num_bytes -= oldest.num_bytes
-
-    def _make_room(self, num_bytes: int, most_bytes: int) -> None:
-        """Empty the cache as far as needed; OverloadedError if requests hold too much."""
-        while self.living_bytes + num_bytes > most_bytes:
-            if not self._cache:
-                raise OverloadedError(
-                    f"requests in flight hold {self.living_bytes / 2**20:.0f} MiB of compiled grammars; this "
-                    f"server takes at most {most_bytes / 2**20:.0f} MiB: send the request again later, or ask for "
-                    "something smaller"
-                )
-            self._drop_oldest()
-
-    def _compile(self, grammar: Grammar) -> CompiledGrammar:
+    def _matcher(self, grammar: Grammar) -> Any:
+        """The LLMatcher of a grammar, with its first mask computed. Raises RequestError."""
         if len(grammar.text) > MAX_CHARACTERS:
             raise RequestError(
                 f"{grammar.param} has {len(grammar.text)} characters; at most {MAX_CHARACTERS} are compiled: send a "
@@ -152,17 +118,14 @@ class Grammars:
                 grammar.param,
             )
         llguidance = library(grammar.param)
-        if self._vocabulary is None:
-            words = llguidance.TokenizerWrapper(_Words(self._tokenizer, self._ends))
-            self._vocabulary = llguidance.LLTokenizer(
-                words, n_vocab=self._vocab_size, eos_token=list(self._ends) or None
-            )
+        limits = llguidance.LLParserLimits(
+            verbose_errors=False,  # verbose ones quote the output
+            max_lexer_states=_MAX_LEXER_STATES,
+            max_items_in_row=_max_items(grammar),
+            step_max_items=_MAX_ITEMS_IN_MASK,
+        )
         try:
             text = _source(grammar, llguidance.LLMatcher)
-            # Its errors quote the output where they are verbose.
-            limits = llguidance.LLParserLimits(
-                verbose_errors=False, max_lexer_states=_MAX_STATES, max_items_in_row=_most_items(grammar)
-            )
             matcher = llguidance.LLMatcher(self._vocabulary, text, log_level=0, limits=limits)
             if not matcher.is_error():
                 matcher.compute_bitmask()
@@ -170,15 +133,14 @@ class Grammars:
             raise _unusable(grammar, str(error)) from error
         if matcher.is_error():
             raise _unusable(grammar, matcher.get_error())
-        return CompiledGrammar(matcher, _estimated_bytes(grammar))
+        return matcher
 
 
-def _most_items(grammar: Grammar) -> int:
+def _max_items(grammar: Grammar) -> int:
     """How many items the parser may hold at a place in the text."""
-    written_here = _SCHEMA_IN_LARK.search(grammar.text)
-    if grammar.syntax != "lark" or written_here or not _COUNTED_GROUP.search(grammar.text):
+    if grammar.syntax == "json-schema" or "%json" in grammar.text:
         return _MAX_ITEMS
-    return min(_ITEMS_COUNTED + grammar.text.count("|"), _MAX_ITEMS_COUNTED)
+    return min(_MAX_ITEMS_IN_LARK + grammar.text.count("|"), _MAX_ITEMS)
 
 
 def _source(grammar: Grammar, matcher: Any) -> str:
@@ -260,7 +222,8 @@ def ended_by_grammar(error: str) -> bool:
 
 
 def _estimated_bytes(grammar: Grammar) -> int:
-    return _BYTES_EACH + _BYTES_PER_CHARACTER * len(grammar.text)
+    multiples = _BYTES_OF_MULTIPLES if "multipleOf" in grammar.text else 0
+    return _BASE_BYTES + _BYTES_PER_CHARACTER * len(grammar.text) + multiples
 
 
 def _unusable(grammar: Grammar, reason: str) -> RequestError:

@@ -213,7 +213,7 @@ class _TapeInputs:
         """`prompts_read`: sequences begin with their first token."""
         self._prompts_read = prompts_read
 
-    def with_task(self, request: Request) -> Request:
+    def prepared(self, request: Request) -> Request:
         """There is no prompt to detect a task from."""
         return request
 

@@ -26,13 +26,13 @@ def test_a_task_is_detected_once_and_a_hint_wins(tokenizer: PreTrainedTokenizerF
 
     inputs = InputProcessor(TableRunner().info, tokenizer, DETECTOR)
     for prompt in (TRANSLATE, f"<|user|>{TRANSLATE}<|end|><|assistant|>"):
-        wishes = inputs.with_task(asked(prompt)).speculation
+        wishes = inputs.prepared(asked(prompt)).speculation
         assert (wishes.task, wishes.task_detected) == ("translate", True)
-    tagged = inputs.with_task(asked("zzzz"))
+    tagged = inputs.prepared(asked("zzzz"))
     for request in (asked(TRANSLATE, "story"), tagged):
-        assert inputs.with_task(request) is request
+        assert inputs.prepared(request) is request
     request = asked(TRANSLATE)
-    assert InputProcessor(TableRunner().info, tokenizer, None).with_task(request) is request
+    assert InputProcessor(TableRunner().info, tokenizer, None).prepared(request) is request
 
 
 def test_of_long_prompts_only_the_ends_are_decoded(tokenizer: PreTrainedTokenizerFast) -> None:

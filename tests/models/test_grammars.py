@@ -1,13 +1,16 @@
 """A grammar at work: masks see the output and the draft before them, whatever was looked at in between.
 
-Compiled grammars are cached, up to a number of bytes.
+Compiled grammars take a bounded number of bytes.
 """
 
 from __future__ import annotations
 
 import copy
 import json
+import os
+import random
 import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -156,45 +159,23 @@ def test_what_can_be_read_in_too_many_ways_ends_soon(tokenizer: PreTrainedTokeni
             constraint.commit([letter])
             if constraint.error is not None:
                 break
-        assert re.search("Current row has [0-9]+ items; max is [0-9]{3};", str(constraint.error))
+        assert re.search("Current row has [0-9]+ items; max is 5[0-9]{2};", str(constraint.error))
         assert "non-verbose" not in str(constraint.error)
 
 
-def _large(number: int) -> Grammar:
-    names = [f"{number}_{i}" for i in range(400)]
-    return Grammar(json.dumps({"type": "object", "properties": {name: {"type": "integer"} for name in names}}))
-
-
-def test_the_cache_keeps_below_its_bound(tokenizer: PreTrainedTokenizerFast) -> None:
-    """Forty large schemas took 260 MB, whatever had become of their requests. The latest used stay."""
-    grammars = Grammars(tokenizer, len(tokenizer), (1,), cache_bytes=20 * 2**20)
-    first = grammars.compile(_large(0))
-    held = grammars.cached_bytes
-    assert len(_large(0).text) < held < 20 * 2**20 / 2
-    assert grammars.compile(_large(0)).compiled is first.compiled
-    for number in range(1, 40):
-        grammars.compile(_large(number))
-        assert grammars.compile(_large(0)).compiled is first.compiled  # used all the time
-        assert held * 2 <= grammars.cached_bytes <= 20 * 2**20
-    assert grammars.compile(_large(39)).compiled is grammars.compile(_large(39)).compiled
-    dropped = grammars.compile(_large(1))
-    assert grammars.compile(_large(1)).compiled is dropped.compiled
-
-
-def test_a_grammar_that_has_left_the_cache_lives_on_in_its_requests(tokenizer: PreTrainedTokenizerFast) -> None:
-    """It is not compiled again where the engine starts them."""
-    grammars = Grammars(tokenizer, len(tokenizer), (1,), cache_bytes=1)
-    compiled = grammars.compile(_large(0))
-    assert grammars.cached_bytes == 0, "larger than the cache"
-    assert grammars.compile(compiled).compiled is compiled.compiled
-    constraints = [grammars.start(compiled), grammars.start(_large(0))]
-    (brace,) = tokenizer.encode("{", add_special_tokens=False)
-    for constraint in constraints:
-        assert constraint.mask([])[brace]
-        constraint.commit([brace])
-        assert constraint.error is None
-    assert np.array_equal(constraints[0].mask([]), constraints[1].mask([]))
-    assert compiled == _large(0), "the compiled form makes no difference"
+def test_a_request_uses_up_no_lexer_states_of_another(tokenizer: PreTrainedTokenizerFast) -> None:
+    """The next request with the same grammar failed at its first token."""
+    grammars, ends = Grammars(tokenizer, len(tokenizer), (1,)), []
+    letters = [tokenizer.encode(letter, add_special_tokens=False)[0] for letter in "abc"]
+    for _ in range(2):
+        constraint, luck, length = grammars.start(Grammar("start: /[abc]*a[abc]{30}/", "lark")), random.Random(0), 0
+        while constraint.error is None:
+            constraint.mask([])
+            constraint.commit([luck.choice(letters)])
+            length += 1
+        assert "too many states" in constraint.error
+        ends.append(length)
+    assert ends[0] == ends[1]
 
 
 def _small(number: int) -> Grammar:
@@ -202,25 +183,49 @@ def _small(number: int) -> Grammar:
 
 
 def test_living_grammars_have_a_bound(tokenizer: PreTrainedTokenizerFast) -> None:
-    """A thousand waiting requests with a schema each held gigabytes. What only the cache holds makes room."""
+    """A thousand waiting requests with a schema each held gigabytes. Those of requests that have ended do not count."""
     grammars = Grammars(tokenizer, len(tokenizer), (1,))
     each = grammars.compile(_small(0)).compiled.num_bytes
-    for number in range(1, 9):
+    for number in range(9):
         grammars.compile(_small(number), 3 * each)
-        assert grammars.living_bytes <= 3 * each
+        assert grammars.living_bytes == 0
     held = [grammars.compile(_small(number), 3 * each) for number in range(3)]
     for _ in range(2):
         with pytest.raises(OverloadedError, match="send the request again later"):
             grammars.compile(_small(3), 3 * each)
         assert grammars.living_bytes == 3 * each
-        again = grammars.compile(_small(2), 3 * each)  # one that another request holds takes no room
-        assert again.compiled is held[2].compiled
-        del again
+        assert grammars.compile(held[2], 3 * each) is held[2], "it is compiled"
     held.pop()
     held.append(grammars.compile(_small(3), 3 * each))
+    assert held[2] == _small(3), "the compiled form makes no difference"
     held.clear()
     assert grammars.compile(_small(4), each).compiled is not None
-    assert grammars.living_bytes == each
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "object", "properties": {f"property_{i}": {"type": "string"} for i in range(1000)}},
+        {"enum": [f"value {i} of many" for i in range(2000)]},
+        {"multipleOf": 9973},
+        {"type": "string", "pattern": "^([a-z]{1,60}-){1,60}$"},
+    ],
+    ids=["properties", "enum", "multiples", "pattern"],
+)
+def test_compiled_grammars_take_no_more_than_is_counted(
+    schema: dict[str, object], tokenizer: PreTrainedTokenizerFast
+) -> None:
+    """By the resident memory of this process."""
+    grammars, grammar = Grammars(tokenizer, len(tokenizer), (1,)), Grammar(json.dumps(schema))
+    grammars.compile(grammar)
+    before = resident_bytes()
+    held = [grammars.compile(grammar) for _ in range(6)]
+    assert resident_bytes() - before <= grammars.living_bytes
+    assert len(held) == 6
+
+
+def resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 @pytest.mark.parametrize("mark", ["<tool_call>", "</think>", "<|channel|>", "[THINK]", "<b"])

@@ -59,7 +59,7 @@ class FakeEngine:
     def prompt_progress(self, request_ids: Collection[str]) -> PromptProgress:
         return self.progress
 
-    def compile_grammar(self, grammar: Grammar, most_bytes: int | None = None) -> Grammar:
+    def compile_grammar(self, grammar: Grammar, max_bytes: int | None = None) -> Grammar:
         self.grammars.append(grammar)
         return grammar
 
