@@ -27,7 +27,7 @@ MAX_CHARACTERS = 100_000  # of a grammar: what is longer takes noticeable time t
 _BASE_BYTES, _BYTES_PER_CHARACTER, _BYTES_OF_MULTIPLES = 2**19, 320, 2**22
 # Of the lexer, at 0.4 to 0.8 kB: they are added while an answer is written. Answers of real clients make some thousand.
 _MAX_LEXER_STATES = 50_000
-# Of the parser, at one place in the text and in a whole mask: each is compared with the others at its place. A grammar
+# Of the parser, at one position of the text and in a whole mask: each is compared with the others there. A grammar
 # in Lark has one for each alternative, and many more where a text can be read in many ways: each of its tokens then
 # took longer than the one before, up to a third of a second. A schema has up to four for each optional property.
 _MAX_ITEMS, _MAX_ITEMS_IN_LARK, _MAX_ITEMS_IN_MASK = 2_000, 500, 5_000
@@ -137,7 +137,7 @@ class Grammars:
 
 
 def _max_items(grammar: Grammar) -> int:
-    """How many items the parser may hold at a place in the text."""
+    """How many items the parser may hold at a position of the text."""
     if grammar.syntax == "json-schema" or "%json" in grammar.text:
         return _MAX_ITEMS
     return min(_MAX_ITEMS_IN_LARK + grammar.text.count("|"), _MAX_ITEMS)
@@ -260,7 +260,7 @@ def library(param: str) -> Any:
 
 
 class Constraint:
-    """Masks for one request, whatever row it has. `error` says why it cannot go on: its request must end then.
+    """Masks for one request, in any row. `error` says why it cannot go on: its request must end then.
 
     The matcher walks along a draft as far as it is asked to look and is taken back by exactly what was not kept, so a
     mask at position j has seen the committed output and draft[:j], no more and no less.
@@ -309,7 +309,7 @@ class Constraint:
         decoding would not have met it.
         """
         kept = self._seek(tokens)
-        failed = [reason for place, reason in self._failures.items() if place < len(tokens)]
+        failed = [reason for position, reason in self._failures.items() if position < len(tokens)]
         if failed:
             self.error = self.error or failed[0]
         elif kept < len(tokens) and tokens[kept] not in self._ends:
@@ -336,15 +336,15 @@ class Constraint:
             self._ahead.append(token)
         return len(self._ahead)
 
-    def _forget(self, place: int) -> None:
-        """Drop what was found out behind more than `place` tokens ahead."""
-        self._masks = {at: mask for at, mask in self._masks.items() if at <= place}
-        self._failures = {at: reason for at, reason in self._failures.items() if at <= place}
-        self._unread = {at: reason for at, reason in self._unread.items() if at[0] <= place}
+    def _forget(self, position: int) -> None:
+        """Drop what was found out behind more than `position` tokens ahead."""
+        self._masks = {at: mask for at, mask in self._masks.items() if at <= position}
+        self._failures = {at: reason for at, reason in self._failures.items() if at <= position}
+        self._unread = {at: reason for at, reason in self._unread.items() if at[0] <= position}
 
     def _takes(self, token: int) -> bool:
-        place = (len(self._ahead), token)
-        if place in self._unread:
+        position = (len(self._ahead), token)
+        if position in self._unread:
             return False
         try:
             if self._matcher.try_consume_tokens([token]) == 1:
@@ -353,7 +353,7 @@ class Constraint:
         except Exception as error:  # noqa: BLE001 - a parser that fails must end its own request, not the round
             reason = f"{type(error).__name__}: {error}"
         if reason:
-            self._unread[place] = self._restart(reason)
+            self._unread[position] = self._restart(reason)
         return False
 
     def _compute(self) -> BoolArray:
@@ -372,7 +372,7 @@ class Constraint:
         return np.ones(self._vocab_size, dtype=np.bool_)
 
     def _restart(self, reason: str) -> str:
-        """Go on with a new matcher at the same place: one that has failed takes nothing back. The reason in a line."""
+        """Continue with a new matcher at the same position: a failed one cannot be rolled back. The reason, short."""
         reason = _in_a_line(reason)
         read = [*self._committed, *self._ahead]
         try:
