@@ -69,23 +69,27 @@ class Keys:
     """Any number of keys, compared in a time that says nothing about them; none: there is nothing to open."""
 
     def __init__(self, keys: Iterable[tuple[str, str | None]]) -> None:
-        """`keys` with their names, if they have any (see `named_key`). Raises ConfigError for an empty one."""
+        """`keys` with their names, if they have any (see `named_key`). Raises ConfigError for an empty one.
+
+        A key without a name goes by its digest, since requests of one key share cached prompts and histories.
+        """
         keys = list(keys)
         if not all(key for key, _ in keys):
             raise ConfigError("an API key is empty; leave it out, or give one")
         # Of one length each: comparing the keys themselves would take longer for those of the right length.
-        self._digests = tuple((_digest(key.encode("utf-8", "surrogateescape")), name) for key, name in keys)
+        digests = [(_digest(key.encode("utf-8", "surrogateescape")), name) for key, name in keys]
+        self._names = {digest: name or f"sha256:{digest.hex()[:16]}" for digest, name in digests}
 
     def __bool__(self) -> bool:
-        return bool(self._digests)
+        return bool(self._names)
 
     def admit(self, http: web.Request) -> bool:
         """Whether the request brings a key, as `Authorization: Bearer KEY`; its name goes into it as `KEY_NAME`."""
         # aiohttp reads headers as UTF-8 and keeps what is not; this gives the client's bytes again.
         given = http.headers.get("Authorization", "").encode("utf-8", "surrogateescape")
         digest = _digest(given[len(_SCHEME) :] if given[: len(_SCHEME)].lower() == _SCHEME else b"")
-        found = [name for known, name in self._digests if hmac.compare_digest(digest, known)]
-        http.update((KEY_NAME, name) for name in found if name is not None)
+        found = [name for known, name in self._names.items() if hmac.compare_digest(digest, known)]
+        http.update((KEY_NAME, name) for name in found)
         return bool(found)
 
 

