@@ -210,6 +210,8 @@ class Controller:
     def learn(self, record: RoundRecord) -> None:
         """Let the cost model and the policies take note of a round, at the latest before the next new decision."""
         if not len(record.rows):
+            if self._cost is not None:
+                self._cost.observe(record.work, record.timing)  # it has the price of a prompt token
             return
         self._cache.observe("round", record.timing.total)
         record, policies = self._attributed(record)

@@ -37,7 +37,8 @@ from adaptspec.rounds import RoundRecord, RoundWork, Sink, Timing
 _log = logging.getLogger(__name__)
 LOG_EVERY = 1000  # failed decisions per line of the log: several thousand rounds fit into a second
 READING_SECONDS = 1.0  # maximum seconds of prompt reading in a round in which no row decodes
-# Minimum of prompt reading in a round: gaps of 30 ms are not noticed, and small passes cost more per token.
+# Minimum of prompt reading in a round: gaps of 30 ms are not noticed, and small passes cost more per token. With two
+# tokens in place of four, llama.cpp's rounds were 5 % shorter and a prompt of 2,000 tokens took 1.7 times as long.
 LEAST_PREFILL_SECONDS, LEAST_PREFILL_TOKENS = 0.03, 4
 
 

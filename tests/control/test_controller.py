@@ -19,7 +19,7 @@ from adaptspec.control.tasks import TaskNames
 from adaptspec.decision import Decision, Reason
 from adaptspec.errors import ConfigError, UnknownModelError
 from adaptspec.request import Request, SpeculationParams
-from adaptspec.rounds import RoundRecord
+from adaptspec.rounds import RoundRecord, RoundWork, Timing
 from tests.control.asking import ask
 from tests.control.helpers import record, signals, table
 
@@ -231,3 +231,14 @@ def test_lookups_are_watched_where_they_do_not_draft() -> None:
         controller.learn(record([0], [0], rows=[0], drafter=[1]))
     assert all(watched)
     assert True in watched[-8:]
+
+
+def test_rounds_that_only_read_prompts_price_their_tokens() -> None:
+    """Before a round with decoding rows had read a prompt, rounds read for ten times as long as they should."""
+    costs = table()
+    controller = Controller({"a": Recorder(1)}, "a", ("draft-model",), 4, cost=costs)
+    guess = costs.prefill_tokens_within(1.0)
+    work, seconds = RoundWork(0, 0, prefill_tokens=guess), 10.0
+    for _ in range(3):
+        controller.learn(replace(record([0], [0]).take(np.arange(0)), work=work, timing=Timing(0.0, seconds, seconds)))
+    assert costs.prefill_tokens_within(10.0) == pytest.approx(guess, rel=0.1)
