@@ -31,7 +31,6 @@ COMMANDS: Mapping[str, str] = {
     "host": "policies inside vLLM and SGLang",
     "trace": "make timelines of a journal",
     "state": "look at what was learned, and merge it",
-    "costs": "look at what rounds cost on this machine, and measure it anew",
     "doctor": "say what speculation would earn on this machine, and what would help",
     "bench": "measure speed and exactness, record tapes",
     "train": "train models",
@@ -41,6 +40,8 @@ COMMANDS: Mapping[str, str] = {
 REMOVED: Mapping[tuple[str, ...], str] = {
     ("policy", "estimate"): "replay a journal with `adaptspec policy simulate --journal FILE --policy NEW`, or write "
     "`rollout: {mode: canary, percent: 1}` in NEW to serve it to some requests",
+    ("costs",): "every start learns what rounds take here, and no table is cached; `adaptspec bench record --costs-out "
+    "FILE` writes one for simulations",
 }
 
 # Print pages about leaked objects while Python takes itself apart, below the error that a user should read.

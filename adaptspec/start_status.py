@@ -11,6 +11,11 @@ from rich.console import Console
 from rich.status import Status
 
 EVERY_SECONDS = 5.0  # between lines of one phase
+Progress = Callable[[str], None]  # called with the phase that begins
+
+
+def no_progress(_: str) -> None:
+    """Progress that is not shown."""
 
 
 def resident_bytes(status: Path = Path("/proc/self/status")) -> int | None:
@@ -23,7 +28,7 @@ def resident_bytes(status: Path = Path("/proc/self/status")) -> int | None:
 
 
 class StartStatus:
-    """Shows phases such as "reading weights" or "measuring costs (7 of 24)"; the part in brackets is within a phase.
+    """Shows phases such as "reading weights" or "trying drafts (7 of 24)"; the part in brackets is within a phase.
 
     A context manager, which removes the status line at its end.
     """

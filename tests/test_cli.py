@@ -26,6 +26,7 @@ def test_errors_are_one_line_that_says_what_to_do(target_path: Path, capsys: pyt
         (["generate", "x", "--model", str(target_path.parent / "nowhere")], "nowhere"),
         (["generate", "x", "--model", str(target_path), "--temperature", "-1"], "temperature"),
         (["policy", "estimate", "off", "--journal", "rounds.jsonl"], "`adaptspec policy simulate --journal FILE"),
+        (["costs", "show"], "`adaptspec bench record --costs-out FILE`"),
         (["train", "pair", "--corpus", str(target_path.parent / "no.jsonl"), "--preset", "cpu"], "no.jsonl"),
     ]:
         assert main(arguments) == 2
@@ -49,7 +50,7 @@ def test_help_loads_no_model_library() -> None:
         ("adaptspec se", {"serve"}),
         ("adaptspec serve --max-w", {"--max-waiting"}),
         ("adaptspec serve --trace-level r", {"request", "round"}),
-        ("adaptspec costs ", {"show", "measure"}),
+        ("adaptspec state ", {"show", "merge"}),
         ("adaptspec policy show goodput-n", {"goodput-ngram"}),
         ("adaptspec bench policies goodput-n", {"goodput-ngram"}),
     ],

@@ -107,7 +107,7 @@ class Report:
                     raise ConfigError(
                         f"{cell.machine.label}: {tier} would be {ratio:.2f} x plain decoding on {work!r} at batch "
                         f"{batch}, and cannot be more than {most}: its costs are wrong. Measure them anew (adaptspec "
-                        "costs measure), or give others with --cost"
+                        "bench record --costs-out FILE), or give others with --cost"
                     )
 
     def to_json(self) -> dict[str, Any]:

@@ -14,10 +14,9 @@ import numpy as np
 import torch
 from torch.profiler import ProfilerActivity, profile
 
+from adaptspec.bench.device_laps import TURNS, DeviceLaps
 from adaptspec.bench.gpu_kit import Bench
 from adaptspec.bench.random_models import FULL, random_decoder, room_for, weight_bytes
-from adaptspec.engine import device_laps
-from adaptspec.engine.device_laps import DeviceLaps
 from adaptspec.gpu.device_decoder import TILES, DeviceDecoder, kernels_for, padded, shared_tokens
 from adaptspec.gpu.ops import token_keys
 from adaptspec.gpu.plan import AttentionPlan, Workspace, programs, tiles
@@ -149,7 +148,7 @@ def profiled(bench: Bench, target: DeviceDecoder, draft: DeviceDecoder, *, alone
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if bench.device.type == "cuda" else [])]
     with profile(activities=activities) as seen:
         laps.seconds(1, context, width, drafts=not alone)
-    events, rounds = seen.key_averages(), device_laps.TURNS + 1
+    events, rounds = seen.key_averages(), TURNS + 1
     on_device = bench.device.type == "cuda"
 
     def spent(event: Any) -> float:

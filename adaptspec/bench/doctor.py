@@ -18,12 +18,12 @@ import torch
 
 from adaptspec.analysis.journal_tape import DRAFTER
 from adaptspec.analysis.oracle import Tier, references
+from adaptspec.bench.setup import processor
 from adaptspec.bench.try_drafts import PLAIN, Tried, try_draft
 from adaptspec.bench.workloads import Workloads
 from adaptspec.control.language.loader import parse_policy_spec
 from adaptspec.drafters import Kind, available_drafters, kind_of
 from adaptspec.engine.engine_config import AUTO, EngineConfig, model_place
-from adaptspec.engine.profiler import Progress, no_progress, processor
 from adaptspec.errors import AdaptSpecError
 from adaptspec.models.gguf import is_gguf, read_header
 from adaptspec.models.layers import has_products
@@ -36,6 +36,7 @@ from adaptspec.simulation.machine import Curve, DraftTimes, Machine
 from adaptspec.simulation.scenarios import Schedule, stream
 from adaptspec.simulation.simulator import replay, started
 from adaptspec.simulation.tape import MAX_REACH, DraftView
+from adaptspec.start_status import Progress, no_progress
 from adaptspec.tables import Table
 
 # How often the prompts come in a replay. The last turn counts: what a server earns once it has seen some traffic.

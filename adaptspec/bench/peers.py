@@ -31,8 +31,8 @@ import aiohttp
 
 from adaptspec.bench.core import Answers, Group, compare, compared_table
 from adaptspec.bench.openai_server import SHOWN, error_text, first_model, opened, server_root
+from adaptspec.bench.setup import processor
 from adaptspec.bench.workloads import Workloads
-from adaptspec.engine.profiler import processor
 from adaptspec.errors import ConfigError
 from adaptspec.quantity import quantity
 from adaptspec.tables import Table

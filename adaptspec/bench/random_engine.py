@@ -19,13 +19,16 @@ from adaptspec.control.language.loader import load_policy_spec
 from adaptspec.control.language.spec import PolicySpec
 from adaptspec.drafting.draft_model import DraftModelDrafter
 from adaptspec.drafting.lookup import LookupDrafter
-from adaptspec.engine.assembly import assemble
+from adaptspec.engine.assembly import assemble, make_executor
 from adaptspec.engine.core import EngineCore, EngineLimits
-from adaptspec.engine.profiler import Stopwatch, measure
+from adaptspec.engine.inputs import InputProcessor
+from adaptspec.engine.warm_up import warm_up
 from adaptspec.gpu.device_decoder import DeviceDecoder
 from adaptspec.request import Request, SamplingParams, SpeculationParams
 from adaptspec.results import FinishReason
 from adaptspec.simulation.simulator import static_spec
+
+_DEEPEST = 7  # of the drafts that costs are learned from
 
 
 @dataclass(frozen=True)
@@ -45,8 +48,10 @@ class Pair:
         return Pair(target, draft, any_tokenizer(target.info.vocab_size))
 
     def costs(self, rows: int, seconds: float) -> CostModel:
-        """Measured now; no row may be in use."""
-        return CostModel(measure(self.target, self._drafters(), rows, Stopwatch(self.target.device, seconds)))
+        """Learned now; no row may be in use."""
+        limits = EngineLimits(max_rows=rows, max_depth=_DEEPEST)
+        executor = make_executor(self.target, self._drafters(), limits, eager=self.target.info.eager)
+        return warm_up(executor, InputProcessor(self.target.info, self.tokenizer), limits, seconds=seconds)
 
     def core(
         self, policies: Sequence[str], rows: int, costs: CostModel, *, eager: bool = False

@@ -8,23 +8,23 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from pathlib import Path
 
 import numpy as np
 import torch
 
+from adaptspec.bench.setup import processor
 from adaptspec.bench.teacher_forcing import Judge, Written
 from adaptspec.bench.workloads import Workloads, encode
 from adaptspec.engine.assembly import Built
-from adaptspec.engine.profiler import Stopwatch, measure, middle, processor
+from adaptspec.engine.warm_up import warm_up
 from adaptspec.errors import ConfigError
 from adaptspec.request import Request, SamplingParams, SpeculationParams
 from adaptspec.simulation.tape import Tape, join, recorded
 
-# So many times are costs measured, each time for about so long: a moment of other work on the machine is outvoted.
-_COST_RUNS, _COST_SECONDS = 7, 8.0
+_COST_SECONDS = 30.0  # of synthetic rounds: slow models reach more sizes than at a start
 # Positions kept after the token that ends a request: a draft may reach so far past it.
 _BEYOND = 16
 
@@ -149,14 +149,16 @@ def summarise(tape: Tape) -> list[dict[str, str | int | float]]:
 
 
 def write_costs(built: Built, max_rows: int, path: Path) -> None:
-    """Measure what rounds cost, several times, and write the medians.
+    """Run synthetic rounds for longer than a start does, and write the costs that they show.
 
-    The engine's own table will not do: it may have been measured in a bad moment, and is corrected as it serves.
+    Raises:
+        ConfigError: the file cannot be written.
     """
-    watches = [Stopwatch(built.target.device, budget=_COST_SECONDS) for _ in range(_COST_RUNS)]
-    profile = middle([measure(built.target, built.drafters, max_rows, watch) for watch in watches])
+    core = built.core
+    limits = replace(core.limits, max_rows=max_rows)
+    profile = warm_up(built.executor, core.inputs, limits, seconds=_COST_SECONDS).profile
     about = {
-        "about": f"medians of {_COST_RUNS} profiles with the models taking turns, as `bench record --costs-out` takes",
+        "about": "synthetic rounds, as `bench record --costs-out` runs them",
         "models": built.pair,
         "processor": f"{processor()}, {os.cpu_count()} cores, {torch.get_num_threads()} threads",
         "date": datetime.now(timezone.utc).date().isoformat(),

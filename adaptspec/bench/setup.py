@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import platform
+import re
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from adaptspec.engine.assembly import Built
 from adaptspec.engine.engine_config import EngineConfig
-from adaptspec.engine.profiler import processor
 from adaptspec.models.llama_cpp import LlamaCppRunner
 from adaptspec.models.runner import Runner
 from adaptspec.models.transformers_runner import TransformersRunner
@@ -29,6 +31,15 @@ def described(built: Built, config: EngineConfig) -> dict[str, Any]:
         "processor": processor(),
         "torch": torch.__version__,
     }
+
+
+def processor() -> str:
+    """The processor's model name, as far as the system reports it."""
+    try:
+        named = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+    except OSError:  # not Linux
+        named = None
+    return named[1] if named else platform.processor() or platform.machine()
 
 
 def title_of(setup: Mapping[str, Any]) -> str:

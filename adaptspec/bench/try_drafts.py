@@ -26,7 +26,6 @@ from adaptspec.drafting.drafter import ModelDrafter, Observing
 from adaptspec.engine.assembly import Built, assemble, build
 from adaptspec.engine.core import EngineLimits
 from adaptspec.engine.engine_config import EngineConfig, model_place
-from adaptspec.engine.profiler import Progress, no_progress
 from adaptspec.errors import ConfigError
 from adaptspec.journal import RequestStarted
 from adaptspec.models.gguf import parts
@@ -40,6 +39,7 @@ from adaptspec.rounds import RoundRecord
 from adaptspec.simulation.machine import Curve, DraftTimes, Machine
 from adaptspec.simulation.simulator import static_spec
 from adaptspec.simulation.tape import Tape, join, recorded
+from adaptspec.start_status import Progress, no_progress
 from adaptspec.training.corpus import Prompt
 
 _DEPTHS, _MODEL_FREE_DEPTHS = (1, 3, 7), (4,)

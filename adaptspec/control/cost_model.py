@@ -59,6 +59,8 @@ _PROFILE_SD = 0.05
 _PROFILE_VARIANCE = 4.0
 _PROFILE_CLIP = 4.0
 _SWEEPS = 10  # repetitions, since each step of the filter is linear
+_FIT_SD = 0.1  # the seconds of one round before service: a machine that serves nothing else has few stalls
+_FIT_SWEEPS = 3
 
 # Contradictions.
 _RESIDUALS = 8  # of a kind of round; their median is compared
@@ -106,8 +108,7 @@ class DraftPrices(NamedTuple):
 class CostModel:
     """Prices of rounds, in seconds; `RoundWork` says what a round consists of.
 
-    `origin` says when and where the profile was measured; `measured` is that time in seconds since 1970, NaN where it
-    is unknown. `uncertain`: rounds have lately contradicted the model. `resets` counts how often they did so and the
+    `uncertain`: rounds have lately contradicted the model. `resets` counts how often they did so and the
     model then forgot how certain it was.
     """
 
@@ -115,8 +116,6 @@ class CostModel:
         """Raises ConfigError if the profile is not a full, positive table."""
         profile.check()
         self.profile = profile
-        self.measured = math.nan
-        self.origin = "given"
         self.resets = 0
         self.uncertain = False  # kept as an attribute: other threads read it
         self._models = {
@@ -139,7 +138,7 @@ class CostModel:
         self._drift[[_PACE, _RAGGED]] = _PACE_DRIFT, _RAGGED_DRIFT
 
     def learned_profile(self, rows: Sequence[int], tokens: Sequence[int]) -> CostProfile:
-        """What a profiler would measure by now of passes of `rows` rows and `tokens` tokens per row."""
+        """The profile that would lead to the present prices, for passes of `rows` rows and `tokens` tokens per row."""
         drafters = dict(self.profile.drafters)
         plain = self.overhead_seconds(1, drafting=False)
         for name, at in self._models.items():
@@ -277,6 +276,22 @@ class CostModel:
         if len(self._waiting) >= min(_BATCH, 1 + self._rounds // _ROUNDS_PER_STEP):
             self._learn()
 
+    def fit(self, rounds: Sequence[tuple[RoundWork, Timing]]) -> None:
+        """Fit the prices to timed rounds before service, closer than `observe` does.
+
+        They are as certain as a profile's, so the first rounds of requests count more.
+        """
+        self._covariance[_PACE] = 0.0  # these rounds define the pace 1
+        self._covariance[:, _PACE] = 0.0
+        works = [work for work, _ in rounds]
+        parts = self._pass_features(works), self._draft_features(works), self._overhead_features(works)
+        for _ in range(_FIT_SWEEPS):
+            for index, (work, timing) in enumerate(rounds):
+                features = [part[index : index + 1] for part in parts]
+                self._update_parts(work, features, np.array([timing]), _FIT_SD**2)
+        self._tabulate()
+        self._covariance = self._prior.copy()
+
     def inflate_variance(self) -> None:
         """Reset the variances to those of a profile, so that the next rounds count most. Prices stay."""
         self.resets += 1
@@ -327,18 +342,22 @@ class CostModel:
         self, work: RoundWork, passes: FloatArray, drafts: FloatArray, overhead: FloatArray, seconds: FloatArray
     ) -> None:
         """Learn from rounds similar to `work`: features of their parts [n, F], `seconds` [n, 3] in `Timing`'s order."""
-        features, (draft, verify, total), noise = passes + drafts + overhead, seconds.T, _NOISE_SD**2
+        features, total, noise = passes + drafts + overhead, seconds[:, 2], _NOISE_SD**2
         residuals = np.log(total / (self._pace * (features @ self._values))).tolist()
         if np.isnan(seconds).any():
             self._update(features, total, noise)
         else:
-            rest = total - verify - draft * bool(work.drafts)
-            self._update(passes, verify, noise)
-            self._update(drafts, draft, noise)
-            self._update(overhead, np.maximum(rest, _MIN_SECONDS), noise)
+            self._update_parts(work, (passes, drafts, overhead), seconds, noise)
         if not work.prefill_tokens:
             for residual in residuals:
                 self._compare((bool(work.drafts), batch_bucket(work.rows)), residual)
+
+    def _update_parts(self, work: RoundWork, features: Sequence[FloatArray], seconds: FloatArray, noise: float) -> None:
+        """One step of the filter for each part of rounds similar to `work`; see `_learn_group`."""
+        draft, verify, total = seconds.T
+        rest = total - verify - draft * bool(work.drafts)
+        for part, taken in zip(features, (verify, draft, np.maximum(rest, _MIN_SECONDS)), strict=True):
+            self._update(part, taken, noise)
 
     def _update(self, features: FloatArray, seconds: FloatArray, noise: float, clip: float = _CLIP) -> None:
         """One step of the filter: similar rounds, whose features are [n, F], took `seconds` [n].

@@ -1,4 +1,4 @@
-"""What passes of the models took when a profiler timed them: the starting point of a cost model."""
+"""What passes of the models take, as a table: the starting point of a cost model."""
 
 from __future__ import annotations
 

@@ -58,9 +58,6 @@ class DraftModelDrafter:
             raise ConfigError(f"{cls.name} needs a draft model: give one (--draft DIR)")
         return cls(loaded.draft, loaded.ends)
 
-    def endless(self) -> DraftModelDrafter:
-        return DraftModelDrafter(self.runner, catch_up_tokens=self.catch_up_tokens)
-
     def catch_up(self, job: DraftJob) -> tuple[IntArray, int]:
         """See `ModelDrafter.catch_up`."""
         depths = self._within_context(job)

@@ -76,7 +76,7 @@ class Drafter(Protocol):
 
 @runtime_checkable
 class ModelDrafter(Drafter, Protocol):
-    """A drafter that runs a model of its own, token by token: what its passes take is measured before the first round.
+    """A drafter that runs a model of its own, token by token: its costs are learned before the first request.
 
     A draft of it stops at one of the tokens `ends`. `way` says in words how it reads and writes the target's text.
     """
@@ -96,9 +96,6 @@ class ModelDrafter(Drafter, Protocol):
 
         With `source == target` the row is cut, and another text follows.
         """
-
-    def endless(self) -> Drafter:
-        """The same over the same cache, drafting on where a text ends: to be timed by meaningless text."""
 
 
 @dataclass(frozen=True)

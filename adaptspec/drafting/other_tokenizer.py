@@ -87,9 +87,6 @@ class OwnTokensDrafter:
         self._rows: dict[int, _Row] = {}
         self._copied: dict[int, list[int]] = {}  # draft tokens in the cache of a row whose text was not encoded yet
 
-    def endless(self) -> OwnTokensDrafter:
-        return type(self)(self._inner.endless(), self._its, self._own, self.way)
-
     def cache_gap(self, row: int, length: int) -> int:
         """See `Drafter.cache_gap`. What was not read yet counts as so many tokens of its own."""
         text = self._rows.get(row)

@@ -33,7 +33,7 @@ from adaptspec.engine.inputs import InputProcessor
 from adaptspec.engine.model_executor import ModelExecutor
 from adaptspec.engine.model_set import load_models
 from adaptspec.engine.policy_settings import PolicySettings
-from adaptspec.engine.profiler import Progress, no_progress, profiled_costs, warm_up
+from adaptspec.engine.warm_up import warm_up
 from adaptspec.errors import ConfigError
 from adaptspec.gpu.device_decoder import DeviceDecoder
 from adaptspec.models.chat.chat_template import ChatTemplate, use_template
@@ -48,6 +48,7 @@ from adaptspec.models.runner import ModelInfo, Runner
 from adaptspec.models.source import find_model
 from adaptspec.models.tokenization import check_tokenizer, fingerprint, load_tokenizer
 from adaptspec.rounds import Sink
+from adaptspec.start_status import Progress, no_progress
 
 _log = logging.getLogger(__name__)
 
@@ -57,6 +58,7 @@ class Built:
     """An engine ready to run, with the chat template and the tokenizer that speak for it."""
 
     core: EngineCore
+    executor: ModelExecutor
     template: ChatTemplate
     target: Runner
     drafters: tuple[Drafter, ...]
@@ -83,22 +85,21 @@ class Built:
 
 
 MakeExecutor = Callable[[Runner, Sequence[Drafter]], ModelExecutor]
-Costs = Callable[[Runner, Sequence[Drafter], int, Progress], CostModel]
 
 
 def build(
     config: EngineConfig,
     sinks: Sequence[Sink] = (),
-    costs: Costs = profiled_costs,
+    costs: CostModel | None = None,
     task_names: TaskNames | None = None,
     progress: Progress = no_progress,
     *,
     make: MakeDecoder | None = None,
 ) -> Built:
-    """Read the policies, load the models, and have their `costs`: of this machine's cache, or measured now.
+    """Read the policies, load the models, and run synthetic rounds that say what rounds take, unless `costs` do.
 
     `task_names` have the numbers of names from before; those of policies are added. `progress` is called with the next
-    step, such as "reading weights" or "measuring costs (7 of 24)", on another thread than the caller's. `make` makes
+    step, such as "reading weights" or "warming up", on another thread than the caller's. `make` makes
     the decoders of Llama-like models; None: those for their device.
 
     Raises:
@@ -117,7 +118,7 @@ def build(
 def _build(  # noqa: PLR0917 - those of `build`
     config: EngineConfig,
     sinks: Sequence[Sink],
-    costs: Costs,
+    costs: CostModel | None,
     task_names: TaskNames,
     progress: Progress,
     make: MakeDecoder | None,
@@ -162,22 +163,26 @@ def _build(  # noqa: PLR0917 - those of `build`
         sizes.append(equal_passes(target, seconds=SECONDS / len(threads.choices)))
     threads.apply()
     target.info = replace(target.info, equal_passes=min(sizes))
-    cost_model = costs(target, drafters, config.limits.max_rows, progress)
-    progress("warming up")
-    warm_up(target, drafters)
+    deepest = _deepest(config, specs, task_names)
+    limits = replace(config.limits.settled(cpu=target.device.type == "cpu"), max_depth=deepest)
+    executor = make_executor(target, drafters, limits, eager=target.info.eager)
+    if costs is None:
+        progress("warming up")
+        costs = warm_up(executor, InputProcessor(target.info, tokenizer), limits)
     core = assemble(
         target,
         drafters,
         tokenizer,
         specs=specs,
-        costs=cost_model,
+        costs=costs,
         sinks=sinks,
         limits=config.limits,
         detector=detector,
         task_names=task_names,
+        make=lambda *_: executor,
     )
-    _follow(threads, core, cost_model, target)
-    return Built(core, template, target, tuple(drafters), tuple(specs), cost_model, files, loaded, threads)
+    _follow(threads, core, costs, target)
+    return Built(core, executor, template, target, tuple(drafters), tuple(specs), costs, files, loaded, threads)
 
 
 def _follow(threads: ComputeThreads, core: EngineCore, costs: CostModel, target: Runner) -> None:

@@ -53,6 +53,7 @@ class DeviceExecutor(ModelExecutor):
     """A `ModelExecutor` whose target and draft model are on a device."""
 
     overlaps = True
+    runs_whole_drafts = True
 
     def __init__(self, target: DeviceDecoder, drafters: Sequence[Drafter], rows: int, steps: int) -> None:
         """For up to `rows` rows and drafts of up to `steps` tokens."""

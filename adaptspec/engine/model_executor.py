@@ -38,6 +38,7 @@ class ModelExecutor:
     """An `Executor` over a target and drafters: `launch` drafts, `finish` verifies."""
 
     overlaps = False
+    runs_whole_drafts = False  # whether stopping a draft early saves none of its passes
 
     def __init__(self, target: Runner, drafters: Sequence[Drafter]) -> None:
         self._target = target

@@ -11,12 +11,12 @@ from transformers import PreTrainedTokenizerFast
 from adaptspec.engine.assembly import build
 from adaptspec.engine.core import EngineCore, EngineLimits
 from adaptspec.engine.engine_config import AUTO, BUNDLED, EngineConfig
-from adaptspec.engine.profiler import Progress, no_progress
 from adaptspec.errors import RequestError
 from adaptspec.models.chat.chat_template import ChatTemplate
 from adaptspec.quantity import quantity
 from adaptspec.request import Request, SamplingParams, SpeculationParams
 from adaptspec.results import Completion, Delta
+from adaptspec.start_status import Progress, no_progress
 
 
 class Engine:

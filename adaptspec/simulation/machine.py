@@ -1,7 +1,7 @@
 """Machines: the true seconds of model passes, from tables that ship, files, profiles and learned cost tables.
 
 A machine interpolates its measured table linearly. It has no formula in common with the cost model that policies learn,
-and policies never read it: they start from `Machine.profile`, as an engine starts from its profiler.
+and policies never read it: they start from `Machine.profile`, as an engine starts from its warm-up.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from adaptspec.drafters import DRAFTERS, Kind, kind_of
 from adaptspec.errors import ConfigError
 from adaptspec.files import read_text
 
-# The points of the engine's profiler.
+# The points of the profile that an engine starts from.
 _ROWS, _WIDTHS = (1, 2, 4, 8, 16, 32, 64, 128), (1, 2, 4, 8)
 # Seconds per drafting row of model-free drafters, which no profile has. Counts take 12 to 20 us per drafted token, and
 # draft three or four.
@@ -106,7 +106,7 @@ class Machine:
         targets: Sequence[str] = (),
     ) -> None:
         """`verify` is the target's pass over an empty cache: a curve depends on the packed tokens alone. `profile` is
-        the result of its profiler (default: read off these times). `simulated`: its times were not measured. `targets`
+        the table that policies start from (default: read off these times). `simulated`: its times were not measured. `targets`
         are fingerprints of the models whose passes it times.
         """
         self.name = name
@@ -134,7 +134,7 @@ class Machine:
         return self._step(drafter, rows) + self.drafters[drafter].per_cached_token * cached
 
     def profile(self) -> CostProfile:
-        """The cost profile that an engine's profiler measures on this machine."""
+        """The cost profile that policies start from on this machine."""
         if self._profile is not None:
             return self._profile
         return CostProfile(

@@ -115,8 +115,7 @@ class EarningsSnapshot:
     """Everything since the start. Rates over a time of one's own are differences of two of these.
 
     `tiers` begins with plain decoding, and is empty before the engine runs. `uncertain`: rounds contradict the
-    cost model, which learns anew; `resets` counts how often that began. The model's profile was `measured` at that
-    time, in seconds since 1970.
+    cost model, which learns anew; `resets` counts how often that began.
     """
 
     totals: Totals = field(default_factory=Totals)
@@ -133,7 +132,6 @@ class EarningsSnapshot:
     dropped: int = 0
     uncertain: bool = False
     resets: int = 0
-    measured: float = math.nan
 
     @property
     def saved_tokens(self) -> int:
@@ -251,7 +249,6 @@ class Earnings:
                 dropped=self._store.missing(self._take),
                 uncertain=costs.uncertain,
                 resets=costs.resets,
-                measured=costs.measured,
             )
 
     def _named(self, counts: IntArray) -> dict[str, int]:

@@ -5,7 +5,6 @@ Labels are depths, reasons, drafters, policies: none comes from a client.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -180,12 +179,6 @@ def earning_families(seen: EarningsSnapshot) -> Iterator[Metric]:
         "1 while the cost model and rounds disagree, and costs are measured again",
         seen.uncertain,
     )
-    when = [] if math.isnan(seen.measured) else [((), seen.measured)]
-    name, help_text = (
-        "adaptspec_costs_measured_timestamp_seconds",
-        "When the profile that rounds began with was measured",
-    )
-    yield _gauge(name, help_text, [], when)
 
 
 def _tier_families(seen: EarningsSnapshot) -> Iterator[Metric]:

@@ -426,7 +426,7 @@ def test_prices_are_times_whatever_a_host_reports(steps: list[tuple[int, int, in
     assert CostProfile.from_json(profile.to_json()) == profile
 
 
-def test_a_learned_profile_is_what_a_profiler_would_measure() -> None:
+def test_a_learned_profile_is_the_given_one_before_the_first_round() -> None:
     """Read at the points of a profile, a model that has seen no round gives that profile."""
     profile = QUIET.profile()
     learned = CostModel(profile).learned_profile(profile.rows, profile.tokens)

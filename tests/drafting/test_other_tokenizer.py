@@ -23,7 +23,9 @@ from adaptspec.drafting.draft_model import DraftModelDrafter
 from adaptspec.drafting.drafter import DraftJob, Loaded, ModelDrafter
 from adaptspec.drafting.other_tokenizer import ALIKE, SharedTokensDrafter, TextDrafter, make
 from adaptspec.engine.core import EngineCore, EngineLimits
-from adaptspec.engine.profiler import Stopwatch, measure
+from adaptspec.engine.inputs import InputProcessor
+from adaptspec.engine.model_executor import ModelExecutor
+from adaptspec.engine.warm_up import warm_up
 from adaptspec.errors import ConfigError, PairError
 from adaptspec.models.sampling import RowSampling, SamplingBatch
 from adaptspec.models.tokenization import Spelling, load_tokenizer
@@ -256,7 +258,8 @@ def test_a_text_ends_in_either_tokenizer(drafts: dict[str, Path], way: str) -> N
 def test_passes_are_measured_with_what_translating_takes(drafts: dict[str, Path], way: str) -> None:
     """As those of any draft model: a cost for each step, and rows that are free again."""
     pair = Pair(TARGET, drafts["moved"], WAYS[way])
-    profile = measure(pair.target, [pair.drafter], 4, Stopwatch(pair.target.device, 0.5))
+    executor, limits = ModelExecutor(pair.target, [pair.drafter]), EngineLimits(max_rows=4, max_depth=3)
+    profile = warm_up(executor, InputProcessor(pair.target.info, pair.tokenizer), limits, seconds=0.5).profile
     assert min(profile.drafters["draft-model"].step_seconds) > 0.0
     assert pair.drafter.runner.free_memory == 1.0
     assert pair.drafter.cache_gap(0, 40) == 38

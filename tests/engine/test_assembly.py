@@ -67,17 +67,18 @@ def test_routes_of_a_policy_that_is_not_the_default_are_noted(
     assert [note.split(": ")[0] for note in noted] == [f"{files[1]}:4:25"]
 
 
-def _broken(*_: object) -> CostModel:
-    raise ZeroDivisionError
-
-
 def test_the_thread_that_loads_ends_with_loading(target_path: Path, draft_path: Path) -> None:
     """While it lives its OpenMP workers count, and with more threads than cores the engine's sleep at every barrier."""
     config, loading = EngineConfig(str(target_path), str(draft_path), limits=SMALL), set[threading.Thread]()
-    build(config, costs=lambda *_: CostModel(COSTS), progress=lambda _: loading.add(threading.current_thread()))
+    build(config, costs=CostModel(COSTS), progress=lambda _: loading.add(threading.current_thread()))
     assert [thread.name.rpartition("_")[0] for thread in loading] == ["adaptspec-load"]
+
+    def broken(_: str) -> None:
+        loading.add(threading.current_thread())
+        raise ZeroDivisionError
+
     with pytest.raises(ZeroDivisionError):
-        build(config, costs=_broken, progress=lambda _: loading.add(threading.current_thread()))
+        build(config, progress=broken)
     assert len(loading) == 2
     assert not any(thread.is_alive() for thread in loading)
 

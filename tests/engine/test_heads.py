@@ -21,7 +21,7 @@ def test_a_head_that_no_policy_asks_for_keeps_no_states(make_model: MakeModel) -
     """Until one does: then its rows draft, also next to rows that do not, and those that began before."""
     model = make_model("llama", hidden_size=16, num_hidden_layers=4)
     config = EngineConfig(str(model), str(HEADS / "eagle3"), ("off", "static-3"), limits=EngineLimits(max_rows=4))
-    built = build(config, costs=lambda *_: CostModel(COSTS))
+    built = build(config, costs=CostModel(COSTS))
     head, core, world = built.loaded.draft, built.core, World(built.target, built.drafters, built.tokenizer)
     assert isinstance(head, HeadRunner)
     asked = {

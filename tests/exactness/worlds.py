@@ -148,7 +148,7 @@ class Worlds:
             detect_tasks=False,
             **settings,
         )
-        built = build(config, costs=lambda *_: CostModel(COSTS), make=RUNTIMES[runtime].make)
+        built = build(config, costs=CostModel(COSTS), make=RUNTIMES[runtime].make)
         few = self._models.vocabulary(draft) or [built.tokenizer.encode(letter)[0] for letter in "abcdef"]
         return World(built.target, built.drafters, built.tokenizer, tuple(few[:FEW]))
 

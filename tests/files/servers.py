@@ -99,7 +99,7 @@ async def world(target: Path, draft: Path) -> AsyncIterator[World]:
     config = EngineConfig(
         str(target), str(draft), ("goodput", "static-3"), limits=EngineLimits(max_rows=2), detect_tasks=False, threads=1
     )
-    built = await asyncio.to_thread(build, config, costs=lambda *_: CostModel(QUIET.profile()))
+    built = await asyncio.to_thread(build, config, costs=CostModel(QUIET.profile()))
     engine = AsyncEngine(built.core, "tiny")
     manager = PolicyManager(engine, built.core, built.costs, built.specs, built.files, most=2)
     try:

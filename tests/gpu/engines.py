@@ -33,7 +33,7 @@ PLAIN = Case(depths="0")
 
 
 def built(config: EngineConfig, make: MakeDecoder | None = None) -> Built:
-    return build(config, costs=lambda *_: CostModel(COSTS), make=make)
+    return build(config, costs=CostModel(COSTS), make=make)
 
 
 def on_both(config: EngineConfig) -> tuple[Built, Built]:

@@ -159,7 +159,7 @@ def test_layers_on_a_gpu_are_for_gguf_files(folder: Path, make_model: MakeModel)
     with pytest.raises(ConfigError, match="--gpu-layers is for GGUF files"):
         build(EngineConfig(str(make_model("llama")), gpu_layers=4))
     pair = EngineConfig(str(folder / "Q8_0.gguf"), str(make_model("llama", **WIDE)), context=CONTEXT, gpu_layers=4)
-    assert build(pair, costs=lambda *_: CostModel(COSTS)).target.info.dtype == "q8_0"
+    assert build(pair, costs=CostModel(COSTS)).target.info.dtype == "q8_0"
 
 
 def test_what_llama_cpp_does_not_load_is_refused_in_its_words(folder: Path, tmp_path: Path) -> None:

@@ -72,7 +72,7 @@ class Machine:
         return SimulatedMachine(self.name, self._curve, drafters, overhead=overhead, profile=self.profile())
 
     def profile(self) -> CostProfile:
-        """What a profiler would measure."""
+        """The table of its passes."""
         rows, tokens = (1, 2, 4, 8, 16), (1, 2, 3, 4, 5, 6, 7, 8)
         return CostProfile(
             rows=rows,

@@ -44,7 +44,7 @@ def world(number: int) -> World:
 
 
 def distorted(true: CostProfile, random: np.random.Generator) -> CostProfile:
-    """What a profiler that was disturbed in every lap would write down of a machine."""
+    """The table of a machine of which every cell was disturbed."""
 
     def wrong(seconds: float) -> float:
         return seconds * float(np.exp(random.uniform(np.log(LEAST), np.log(MOST))))

@@ -67,7 +67,7 @@ def world(request: pytest.FixtureRequest) -> World:
     config = EngineConfig(MODEL, None, context=256, limits=limits, threads=1, counts=None, detect_tasks=False)
     if dtype is not None:  # its first layers guess at times, and are wrong at others
         config = replace(config, draft="first-layers:26", runner="torch", dtype=dtype)
-    built = build(config, costs=lambda *_: CostModel(COSTS))
+    built = build(config, costs=CostModel(COSTS))
     prompts = [tuple(built.tokenizer.encode(prompt, add_special_tokens=False)) for prompt in PROMPTS]
     return Prompted(built.target, built.drafters, built.tokenizer, prompts=prompts)
 

@@ -26,7 +26,7 @@ def live_app(target: Path, draft: Path) -> Iterator[web.Application]:
     """The app, with costs that are given and not measured."""
     limits = EngineLimits(max_rows=8, prefill_tokens=32)
     config = EngineConfig(str(target), str(draft), POLICIES, limits=limits, detect_tasks=False, threads=1)
-    built = build(config, costs=lambda *_: CostModel(QUIET.profile()))
+    built = build(config, costs=CostModel(QUIET.profile()))
     engine = AsyncEngine(built.core, "tiny")
     try:
         metrics = Metrics()

@@ -52,7 +52,7 @@ def test_a_grid_is_bilinear_in_rows_and_tokens_per_row() -> None:
 
 
 @pytest.mark.parametrize("name", shipped_machines())
-def test_policies_start_from_the_true_times_at_the_points_of_a_profiler(name: str) -> None:
+def test_policies_start_from_the_true_times_at_the_points_of_a_profile(name: str) -> None:
     """The profile of a shipped machine is a full table, and agrees with the truth at its points."""
     known = load_machine(name)
     cost = CostModel(known.profile())

@@ -68,7 +68,7 @@ def test_text_is_that_of_plain_decoding(tmp_path: Path, name: str, head: str) ->
     place = saved(tmp_path, TARGETS[name])
     tiny_tokenizer().save_pretrained(place)
     config = EngineConfig(str(place), str(HEADS / head), device="cpu", limits=EngineLimits(max_rows=4), context=96)
-    built = build(config, costs=lambda *_: CostModel(COSTS))
+    built = build(config, costs=CostModel(COSTS))
     assert isinstance(built.target, TransformersRunner)
     world, script = World(built.target, built.drafters, built.tokenizer), SCRIPTS["batch"]
     for temperature in (0.0, 0.8):

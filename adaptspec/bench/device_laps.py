@@ -10,18 +10,13 @@ from itertools import product
 import numpy as np
 import torch
 
-from adaptspec.drafting.draft_model import DraftModelDrafter
-from adaptspec.drafting.drafter import ModelDrafter
 from adaptspec.gpu.device_decoder import DeviceDecoder
 from adaptspec.gpu.round import DeviceRounds
 from adaptspec.gpu.round_plan import RoundPlan
 from adaptspec.gpu.staging import at_work
-from adaptspec.models.runner import Runner
 from adaptspec.models.sampling import RowSampling, SamplingBatch
 from adaptspec.request import SamplingParams
 
-CONTEXTS = (512, 8192, 32_768)  # tokens that rows hold, as far as there is room
-SHORT = 128  # contexts below are too short to be measured at the same number of tokens
 TURNS = 5
 _LIKELIEST = RowSampling(SamplingParams(temperature=0.0), 0, [0], 1, ())
 
@@ -91,50 +86,3 @@ class DeviceLaps:
             nodes=each * (depth if drafts else 0),
             tree=None,
         )
-
-
-def on_device(target: Runner, drafters: Sequence[ModelDrafter], rows: int, widest: int) -> DeviceLaps | None:
-    """Laps of the target if its rounds run on a device that has a clock, and of a draft that is part of them."""
-    runners = [target, *(one.runner for one in drafters if isinstance(one, DraftModelDrafter))]
-    here = [one for one in runners if isinstance(one, DeviceDecoder) and one.device == target.device]
-    if target.device.type == "cpu" or target not in here or min(one.info.context for one in here) < SHORT:
-        return None
-    return DeviceLaps(here, rows, widest)
-
-
-def device_laps(
-    laps: DeviceLaps, axes: tuple[Sequence[int], Sequence[int]], context: int, drawn: Sequence[int]
-) -> list[tuple[list[float], list[float]]]:
-    """What drafting and verifying take, for each number of rows and by the width; `axes` are both.
-
-    A draft model has room for so many rows as are in `drawn`.
-    """
-    table = []
-    for count in axes[0]:
-        found = [laps.seconds(count, context, width, drafts=count in drawn and width > 1) for width in axes[1]]
-        table.append(([one[0] for one in found if one], [one[1] for one in found if one]))
-    return table
-
-
-def per_cached_token(laps: DeviceLaps, rows: Sequence[int], context: int) -> float:
-    """Seconds that a pass of one token per row takes more for each token that its rows hold beyond `context` each.
-
-    The line through rounds of all these numbers of rows and all contexts for which there is room.
-    """
-    more, longer = [0.0], [0.0]
-    for count in rows:
-        start = laps.seconds(count, context, 1)
-        for length in CONTEXTS:
-            found = laps.seconds(count, length, 1) if length > context else None
-            if start is not None and found is not None:
-                more.append(float(count * (length - context)))
-                longer.append(found[1] - start[1])
-    tokens, seconds = np.array(more), np.array(longer)
-    return max(0.0, float(tokens @ seconds) / max(float(tokens @ tokens), 1.0))
-
-
-def device_name(target: Runner) -> str:
-    """What costs are measured on."""
-    name = torch.cuda.get_device_name(target.device) if target.device.type == "cuda" else "cpu"
-    parts = target.group.part.size if isinstance(target, DeviceDecoder) else 1
-    return name if parts == 1 else f"{parts} x {name}"
