@@ -135,7 +135,7 @@ def _add_record_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add = parser.add_argument
     add("--out", type=new_file, help="file to write, such as tape.npz")
-    add("--costs-out", type=new_file, help="measure this machine's costs anew, several times, and write the medians")
+    add("--costs-out", type=new_file, help="run synthetic rounds for half a minute, and write what they cost")
     _add_workloads(parser)
     add("--prompts", type=int, default=16, help=_PROMPTS)
     add("--tokens", type=int, default=160, help="most tokens per answer (default: %(default)s)")

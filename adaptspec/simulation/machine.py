@@ -106,8 +106,8 @@ class Machine:
         targets: Sequence[str] = (),
     ) -> None:
         """`verify` is the target's pass over an empty cache: a curve depends on the packed tokens alone. `profile` is
-        the table that policies start from (default: read off these times). `simulated`: its times were not measured. `targets`
-        are fingerprints of the models whose passes it times.
+        the table that policies start from (default: read off these times). `simulated`: its times were not measured.
+        `targets` are fingerprints of the models whose passes it times.
         """
         self.name = name
         self.verify = verify
