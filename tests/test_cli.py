@@ -50,7 +50,6 @@ def test_help_loads_no_model_library() -> None:
         ("adaptspec se", {"serve"}),
         ("adaptspec serve --max-w", {"--max-waiting"}),
         ("adaptspec serve --trace-level r", {"request", "round"}),
-        ("adaptspec state ", {"show", "merge"}),
         ("adaptspec policy show goodput-n", {"goodput-ngram"}),
         ("adaptspec bench policies goodput-n", {"goodput-ngram"}),
     ],

@@ -301,6 +301,22 @@ def test_the_rare_plain_round_among_drafting_rounds_counts() -> None:
     assert model.plain_seconds(1, 100.0) > 1.02 * before
 
 
+def test_a_fit_follows_rounds_of_all_sizes_and_is_as_certain_as_a_profile() -> None:
+    """Prices that were twice as high are those of the rounds; one further round counts as much as it does after a profile."""
+    true, model = table(), CostModel(CostProfile((1,), (1, 2), ((2e-3, 2.1e-3),)))
+    works = [RoundWork(rows, rows * tokens) for rows in (1, 4, 16) for tokens in (1, 2, 4, 8)]
+    rounds = [(work, Timing(0.0, true.verify_seconds(*work[:2]), true.seconds(work))) for work in works]
+    model.fit(rounds)
+    for work, timing in rounds:
+        assert model.seconds(work) == pytest.approx(timing.total, rel=0.2)
+    moved = []
+    for one in (model, true):
+        before = one.plain_seconds(1)
+        observe(one, record([0], [0], slower=2.0))
+        moved.append(one.plain_seconds(1) / before)
+    assert moved[0] == pytest.approx(moved[1], rel=0.2)
+
+
 # --- hosts, which time whole steps and have no profile ----------------------------------------------------------
 
 
