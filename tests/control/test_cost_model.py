@@ -302,7 +302,7 @@ def test_the_rare_plain_round_among_drafting_rounds_counts() -> None:
 
 
 def test_a_fit_follows_rounds_of_all_sizes_and_is_as_certain_as_a_profile() -> None:
-    """Prices that were twice as high are those of the rounds; one further round counts as much as it does after a profile."""
+    """One further round counts as much as it does after a profile."""
     true, model = table(), CostModel(CostProfile((1,), (1, 2), ((2e-3, 2.1e-3),)))
     works = [RoundWork(rows, rows * tokens) for rows in (1, 4, 16) for tokens in (1, 2, 4, 8)]
     rounds = [(work, Timing(0.0, true.verify_seconds(*work[:2]), true.seconds(work))) for work in works]
