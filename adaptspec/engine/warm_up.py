@@ -81,9 +81,10 @@ def warm_up(
     decoding = [one for one in rounds if one[0].rows]
     if not decoding:
         raise ConfigError(f"{inputs.info.name} has no room for one round; give it a longer context or a larger cache")
-    rough = CostModel(_rough_profile(decoding, models, together=executor.runs_whole_drafts))
+    counts = _row_counts(limits)
+    rough = CostModel(_rough_profile(decoding, models, counts, together=executor.runs_whole_drafts))
     rough.fit(decoding)
-    costs = CostModel(rough.learned_profile(_row_counts(limits), _TOKENS))
+    costs = CostModel(rough.learned_profile(counts, _TOKENS))
     for work, timing in rounds:
         if work.prefill_tokens:
             costs.observe(work, timing)
@@ -153,21 +154,22 @@ def _kinds(executor: ModelExecutor, limits: EngineLimits) -> list[_Kind]:
     return sorted(kinds, key=lambda kind: (kind.tokens, kind.rows))
 
 
-def _rough_profile(rounds: Sequence[_Round], models: Collection[str], *, together: bool) -> CostProfile:
-    """What the fit starts from: a line through the smallest and the largest passes, and the drafters' median passes."""
-    passes = sorted((work.verify_tokens, timing.verify) for work, timing in rounds)
-    fewest, most = passes[0][0], passes[-1][0]
-    first, last = (statistics.median(taken for size, taken in passes if size == tokens) for tokens in (fewest, most))
-    each = max(last - first, 0.0) / (most - fewest) if most > fewest else _TOKEN * first
+def _rough_profile(
+    rounds: Sequence[_Round], models: Collection[str], counts: Sequence[int], *, together: bool
+) -> CostProfile:
+    """What the fit starts from: lines through the smallest and the largest passes; `counts` of rows are a drafter's."""
+    first, each = _line([(work.verify_tokens, timing.verify) for work, timing in rounds])
     drafters = {}
     for name in models:
-        steps = [
-            timing.draft / len(work.drafts[0].passes)
+        passes = [
+            (max(draft.passes), timing.draft / len(draft.passes))
             for work, timing in rounds
-            if work.drafts and work.drafts[0].drafter == name and work.drafts[0].passes
+            for draft in work.drafts
+            if draft.drafter == name and draft.passes
         ]
-        step = statistics.median(steps) if steps else _DRAFT_PASS * first
-        drafters[name] = DrafterCost((1,), (step,), catch_up_per_token=_TOKEN * step, together=together)
+        step, row = _line(passes) if passes else (_DRAFT_PASS * first, 0.0)
+        steps = tuple(step + row * (count - 1) for count in counts)
+        drafters[name] = DrafterCost(tuple(counts), steps, catch_up_per_token=_TOKEN * step, together=together)
     overhead = statistics.median(timing.total - timing.verify - timing.draft for _, timing in rounds)
     return CostProfile(
         (1,),
@@ -177,6 +179,14 @@ def _rough_profile(rounds: Sequence[_Round], models: Collection[str], *, togethe
         per_cached_token=_CACHED_TOKEN * first,
         overhead=max(overhead, 0.0),
     )
+
+
+def _line(passes: Sequence[tuple[int, float]]) -> tuple[float, float]:
+    """Seconds of the smallest size, and of each more up to the largest; `passes` are sizes with their seconds."""
+    sizes = [size for size, _ in passes]
+    fewest, most = min(sizes), max(sizes)
+    first, last = (statistics.median(taken for size, taken in passes if size == end) for end in (fewest, most))
+    return first, max(last - first, 0.0) / (most - fewest) if most > fewest else _TOKEN * first
 
 
 class _SyntheticRows:

@@ -43,7 +43,7 @@ def line(rows: int, tokens: int) -> float:
 
 def light(rows: int, tokens: int) -> float:
     """The pass of a draft model."""
-    return 2e-4 + 1e-5 * tokens
+    return 2e-4 + 5e-5 * tokens
 
 
 @dataclass
