@@ -383,7 +383,7 @@ def _start_facts(service: Service, built: Built, status: StartStatus) -> Iterato
         if isinstance(drafter, ModelDrafter):
             draft = drafter.runner.info
             short = f", up to its own context of {draft.context} tokens" if draft.context < info.context else ""
-            yield "draft", f"{draft.name}, {drafter.way}{short}"
+            yield "draft", f"{draft.name}, {drafter.description}{short}"
     yield "threads", str(built.threads)
     resident = resident_bytes()
     if resident is not None:

@@ -5,10 +5,10 @@ Plain data, no torch. The tables of a decision are arrays, so that numpy evaluat
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
-from math import isnan, nan
+from math import nan
 from typing import NamedTuple
 
 import numpy as np
@@ -77,9 +77,50 @@ class StopTable:
     worth: FloatArray | None = None
     step: FloatArray | None = None
 
-    def begin(self, rows: IntArray) -> Callable[[int, IntArray, FloatArray, FloatArray], BoolArray]:
-        """An evaluator of the table for one draft of these rows; see `StopEvaluator`."""
-        return RowStop(self, int(rows.item())) if len(rows) == 1 else StopEvaluator(self)
+    def chances(self, step: int, rows: IntArray, confidence: FloatArray) -> FloatArray:
+        """P(token `step` of a main chain is accepted) [N], for tokens of `rows` [N] with this confidence [N].
+
+        The product over a chain's tokens is what `continues` compares with `survival`; 1 without these bounds.
+        """
+        if self.calibration is None or self.unstated is None:
+            return np.ones(len(rows))
+        unknown, bins = np.isnan(confidence), self.calibration.shape[1]
+        bin_index = np.minimum(np.where(unknown, 0.0, confidence) * bins, bins - 1).astype(np.int64)
+        return np.where(unknown, _column(self.unstated, step)[rows], self.calibration[rows, bin_index])
+
+    def continues(
+        self,
+        step: int,
+        rows: IntArray,
+        confidence: FloatArray,
+        entropy: FloatArray,
+        *,
+        survival: FloatArray,
+        main: BoolArray | None = None,
+    ) -> BoolArray:
+        """After which nodes [N] at depth `step` (from 1) drafting goes on; each argument has their values [N].
+
+        `survival` is P(the node and all before it are accepted), `main` marks main chains (None: all are). Pass only
+        nodes that may go on by their depth: a step is paid once for all of them. Off main chains drafting goes on only
+        if the row has bounds of `survival`: without a price no node is known to earn more than it costs.
+        """
+        going: BoolArray = np.ones(len(rows), dtype=np.bool_)
+        if self.confidence is not None:
+            going &= ~(confidence < _column(self.confidence, step)[rows])
+        if self.entropy is not None:
+            going &= ~(entropy > _column(self.entropy, step)[rows])
+        if self.survival is None or self.unstated is None or self.worth is None or self.step is None:
+            return going if main is None else going & main
+        minimum, worth, price = (_column(values, step)[rows] for values in (self.survival, self.worth, self.step))
+        above = survival - minimum
+        gain = above * worth
+        if main is not None:
+            # The worth of more steps is that of the chain; off the chain the next token counts at most.
+            side = survival * np.minimum(self.unstated[rows, 0], worth) - minimum * worth
+            above, gain = np.where(main, above, side), np.where(main, gain, side)
+            going &= main | (price >= 0.0)
+        going &= above > 0.0
+        return going & (float(gain[going].sum()) > price)
 
     @staticmethod
     def stacked(parts: Sequence[tuple[IntArray, StopTable | None]], rows: int) -> StopTable | None:
@@ -109,96 +150,6 @@ class StopTable:
     def columns(self) -> dict[str, FloatArray]:
         """The arrays that are there, by name, in their order."""
         return {name: values for name, values in self.__dict__.items() if values is not None}
-
-
-class StopEvaluator:
-    """Evaluates a table after each token of one draft."""
-
-    def __init__(self, table: StopTable) -> None:
-        self._table = table
-        self._survival = [values for name, values in table.columns().items() if name not in ("confidence", "entropy")]
-        self._alive = np.ones(len(self._survival[0])) if self._survival else None
-
-    def __call__(self, step: int, index: IntArray, confidence: FloatArray, entropy: FloatArray) -> BoolArray:
-        """Which of the rows at `index` [N] go on after token `step`, which counts from 1 and rises by 1.
-
-        `confidence` and `entropy` [N] are those of the token just drawn; NaN where unknown.
-        """
-        table = self._table
-        going: BoolArray = np.ones(len(index), dtype=np.bool_)
-        if table.confidence is not None:
-            going &= ~(confidence < _column(table.confidence, step)[index])
-        if table.entropy is not None:
-            going &= ~(entropy > _column(table.entropy, step)[index])
-        if self._alive is not None:
-            going &= self._earning(self._alive, step, index, confidence)
-        return going
-
-    def _earning(self, alive: FloatArray, step: int, index: IntArray, confidence: FloatArray) -> BoolArray:
-        minimum, calibration, unstated, worth, price = self._survival
-        unknown, bins = np.isnan(confidence), calibration.shape[1]
-        bin_index = np.minimum(np.where(unknown, 0.0, confidence) * bins, bins - 1).astype(np.int64)
-        alive[index] *= np.where(unknown, _column(unstated, step)[index], calibration[index, bin_index])
-        above = np.maximum(alive[index] - _column(minimum, step)[index], 0.0)
-        together = float(above @ _column(worth, step)[index])
-        return (above > 0.0) & (together > _column(price, step)[index])
-
-
-class RowStop:
-    """`StopEvaluator` for one row, in plain numbers: a tenth of the time, where a draft step is shortest."""
-
-    def __init__(self, table: StopTable, row: int) -> None:
-        line: dict[str, list[float]] = {name: values[row].tolist() for name, values in table.columns().items()}
-        self._confidence, self._entropy = line.pop("confidence", None), line.pop("entropy", None)
-        self._survival = tuple(line.values())
-        self._alive = 1.0
-
-    def __call__(self, step: int, index: IntArray, confidence: FloatArray, entropy: FloatArray) -> BoolArray:  # noqa: ARG002
-        return np.array([self.goes(step, confidence.item(), entropy.item())])
-
-    def goes(self, step: int, confidence: float, entropy: float) -> bool:
-        """Whether the row goes on after token `step`."""
-        if not self.within(step, confidence, entropy):
-            return False
-        if not self._survival:
-            return True
-        above, worth, price = self.earning(step, self.follow(step, confidence))
-        return above > 0.0 and worth > price
-
-    def within(self, step: int, confidence: float, entropy: float) -> bool:
-        """Whether a token `step` passes the bounds of its own confidence and entropy."""
-        at = step - 1
-        floors, ceilings = self._confidence, self._entropy
-        if floors is not None and confidence < floors[min(at, len(floors) - 1)]:
-            return False
-        return ceilings is None or not entropy > ceilings[min(at, len(ceilings) - 1)]
-
-    @property
-    def priced(self) -> bool:
-        """Whether there are bounds of `survival`."""
-        return bool(self._survival)
-
-    def follow(self, step: int, confidence: float) -> float:
-        """The chance that all tokens of the row are accepted, token `step` the latest of them."""
-        _, calibration, unstated, _, _ = self._survival
-        if isnan(confidence):
-            self._alive *= unstated[min(step - 1, len(unstated) - 1)]
-        else:
-            self._alive *= calibration[min(int(confidence * len(calibration)), len(calibration) - 1)]
-        return self._alive
-
-    def earning(self, step: int, alive: float, *, main: bool = True) -> tuple[float, float, float]:
-        """By how much a chance of acceptance is above `survival`, what that is worth, and the price of the next step.
-
-        `alive` is that chance, off the main chain the node's own; a price below 0: the row has no such bounds.
-        """
-        minimum, _, unstated, worth, price = self._survival
-        at = step - 1
-        below, each = minimum[min(at, len(minimum) - 1)], worth[min(at, len(worth) - 1)]
-        if main:
-            return alive - below, (alive - below) * each, price[min(at, len(price) - 1)]
-        net = alive * min(unstated[0], each) - below * each
-        return net, net, price[min(at, len(price) - 1)]
 
 
 def _column(values: FloatArray, step: int) -> FloatArray:

@@ -18,11 +18,11 @@ from pydantic import TypeAdapter, ValidationError
 
 from adaptspec.arrays import FloatArray, IntArray
 from adaptspec.decision import Expected
+from adaptspec.draft_tree import DraftTree
 from adaptspec.drafters import Kind, kind_of
 from adaptspec.errors import JournalError
 from adaptspec.files import open_file
-from adaptspec.rounds import PER_ROW, DraftWork, RoundRecord, RoundWork, Timing
-from adaptspec.trees import Branches, Tree
+from adaptspec.rounds import PER_ROW, Branches, DraftWork, RoundRecord, RoundWork, Timing
 
 # 3: rounds and requests say when. 4: drafts may branch. 5: rounds have the passes that ran; before, they had sums, from
 # which the passes are estimated. Further fields of older rounds are skipped: the number of the decision, `arms`,
@@ -152,14 +152,16 @@ def _trees(record: RoundRecord, branches: Branches) -> list[dict[str, Any]]:
     which the record has. `drafters` are written where they differ from the row's drafter.
     """
     tree, rows_plain = branches.tree, []
-    for row, (nodes, chain) in enumerate(zip(branches.nodes.tolist(), tree.chain.tolist(), strict=True)):
-        owners = tree.drafters[row, :nodes].tolist()
+    for row, (nodes, chain) in enumerate(zip(tree.counts.tolist(), tree.chain.tolist(), strict=True)):
+        start, end = int(tree.offsets[row]), int(tree.offsets[row + 1])
+        side = slice(start + chain, end)
+        owners = tree.drafter[start:end].tolist()
         united = owners.count(int(record.drafter[row])) < nodes
         if nodes > chain or united:
             one = {"row": row, "chain": chain}
-            one |= {name: getattr(tree, name)[row, chain:nodes].tolist() for name in ("parents", "ranks")}
+            one |= {"parents": tree.parent[side].tolist(), "ranks": tree.rank[side].tolist()}
             one |= {"drafters": owners} if united else {}
-            one["confidence"] = _nulled(branches.confidence[row, chain:nodes].tolist())
+            one["confidence"] = _nulled(tree.confidence[side].tolist())
             rows_plain.append(one | {"path": branches.path[row, : int(record.accepted[row])].tolist()})
     return rows_plain
 
@@ -260,13 +262,13 @@ def _estimated_passes(values: Mapping[str, Any]) -> Iterator[tuple[int, int, Int
             yield drafter_id, len(counts), active
         return
     tree = branches.tree
-    inside, depths = np.arange(tree.parents.shape[1]) < branches.nodes[:, None], tree.depths
-    for drafter_id in sorted({*drafter[asked].tolist(), *tree.drafters[inside].tolist()}):
-        nodes = inside & (tree.drafters == drafter_id)
-        count = int(np.count_nonzero(nodes.any(axis=1) | (asked & (drafter == drafter_id))))
-        row, position = np.nonzero(nodes)
-        first = np.unique(np.stack((row, tree.parents[row, position])), axis=1, return_index=True)[1]
-        active = np.bincount(depths[row, position][first] - 1, minlength=1).astype(np.int64)
+    for drafter_id in sorted({*drafter[asked].tolist(), *tree.drafter.tolist()}):
+        nodes = np.flatnonzero(tree.drafter == drafter_id)
+        rows = asked & (drafter == drafter_id)
+        rows[tree.row[nodes]] = True
+        count = int(np.count_nonzero(rows))
+        first = np.unique(np.stack((tree.row[nodes], tree.parent[nodes])), axis=1, return_index=True)[1]
+        active = np.bincount(tree.depth[nodes][first] - 1, minlength=1).astype(np.int64)
         active[0] = count
         yield drafter_id, count, active
 
@@ -279,31 +281,51 @@ def _stated(plain: Sequence[Sequence[Sequence[float | None]]], rows: int, deepes
 
 
 def _branches(plain: Sequence[Mapping[str, Any]], values: Mapping[str, Any]) -> Branches:
-    """The trees of a round that `_trees` wrote; rows that it left out are chains. Padding has a chain's parents."""
-    chain, nodes, kept = values["drafted"].copy(), values["drafted"].copy(), values["accepted"]
-    for one in plain:
-        chain[one["row"]] = one["chain"]
-        nodes[one["row"]] = one["chain"] + len(one["parents"])
-    width, deepest = int(nodes.max(initial=0)), int(kept.max(initial=0))
-    if (chain < 0).any() or (chain > values["drafted"]).any() or max(width, deepest) > _DEEPEST:
-        raise ValueError(f"a tree of {width} nodes")
-    tree = Tree.of_chains(chain, width, values["drafter"])
-    sure: FloatArray = np.full((len(nodes), width), np.nan)
-    main = values["confidence"][:, :width]
-    sure[:, : main.shape[1]] = np.where(np.arange(main.shape[1]) < chain[:, None], main, np.nan)
-    positions = np.arange(deepest)
-    path = np.where(positions < kept[:, None], positions, -1)
-    for one in plain:
-        row, start, end = one["row"], one["chain"], nodes[one["row"]]
-        tree.parents[row, start:end] = _integers(one["parents"], end - start)
-        tree.ranks[row, start:end] = _integers(one["ranks"], end - start)
-        if "drafters" in one:
-            tree.drafters[row, :end] = _integers(one["drafters"], end)
-        sure[row, start:end] = _floats(one["confidence"], end - start)
-        path[row, : kept[row]] = _integers(one["path"], kept[row])
-    if ((tree.parents < -1) | (tree.parents >= np.arange(width))).any() or (path >= nodes[:, None]).any():
-        raise ValueError("a tree whose nodes are in no order")
-    return Branches(tree, nodes, sure, path)
+    """The trees of a round that `_trees` wrote; rows that it left out are chains. A journal has no tokens."""
+    drafted, accepted, drafters = values["drafted"], values["accepted"], values["drafter"]
+    chain, counts, written = drafted.copy(), drafted.copy(), {int(one["row"]): one for one in plain}
+    for row, one in written.items():
+        chain[row], counts[row] = int(one["chain"]), int(one["chain"]) + len(one["parents"])
+    deepest = int(accepted.max(initial=0))
+    if min(chain.min(initial=0), accepted.min(initial=0), *written, 0) < 0 or (chain > drafted).any():
+        raise ValueError("a chain that is longer than its row's drafts, or a negative number")
+    if max(int(counts.max(initial=0)), deepest) > _DEEPEST:
+        raise ValueError(f"trees of {counts.tolist()} nodes")
+    nodes = [_row_nodes(written.get(row), int(chain[row]), int(drafters[row])) for row in range(len(chain))]
+    parents, depths, ranks, owners = np.concatenate([np.zeros((4, 0), dtype=np.int64), *nodes], axis=1)
+    inside = np.arange(int(counts.max(initial=0))) < counts[:, None]
+    confidence, entropy = np.full((2, *inside.shape), np.nan)
+    for line, name in ((confidence, "confidence"), (entropy, "entropy")):
+        known = values[name][:, : line.shape[1]]
+        line[:, : known.shape[1]] = np.where(np.arange(known.shape[1]) < chain[:, None], known, np.nan)
+    path = np.where(np.arange(deepest) < accepted[:, None], np.arange(deepest), -1)
+    for row, one in written.items():
+        confidence[row, chain[row] : counts[row]] = _floats(one["confidence"], counts[row] - chain[row])
+        path[row, : accepted[row]] = _integers(one["path"], accepted[row])
+    if (path >= counts[:, None]).any():
+        raise ValueError("a path beyond its tree")
+    offsets, tokens = np.concatenate(([0], np.cumsum(counts))), np.full(len(parents), -1)
+    return Branches(
+        DraftTree(offsets, chain, tokens, parents, depths, ranks, owners, confidence[inside], entropy[inside]), path
+    )
+
+
+def _row_nodes(plain: Mapping[str, Any] | None, chain: int, drafter: int) -> IntArray:
+    """Parents, depths, ranks and drafters [4, nodes] of the nodes of one row; `plain` None: of a chain."""
+    parents, ranks = list(range(-1, chain - 1)), [0] * chain
+    if plain is not None:
+        side = len(plain["parents"])
+        parents += _integers(plain["parents"], side).tolist()
+        ranks += _integers(plain["ranks"], side).tolist()
+    depths: list[int] = []
+    for node, parent in enumerate(parents):
+        if not -1 <= parent < node:
+            raise ValueError("a tree whose nodes are in no order")
+        depths.append(depths[parent] + 1 if parent >= 0 else 1)
+    drafters = [drafter] * len(parents)
+    if plain is not None and "drafters" in plain:
+        drafters = _integers(plain["drafters"], len(parents)).tolist()
+    return np.array([parents, depths, ranks, drafters], dtype=np.int64)
 
 
 def read_entries(path: str | Path) -> Iterator[Entry]:

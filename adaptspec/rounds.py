@@ -14,9 +14,9 @@ import numpy as np
 
 from adaptspec.arrays import EMPTY_INT, BoolArray, FloatArray, IntArray
 from adaptspec.decision import Decision, Expected
+from adaptspec.draft_tree import DraftTree
 from adaptspec.request import Request
 from adaptspec.results import Completion
-from adaptspec.trees import Branches
 
 
 class DraftWork(NamedTuple):
@@ -76,6 +76,37 @@ class ChainOutcome(NamedTuple):
     known: BoolArray
     drafted: IntArray
     accepted: IntArray
+
+
+@dataclass(frozen=True)
+class Branches:
+    """The drafts of a round of which some branch or are of several drafters, and the accepted paths.
+
+    `path` [B, D] has the index of the accepted node at each depth, -1 beyond them.
+    """
+
+    tree: DraftTree
+    path: IntArray
+
+    @property
+    def on_chain(self) -> IntArray:
+        """[B] accepted nodes on the main chain: what the chain alone would have had accepted."""
+        run = np.logical_and.accumulate(self.path == np.arange(self.path.shape[1]), axis=1).sum(axis=1)
+        # A node after the chain's last one may have the next index.
+        return np.asarray(np.minimum(run, self.tree.chain))
+
+    def ranks(self, row: int, count: int) -> list[int]:
+        """The ranks of a row's first `count` accepted nodes."""
+        ranks: list[int] = self.tree.rank[self.tree.row_nodes(row)][self.path[row, :count]].tolist()
+        return ranks
+
+    def take(self, index: IntArray) -> Branches:
+        return Branches(self.tree.take(index), self.path[index])
+
+
+def has_branches(tree: DraftTree, drafter: IntArray) -> bool:
+    """Whether a row branches, or has nodes of other drafters than its own, `drafter` [B]."""
+    return tree.branched or bool((tree.drafter != drafter[tree.row]).any())
 
 
 @dataclass(frozen=True)
@@ -168,7 +199,7 @@ class RoundRecord:
     @property
     def nodes(self) -> IntArray:
         """All tokens of each row that were submitted for verification [B]."""
-        return self.drafted if self.branches is None else self.branches.nodes
+        return self.drafted if self.branches is None else self.branches.tree.counts
 
     @property
     def chain(self) -> IntArray:
@@ -176,9 +207,9 @@ class RoundRecord:
         return self.drafted if self.branches is None else self.branches.tree.chain
 
     @property
-    def straight(self) -> IntArray:
-        """Tokens of it that the client got [B]: `kept`, had nothing branched off."""
-        return self.kept if self.branches is None else np.minimum(self.kept, self.branches.straight)
+    def kept_on_chain(self) -> IntArray:
+        """Tokens of it that the client got [B]."""
+        return self.kept if self.branches is None else np.minimum(self.kept, self.branches.on_chain)
 
     def main_chains(self) -> RoundRecord:
         """The round reduced to its main chains: what chains without side nodes would have had accepted.
@@ -188,9 +219,11 @@ class RoundRecord:
         """
         if self.branches is None:
             return self
-        tree, straight = self.branches.tree, np.minimum(self.accepted, self.branches.straight)
-        owner = np.where(tree.chain > 0, tree.drafters[:, 0], self.drafter) if tree.drafters.size else self.drafter
-        return replace(self, drafter=owner, drafted=tree.chain, accepted=straight, branches=None)
+        tree, accepted = self.branches.tree, np.minimum(self.accepted, self.branches.on_chain)
+        drafting = tree.chain > 0
+        drafter = self.drafter.copy()
+        drafter[drafting] = tree.drafter[tree.offsets[:-1][drafting]]
+        return replace(self, drafter=drafter, drafted=tree.chain, accepted=accepted, branches=None)
 
     def chains(self, drafter: int) -> ChainOutcome:
         """Outcomes of the main chains of a drafter: those that ran, else those that were scored."""

@@ -1,4 +1,4 @@
-"""Rounds whose drafts branch, made by hand and at random: for everything that reads records."""
+"""Draft trees and rounds whose drafts branch, made by hand and at random."""
 
 from __future__ import annotations
 
@@ -8,11 +8,31 @@ from dataclasses import dataclass, replace
 import numpy as np
 from hypothesis import strategies as st
 
-from adaptspec.rounds import RoundRecord
-from adaptspec.trees import Branches, Tree
+from adaptspec.arrays import IntArray
+from adaptspec.draft_tree import DraftTree
+from adaptspec.rounds import Branches, RoundRecord
 from tests.control.helpers import record
 
 MOST_CHAIN, MOST_NODES = 4, 9
+
+
+def tree_of(
+    *rows: Sequence[int], chains: Sequence[int] | None = None, tokens: Sequence[int] | None = None
+) -> DraftTree:
+    """A draft of rows of nodes with these parents; `chains` None: the main chain is as long as each parent's next node
+    follows. Tokens are 0, or the given ones [N].
+    """
+    counts: IntArray = np.array([len(parents) for parents in rows], dtype=np.int64)
+    parent = np.array([one for parents in rows for one in parents], dtype=np.int64)
+    straight = [next((i for i, one in enumerate(parents) if one != i - 1), len(parents)) for parents in rows]
+    chain = np.array(straight if chains is None else chains, dtype=np.int64)
+    depth = np.array([one for parents in rows for one in Grown(parents, 0).depths], dtype=np.int64)
+    index = np.concatenate([np.arange(count) for count in counts.tolist()]) if len(counts) else parent
+    rank = (index >= chain.repeat(counts)).astype(np.int64)
+    token = np.zeros_like(parent) if tokens is None else np.array(tokens, dtype=np.int64)
+    unknown = np.full(len(parent), np.nan)
+    offsets = np.concatenate(([0], np.cumsum(counts)))
+    return DraftTree(offsets, chain, token, parent, depth, rank, np.zeros_like(parent), unknown, unknown)
 
 
 @dataclass(frozen=True)
@@ -37,28 +57,28 @@ class Grown:
 def branching(*rows: Grown, drafter: Sequence[int] | None = None, number: int = 1) -> RoundRecord:
     """A round of such rows, whose drafters are `drafter`; the confidence of node j is 0.9 - j / 100."""
     size, owners = len(rows), np.array([0] * len(rows) if drafter is None else drafter, dtype=np.int64)
-    chains, nodes = ([one.chain for one in rows], np.array([len(one.parents) for one in rows], dtype=np.int64))
-    width, deepest = int(nodes.max(initial=0)), max([len(one.path) for one in rows], default=0)
-    tree = Tree.of_chains(np.array(chains, dtype=np.int64), width, owners)
-    sure, path = np.full((size, width), np.nan), np.full((size, deepest), -1)
+    bare = tree_of(*(one.parents for one in rows), chains=[one.chain for one in rows])
+    path = np.full((size, max([len(one.path) for one in rows], default=0)), -1)
+    drafters = owners[bare.row]
     for i, one in enumerate(rows):
-        own = slice(0, len(one.parents))
-        tree.parents[i, own] = one.parents
-        tree.ranks[i, own] = [int(j >= one.chain) for j in range(len(one.parents))] if one.ranks is None else one.ranks
-        tree.drafters[i, own] = owners[i] if one.drafters is None else one.drafters
-        sure[i, own] = 0.9 - np.arange(len(one.parents)) / 100
+        nodes = bare.row_nodes(i)
+        if one.ranks is not None:
+            bare.rank[nodes] = one.ranks
+        if one.drafters is not None:
+            drafters[nodes] = one.drafters
         path[i, : len(one.path)] = one.path
+    confidence = 0.9 - bare.index / 100
+    entropy = np.where(bare.index < bare.chain[bare.row], confidence, np.nan)
+    tree = replace(bare, token=bare.token - 1, drafter=drafters, confidence=confidence, entropy=entropy)
     plain = record([max([0, *one.depths]) for one in rows], [len(one.path) for one in rows], drafter=owners.tolist())
-    most = max(chains, default=0)
-    main = np.where(np.arange(most) < np.array(chains)[:, None], sure[:, :most], np.nan)
     return replace(
         plain,
         number=number,
-        confidence=main,
-        entropy=main,
+        confidence=tree.on_chain(tree.confidence),
+        entropy=tree.on_chain(tree.entropy),
         emitted=plain.emitted - np.array([one.cut for one in rows]),
-        work=plain.work._replace(verify_tokens=size + int(nodes.sum())),
-        branches=Branches(tree, nodes, sure, path),
+        work=plain.work._replace(verify_tokens=size + len(tree.token)),
+        branches=Branches(tree, path),
     )
 
 

@@ -64,7 +64,7 @@ class JournalLog:
         return self.known_header.drafters
 
     def costs(self) -> CostModel:
-        """The machine's costs as the server measured them at its start. Raises JournalError and ConfigError."""
+        """The machine's costs as they were at the server's start. Raises JournalError and ConfigError."""
         return CostModel(CostProfile.from_json(json.dumps(self.known_header.costs)))
 
     def rounds(self, policy: str | None) -> Iterator[LoggedRound]:

@@ -14,10 +14,10 @@ import torch
 
 from adaptspec.arrays import BoolArray, FloatArray, IntArray
 from adaptspec.decision import TreeTable
-from adaptspec.drafting.drafter import Drafter, DraftJob, ModelDrafter, ModelFreeDrafter, Observing, RowStart
+from adaptspec.draft_tree import DraftTree
+from adaptspec.drafting.drafter import Drafter, DraftJob, ModelDrafter, RowStart
 from adaptspec.drafting.other_tokenizer import OwnTokensDrafter
 from adaptspec.errors import ConfigError
-from adaptspec.models.draft import Draft
 from adaptspec.models.noise import Floats
 from adaptspec.models.runner import Packed, Runner
 from adaptspec.models.sampling import RowSampling, SamplingBatch, entropies, leading
@@ -56,7 +56,7 @@ class Judge:
             )
         self._target = target
         # What a drafter learns of passes with its own nodes, no text tells.
-        self._drafters = tuple(drafter for drafter in drafters if not isinstance(drafter, Observing))
+        self._drafters = tuple(drafter for drafter in drafters if not drafter.learns_from_choices)
         self._history = history
 
     @torch.inference_mode()
@@ -108,7 +108,7 @@ class Judge:
         # A draft model of a shorter context than the target's drafts no further than its own.
         left = np.clip(runner.info.context - prompt - np.arange(size), 0, MAX_REACH)
         after_miss, ended = self._after_miss(drafter, text, np.flatnonzero(~agreed[:known]))
-        ends = [int(token) in drafter.ends for token in drafted]
+        ends = [int(token) in drafter.eos_token_ids for token in drafted]
         reach = np.where(np.arange(size) < known, np.minimum(left, _until_end(agreed[:known], ends, ended, size)), 0)
         run = np.minimum(view.run, reach)
         # An own token that ends the context is none that it could have drafted.
@@ -139,12 +139,12 @@ class Judge:
                 drafter.commit(0, len(tokens) - 1, tokens)
                 batch = self._sampling(text, tokens)
                 job = DraftJob(np.zeros(1, dtype=np.int64), [tokens], np.array([1 + _AFTER_MISS]), batch)
-                draft = drafter.propose(job)
-                count = max(0, int(draft.counts[0]) - 1)
-                if draft.counts[0] and int(draft.tokens[0, count]) in drafter.ends:
+                draft = drafter.propose(job).tree
+                count = max(0, len(draft.token) - 1)
+                if len(draft.token) and int(draft.token[count]) in drafter.eos_token_ids:
                     ended[at] = 1 + count
-                confidence[at, :count] = draft.confidence[0, 1 : 1 + count]
-                entropy[at, :count] = draft.entropy[0, 1 : 1 + count]
+                confidence[at, :count] = draft.confidence[1:]
+                entropy[at, :count] = draft.entropy[1:]
         finally:
             drafter.free(0)
         return AfterMiss(confidence, entropy), ended
@@ -218,16 +218,15 @@ def view_of_model_free(
     wrong token the confidence of the `beyond` tokens that would have been drafted next.
     """
     found = _Found(output, beyond)
-    if isinstance(drafter, ModelFreeDrafter):
-        drafter.begin(0, start)
+    drafter.start(0, start)
     prompt, here, depths = start.sampling.tokens, np.zeros(1, dtype=np.int64), np.array([_DEEPEST])
     text = [*prompt, *output]
     width, nodes = np.array([CANDIDATES]), np.array([CANDIDATES * _DEEPEST])
     everything = TreeTable(width, nodes, np.zeros(1), np.ones((1, 1, 1)))
     for at in range(len(output)):
         job = DraftJob(here, [text[: len(prompt) + at]], depths, sampling, tree=everything)
-        found.note(at, drafter.propose(job))
-    drafter.free(0)
+        found.note(at, drafter.propose(job).tree)
+    drafter.leave(0)
     return found.view(), found.first
 
 
@@ -244,23 +243,20 @@ class _Found:
         self._top: FloatArray = np.zeros((size, CANDIDATES))
         self.first: IntArray = np.full(size, -1)
 
-    def note(self, at: int, draft: Draft) -> None:
-        """What is drafted at a position: its main chain, and candidates beside its first token."""
+    def note(self, at: int, draft: DraftTree) -> None:
+        """Note what is drafted at a position: the main chain, and the candidates for its first token."""
         count = int(draft.chain[0])
         if not count:
             return
-        proposed, sure = draft.tokens[0, :count], draft.confidence[0]
+        proposed, sure = draft.token[:count], draft.confidence
         true = self._output[at : at + count]
         wrong = np.flatnonzero(proposed[: len(true)] != true)
         self._reach[at], self._run[at] = count, wrong[0] if len(wrong) else len(true)
         self.first[at], self._confidence[at] = proposed[0], sure[0]
-        firsts = np.zeros(1, dtype=np.int64)
-        ranks = firsts
-        if draft.tree is not None:
-            firsts = np.flatnonzero(draft.tree.parents[0, : draft.counts[0]] < 0)
-            ranks = draft.tree.ranks[0, firsts]
+        firsts = np.flatnonzero(draft.parent < 0)
+        ranks = draft.rank[firsts]
         self._top[at, ranks] = sure[firsts]
-        right = ranks[draft.tokens[0, firsts] == true[0]]
+        right = ranks[draft.token[firsts] == true[0]]
         if len(right):
             self._rank[at] = right[0]
         if not self._run[at]:

@@ -22,7 +22,7 @@ from adaptspec.bench.teacher_forcing import Judge, Written
 from adaptspec.bench.workloads import Workloads, encode
 from adaptspec.control.language.spec import PolicySpec
 from adaptspec.drafters import Kind, kind_of
-from adaptspec.drafting.drafter import ModelDrafter, Observing
+from adaptspec.drafting.drafter import ModelDrafter
 from adaptspec.engine.assembly import Built, assemble, build
 from adaptspec.engine.core import EngineLimits
 from adaptspec.engine.engine_config import EngineConfig, model_place
@@ -183,7 +183,7 @@ class _Turns:
         self.drafters = [drafter.name for drafter in built.drafters]
         self._own = self.drafters.index(DRAFTER) if DRAFTER in self.drafters else _NOBODY
         # Drafters that run a model are measured in rounds; what others would propose is found from the text alone.
-        free = [one for one in built.drafters if not isinstance(one, ModelDrafter | Observing)]
+        free = [one for one in built.drafters if not (isinstance(one, ModelDrafter) or one.learns_from_choices)]
         self._judge = Judge(built.target, free, history=False)
 
     def answer(self, task: str, name: str, prompt: Prompt, tokens: int) -> tuple[LoggedRequest, Tape] | None:
@@ -240,7 +240,7 @@ def _memory(draft: str | None, runner: Runner) -> int:
 
 def _policies(built: Built) -> list[PolicySpec]:
     """Plain decoding, each drafter at fixed depths, and adaptive policies; they take turns."""
-    wanted = [one for one in built.drafters if not isinstance(one, Observing)]
+    wanted = [one for one in built.drafters if not one.learns_from_choices]
     specs = [static_spec(0, wanted[0].name, name=PLAIN)]
     for one in wanted:
         depths: Sequence[int] = _DEPTHS if isinstance(one, ModelDrafter) else _MODEL_FREE_DEPTHS

@@ -177,24 +177,23 @@ class SideNodes(Learner):
         """Learn from the rows of a round with branches in which this drafter drafted the main chain."""
         branches, accepted = record.branches, record.kept
         assert branches is not None
-        tree, path, rows = branches.tree, branches.path, np.arange(len(accepted))
+        tree, path, row = branches.tree, branches.path, branches.tree.row
         drafted = (record.drafter == drafter_id) & (record.chain > 0) & own_chain(record)
-        slots = np.arange(tree.parents.shape[1])
-        nodes = (slots < branches.nodes[:, None]) & (tree.drafters == drafter_id) & drafted[:, None]
-        on_path: BoolArray = np.zeros(nodes.shape, dtype=np.bool_)
-        steps = np.minimum(path.shape[1], accepted)
-        for depth in range(int(steps.max(initial=0))):
-            on_path[rows[depth < steps], path[depth < steps, depth]] = True
-        reached = (tree.parents < 0) | on_path[rows[:, None], np.maximum(tree.parents, 0)]
-        known = nodes & (tree.ranks > 0) & reached & ~np.isnan(branches.confidence)
-        rank = np.minimum(tree.ranks, _RANKS)[known] - 1
+        nodes = (tree.drafter == drafter_id) & drafted[row]
+        start = tree.offsets[:-1]
+        on_path: BoolArray = np.zeros(len(nodes), dtype=np.bool_)
+        depths = np.arange(path.shape[1]) < accepted[:, None]
+        on_path[(start[:, None] + path)[depths]] = True
+        reached = (tree.parent < 0) | on_path[start[row] + np.maximum(tree.parent, 0)]
+        known = nodes & (tree.rank > 0) & reached & ~np.isnan(tree.confidence)
+        rank = np.minimum(tree.rank, _RANKS)[known] - 1
         self._ranks[0] += np.bincount(rank, on_path[known], _RANKS)
-        self._ranks[1] += np.bincount(rank, branches.confidence[known], _RANKS)
-        on_chain = record.straight
+        self._ranks[1] += np.bincount(rank, tree.confidence[known], _RANKS)
+        on_chain = record.kept_on_chain
         missed = drafted & (on_chain < tree.chain)
-        added = (nodes & on_path).sum(axis=1) - on_chain
+        added = np.bincount(row[nodes & on_path], minlength=len(drafted)) - on_chain
         self._totals[0] += added[missed].sum(), missed.sum()
-        self._totals[1] += (nodes & (slots >= tree.chain[:, None])).sum(), tree.chain[drafted].sum()
+        self._totals[1] += (nodes & (tree.index >= tree.chain[row])).sum(), tree.chain[drafted].sum()
         decay = self._decay ** int(drafted.sum())
         self._ranks *= decay
         self._totals *= decay
@@ -303,7 +302,7 @@ class RecordBuffer:
         rows, counts = np.concatenate([rows for rows, _ in self._records]), [len(r.rows) for r in records]
         tasks, drafter, depths, drafted, kept = (
             np.concatenate([getattr(r, name) for r in records])
-            for name in ("tasks", "drafter", "depths", "chain", "straight")
+            for name in ("tasks", "drafter", "depths", "chain", "kept_on_chain")
         )
         own = np.concatenate([own_chain(r) for r in records])
         drafted, kept = drafted * own, kept * own
@@ -328,6 +327,4 @@ class RecordBuffer:
 
 def own_chain(record: RoundRecord) -> BoolArray:
     """Whether each row's main chain is of the drafter decided for it, not of the lookups of a union [B]."""
-    if record.branches is None or not record.branches.tree.drafters.shape[1]:
-        return np.ones(len(record.rows), dtype=np.bool_)
-    return np.asarray(record.branches.tree.drafters[:, 0] == record.drafter)
+    return np.asarray(record.main_chains().drafter == record.drafter)

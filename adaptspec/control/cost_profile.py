@@ -19,6 +19,7 @@ from adaptspec.rounds import RoundWork
 
 MAX_FILE_BYTES = 2**20
 _VERSION = 2
+_RECORD_AGAIN = "record it again (adaptspec bench record --costs-out FILE)"
 # Twice the work takes at most so many times as long. A real pass of two tokens took 2.3 times one (llama.cpp, Q4_1);
 # busy machines have reported 3.3.
 _MAX_PER_DOUBLING = 2.4
@@ -110,13 +111,13 @@ class CostProfile:
         try:
             version = json.loads(text)["version"]
             if version != _VERSION:
-                raise ConfigError(f"a cost table of version {version}, not {_VERSION}: profile again")
+                raise ConfigError(f"a cost table of version {version}, not {_VERSION}: {_RECORD_AGAIN}")
             profile = _PROFILE.validate_json(text)
         except ValidationError as error:
             faults = "; ".join(f"{'.'.join(map(str, f['loc']))}: {f['msg'].lower()}" for f in error.errors()[:3])
-            raise ConfigError(f"not a cost table ({faults}): profile again") from error
+            raise ConfigError(f"not a cost table ({faults}): {_RECORD_AGAIN}") from error
         except (ValueError, KeyError, TypeError, RecursionError) as error:
-            raise ConfigError(f"not a cost table ({error}): profile again") from error
+            raise ConfigError(f"not a cost table ({error}): {_RECORD_AGAIN}") from error
         profile.check()
         return profile
 
@@ -133,11 +134,11 @@ def _typical_passes(work: RoundWork) -> float:
 
 def _check_table(rows: Sequence[int], columns: Sequence[int], seconds: Sequence[Sequence[float]]) -> None:
     if not rows or len(seconds) != len(rows) or {len(line) for line in seconds} != {len(columns)}:
-        raise ConfigError(f"a cost profile of {len(rows)} x {len(columns)} needs as many times; measure again")
+        raise ConfigError(f"a cost profile of {len(rows)} x {len(columns)} needs as many times; {_RECORD_AGAIN}")
     if any(b <= a for axis in (rows, columns) for a, b in itertools.pairwise((0, *axis))):
-        raise ConfigError("the axes of a cost table must ascend from 1; measure again")
+        raise ConfigError(f"the axes of a cost table must ascend from 1; {_RECORD_AGAIN}")
     if not all(0.0 < value < math.inf for line in seconds for value in line):
-        raise ConfigError("a cost table holds a time that is not positive; measure again")
+        raise ConfigError(f"a cost table holds a time that is not positive; {_RECORD_AGAIN}")
 
 
 def _plausible(seconds: Sequence[Sequence[float]], rows: Sequence[int], columns: Sequence[int]) -> FloatArray:

@@ -21,6 +21,7 @@ from adaptspec.arrays import FloatArray
 from adaptspec.control.language.spec import PolicySpec
 from adaptspec.control.policy import Policy
 from adaptspec.control.tasks import MAX_ADDED, OTHER, TASKS
+from adaptspec.drafters import Kind, kind_of
 from adaptspec.errors import StateError
 from adaptspec.files import open_file, read_bytes, write_file
 
@@ -74,6 +75,8 @@ def signature(spec: PolicySpec) -> str:
     }
     if spec.spec.max_width > 1:
         parts["branches"] = True  # what side nodes bring is counted, too
+    if any(kind_of(name) is Kind.MODEL_FREE for name in spec.drafters):
+        parts["lookups"] = "confidence"  # of lookups, runs were counted before
     return hashlib.blake2b(json.dumps(parts, sort_keys=True).encode(), digest_size=8).hexdigest()
 
 

@@ -101,7 +101,7 @@ class DrafterNumbers:
             return record
         shadow, drafted, branches = record.shadow, record.shadow_drafted, record.branches
         if branches is not None:
-            tree = replace(branches.tree, drafters=self._of_engine[branches.tree.drafters])
+            tree = replace(branches.tree, drafter=self._of_engine[branches.tree.drafter])
             branches = replace(branches, tree=tree)
         return replace(
             record,

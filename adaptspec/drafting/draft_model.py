@@ -1,7 +1,8 @@
 """Drafting with a small language model of the same vocabulary.
 
-Its cache may be any number of tokens behind the output: the first step of a draft feeds all that
-is missing, so the prompt's prefill and the catch-up after a pause are one and the same thing.
+Its cache may be any number of tokens behind the output: the first pass of a draft reads all that is missing, so reading
+a prompt and catching up after a pause are the same operation. A chain is a tree whose nodes have one child: each step
+is one pass over the nodes from which drafting goes on.
 """
 
 from __future__ import annotations
@@ -12,51 +13,43 @@ from typing import NamedTuple
 
 import numpy as np
 
-from adaptspec.arrays import IntArray
+from adaptspec.arrays import BoolArray, FloatArray, IntArray
 from adaptspec.decision import draft_temperatures
-from adaptspec.drafting.drafter import DraftJob, Loaded
-from adaptspec.drafting.tree_growth import FedNodes, ModelTrees
+from adaptspec.drafting.drafter import Draft, DraftJob, Loaded, ModelDrafter
+from adaptspec.drafting.tree_builder import ROOT, Candidates, Node, TreeBuilder, TreeGrowth
 from adaptspec.errors import ConfigError
-from adaptspec.models.draft import Draft
-from adaptspec.models.heads.head_runner import HeadRunner
 from adaptspec.models.noise import Floats, Stream
 from adaptspec.models.runner import Packed, Runner
-from adaptspec.models.sampling import Certainty, certainty, entropies, leading, tempered
+from adaptspec.models.sampling import certainty, entropies, leading, tempered
 from adaptspec.progress import report_progress
 from adaptspec.rounds import DraftWork
 
-# After full acceptance the last drafted token was never fed, so two tokens are the usual share of a round.
+# After full acceptance the last drafted token was never read, so two tokens are the usual share of a round.
 _USUAL = 2
 
 
-class DraftModelDrafter:
-    """Runs a `Runner` one token at a time; step j runs only the rows that draft that deep."""
+class DraftModelDrafter(ModelDrafter):
+    """Runs a `Runner` step by step, each step over the nodes from which the draft goes on."""
 
     name = "draft-model"
-    way = "in the target's own tokens"
-    non_anticipating = True  # rules and ends of texts are looked at behind a token that stays
+    description = "in the target's own tokens"
+    non_anticipating = True  # stop rules and ends of texts are checked after a token that is submitted
 
-    def __init__(self, runner: Runner, ends: Collection[int] = (), catch_up_tokens: int = 512) -> None:
-        """A draft stops at one of the tokens `ends`, which end a text; requests that go on draft less there.
+    def __init__(self, runner: Runner, eos_token_ids: Collection[int] = (), catch_up_tokens: int = 512) -> None:
+        """A draft stops at one of `eos_token_ids`; requests that go on after one draft less there.
 
         At most about `catch_up_tokens` are read per round: a long prompt must not hold up the other rows.
         """
         self.runner = runner
-        self.head = runner if isinstance(runner, HeadRunner) else None
-        if self.head is not None:
-            layers = ", ".join(map(str, self.head.spec.capture))
-            self.way = (
-                f"in the target's own tokens ({runner.info.architecture}, from its states before layers {layers})"
-            )
-        self.ends: Collection[int] = frozenset(ends)
+        self.eos_token_ids: Collection[int] = frozenset(eos_token_ids)
         self.catch_up_tokens = catch_up_tokens
-        self._fed: dict[int, FedNodes] = {}  # by row, from its draft to its commit
+        self._read: dict[int, ReadNodes] = {}  # by row, from its draft to its commit
 
     @classmethod
     def make(cls, loaded: Loaded) -> DraftModelDrafter:
         if loaded.draft is None:
             raise ConfigError(f"{cls.name} needs a draft model: give one (--draft DIR)")
-        return cls(loaded.draft, loaded.ends)
+        return cls(loaded.draft, loaded.eos_token_ids)
 
     def catch_up(self, job: DraftJob) -> tuple[IntArray, int]:
         """See `ModelDrafter.catch_up`."""
@@ -73,79 +66,50 @@ class DraftModelDrafter:
         return max(0, length - self.runner.length(row) - _USUAL)
 
     def propose(self, job: DraftJob) -> Draft:
-        """See `Drafter.propose`. Rows that find no memory draft nothing this round."""
+        """See `Drafter.propose`. Rows without memory draft nothing this round."""
         depths = self._within_context(job)
         first = self._first(job, depths)
-        active, packed = first.active, first.packed
-        if job.tree is not None and len(active) and (job.tree.width[active] > 1).any():
-            growth = ModelTrees(self.runner, self.ends, job, active, depths=depths, first=packed)
-            draft = growth.grow(len(job.rows))
-            self._fed.update(growth.fed())
-            return replace(draft, work=self._work(job, first, growth.fronts[1:]))
-        draft = Draft.empty(len(job.rows), int(depths.max(initial=0)))
-        room = *draft.tokens.shape, job.sampling.vocab_size
-        distribution = np.zeros(room, dtype=np.float32) if job.keep_distribution else None
-        steps, stop = 0, None if job.stop is None else job.stop.begin(active)
-        further: list[int] = []  # rows of the passes after the first
-        if not len(active) and len(packed.rows):
-            self.runner.forward(packed)  # nobody drafts yet, but prompts are read on
-        while len(active):
-            report_progress()
-            offsets = np.full(len(active), steps, dtype=np.int64)
-            paths = draft.tokens[active, :steps].tolist()
-            scores = job.sampling.process(self.runner.forward(packed).logits, active, paths)
-            drawn, sure, drawn_from = _draw(job, scores, active, offsets)
-            if distribution is not None:
-                distribution[active, steps] = job.sampling.probabilities(drawn_from, active)
-            draft.tokens[active, steps] = drawn
-            draft.confidence[active, steps] = sure.confidence
-            draft.entropy[active, steps] = sure.entropy
-            draft.counts[active] += 1
-            steps += 1
-            going = depths[active] > steps
-            if self.ends:
-                going &= np.array([token not in self.ends for token in drawn.tolist()])
-            if stop is not None and going.any():
-                going &= stop(steps, active, sure.confidence, sure.entropy)
-            active, drawn = active[going], drawn[going]
-            further += [len(active)] if len(active) else []
-            ones = np.ones_like(active)
-            packed = Packed(job.rows[active], ones, drawn, ones)
-        for i in first.active.tolist():
-            self.note(int(job.rows[i]), len(job.tokens[i]), draft.tokens[i, : draft.counts[i]].tolist())
-        return replace(draft, distribution=distribution, work=self._work(job, first, further))
-
-    def _work(self, job: DraftJob, first: _FirstPass, further: Sequence[int]) -> tuple[DraftWork, ...]:
-        """What drafting ran: the first pass, and the rows or nodes of the `further` ones."""
-        passes = (len(first.packed.rows), *further) if len(first.packed.rows) else ()
-        return (DraftWork(self.name, int(np.count_nonzero(job.depths)), passes, first.caught_up),)
+        further: list[int] = []  # rows (or nodes) of each pass after the first
+        builder = TreeBuilder(len(job.rows), job.tree)
+        if len(first.active):
+            passes = _Passes(self.runner, replace(job, depths=depths), builder, first.packed)
+            further = TreeGrowth(builder, passes, depths, self.eos_token_ids).run(first.active.tolist(), job.stop)[1:]
+            self._read.update(passes.read_nodes())
+        elif len(first.packed.rows):
+            self.runner.forward(first.packed)  # no row drafts yet, but prompts are read on
+        passed = (len(first.packed.rows), *further) if len(first.packed.rows) else ()
+        work = DraftWork(self.name, int(np.count_nonzero(job.depths)), passed, first.caught_up)
+        return Draft(builder.build(), (work,))
 
     def commit(self, row: int, valid: int, tokens: list[int]) -> None:
-        """See `Drafter.commit`. Of what was drafted for it stays what the text went on with, whoever proposed that."""
-        fed = self._fed.pop(row, None)
-        if fed is not None:
-            places = fed.kept(tokens[fed.base : valid])
-            if places and places[-1] >= len(places):
-                self.runner.keep(row, fed.base, places)
-            valid = min(valid, fed.base + len(places))
+        """See `Drafter.commit`. Drafted tokens that the text went on with stay, whichever drafter proposed those."""
+        read = self._read.pop(row, None)
+        if read is not None:
+            nodes = read.path(tokens[read.base : valid])
+            if nodes and nodes[-1] >= len(nodes):
+                self.runner.keep(row, read.base, nodes)
+            valid = min(valid, read.base + len(nodes))
         if self.runner.length(row) > valid:
             self.runner.truncate(row, valid)
 
     def note(self, row: int, base: int, drawn: list[int]) -> None:
-        """Remember what a row's chain has fed behind its `base` tokens: all of it but the last token."""
-        self._fed[row] = FedNodes(base, drawn[:-1])
+        """Remember the chain that the model has read after the first `base` tokens of a row: all but the last token."""
+        self._read[row] = ReadNodes(base)
+        for node, token in enumerate(drawn[:-1]):
+            self._read[row].add(node - 1, token)
 
     def copy_prefix(self, source: int, target: int, length: int) -> None:
         """See `ModelDrafter.copy_prefix`."""
-        self._fed.pop(target, None)
+        self._read.pop(target, None)
         self.runner.copy_prefix(source, target, length)
 
     def free(self, row: int) -> None:
-        self._fed.pop(row, None)
+        """See `ModelDrafter.free`."""
+        self._read.pop(row, None)
         self.runner.free(row)
 
     def _within_context(self, job: DraftJob) -> IntArray:
-        """Depths that the draft model goes to, and its context has room for: it may be shorter than the target's."""
+        """Depths that the draft model reaches and its context has room for: it may be shorter than the target's."""
         info = self.runner.info
         rooms = [min(info.context - len(tokens), info.deepest or info.context) for tokens in job.tokens]
         if min(rooms) >= job.depths.max():
@@ -174,33 +138,134 @@ class DraftModelDrafter:
             fed += part
             counts.append(len(part))
             complete.append(len(part) >= due)
-        who, read, wanted, tokens = (np.array(part, dtype=np.int64) for part in (reading, counts, complete, fed))
+        rows, read, wanted, tokens = (np.array(part, dtype=np.int64) for part in (reading, counts, complete, fed))
         usual = _USUAL - kept
         caught_up = sum(count - usual for count in counts if count > usual)
-        packed = Packed(job.rows[who], read, tokens, wanted, prompts=len(who) if caught_up else 0)
-        return _FirstPass(who if all(complete) else who[wanted > 0], packed, caught_up)
+        packed = Packed(job.rows[rows], read, tokens, wanted, prompts=len(rows) if caught_up else 0)
+        return _FirstPass(rows if all(complete) else rows[wanted > 0], packed, caught_up)
 
 
 class _FirstPass(NamedTuple):
-    """The pass that begins a round, the rows [b] that draft from its logits, and how many tokens catch up in it."""
+    """The pass that begins a draft, the rows [b] that draft from its logits, and how many tokens catch up in it."""
 
     active: IntArray
     packed: Packed
     caught_up: int
 
 
-def _draw(job: DraftJob, scores: Floats, active: IntArray, offsets: IntArray) -> tuple[IntArray, Certainty, Floats]:
-    """The tokens drawn for the active rows, how sure of them it was, and the scores they were drawn from.
+class ReadNodes:
+    """Drafted tokens that a draft model has read behind the first `base` tokens of a row, parents first."""
 
-    Of what was drawn with the target's noise that is known, too: softmax(log q + g) foretells agreement better than q.
+    def __init__(self, base: int) -> None:
+        self.base = base
+        self._nodes: dict[tuple[int, int], int] = {}  # by parent and token
+        self._visible: list[bytes] = []  # which nodes each one sees, a byte for each
+        self._is_chain = True
+
+    def __len__(self) -> int:
+        return len(self._visible)
+
+    def add(self, parent: int, token: int) -> int:
+        """Add a node that is read now; its position behind `base`. `parent` -1: the last token of those `base`."""
+        node = len(self._visible)
+        self._nodes[parent, token] = node
+        self._visible.append((self._visible[parent] if parent >= 0 else b"").ljust(node, b"\0") + b"\1")
+        self._is_chain = self._is_chain and parent == node - 1
+        return node
+
+    def visible(self, count: int) -> BoolArray | None:
+        """Which nodes each of the last `count` ones sees [count, nodes]; None while all are one chain."""
+        if self._is_chain:
+            return None
+        lines = b"".join([line.ljust(len(self._visible), b"\0") for line in self._visible[-count:]])
+        return np.frombuffer(lines, dtype=np.bool_).reshape(count, -1)
+
+    def path(self, text: Sequence[int]) -> list[int]:
+        """The nodes with which the text went on behind `base`, as far as they go."""
+        path: list[int] = []
+        node = -1
+        for token in text:
+            found = self._nodes.get((node, token))
+            if found is None:
+                break
+            path.append(node := found)
+        return path
+
+
+class _Passes:
+    """The passes of one draft: reads the nodes of a frontier and proposes what follows them.
+
+    Under shared noise g the candidates after a node are the largest of log q + g: draws without replacement, of which a
+    chain has the first. softmax(log q + g) of a token predicts its acceptance better than q.
     """
-    drawn_from, spread = scores, None
-    if job.draft_temperature is not None:
-        spread = entropies(scores)
-        drawn_from = tempered(scores, draft_temperatures(job.draft_temperature[active], spread))
-    if job.shares_noise and job.sampling.sampled[active].any():
-        tokens, confidence = leading(job.sampling.perturbed(drawn_from, active, offsets), 1)
-        spread = entropies(scores) if spread is None else spread
-        return tokens[:, 0], Certainty(confidence[:, 0], spread), drawn_from
-    chosen = job.sampling.choose(drawn_from, active, offsets, Stream.DRAFT)
-    return chosen, certainty(scores, chosen), drawn_from
+
+    def __init__(self, runner: Runner, job: DraftJob, builder: TreeBuilder, first: Packed) -> None:
+        """`first` is the pass that reads what came before the draft."""
+        self.beams = runner.info.takes_trees
+        self._runner, self._job, self._builder, self._first = runner, job, builder, first
+        self._read: dict[int, ReadNodes] = {}  # by index of the row in the round
+        self._position: dict[Node, int] = {}  # where a node was read
+
+    def read_nodes(self) -> dict[int, ReadNodes]:
+        """What the model has read behind the text, by row of its cache."""
+        return {int(self._job.rows[row]): read for row, read in self._read.items()}
+
+    def has_room(self, row: int, more: int) -> bool:
+        """See `CandidateSource.has_room`. The room of the main chain stays reserved."""
+        base, depth = len(self._job.tokens[row]), int(self._job.depths[row])
+        needed = base + depth + len(self._read.get(row, ())) + more
+        return needed <= self._runner.info.context and self._runner.reserve(int(self._job.rows[row]), needed)
+
+    def candidates(self, frontier: Sequence[Node], step: int) -> Sequence[Candidates]:
+        """See `CandidateSource.candidates`: one pass reads the whole frontier."""
+        report_progress()
+        job, builder = self._job, self._builder
+        if not step:
+            self._read = {row: ReadNodes(len(job.tokens[row])) for row, _ in frontier}
+        logits = self._runner.forward(self._packed(frontier) if step else self._first).logits
+        index = np.array([row for row, _ in frontier], dtype=np.int64)
+        offsets = np.full(len(frontier), step, dtype=np.int64)
+        scores = job.sampling.process(logits, index, [builder.row(row).path(number) for row, number in frontier])
+        spread, drawn_from = None, scores
+        if job.draft_temperature is not None:
+            spread = entropies(scores)
+            drawn_from = tempered(scores, draft_temperatures(job.draft_temperature[index], spread))
+        if job.keep_distribution:
+            for (row, _), share in zip(frontier, job.sampling.probabilities(drawn_from, index), strict=True):
+                builder.row(row).distributions.append(share)
+        return self._drawn(scores, drawn_from, spread, index, offsets)
+
+    def _drawn(
+        self, scores: Floats, drawn_from: Floats, spread: FloatArray | None, index: IntArray, offsets: IntArray
+    ) -> list[Candidates]:
+        """The candidates of each node; `spread`: the entropies of `scores`, if they are known."""
+        job, width = self._job, max(map(self._builder.width, index.tolist()))
+        if width > 1 or (job.shares_noise and job.sampling.sampled[index].any()):
+            tokens, confidence = leading(job.sampling.perturbed(drawn_from, index, offsets), width)
+            spread = entropies(scores) if spread is None else spread
+        else:
+            tokens = job.sampling.choose(drawn_from, index, offsets, Stream.DRAFT)[:, None]
+            known = certainty(scores, tokens[:, 0])
+            confidence, spread = known.confidence[:, None], known.entropy
+        return [
+            (zip(line, shares, strict=True), entropy)
+            for line, shares, entropy in zip(tokens.tolist(), confidence.tolist(), spread.tolist(), strict=True)
+        ]
+
+    def _packed(self, frontier: Sequence[Node]) -> Packed:
+        """The pass that reads the frontier; nodes of one row are next to each other."""
+        counts: dict[int, int] = {}
+        tokens: list[int] = []
+        for node in frontier:
+            row, number = node
+            nodes = self._builder.row(row)
+            parent = nodes.parents[number]
+            before = -1 if parent == ROOT else self._position[Node(row, parent)]
+            self._position[node] = self._read[row].add(before, nodes.tokens[number])
+            tokens.append(nodes.tokens[number])
+            counts[row] = counts.get(row, 0) + 1
+        visible = [self._read[row].visible(count) for row, count in counts.items()]
+        branching = any(one is not None for one in visible)
+        wanted = np.array(list(counts.values()), dtype=np.int64)
+        fed = np.array(tokens, dtype=np.int64)
+        return Packed(self._job.rows[list(counts)], wanted, fed, wanted, visible if branching else None)

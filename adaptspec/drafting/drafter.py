@@ -1,22 +1,25 @@
-"""What a drafter is: whatever proposes tokens for the target to verify, given token lists and rows of a cache."""
+"""What a drafter is: it proposes tokens for the target to verify, given token lists and rows of a cache."""
 
 from __future__ import annotations
 
 import pkgutil
+from abc import ABC, abstractmethod
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import NamedTuple
 
+import torch
 from transformers import PreTrainedTokenizerFast
 
 from adaptspec.arrays import FloatArray, IntArray
 from adaptspec.decision import StopTable, TreeTable
+from adaptspec.draft_tree import DraftTree
 from adaptspec.drafters import DRAFTERS, available_drafters
 from adaptspec.drafting.ngram_index import CorpusTable
 from adaptspec.drafting.prediction import Prediction
-from adaptspec.models.draft import Draft, NodeChoices
-from adaptspec.models.runner import Runner
+from adaptspec.models.runner import Packed, Runner
 from adaptspec.models.sampling import RowSampling, SamplingBatch
+from adaptspec.rounds import DraftWork
 
 
 @dataclass(frozen=True)
@@ -40,70 +43,41 @@ class DraftJob:
     tree: TreeTable | None = None
 
 
-class Drafter(Protocol):
-    """Proposes tokens. One call per round for all rows that use it; all calls come from one thread."""
+class Draft(NamedTuple):
+    """The drafted tokens of a round's B rows, and the passes that drafting ran."""
 
-    name: str  # as written in policies
-    non_anticipating: bool  # it drafts fewer tokens only in the ways that `propose` allows under every method
-
-    def cache_gap(self, row: int, length: int) -> int:
-        """Tokens this drafter must still read before it can draft for a row of `length` tokens,
-        beyond the one or two that every round brings.
-        """
-
-    def propose(self, job: DraftJob) -> Draft:
-        """Draft at most `depths` tokens per row.
-
-        Fewer is always exact under a method that asks only whether a token is the target's (`coupled`). Methods that
-        weigh it by what it was drawn from (`rejection`, `block`) need drafts that are non-anticipating: whether x_i is
-        submitted depends neither on x_i nor on what was drawn, or came to light, after it. So a drafter may
-
-        - stop before x_i for what is known without it: the text so far, room, a budget, x_1 ... x_(i-1), all of q_i
-          (its entropy, its largest share),
-        - stop after x_i for any reason, x_i itself included, if x_i is submitted,
-        - leave out what it did not draw: an n-gram's token is a function of the text, as is leaving it out.
-
-        It may not drop a token that it drew for what that is: what takes its place is drawn from p, so what was not
-        dropped comes too often. With p(a) = 1/2 and q(a) = 5/8, dropping every b gives P(a) = p(a) (1 + q(b)) = 0.69.
-        """
-
-    def commit(self, row: int, valid: int, tokens: list[int]) -> None:
-        """`tokens` is now the text of `row`: of what the drafter has seen, the first `valid` of them were kept."""
-
-    def free(self, row: int) -> None:
-        """The row's request has ended."""
+    tree: DraftTree
+    work: tuple[DraftWork, ...] = ()
 
 
-@runtime_checkable
-class ModelDrafter(Drafter, Protocol):
-    """A drafter that runs a model of its own, token by token: its costs are learned before the first request.
+class NodeChoices:
+    """The tokens that the target chose after the nodes of one row's draft."""
 
-    A draft of it stops at one of the tokens `ends`. `way` says in words how it reads and writes the target's text.
-    """
+    def __init__(self, draft: DraftTree, row: int, choices: list[int]) -> None:
+        """`choices` [nodes + 1]: after the newest token and after each node, -1 where unknown."""
+        at = draft.row_nodes(row)
+        nodes = zip(draft.parent[at].tolist(), draft.token[at].tolist(), strict=True)
+        self._nodes = {node: i for i, node in enumerate(nodes)}
+        self._choices = choices
 
-    runner: Runner
-    ends: Collection[int]
-    way: str
-
-    def catch_up(self, job: DraftJob) -> tuple[IntArray, int]:
-        """Have its model read what rows that draft have missed, but their last two tokens; how many tokens that were.
-
-        The depths [B] are of those that may draft now, by whoever runs its model; see `propose`.
-        """
-
-    def copy_prefix(self, source: int, target: int, length: int) -> None:
-        """Copy the model's cache of the first `length` tokens of `source` to `target`, whose text begins with them.
-
-        With `source == target` the row is cut, and another text follows.
-        """
+    def after(self, path: Sequence[int]) -> int | None:
+        """The token that the target chose after these drafted ones; None: they were not drafted, or it is unknown."""
+        node = -1
+        for token in path:
+            found = self._nodes.get((node, token))
+            if found is None:
+                return None
+            node = found
+        chosen = self._choices[node + 1]
+        return None if chosen < 0 else chosen
 
 
 @dataclass(frozen=True)
 class RowStart:
-    """What a request tells as it begins in a row: how it draws its tokens, what it expects its output to be.
+    """A request that starts in a row: how it draws its tokens, and what its output is expected to be.
 
-    `scope`: requests of one scope may draft from each other's text; None: nobody else may see this one's.
-    `shares_noise`: its drafts may guess with the target's noise.
+    `scope`: requests of one scope may draft from each other's text; None: only from its own text.
+    `shares_noise`: its drafts may be drawn with the target's noise.
     """
 
     sampling: RowSampling
@@ -112,30 +86,102 @@ class RowStart:
     shares_noise: bool = True
 
 
-@runtime_checkable
-class ModelFreeDrafter(Drafter, Protocol):
-    """A drafter so cheap that it can say what it would draft before it is asked, and be scored where it does not."""
+class Drafter(ABC):
+    """Proposes tokens for the target to verify. One call per round for all rows that use it; one thread calls it.
 
-    def begin(self, row: int, start: RowStart) -> None:
-        """A request begins, or goes on after it gave way, in `row`."""
+    A drafter that runs no model (a `ModelDrafter` runs one) is so cheap that it can be asked before the round what it
+    would draft (`look_up`), and be scored in rounds in which it did not draft (`score`).
+    """
 
-    def offer(self, row: int, tokens: list[int], most: int) -> list[float]:
-        """How sure it is of each token that it would draft after `tokens` if asked for `most`; NaN if it cannot say."""
+    name: str  # as written in policies
+    non_anticipating = True  # it drafts fewer tokens only in the ways that `propose` allows under every method
+    learns_from_choices = False  # `observe` must be called
 
-    def shadow(self, row: int, tokens: list[int], start: int) -> tuple[int, int]:
-        """Tokens that it would have drafted after `tokens[:start]`, asked for as many as were emitted since
-        (`tokens[start:]`), and those of them that would have been accepted.
+    @abstractmethod
+    def propose(self, job: DraftJob) -> Draft:
+        """Draft at most `depths` tokens per row.
 
-        Exact for that depth. Of deeper drafts it says only that they would have got at least as much.
+        Fewer is always exact under a method that asks only whether a token is the target's (`coupled`). Methods that
+        weigh it by what it was drawn from (`rejection`, `block`) need drafts that are non-anticipating: whether x_i is
+        submitted depends neither on x_i nor on anything drawn, or known, after it. So a drafter may
+
+        - stop before x_i for what is known without it: the text so far, room, a budget, x_1 ... x_(i-1), all of q_i
+          (its entropy, its largest probability),
+        - stop after x_i for any reason, x_i itself included, if x_i is submitted,
+        - leave out what it did not draw: an n-gram's token is a function of the text, as is leaving it out.
+
+        It must not drop a token that it drew for what that is: its replacement is drawn from p, so the tokens that were
+        not dropped come too often. With p(a) = 1/2 and q(a) = 5/8, dropping every b gives
+        P(a) = p(a) (1 + q(b)) = 0.69.
         """
 
+    def start(self, row: int, start: RowStart) -> None:
+        """A request starts, or continues after it gave way, in `row`."""
 
-@runtime_checkable
-class Observing(Protocol):
-    """A drafter that learns from what the target chose after the nodes that it submitted, kept or not."""
+    def cache_gap(self, row: int, length: int) -> int:  # noqa: ARG002
+        """Tokens that it must read before it can draft for a row of `length` tokens, beyond the one or two that every
+        round brings.
+        """
+        return 0
 
-    def absorb(self, row: int, choices: NodeChoices) -> None:
-        """Between verification and commit."""
+    def look_up(self, row: int, tokens: list[int], max_depth: int) -> list[float]:  # noqa: ARG002
+        """Its confidence in each token that it would draft after `tokens`, up to `max_depth`; NaN where unknown."""
+        return []
+
+    def score(self, row: int, tokens: list[int], start: int) -> tuple[int, int]:  # noqa: ARG002
+        """The number of tokens that it would have drafted after `tokens[:start]` if asked for as many as were emitted
+        since (`tokens[start:]`), and how many of them were right.
+
+        Exact for that depth. A deeper draft would have got at least as many right.
+        """
+        return 0, 0
+
+    def observe(self, row: int, choices: NodeChoices) -> None:
+        """Learn from the target's choices after the nodes that it submitted. Between verification and `commit`."""
+
+    def commit(self, row: int, valid: int, tokens: list[int]) -> None:
+        """`tokens` is now the text of `row`; the first `valid` of the tokens that the drafter has read were kept."""
+
+    def leave(self, row: int) -> None:
+        """The row's request has ended or given way."""
+
+
+class ModelDrafter(Drafter):
+    """A drafter that runs a model, token by token. After `leave`, the row's cache stays for another request.
+
+    Its drafts stop at one of `eos_token_ids`. `description` says in words how it reads and writes the target's text.
+    """
+
+    runner: Runner
+    eos_token_ids: Collection[int]
+    description: str
+
+    @abstractmethod
+    def catch_up(self, job: DraftJob) -> tuple[IntArray, int]:
+        """Have its model read what rows that draft have missed, except for their last two tokens; how many tokens.
+
+        The depths [B] are of the rows that may draft now with its model run by the caller; see `propose`.
+        """
+
+    @abstractmethod
+    def copy_prefix(self, source: int, target: int, length: int) -> None:
+        """Copy the model's cache of the first `length` tokens of `source` to `target`, whose text begins with them.
+
+        With `source == target` the row is cut, and another text follows.
+        """
+
+    @abstractmethod
+    def free(self, row: int) -> None:
+        """Free the row in the model's cache."""
+
+    def activate(self, *, active: bool) -> None:
+        """Set whether policies use the drafter at present: an inactive head takes no hidden states."""
+
+    def observe_pass(self, packed: Packed, starts: Sequence[int], states: torch.Tensor) -> None:
+        """Take the hidden states [sum(counts), width] of a pass of the target, whose rows begin at `starts` [B]."""
+
+    def observe_commit(self, accepted: Sequence[tuple[int, Sequence[int]]]) -> None:
+        """Rows of the latest pass, and which of their drafted nodes were accepted (indices in the row, ascending)."""
 
 
 @dataclass(frozen=True)
@@ -147,7 +193,7 @@ class Loaded:
 
     target: Runner
     draft: Runner | None
-    ends: Collection[int]
+    eos_token_ids: Collection[int]
     counts: CorpusTable | None = None
     tokenizers: tuple[PreTrainedTokenizerFast, PreTrainedTokenizerFast] | None = None
 

@@ -9,19 +9,16 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import replace
 
 import numpy as np
 
-from adaptspec.arrays import IntArray
-from adaptspec.drafting.drafter import DraftJob, Loaded, RowStart
-from adaptspec.models.draft import Draft, NodeChoices
-from adaptspec.trees import Tree
+from adaptspec.drafting.drafter import Draft, Drafter, DraftJob, Loaded, NodeChoices
+from adaptspec.drafting.tree_builder import ROOT, TreeBuilder
 
 _KEYS = 4096  # first tokens of n-grams that a row remembers
 
 
-class LookaheadDrafter:
+class LookaheadDrafter(Drafter):
     """Needs no model and no text to copy from; it pays with the nodes of its lanes in every pass.
 
     A row has `window` lanes. Lane i is a path of `size` - 1 tokens that hangs on the i-th of a chain of guesses, which
@@ -30,7 +27,7 @@ class LookaheadDrafter:
     """
 
     name = "lookahead"
-    non_anticipating = True  # what it finds, and where that ends, are functions of the text and of the target's choices
+    learns_from_choices = True
 
     def __init__(self, window: int = 5, size: int = 4, most: int = 5) -> None:
         """N-grams of `size` tokens; at most `most` of them are kept for each first token."""
@@ -41,34 +38,24 @@ class LookaheadDrafter:
     def make(cls, _: Loaded) -> LookaheadDrafter:
         return cls()
 
-    def cache_gap(self, row: int, length: int) -> int:  # noqa: ARG002
-        """See `Drafter.cache_gap`: it has no cache."""
-        return 0
-
     def propose(self, job: DraftJob) -> Draft:
         """See `Drafter.propose`. It states no confidence."""
-        grown = [_Nodes(0, 0)] * len(job.rows)
+        builder = TreeBuilder(len(job.rows), job.tree)
         for i in np.flatnonzero(job.depths).tolist():
-            depth = int(job.depths[i])
-            branch = job.tree is not None and bool(job.tree.width[i] > 1)
-            nodes = grown[i] = _Nodes(int(job.tree.nodes[i]) if job.tree is not None and branch else depth, depth)
+            branches, depth = builder.width(i) > 1, int(job.depths[i])
             row = self._rows.setdefault(int(job.rows[i]), _Row(self._window, self._size, self._most))
-            for gram in row.grams(job.tokens[i][-1])[: None if branch else 1]:
-                nodes.add(gram)
-            for lane in row.lanes(job.tokens[i]) if branch else ():
-                nodes.add(lane)
-        return _draft(grown, branch=job.tree is not None)
+            paths: list[Sequence[int]] = [*row.grams(job.tokens[i][-1])]
+            paths = [*paths, *row.lanes(job.tokens[i])] if branches else paths[:1]
+            _add_paths(builder, i, paths, depth, builder.limit(i) if branches else depth)
+        return Draft(builder.build())
 
-    def offer(self, row: int, tokens: list[int], most: int) -> list[float]:
-        """See `ModelFreeDrafter.offer`. Without an n-gram it offers a lane's guess, or it would never learn one."""
+    def look_up(self, row: int, tokens: list[int], max_depth: int) -> list[float]:
+        """See `Drafter.look_up`. Without an n-gram it has a lane's guess, or it would never learn one."""
         found = self._rows[row].grams(tokens[-1]) if row in self._rows else []
-        return [float("nan")] * min(most, len(found[0]) if found else 1)
+        return [float("nan")] * min(max_depth, len(found[0]) if found else 1)
 
-    def begin(self, row: int, start: RowStart) -> None:
-        """See `ModelFreeDrafter.begin`: nothing is known of a request before it runs."""
-
-    def shadow(self, row: int, tokens: list[int], start: int) -> tuple[int, int]:
-        """See `ModelFreeDrafter.shadow`: what its n-grams after `tokens[:start]` would have got."""
+    def score(self, row: int, tokens: list[int], start: int) -> tuple[int, int]:
+        """See `Drafter.score`: how many tokens its n-grams after `tokens[:start]` have right."""
         grams = self._rows[row].grams(tokens[start - 1]) if row in self._rows else []
         after, best = tokens[start:], 0
         for gram in grams:
@@ -78,15 +65,13 @@ class LookaheadDrafter:
             best = max(best, run)
         return min(max(map(len, grams), default=0), len(after)), best
 
-    def absorb(self, row: int, choices: NodeChoices) -> None:
-        """See `Observing.absorb`: lanes grow by what the target chose after them."""
+    def observe(self, row: int, choices: NodeChoices) -> None:
+        """See `Drafter.observe`: lanes grow by what the target chose after them."""
         if row in self._rows:
             self._rows[row].grow(choices)
 
-    def commit(self, row: int, valid: int, tokens: list[int]) -> None:
-        """See `Drafter.commit`: it has no cache."""
-
-    def free(self, row: int) -> None:
+    def leave(self, row: int) -> None:
+        """See `Drafter.leave`."""
         self._rows.pop(row, None)
 
 
@@ -132,44 +117,21 @@ class _Row:
             self._grams.popitem(last=False)
 
 
-class _Nodes:
-    """The nodes of one row as they are added, path by path: what two paths share is one node."""
-
-    def __init__(self, most: int, depth: int) -> None:
-        self._most, self._depth = most, depth
-        self.tokens: list[int] = []
-        self.parents: list[int] = []
-        self.ranks: list[int] = []
-        self.chain = 0
-        self._places: dict[tuple[int, int], int] = {}
-        self._children: dict[int, int] = {}
-
-    def add(self, path: Sequence[int]) -> None:
-        """As far as depth and ceiling allow."""
-        first, at = not self.tokens, -1
-        for token in path[: self._depth]:
-            place = self._places.get((at, token))
-            if place is None:
-                if len(self.tokens) == self._most:
+def _add_paths(builder: TreeBuilder, row: int, paths: Sequence[Sequence[int]], depth: int, limit: int) -> None:
+    """Add paths down to `depth` and up to `limit` nodes, the first as the main chain; common beginnings once."""
+    nodes = builder.row(row)
+    numbers: dict[tuple[int, int], int] = {}
+    children: dict[int, int] = {}
+    for path in paths:
+        parent = ROOT
+        for token in path[:depth]:
+            number = numbers.get((parent, token))
+            if number is None:
+                if len(nodes.tokens) == limit:
                     break
-                place = self._places[at, token] = len(self.tokens)
-                self.tokens.append(token)
-                self.parents.append(at)
-                self.ranks.append(self._children.get(at, 0))
-                self._children[at] = self.ranks[-1] + 1
-            at = place
-        if first:
-            self.chain = len(self.tokens)
-
-
-def _draft(rows: Sequence[_Nodes], *, branch: bool) -> Draft:
-    draft = Draft.empty(len(rows), max(len(row.tokens) for row in rows))
-    parents, ranks = np.full_like(draft.tokens, -1), np.zeros_like(draft.tokens)
-    chain: IntArray = np.zeros_like(draft.counts)
-    for i, row in enumerate(rows):
-        count = len(row.tokens)
-        draft.tokens[i, :count], draft.counts[i], chain[i] = row.tokens, count, row.chain
-        parents[i, :count], ranks[i, :count] = row.parents, row.ranks
-    if not branch:
-        return draft
-    return replace(draft, tree=Tree(parents, chain, ranks, np.zeros_like(parents)))
+                rank = children.get(parent, 0)
+                number = numbers[parent, token] = nodes.add(parent, token, rank=rank)
+                children[parent] = rank + 1
+                if path is paths[0]:
+                    nodes.chain.append(number)
+            parent = number

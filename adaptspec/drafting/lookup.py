@@ -11,19 +11,16 @@ of the same scope were served before, and into a corpus.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from operator import itemgetter
 from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from adaptspec.decision import TreeTable
-from adaptspec.drafting.drafter import DraftJob, Loaded, RowStart
+from adaptspec.drafting.drafter import Draft, Drafter, DraftJob, Loaded, RowStart
 from adaptspec.drafting.ngram_index import CorpusTable, Histories, NgramIndex, advance, contexts_at
-from adaptspec.drafting.submitted_nodes import submitted
-from adaptspec.drafting.tree_growth import RowTree
-from adaptspec.models.draft import Draft
+from adaptspec.drafting.tree_builder import TreeBuilder
 from adaptspec.models.noise import drawn_of_few, position_word, seed_keys, token_words
 from adaptspec.models.sampling import MIN_TEMPERATURE, RowSampling
 
@@ -45,10 +42,8 @@ _Source = tuple[NgramIndex | CorpusTable, float]  # and the weight of its counts
 _probability = itemgetter(1)
 
 
-class LookupDrafter:
+class LookupDrafter(Drafter):
     """Counts each row's text as it grows, in the row's own index and in that of its scope (see `RowStart`)."""
-
-    non_anticipating = True  # tokens and the end of a draft are functions of the text (and of the noise)
 
     def __init__(
         self,
@@ -69,15 +64,11 @@ class LookupDrafter:
         # Tokens of a request that its scope has counted. The request may give way, and come back.
         self._counted: WeakKeyDictionary[RowSampling, int] = WeakKeyDictionary()
 
-    def begin(self, row: int, start: RowStart) -> None:
+    def start(self, row: int, start: RowStart) -> None:
         history = None
         if self.histories is not None and start.scope is not None:
             history = self.histories.index_of(start.scope)
         self._rows[row] = _Row(start, history, self._counted.get(start.sampling, 0))
-
-    def cache_gap(self, row: int, length: int) -> int:  # noqa: ARG002
-        """See `Drafter.cache_gap`: always 0, as what it reads is bounded."""
-        return 0
 
     def propose(self, job: DraftJob) -> Draft:
         """See `Drafter.propose`. Trees have the next likely tokens as siblings of each token of the chain."""
@@ -85,24 +76,25 @@ class LookupDrafter:
             i: self._look(int(job.rows[i]), job.tokens[i], len(job.tokens[i]), int(job.depths[i]), job.shares_noise)
             for i in np.flatnonzero(job.depths).tolist()
         }
-        if job.tree is not None:
-            return submitted(list(_trees(job, job.tree, drafts)), len(job.rows))
-        draft = Draft.empty(len(job.rows), max(map(len, drafts.values()), default=0))
+        builder = TreeBuilder(len(job.rows), job.tree)
         for i, drafted in drafts.items():
-            draft.tokens[i, : len(drafted)] = [each.token for each in drafted]
-            draft.confidence[i, : len(drafted)] = [each.probability for each in drafted]
-            draft.counts[i] = len(drafted)
-        return draft
+            nodes, branches = builder.row(i), builder.width(i) > 1
+            for each in drafted:
+                candidates = [(each.token, each.probability)]
+                if branches:
+                    candidates = sorted(each.candidates.items(), key=_probability, reverse=True)
+                builder.submit(i, nodes.chain_end, (candidates, math.nan))
+        return Draft(builder.build())
 
-    def offer(self, row: int, tokens: list[int], most: int) -> list[float]:
-        """See `ModelFreeDrafter.offer`. What was found is kept for the round."""
+    def look_up(self, row: int, tokens: list[int], max_depth: int) -> list[float]:
+        """See `Drafter.look_up`. What was found is kept for the round."""
         state = self._row(row)
-        drafted = self._look(row, tokens, len(tokens), most, state.draws)
-        state.lookup = _Lookup(len(tokens), most, state.draws, drafted)
+        drafted = self._look(row, tokens, len(tokens), max_depth, state.draws)
+        state.lookup = _Lookup(len(tokens), max_depth, state.draws, drafted)
         return [each.probability for each in drafted]
 
-    def shadow(self, row: int, tokens: list[int], start: int) -> tuple[int, int]:
-        """See `ModelFreeDrafter.shadow`: mostly what was offered before the round."""
+    def score(self, row: int, tokens: list[int], start: int) -> tuple[int, int]:
+        """See `Drafter.score`: mostly what was found before the round."""
         drafted = self._look(row, tokens, start, len(tokens) - start, self._row(row).draws)
         accepted = 0
         for each, token in zip(drafted, tokens[start:], strict=False):  # the draft may be shorter
@@ -111,11 +103,8 @@ class LookupDrafter:
             accepted += 1
         return len(drafted), accepted
 
-    def commit(self, row: int, valid: int, tokens: list[int]) -> None:
-        """See `Drafter.commit`: only committed tokens are ever read, so nothing is forgotten."""
-
-    def free(self, row: int) -> None:
-        """See `Drafter.free`. The scope counts the tokens that came since the row was last asked."""
+    def leave(self, row: int) -> None:
+        """See `Drafter.leave`. The scope counts the tokens that came since the row was last asked."""
         state = self._rows.pop(row, None)
         if state is not None and state.sampling is not None and state.history is not None:
             self._counted[state.sampling] = state.finish(state.sampling.tokens)
@@ -174,13 +163,13 @@ class LookupDrafter:
 
 def make_ngram(loaded: Loaded) -> LookupDrafter:
     """The lookup into a request's own text and prediction."""
-    return LookupDrafter(loaded.target.info.vocab_size, loaded.ends)
+    return LookupDrafter(loaded.target.info.vocab_size, loaded.eos_token_ids)
 
 
 def make_counts(loaded: Loaded) -> LookupDrafter:
     """The lookup that also knows earlier requests of the same scope, and a corpus if one was loaded."""
     return LookupDrafter(
-        loaded.target.info.vocab_size, loaded.ends, name="counts", histories=Histories(), corpus=loaded.counts
+        loaded.target.info.vocab_size, loaded.eos_token_ids, name="counts", histories=Histories(), corpus=loaded.counts
     )
 
 
@@ -270,13 +259,3 @@ def _interpolated(contexts: list[int], sources: Sequence[_Source], predicted: in
                 probabilities[token] = probabilities.get(token, 0.0) + share * count
             left = share * unknown
     return probabilities
-
-
-def _trees(job: DraftJob, table: TreeTable, drafts: Mapping[int, list[_Drafted]]) -> Iterator[RowTree]:
-    """A chain per row, each of its tokens with the next likely ones as siblings."""
-    for i, drafted in drafts.items():
-        tree = RowTree(table, None, i, len(drafted), len(job.tokens[i]))
-        for each in drafted:
-            candidates = sorted(each.candidates.items(), key=_probability, reverse=True)
-            tree.submit(tree.main[-1] if tree.main else -1, candidates, math.nan)
-        yield tree

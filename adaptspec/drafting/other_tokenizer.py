@@ -16,9 +16,12 @@ import numpy as np
 import torch
 
 from adaptspec.arrays import IntArray
+from adaptspec.draft_tree import DraftTree
 from adaptspec.drafting.draft_model import DraftModelDrafter
-from adaptspec.drafting.drafter import DraftJob, Loaded, ModelDrafter
-from adaptspec.models.draft import Draft
+from adaptspec.drafting.drafter import Draft, DraftJob, Loaded, ModelDrafter
+from adaptspec.drafting.head_drafter import HeadDrafter
+from adaptspec.drafting.tree_builder import TreeBuilder
+from adaptspec.models.heads.head_runner import HeadRunner
 from adaptspec.models.noise import token_keys
 from adaptspec.models.runner import Forward, Packed, Runner
 from adaptspec.models.sampling import RowSampling, SamplingBatch
@@ -38,18 +41,24 @@ _UTF8 = codecs.getincrementaldecoder("utf-8")
 def make(loaded: Loaded, least: float = ALIKE) -> ModelDrafter:
     """The drafter for a draft model, by how its tokens stand to the target's; `least` is in place of `ALIKE`."""
     if loaded.draft is None or loaded.tokenizers is None:
-        return DraftModelDrafter.make(loaded)
+        return _of_same_tokens(loaded)
     target, draft = loaded.tokenizers
     if target.get_vocab() == draft.get_vocab():
-        return DraftModelDrafter.make(loaded)
+        return _of_same_tokens(loaded)
     its, own = Spelling(target, loaded.target.info), Spelling(draft, loaded.draft.info)
     alike = its.alike(own)
     if alike < least:
         inner = DraftModelDrafter(loaded.draft, loaded.draft.info.eos_token_ids)
         return TextDrafter(inner, its, own, f"through text (the two tokenizers write only {alike:.0%} of it alike)")
     shared = SharedVocabulary(loaded.draft, its, own)
-    way = f"in the {shared.count} tokens of both tokenizers (which write {alike:.0%} of a text alike)"
-    return SharedTokensDrafter(DraftModelDrafter(shared, loaded.ends), its, own, way)
+    description = f"in the {shared.count} tokens of both tokenizers (which write {alike:.0%} of a text alike)"
+    return SharedTokensDrafter(DraftModelDrafter(shared, loaded.eos_token_ids), its, own, description)
+
+
+def _of_same_tokens(loaded: Loaded) -> DraftModelDrafter:
+    if isinstance(loaded.draft, HeadRunner):
+        return HeadDrafter(loaded.draft, loaded.eos_token_ids)
+    return DraftModelDrafter.make(loaded)
 
 
 def shared_tokens(its: Spelling, own: Spelling) -> dict[int, int]:
@@ -73,15 +82,14 @@ class _Row:
     decoder: codecs.IncrementalDecoder = field(default_factory=lambda: _UTF8("replace"))
 
 
-class OwnTokensDrafter:
+class OwnTokensDrafter(ModelDrafter):
     """A draft model with a text of its own tokens for each row: what both ways have in common."""
 
     name = DraftModelDrafter.name
-    non_anticipating = DraftModelDrafter.non_anticipating
 
-    def __init__(self, inner: DraftModelDrafter, its: Spelling, own: Spelling, way: str) -> None:
+    def __init__(self, inner: DraftModelDrafter, its: Spelling, own: Spelling, description: str) -> None:
         """`inner` drafts from own tokens; `its` is how the target writes, `own` how the draft does."""
-        self.runner, self.ends, self.way = inner.runner, inner.ends, way
+        self.runner, self.eos_token_ids, self.description = inner.runner, inner.eos_token_ids, description
         self._inner, self._its, self._own = inner, its, own
         self._opening = own.opening  # of a text in own tokens
         self._rows: dict[int, _Row] = {}
@@ -186,8 +194,8 @@ class SharedTokensDrafter(OwnTokensDrafter):
     never changes. Its own tokens have the target's ids, or stand behind them (see `SharedVocabulary`).
     """
 
-    def __init__(self, inner: DraftModelDrafter, its: Spelling, own: Spelling, way: str) -> None:
-        super().__init__(inner, its, own, way)
+    def __init__(self, inner: DraftModelDrafter, its: Spelling, own: Spelling, description: str) -> None:
+        super().__init__(inner, its, own, description)
         self._size = len(its.bytes)
         self._opening = [self._size + token for token in own.opening]
         self._codes = {token: [token] for token in shared_tokens(its, own)}
@@ -233,8 +241,8 @@ class TextDrafter(OwnTokensDrafter):
     of the text so far, and thus exact under every method.
     """
 
-    def __init__(self, inner: DraftModelDrafter, its: Spelling, own: Spelling, way: str) -> None:
-        super().__init__(inner, its, own, way)
+    def __init__(self, inner: DraftModelDrafter, its: Spelling, own: Spelling, description: str) -> None:
+        super().__init__(inner, its, own, description)
         self._said = list(its.bytes)
         if its.begin is not None:
             self._said[its.begin] = b""  # the draft's own opens the text
@@ -255,21 +263,20 @@ class TextDrafter(OwnTokensDrafter):
         depths = np.array(steps, dtype=np.int64)
         sampling = text_sampling(job, self._words)
         drawn = self._inner.propose(DraftJob(job.rows, mine.tokens, depths, sampling, stop=job.stop))
-        told = {i: self._told(job, drawn, i) for i in np.flatnonzero(drawn.counts).tolist()}
-        draft = Draft.empty(len(job.rows), max(map(len, told.values()), default=0))
-        for i, line in told.items():
-            draft.counts[i] = len(line)
-            for at, (token, sure, spread) in enumerate(line):
-                draft.tokens[i, at], draft.confidence[i, at], draft.entropy[i, at] = token, sure, spread
-        return replace(draft, work=tuple(work._replace(drafter=self.name) for work in drawn.work))
+        builder = TreeBuilder(len(job.rows))
+        for i in np.flatnonzero(drawn.tree.counts).tolist():
+            nodes = builder.row(i)
+            for token, confidence, entropy in self._in_target_tokens(job, drawn.tree, i):
+                nodes.chain.append(nodes.add(nodes.chain_end, token, confidence=confidence, entropy=entropy))
+        return Draft(builder.build(), tuple(work._replace(drafter=self.name) for work in drawn.work))
 
-    def _told(self, job: DraftJob, drawn: Draft, row: int) -> list[tuple[int, float, float]]:
+    def _in_target_tokens(self, job: DraftJob, drawn: DraftTree, row: int) -> list[tuple[int, float, float]]:
         """One row's draft in tokens of the target, with confidence and entropy: those of the draft's tokens that each
         needs beyond the ones before it.
         """
-        count = int(drawn.counts[row])
-        own, sure, spread = (part[row, :count].tolist() for part in (drawn.tokens, drawn.confidence, drawn.entropy))
-        ended = own[-1] in self.ends
+        nodes = drawn.row_nodes(row)
+        own, sure, spread = (part[nodes].tolist() for part in (drawn.token, drawn.confidence, drawn.entropy))
+        ended = own[-1] in self.eos_token_ids
         written, waiting = own[:-1] if ended else own, self._rows[int(job.rows[row])].waiting
         tokens = job.tokens[row]
         before = self._its.text(tokens[max(len(tokens) - waiting - _LOOK_BACK, 0) : len(tokens) - waiting])

@@ -10,6 +10,7 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -20,19 +21,19 @@ from adaptspec.control.cost_model import CostModel
 from adaptspec.control.policy import BatchSignals
 from adaptspec.control.tasks import OTHER
 from adaptspec.decision import Decision, Reason
-from adaptspec.engine.executor import Clock, Executor, Flight, Kept, Landed
+from adaptspec.draft_tree import DraftTree
+from adaptspec.engine.executor import Clock, CommittedTokens, Executor, LaunchedRound, VerifiedRound
 from adaptspec.engine.inputs import InputProcessor
 from adaptspec.engine.policy_settings import PolicySettings
 from adaptspec.engine.prefix_cache import Mode, scope_of
-from adaptspec.engine.scheduler import Scheduler, held_row
+from adaptspec.engine.scheduler import Batch, Scheduler, held_row
 from adaptspec.engine.sequence import Sequence as Seq
 from adaptspec.engine.signals import round_signals
 from adaptspec.errors import ConfigError, UnknownModelError
-from adaptspec.models.draft import Draft
 from adaptspec.progress import report_progress
 from adaptspec.request import Request
 from adaptspec.results import Delta, FinishReason
-from adaptspec.rounds import RoundRecord, RoundWork, Sink, Timing
+from adaptspec.rounds import Branches, RoundRecord, RoundWork, Sink, Timing, has_branches
 
 _log = logging.getLogger(__name__)
 LOG_EVERY = 1000  # failed decisions per line of the log: several thousand rounds fit into a second
@@ -65,6 +66,30 @@ class EngineLimits:
     def settled(self, *, cpu: bool) -> EngineLimits:
         """With a number of prompt tokens: a device is busy with several thousand, decoding rows wait for them."""
         return replace(self, prefill_tokens=self.prefill_tokens or (512 if cpu else 2048))
+
+
+class InFlightRound(NamedTuple):
+    """A round that runs."""
+
+    batch: Batch
+    signals: BatchSignals
+    decision: Decision
+    launched: LaunchedRound
+    clock: Clock
+
+
+class FinishedRound(NamedTuple):
+    """A round whose tokens are known, but not their text.
+
+    `appended`: positions in `Batch.emitting` of the sequences that gained tokens. `running`: positions [R] of the
+    decoding rows whose request was still there at its end (None: all). `lookups`: see `Executor.score_lookups`.
+    """
+
+    round: InFlightRound
+    verified: VerifiedRound
+    appended: list[int]
+    running: IntArray | None
+    lookups: tuple[IntArray, IntArray] | None
 
 
 class EngineCore:
@@ -110,10 +135,10 @@ class EngineCore:
         self._timer = timer
         self._clock = clock
         self._number = 0
-        self._flight: Flight | None = None
+        self._in_flight: InFlightRound | None = None
         self._failed_decisions = 0
         self._outbox: list[Delta] = []
-        self._told_full = False  # that there is no room for more tasks
+        self._warned_of_tasks = False  # that no more tasks are distinguished
 
     @torch.inference_mode()
     def step(self) -> list[Delta]:
@@ -121,17 +146,20 @@ class EngineCore:
 
         Where rounds run by themselves, the next one is launched before the text of this one is read.
         """
-        flight, self._flight = self._flight or self._launch(), None
-        if flight is None:
+        in_flight, self._in_flight = self._in_flight or self._launch(), None
+        if in_flight is None:
             return self._collect()
-        landed = self._land(flight)
-        if self.executor.overlaps and not self.scheduler.suspecting:
-            self._flight = self._launch()
-        return self._tell(landed)
+        finished = self._finish(in_flight)
+        if self.executor.overlaps and not self.scheduler.bisecting:
+            self._in_flight = self._launch()
+        emitted = self._read_texts(finished)
+        self._report_round(self._record(finished, emitted))
+        self._deliver(in_flight.batch)
+        return self._collect()
 
     @property
     def idle(self) -> bool:
-        return self.scheduler.idle and self._flight is None
+        return self.scheduler.idle and self._in_flight is None
 
     def check(self, request: Request) -> None:
         """Refuse what cannot be served; touches no state, so any thread may call it.
@@ -151,10 +179,10 @@ class EngineCore:
             )
 
     def add(self, request: Request) -> list[Delta]:
-        """Queue a checked request; nothing comes out yet. Detects its task if nobody has done so.
+        """Queue a checked request; it yields nothing yet. Its task is detected if that was not done before.
 
-        A task for which there is no room any more counts as `OTHER`, and is called so from here on. What a canary's
-        share was when the request came stays its own.
+        A task for which there is no room any more is counted and named as `OTHER`. A canary's share of the moment
+        decides the policy of the request for good.
         """
         request = self.inputs.prepared(request)
         task, policy = self._numbered(request.speculation.task), self.controller.assigned(request)
@@ -180,7 +208,7 @@ class EngineCore:
             self._read_text(sequence)  # it may have ended well before
             if sequence.finish is not None:  # it ended in this very round, before something failed
                 self._end(sequence, sequence.finish, sequence.error, trusted=False)
-        self._flight, culprit = None, self.scheduler.failed()
+        self._in_flight, culprit = None, self.scheduler.failed()
         if culprit is not None:
             self._end(culprit, FinishReason.ERROR, f"{type(error).__name__}: {error}")
         return self._collect()
@@ -200,8 +228,8 @@ class EngineCore:
             seconds = min(self.limits.prefill_seconds, max(2.0 * plain, LEAST_PREFILL_SECONDS))
         return min(max(self._costs.prefill_tokens_within(seconds), LEAST_PREFILL_TOKENS), most)
 
-    def _launch(self) -> Flight | None:
-        """Begin a round; None if nobody can run before texts are read."""
+    def _launch(self) -> InFlightRound | None:
+        """Begin a round; None if no request can run before texts are read."""
         clock = Clock(self._timer)
         batch = self.scheduler.next_batch()
         if not batch.decoding and not batch.chunks:
@@ -209,9 +237,9 @@ class EngineCore:
         signals = round_signals(batch, self.executor, self.controller)
         decision = self._decide(signals)
         clock.lap("decide")
-        pending = self.executor.launch(batch, decision)
+        launched = self.executor.launch(batch, decision)
         clock.lap("draft")
-        return Flight(batch, signals, decision, pending, clock)
+        return InFlightRound(batch, signals, decision, launched, clock)
 
     def _decide(self, signals: BatchSignals) -> Decision:
         """The controller's decision. A policy that fails costs its drafts, and no request its answer."""
@@ -226,65 +254,56 @@ class EngineCore:
             no_drafts = np.zeros(signals.batch_size, dtype=np.int64)
             return Decision(no_drafts, np.full_like(no_drafts, int(Reason.GUARD)), no_drafts)
 
-    def _land(self, flight: Flight) -> Landed:
-        """End it: append what was accepted and roll the caches back to it. The next may begin then."""
-        batch, decision = flight.batch, flight.decision
-        gone = [sequence.finish is not None for sequence in batch.emitting]  # while the round ran
-        draft, verdict, seconds, verified = self.executor.finish(flight.pending)
-        flight.clock.lap("verify")
-        now, size = self._clock(), len(batch.decoding)
-        taken: list[int] = []
-        kept: list[Kept] = []
+    def _finish(self, in_flight: InFlightRound) -> FinishedRound:
+        """End a round: append the accepted tokens and cut the caches back to them. The next round may begin then."""
+        batch, decision, clock = in_flight.batch, in_flight.decision, in_flight.clock
+        ended = [sequence.finish is not None for sequence in batch.decoding]  # while the round ran
+        verified = self.executor.finish(in_flight.launched)
+        clock.lap("verify")
+        tree, result, now = verified.draft.tree, verified.result, self._clock()
+        appended: list[int] = []
+        committed: list[CommittedTokens] = []
         for i, sequence in enumerate(batch.emitting):
             report_progress()
             if sequence.finish is not None:
-                continue  # it has gone, or nothing can be drawn for it
-            places, length = verdict.places(i), sequence.length
-            by = self._proposers(i, places, decision, draft) if sequence.request.speculation.provenance else ()
+                continue  # it has ended, or nothing can be drawn for it
+            nodes, length = result.nodes(i), sequence.length
+            names = self._proposers(tree, i, nodes) if sequence.request.speculation.provenance else ()
             try:
-                sequence.take(verdict.kept(draft, i), now, by)
+                sequence.append(result.tokens(tree, i), now, names)
             except Exception as error:  # noqa: BLE001 - its own text is at fault; the others' is not
                 self._fail(sequence, error)
                 continue
-            taken.append(i)
-            if i < size:
-                # A drafter may have read on though all it drafted was cut: what was asked for tells, not what is left.
-                kept.append(Kept(sequence, length, places, int(decision.drafter[i]) if decision.depths[i] else -1))
-        self.executor.keep(kept)
-        flight.clock.lap("commit")
-        there = np.flatnonzero(np.logical_not(gone[:size])) if any(gone[:size]) else None
-        # Before another round begins: drafters would then know what they are asked about.
-        shadows = self.executor.shadows(batch, decision, flight.signals.context)
-        seconds = seconds or (flight.clock.seconds("draft"), flight.clock.seconds("verify"))
-        return Landed(
-            flight,
-            draft,
-            verdict,
-            taken,
-            there,
-            shadows,
-            seconds,
-            int(draft.counts.sum()) if verified is None else verified,
-        )
+            appended.append(i)
+            if i < len(batch.decoding):
+                # The drafter that was asked is committed even if all its tokens were cut: it may have read ahead.
+                drafter = int(decision.drafter[i]) if decision.depths[i] else -1
+                committed.append(CommittedTokens(sequence, length, nodes, drafter))
+        self.executor.commit(committed)
+        clock.lap("commit")
+        running = np.flatnonzero(np.logical_not(ended)) if any(ended) else None
+        # Before another round begins: drafters would then know the tokens that they are scored on.
+        lookups = self.executor.score_lookups(batch, decision, in_flight.signals.context)
+        return FinishedRound(in_flight, verified, appended, running, lookups)
 
-    def _read(self, landed: Landed) -> IntArray:
-        """Make text of what the round brought. Tokens emitted [B] by the decoding rows."""
-        batch, draft = landed.flight.batch, landed.draft
-        emitted, drafted = np.zeros(len(batch.decoding), dtype=np.int64), draft.depths
-        for i in landed.taken:
+    def _read_texts(self, finished: FinishedRound) -> IntArray:
+        """Make text of the round's tokens. Tokens emitted [B] by the decoding rows."""
+        batch, tree, result = finished.round.batch, finished.verified.draft.tree, finished.verified.result
+        emitted = np.zeros(len(batch.decoding), dtype=np.int64)
+        for i in finished.appended:
             report_progress()
             sequence = batch.emitting[i]
             gained = self._read_text(sequence)
             if gained is not None and i < len(emitted):
                 emitted[i] = gained
-                accepted = min(int(landed.verdict.accepted[i]), gained)
-                sequence.count_round(int(drafted[i]), accepted, int(draft.counts[i]))
+                accepted = min(int(result.accepted[i]), gained)
+                sequence.count_round(int(tree.depths[i]), accepted, int(tree.counts[i]))
         return emitted
 
     def _read_text(self, sequence: Seq) -> int | None:
-        """Tokens of it that are emitted; None if it fails by them."""
+        """Tokens that it emits; None if reading them fails."""
         try:
-            return sequence.read()
+            return sequence.read_text()
         except Exception as error:  # noqa: BLE001 - as above
             self._fail(sequence, error)
             return None
@@ -293,79 +312,82 @@ class EngineCore:
         _log.exception("the tokens of %s could not be committed", sequence.request.id)
         sequence.fail(f"{type(error).__name__}: {error}")
 
-    def _proposers(self, row: int, places: list[int], decision: Decision, draft: Draft) -> list[str]:
-        """Names of the drafters whose tokens stay, one for each."""
+    def _proposers(self, tree: DraftTree, row: int, nodes: Sequence[int]) -> list[str]:
+        """Names of the drafters of these nodes."""
         names = self.executor.drafters
-        if not places:
-            return []
-        if draft.tree is None:
-            return [names[int(decision.drafter[row])]] * len(places)
-        return [names[which] for which in draft.tree.drafters[row, places].tolist()]
+        return [names[drafter] for drafter in tree.drafter[tree.row_nodes(row)][nodes].tolist()]
 
-    def _record(self, landed: Landed, emitted: IntArray) -> RoundRecord:
-        (batch, signals, decision, _, clock), draft, verdict, _, there, shadows, seconds, verified = landed
+    def _record(self, finished: FinishedRound, emitted: IntArray) -> RoundRecord:
+        (batch, signals, decision, _, clock), verified, _, running, lookups = finished
         self._number += 1
-        size = len(emitted)
-        deepest = draft.tokens.shape[1] if draft.tree is None else int(draft.chain.max(initial=0))
-        shadow_drafted, shadow = shadows or (None, None)
+        # A record may be kept for long, and distributions take megabytes.
+        size, tree, result = len(emitted), replace(verified.draft.tree, distribution=None), verified.result
+        verify_tokens = len(tree.token) if verified.verify_tokens is None else verified.verify_tokens
+        if len(tree.chain) > size:  # rows whose prompt ended in this round have drafted nothing
+            tree = tree.take(np.arange(size))
+        drafted, right = lookups or (None, None)
+        seconds = verified.seconds or (clock.seconds("draft"), clock.seconds("verify"))
         record = RoundRecord(
             number=self._number,
-            request_ids=tuple(s.request.id for s in batch.decoding),
+            request_ids=tuple(sequence.request.id for sequence in batch.decoding),
             rows=signals.rows,
             depths=decision.depths,
             reasons=decision.reasons,
             drafter=decision.drafter,
-            drafted=draft.depths[:size],
-            accepted=verdict.accepted[:size],
+            drafted=tree.depths,
+            accepted=result.accepted[:size],
             emitted=emitted,
             context=signals.context,
-            confidence=draft.confidence[:size, :deepest],
-            entropy=draft.entropy[:size, :deepest],
-            branches=draft.branches(size, verdict.path),
-            work=RoundWork(size, size + verified, float(signals.context.sum()), draft.work, batch.prefill_tokens),
+            confidence=tree.on_chain(tree.confidence),
+            entropy=tree.on_chain(tree.entropy),
+            branches=Branches(tree, result.path[:size]) if has_branches(tree, decision.drafter) else None,
+            work=RoundWork(
+                size, size + verify_tokens, float(signals.context.sum()), verified.draft.work, batch.prefill_tokens
+            ),
             timing=Timing(*seconds, clock.total),
             ended=self._clock(),
             decision=decision,
             tasks=decision.tasks,
             expected=decision.expected,
-            shadow=shadow,
-            shadow_drafted=shadow_drafted,
+            shadow=right,
+            shadow_drafted=drafted,
             stated=signals.stated,
         )
-        return record if there is None else record.take(there)
+        return record if running is None else record.take(running)
 
-    def _tell(self, landed: Landed) -> list[Delta]:
-        """Read the round's text, tell the controller and sinks of it, and hand out what requests have gained."""
-        record = self._record(landed, self._read(landed))
+    def _report_round(self, record: RoundRecord) -> None:
+        """Report a round to the controller and to the sinks."""
         self._report(self.controller.learn, record)
         if self._sinks:
             record = record.without_decision()
         for sink in self._sinks:
             self._report(sink.emit, record)
-        for sequence in landed.flight.batch.emitting:
+
+    def _deliver(self, batch: Batch) -> None:
+        """Collect what the requests of a round have gained, and end those that are complete."""
+        for sequence in batch.emitting:
             if sequence.finish is None:
                 if sequence.request.streamed:
                     self._outbox.append(sequence.delta())
             elif not sequence.over:
                 self._end(sequence, sequence.finish, sequence.error)
         self.scheduler.went_well()
-        return self._collect()
 
-    def _report(self, told: Callable[..., None], *news: object) -> None:
-        """What the controller or a sink makes of it must not cost a request its answer."""
+    def _report(self, receiver: Callable[..., None], *values: object) -> None:
+        """Call the controller or a sink: its failure must not cost a request its answer."""
         try:
-            told(*news)
+            receiver(*values)
         except Exception:  # noqa: BLE001
-            _log.exception("round %d could not be reported to %s; it is left out there", self._number, told)
+            _log.exception("round %d could not be reported to %s; it is left out there", self._number, receiver)
 
     def _collect(self) -> list[Delta]:
-        """Everything that has not been handed over: also what a round left behind that failed half-way."""
+        """All deltas that were not returned yet, those of a round that failed half-way too."""
         deltas, self._outbox = self._outbox, []
         return deltas
 
-    def _abort(self, which: Callable[[Seq], bool], finish: FinishReason, error: str | None) -> list[Delta]:
+    def _abort(self, matches: Callable[[Seq], bool], finish: FinishReason, error: str | None) -> list[Delta]:
         for sequence in [*self.scheduler.running, *self.scheduler.waiting]:
-            if which(sequence):
+            if matches(sequence):
                 report_progress()
                 self._end(sequence, finish, error)
                 self.scheduler.clear(sequence)
@@ -374,7 +396,7 @@ class EngineCore:
     def _end(self, sequence: Seq, finish: FinishReason, error: str | None = None, *, trusted: bool = True) -> None:
         sequence.finish, sequence.error, sequence.over = finish, error, True
         try:
-            sequence.read()
+            sequence.read_text()
             delta = sequence.delta()
             completion = sequence.completion(self._clock())
         except Exception as broken:  # noqa: BLE001 - it must leave, whatever became of its text
@@ -400,15 +422,15 @@ class EngineCore:
         try:
             self.controller.finish(row)
         except Exception:  # noqa: BLE001 - the row is free, whatever its policy makes of that
-            _log.exception("the end of row %d could not be told to its policy", row)
+            _log.exception("the end of row %d could not be reported to its policy", row)
 
     def _numbered(self, task: str | None) -> str | None:
         """The task, if it has a number or gets one."""
         tasks = self.controller.task_names
         if task is None or tasks.add(task) or task == OTHER:
             return task
-        if not self._told_full:
-            self._told_full = True
+        if not self._warned_of_tasks:
+            self._warned_of_tasks = True
             _log.warning(
                 "requests have named %d tasks of their own, and no more are told apart: from task %r on, new names "
                 "count as %r; name fewer, such as tenants in place of sessions",

@@ -16,37 +16,37 @@ import torch
 
 from adaptspec.arrays import FloatArray, IntArray
 from adaptspec.decision import Decision, TreeTable
+from adaptspec.draft_tree import DraftTree
 from adaptspec.drafting.draft_model import DraftModelDrafter
-from adaptspec.drafting.drafter import Drafter, DraftJob
-from adaptspec.engine.executor import Outcome, Pending
+from adaptspec.drafting.drafter import Draft, Drafter, DraftJob
+from adaptspec.engine.executor import LaunchedRound, VerifiedRound
 from adaptspec.engine.model_executor import NOT_NUMBERS, ModelExecutor
 from adaptspec.engine.scheduler import Batch, held_row
-from adaptspec.gpu.combs import shape_of
+from adaptspec.gpu.combs import packed_tree
 from adaptspec.gpu.device_decoder import DeviceDecoder
 from adaptspec.gpu.round import DeviceRounds
 from adaptspec.gpu.round_plan import RoundPlan, RoundResult
 from adaptspec.gpu.staging import at_work
-from adaptspec.models.draft import Draft
 from adaptspec.models.runner import Packed
 from adaptspec.results import TokenLogprob
 from adaptspec.rounds import DraftWork
 from adaptspec.verification.coupled import Coupled
-from adaptspec.verification.method import agreement
+from adaptspec.verification.method import walk
 
 
 @dataclass(frozen=True)
-class Launched(Pending):
-    """A round that runs on the device. `draft` is what was drafted elsewhere."""
+class RunningRound(LaunchedRound):
+    """A round that runs on the device. `draft` was drafted elsewhere."""
 
     plan: RoundPlan
     drafter: IntArray  # [B]
 
 
 @dataclass(frozen=True)
-class Done(Pending):
+class RoundInParts(LaunchedRound):
     """A round that has run, part by part, when it was launched."""
 
-    outcome: Outcome
+    verified: VerifiedRound
 
 
 class DeviceExecutor(ModelExecutor):
@@ -65,7 +65,7 @@ class DeviceExecutor(ModelExecutor):
         draft = None if self._model is None else self._model.runner
         assert draft is None or isinstance(draft, DeviceDecoder)
         self._draft_runner = draft
-        ends = () if self._model is None else self._model.ends
+        ends = () if self._model is None else self._model.eos_token_ids
         self._rounds = DeviceRounds(target, draft, rows, max(steps, 1), ends)
         self._steps = steps
 
@@ -74,32 +74,31 @@ class DeviceExecutor(ModelExecutor):
         """Have all that rounds may need ready as CUDA graphs."""
         self._rounds.capture()
 
-    def launch(self, batch: Batch, decision: Decision) -> Pending:
+    def launch(self, batch: Batch, decision: Decision) -> LaunchedRound:
         if not self._fits(batch, decision):
             start = time.perf_counter()
-            pending = super().launch(batch, decision)
+            launched = super().launch(batch, decision)
             drafted = time.perf_counter()
-            outcome = super().finish(pending)
-            return Done(
-                batch, pending.draft, outcome._replace(seconds=(drafted - start, time.perf_counter() - drafted))
-            )
+            verified = super().finish(launched)
+            seconds = drafted - start, time.perf_counter() - drafted
+            return RoundInParts(batch, launched.draft, verified._replace(seconds=seconds))
         with at_work(self._decoder.device):
             plan, draft, begun = self._planned(batch, decision)
             self._rounds.launch(plan, begun=begun)
-            if self._states is not None and plan.decoding:
-                packed, starts = plan.verified, plan.lengths[: plan.decoding] - 1
-                self._states.on_pass(packed, starts.tolist(), self._rounds.hidden_states)
+            states = self._rounds.hidden_states
+            if states is not None and plan.decoding:
+                self._observe_pass(plan.verified, (plan.lengths[: plan.decoding] - 1).tolist(), states)
             if batch.chunks:
                 self._read_prompts(batch, plan.told)
             self._rounds.end()
-        return Launched(batch, draft, plan, decision.drafter)
+        return RunningRound(batch, draft, plan, decision.drafter)
 
-    def finish(self, pending: Pending) -> Outcome:
-        if isinstance(pending, Done):
-            return pending.outcome
-        assert isinstance(pending, Launched)
-        found = self._rounds.result(pending.plan)
-        return self._judged(pending, found)
+    def finish(self, launched: LaunchedRound) -> VerifiedRound:
+        if isinstance(launched, RoundInParts):
+            return launched.verified
+        assert isinstance(launched, RunningRound)
+        found = self._rounds.result(launched.plan)
+        return self._judged(launched, found)
 
     def _fits(self, batch: Batch, decision: Decision) -> bool:
         """Whether the device can run the round whole."""
@@ -118,15 +117,16 @@ class DeviceExecutor(ModelExecutor):
         emitting, size = batch.emitting, len(batch.decoding)
         mine = (decision.drafter == self._which) & (decision.depths > 0)
         others = np.where(mine, 0, decision.depths)
-        draft = Draft.empty(len(emitting))
+        draft = Draft(DraftTree.empty(len(emitting)))
         begun = not self._model_free.keys() >= set(decision.drafter[others > 0].tolist())
         if begun or mine.any():
             self._rounds.begin()
         if others.any():
-            draft = self._propose(batch, decision, decision.drafter, others, tree=None)
+            draft = self._propose(batch, decision, decision.drafter, others, table=None)
         depths = np.zeros(len(emitting), dtype=np.int64)
         tree = None if decision.tree is None else _unbranched_where_masked(decision.tree, batch)
         work, caught_up = draft.work, 0
+        others, tokens = draft.tree.counts, _padded_tokens(draft.tree)
         if mine.any():
             wanted = decision.depths if tree is None else tree.within(decision.depths)
             texts = [s.tokens for s in batch.decoding]
@@ -136,7 +136,7 @@ class DeviceExecutor(ModelExecutor):
             # of its own here. It is counted by its tokens, `caught_up`, and not among `passes`.
             passes = (size,) * int(depths.max(initial=0))
             work += (DraftWork(self.drafters[self._which], int(np.count_nonzero(mine)), passes, caught_up),)
-        nodes = depths if tree is None else self._nodes(batch, tree, depths, draft.counts)
+        nodes = depths if tree is None else self._nodes(batch, tree, depths, others)
         newest = np.array([(s.tokens[-2] if s.length > 1 else 0, s.tokens[-1]) for s in emitting], dtype=np.int64)
         plan = RoundPlan(
             batch.rows,
@@ -144,8 +144,8 @@ class DeviceExecutor(ModelExecutor):
             newest.reshape(len(emitting), 2),
             self._unread(batch, depths),
             depths,
-            draft.tokens,
-            draft.counts,
+            tokens,
+            others,
             self._sampled(emitting),
             np.array([-1 if (most := s.request.sampling.logprobs) is None else most for s in emitting], dtype=np.int64),
             size,
@@ -154,7 +154,7 @@ class DeviceExecutor(ModelExecutor):
             nodes,
             tree if (nodes != depths).any() else None,
         )
-        return plan, replace(draft, work=work), begun or caught_up > 0
+        return plan, draft._replace(work=work), begun or caught_up > 0
 
     def _nodes(self, batch: Batch, tree: TreeTable, depths: IntArray, others: IntArray) -> IntArray:
         """[E] what drafts of these depths may come to where they branch, as far as the pass and the cache have room."""
@@ -190,49 +190,49 @@ class DeviceExecutor(ModelExecutor):
         )
         packed = Packed(rows, counts, fed, last, prompts=len(rows))
         logits, states = self._decoder.forward(packed)
-        if self._states is not None:
-            self._states.on_pass(packed, [one.start for one in chunks], states)
+        if states is not None:
+            self._observe_pass(packed, [one.start for one in chunks], states)
         if len(logits):
             self._rounds.choose_first(logits, len(batch.decoding), told[len(batch.decoding) :])
 
-    def _judged(self, pending: Launched, found: RoundResult) -> Outcome:
-        batch, plan, given = pending.batch, pending.plan, pending.draft
-        size, chain = len(batch.decoding), found.counts
-        mine, counts = plan.depths > 0, chain + (found.picks >= 0).sum(axis=1)
+    def _judged(self, running: RunningRound, found: RoundResult) -> VerifiedRound:
+        batch, plan, given = running.batch, running.plan, running.draft.tree
+        size, chain, mine = len(batch.decoding), found.counts, plan.depths > 0
+        counts = chain + (found.picks >= 0).sum(axis=1)
         width = int(counts.max(initial=0))
-        tree = shape_of(found.picks[:, :width], chain, np.pad(pending.drafter, (0, len(chain) - size)))
-        inside = np.arange(width) < counts[:, None]
-        confidence, entropy = np.full((2, *inside.shape), np.nan)
-        for told, known in ((confidence, given.confidence[:, :width]), (entropy, given.entropy[:, :width])):
-            told[:, : known.shape[1]] = known
-        at = inside & mine[:, None]
-        confidence[at], entropy[at] = found.confidence[:, :width][at], found.entropy[:, :width][at]
-        tokens = np.where(inside, found.drafted[:, :width], 0)
-        draft = Draft(tokens, counts, confidence, entropy, work=given.work, tree=tree)
-        broken = at & (at & np.isnan(entropy)).any(axis=1, keepdims=True)
+        drafter = np.pad(running.drafter, (0, len(chain) - size))
+        confidence = np.where(mine[:, None], found.confidence[:, :width], given.on_chain(given.confidence, width))
+        entropy = np.where(mine[:, None], found.entropy[:, :width], given.on_chain(given.entropy, width))
+        tree = packed_tree(found.picks[:, :width], chain, found.drafted[:, :width], (confidence, entropy), drafter)
+        broken = mine[tree.row] & np.isnan(tree.entropy)
         if broken.any():
-            draft = draft.without(broken)
-        own = [found.choices[i, : draft.counts[i] + 1] for i in range(size)] + [found.first[size:]]
-        verdict = agreement(draft, np.concatenate(own))
+            tree = tree.keep(~np.isin(tree.row, tree.row[broken]))
+        choices = [found.choices[i, : tree.counts[i] + 1] for i in range(size)] + [found.first[size:]]
+        result = walk(tree, np.concatenate(choices))
         for i, sequence in enumerate(batch.emitting):
             if sequence.finish is not None:
                 continue  # it has gone meanwhile
             if found.bad[i]:
                 sequence.fail(NOT_NUMBERS)
             if found.told is not None and plan.told[i] >= 0:
-                sequence.scored = _logprobs(found.told[i], verdict.kept(draft, i), verdict.places(i), int(plan.told[i]))
+                sequence.scored = _logprobs(found.told[i], result.tokens(tree, i), result.nodes(i), int(plan.told[i]))
             if i < size:
                 row = held_row(sequence)
                 self._decoder.cache.set_length(row, sequence.length + int(counts[i]))
                 if mine[i] and self._model is not None and self._draft_runner is not None:
                     self._draft_runner.cache.set_length(row, sequence.length + int(chain[i]) - 1)
-                    self._model.note(row, sequence.length, tokens[i, : chain[i]].tolist())
-        if broken.any():
-            self._drafters[self._which].broke(held_row(s) for s in batch.decoding if s.row is not None)
-        self._observe(batch, draft, verdict)
+                    self._model.note(row, sequence.length, found.drafted[i, : chain[i]].tolist())
+        if broken.any():  # after lengths were set: it frees the rows
+            self._drafters[self._which].report_broken(held_row(s) for s in batch.decoding if s.row is not None)
+        self._observe(batch, tree, result)
         laid = int(np.maximum(plan.nodes, plan.counts).sum())
-        accepted = np.where(found.bad, 0, verdict.accepted)
-        return Outcome(draft, replace(verdict, accepted=accepted), found.seconds, laid)
+        accepted = np.where(found.bad, 0, result.accepted)
+        return VerifiedRound(Draft(tree, running.draft.work), replace(result, accepted=accepted), found.seconds, laid)
+
+
+def _padded_tokens(tree: DraftTree) -> IntArray:
+    """The tokens of chains [B, D], 0 beyond them."""
+    return np.nan_to_num(tree.on_chain(tree.token.astype(np.float64))).astype(np.int64)
 
 
 def _unbranched_where_masked(tree: TreeTable, batch: Batch) -> TreeTable:

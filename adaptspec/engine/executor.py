@@ -1,7 +1,6 @@
-"""What a round needs done by models: the seam between deciding what to draft and drafting it.
+"""What a round needs done by models: the interface between deciding what to draft and drafting it.
 
-`ModelExecutor` runs models in this process; the simulator's stands on a tape. And a round on its way: what it was
-launched with, what it has come to, and how long its parts took.
+`ModelExecutor` runs models in this process; the simulator's replays a tape.
 """
 
 from __future__ import annotations
@@ -11,65 +10,67 @@ from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from adaptspec.arrays import FloatArray, IntArray
-from adaptspec.control.policy import BatchSignals
 from adaptspec.decision import Decision
+from adaptspec.drafting.drafter import Draft
 from adaptspec.engine.scheduler import Batch, Caches
 from adaptspec.engine.sequence import Sequence as Seq
-from adaptspec.models.draft import Draft
 from adaptspec.verification.method import VerifyResult
 
 
-class Kept(NamedTuple):
-    """What stays of a row's round: its text was `length` tokens before it, and drafted tokens of these `places` follow.
+class CommittedTokens(NamedTuple):
+    """What stays of a row's round: the drafted `nodes` after the first `length` tokens of its text.
 
-    The token after them is in no cache yet. `drafter` was asked to draft for it (-1: none).
+    The token after them is in no cache yet. `drafter` was asked to draft for the row (-1: none).
     """
 
     sequence: Seq
     length: int
-    places: list[int]
+    nodes: list[int]
     drafter: int
 
 
-class Offers(NamedTuple):
-    """Tokens that each drafter would draft for each of B rows, and how sure it is of each; None: nobody says."""
+class Lookups(NamedTuple):
+    """What model-free drafters have found for B rows before the round, and their confidence in each token.
 
-    found: Sequence[Sequence[int]]  # [drafters, B]
-    stated: FloatArray | None  # [drafters, B, depth]
+    `num_found` [drafters, B] counts tokens; `confidence` [drafters, B, depth], None: no drafter states one.
+    """
+
+    num_found: Sequence[Sequence[int]]
+    confidence: FloatArray | None
 
 
 @dataclass(frozen=True)
-class Pending:
+class LaunchedRound:
     """A round that was launched: its drafts, as far as they are known yet."""
 
     batch: Batch
     draft: Draft
 
 
-class Outcome(NamedTuple):
-    """What a round has come to: the drafts of its E rows, how they were judged, and the seconds of both.
+class VerifiedRound(NamedTuple):
+    """The drafts of a round's E rows and how they were judged.
 
-    Without `seconds` they are what `launch` and `finish` took. `verified`: tokens that the target computed for drafts,
-    where the pass was laid out before drafting had stopped; None: those that were drafted.
+    `seconds` of drafting and verifying; None: what `launch` and `finish` took. `verify_tokens`: nodes that the target
+    computed, where the pass was laid out before drafting had stopped; None: those that were drafted.
     """
 
     draft: Draft
-    verdict: VerifyResult
+    result: VerifyResult
     seconds: tuple[float, float] | None = None
-    verified: int | None = None
+    verify_tokens: int | None = None
 
 
 class Executor(Protocol):
     """Drafts and verifies for batches: B decoding rows first, then those whose prompt ends in this round, E in all.
 
-    All calls come from one thread, in the order of a round; `launch` of the next may come right after `keep`.
+    All calls come from one thread, in the order of a round; `launch` of the next may come right after `commit`.
     """
 
     overlaps: bool  # whether a launched round runs by itself: the host has time for other work before `finish`
 
     @property
     def drafters(self) -> tuple[str, ...]:
-        """Their names; `Decision.drafter` counts them."""
+        """Their names; `Decision.drafter` is an index into them."""
 
     @property
     def anticipating(self) -> tuple[str, ...]:
@@ -88,57 +89,30 @@ class Executor(Protocol):
     def cache_gaps(self, batch: Batch) -> Sequence[Sequence[int]]:
         """[drafters, B] tokens that each drafter has yet to read (see `BatchSignals.cache_gap`)."""
 
-    def offers(self, batch: Batch, most: int, asked: Collection[int]) -> Offers:
-        """What these drafters know they would draft now, asked for `most` within the limits; of others, nothing.
+    def look_up(self, batch: Batch, max_depth: int, drafters: Collection[int]) -> Lookups:
+        """What these model-free drafters would draft now, up to `max_depth` tokens within the limits.
 
-        A head that is not asked is given no states of the target until it is.
+        A head that is not among `drafters` gets no hidden states of the target until it is.
         """
 
-    def launch(self, batch: Batch, decision: Decision) -> Pending:
+    def launch(self, batch: Batch, decision: Decision) -> LaunchedRound:
         """Begin a round: draft for the decoding rows, or start to where rounds overlap."""
 
-    def finish(self, pending: Pending) -> Outcome:
+    def finish(self, launched: LaunchedRound) -> VerifiedRound:
         """End it: run the target over drafts and prompt chunks and judge the drafts.
 
         A sequence for which nothing can be drawn is failed; logprobs that it asked for are in `Seq.scored`.
         """
 
-    def keep(self, kept: Sequence[Kept]) -> None:
-        """After commit: forget what is cached of rows beyond what was kept."""
+    def commit(self, committed: Sequence[CommittedTokens]) -> None:
+        """Drop what is cached of these rows beyond the committed tokens."""
 
-    def shadows(self, batch: Batch, decision: Decision, context: IntArray) -> tuple[IntArray, IntArray] | None:
-        """After commit: what drafters that did not run would have drafted and got accepted (`RoundRecord.shadow`).
+    def score_lookups(self, batch: Batch, decision: Decision, context: IntArray) -> tuple[IntArray, IntArray] | None:
+        """After `commit`: what drafters that did not run would have drafted, and how much of it was right.
 
-        [drafters, B] each, -1 where unknown; `context` [B]: tokens before the round. None where nobody is watched.
+        [drafters, B] each (`RoundRecord.shadow_drafted` and `shadow`), -1 where unknown; `context` [B]: tokens before
+        the round. None where the decision watches no drafter.
         """
-
-
-class Flight(NamedTuple):
-    """A round that runs."""
-
-    batch: Batch
-    signals: BatchSignals
-    decision: Decision
-    pending: Pending
-    clock: Clock
-
-
-class Landed(NamedTuple):
-    """A round whose tokens are there, but not its text.
-
-    `taken`: those of the emitting whose tokens were appended; `there`: the decoding rows whose request was still there
-    at its end (None: all); `shadows`: see `Executor.shadows`; `seconds` of drafting and verifying; `verified`: see
-    `Outcome`.
-    """
-
-    flight: Flight
-    draft: Draft
-    verdict: VerifyResult
-    taken: list[int]
-    there: IntArray | None
-    shadows: tuple[IntArray, IntArray] | None
-    seconds: tuple[float, float]
-    verified: int
 
 
 class Clock:

@@ -1,4 +1,4 @@
-"""Drafting and verifying with models in this process, whatever mix of drafters and methods the rows use."""
+"""Drafting and verifying with models in this process, with any mix of drafters and methods among the rows."""
 
 from __future__ import annotations
 
@@ -12,23 +12,21 @@ import torch
 
 from adaptspec.arrays import BoolArray, IntArray
 from adaptspec.decision import Decision, TreeTable, Union
-from adaptspec.drafting.draft_model import DraftModelDrafter
-from adaptspec.drafting.drafter import Drafter, DraftJob, ModelFreeDrafter, Observing, RowStart
-from adaptspec.drafting.isolated_drafter import IsolatedDrafter, isolated
-from adaptspec.drafting.united_drafts import united
-from adaptspec.engine.committed_states import CommittedStates
-from adaptspec.engine.executor import Kept, Offers, Outcome, Pending
+from adaptspec.draft_tree import DraftTree
+from adaptspec.drafting.drafter import Draft, Drafter, DraftJob, NodeChoices, RowStart
+from adaptspec.drafting.fault_guard import GuardedDrafter
+from adaptspec.drafting.tree_builder import merge_drafts
+from adaptspec.engine.executor import CommittedTokens, LaunchedRound, Lookups, VerifiedRound
+from adaptspec.engine.logprobs import output_logprobs, take_prompt_logprobs
 from adaptspec.engine.row_caches import RowCaches
 from adaptspec.engine.scheduler import Batch, held_row
 from adaptspec.engine.sequence import Sequence as Seq
-from adaptspec.models.draft import Draft, NodeChoices
 from adaptspec.models.grammars import Constraint
 from adaptspec.models.runner import Packed, Runner
 from adaptspec.models.sampling import RowSampling, SamplingBatch
 from adaptspec.progress import report_progress
-from adaptspec.results import TokenLogprob
 from adaptspec.rounds import DraftWork
-from adaptspec.verification.method import VerifyResult, window_starts
+from adaptspec.verification.method import Method, VerifyResult
 
 _log = logging.getLogger(__name__)
 NOT_NUMBERS = "the model's scores for it were not numbers (NaN or infinite)"
@@ -42,16 +40,12 @@ class ModelExecutor:
 
     def __init__(self, target: Runner, drafters: Sequence[Drafter]) -> None:
         self._target = target
-        self._drafters: list[IsolatedDrafter] = [isolated(drafter) for drafter in drafters]
+        self._drafters = [GuardedDrafter(drafter) for drafter in drafters]
         self._names = tuple(drafter.name for drafter in drafters)
-        self._model_free = {
-            i: drafter for i, drafter in enumerate(self._drafters) if isinstance(drafter, ModelFreeDrafter)
-        }
-        self.caches = RowCaches(target, [one for i, one in enumerate(self._drafters) if i not in self._model_free])
-        head = next((d for d in drafters if isinstance(d, DraftModelDrafter) and d.head), None)
-        self._head = -1 if head is None else drafters.index(head)
-        self._states = None if head is None or head.head is None else CommittedStates(head.head)
-        self._observing = {i for i, drafter in enumerate(drafters) if isinstance(drafter, Observing)}
+        self._models = {number: one for number, one in enumerate(self._drafters) if one.runs_model}
+        self._model_free = {number: one for number, one in enumerate(self._drafters) if not one.runs_model}
+        self.caches = RowCaches(target, list(self._models.values()))
+        self._observing = {number for number, one in enumerate(self._drafters) if one.learns_from_choices}
         self._sampling: tuple[list[RowSampling], SamplingBatch] | None = None
 
     @property
@@ -64,184 +58,192 @@ class ModelExecutor:
 
     def start(self, sequence: Seq) -> None:
         start = RowStart(sequence.sampling, sequence.prediction, sequence.scope, sequence.method.shares_noise)
-        for drafter in self._model_free.values():
+        for drafter in self._drafters:
             report_progress()
-            drafter.begin(held_row(sequence), start)
+            drafter.start(held_row(sequence), start)
 
     def leave(self, row: int) -> None:
         self._sampling = None  # of the round before, which holds the grammar of the request that has ended
-        for drafter in self._model_free.values():
-            drafter.free(row)
-        if self._states is not None:
-            self._states.free(row)
+        for drafter in self._drafters:
+            drafter.leave(row)
 
     def cache_gaps(self, batch: Batch) -> Sequence[Sequence[int]]:
-        lines = [[0] * len(batch.decoding)] * len(self._drafters)
-        for which, drafter in enumerate(self._drafters):
-            if which not in self._model_free:
-                lines[which] = [drafter.cache_gap(held_row(s), s.length) for s in batch.decoding]
-        return lines
+        gaps = [[0] * len(batch.decoding)] * len(self._drafters)
+        for number, drafter in self._models.items():
+            gaps[number] = [drafter.cache_gap(held_row(s), s.length) for s in batch.decoding]
+        return gaps
 
-    def offers(self, batch: Batch, most: int, asked: Collection[int]) -> Offers:
+    def look_up(self, batch: Batch, max_depth: int, drafters: Collection[int]) -> Lookups:
         size = len(batch.decoding)
-        found, stated = [[0] * size] * len(self._drafters), None
-        if self._states is not None:
-            self._states.active = self._head in asked
-        for which, drafter in self._model_free.items() if most else ():
+        found, confidence = [[0] * size] * len(self._drafters), None
+        for number, model in self._models.items():
+            model.activate(active=number in drafters)
+        for number in drafters if max_depth else ():
+            drafter = self._model_free.get(number)
+            if drafter is None:
+                continue
             report_progress()
-            if which in asked:
-                offers = [
-                    drafter.offer(held_row(s), s.tokens, min(limit, most))
-                    for s, limit in zip(batch.decoding, batch.limits, strict=True)
-                ]
-                found[which] = list(map(len, offers))
-                stated = np.full((len(self._drafters), size, most), np.nan) if stated is None else stated
-                for line, sure in zip(stated[which], offers, strict=True):
-                    line[: len(sure)] = sure
-        return Offers(found, stated)
+            stated = [
+                drafter.look_up(held_row(s), s.tokens, min(limit, max_depth))
+                for s, limit in zip(batch.decoding, batch.limits, strict=True)
+            ]
+            found[number] = list(map(len, stated))
+            if confidence is None:
+                confidence = np.full((len(self._drafters), size, max_depth), np.nan)
+            for line, values in zip(confidence[number], stated, strict=True):
+                line[: len(values)] = values
+        return Lookups(found, confidence)
 
-    def launch(self, batch: Batch, decision: Decision) -> Pending:
-        return Pending(batch, self._draft(batch, decision))
+    def launch(self, batch: Batch, decision: Decision) -> LaunchedRound:
+        return LaunchedRound(batch, self._draft(batch, decision))
 
-    def finish(self, pending: Pending) -> Outcome:
-        return Outcome(pending.draft, self._verify(pending.batch, pending.draft))
+    def finish(self, launched: LaunchedRound) -> VerifiedRound:
+        return VerifiedRound(launched.draft, self._verify(launched.batch, launched.draft.tree))
 
     def _draft(self, batch: Batch, decision: Decision) -> Draft:
-        """Drafts of E rows. Rows of one drafter that are judged alike draft together."""
-        emitting, tree = batch.emitting, decision.tree if self._target.info.takes_trees else None
-        free = None if tree is None or decision.union is None else self._beside(batch, decision, tree, decision.union)
-        if decision.depths.any():
-            draft = self._propose(batch, decision, decision.drafter, decision.depths, tree=tree)
-        else:
-            draft = Draft.empty(len(emitting))
-        if free is not None and tree is not None and decision.union is not None:
-            who = _padded(decision.drafter, len(emitting)), _padded(decision.union.drafter, len(emitting))
-            try:
-                draft = united(draft, free, tree, who)
-            except Exception:  # noqa: BLE001 - a failure costs drafts, never answers
-                _log.exception("two drafts could not be united; the first one stays")
-        if not self._target.info.takes_trees:
-            draft = draft.straight()
-        constraints = [sequence.sampling.constraint for sequence in emitting]
-        if draft.counts.any() and any(constraints):
-            draft = cut_refused(draft, constraints)
-        return draft if draft.tree is None else self._fitted(batch, draft)
+        """Drafts of E rows."""
+        takes_trees = self._target.info.takes_trees
+        table = decision.tree if takes_trees else None
+        draft = self._propose(batch, decision, decision.drafter, decision.depths, table=table)
+        if table is not None and decision.union is not None:
+            draft = self._with_lookups(batch, decision, draft, table, decision.union)
+        tree = draft.tree if takes_trees else draft.tree.main_chains()
+        constraints = [sequence.sampling.constraint for sequence in batch.emitting]
+        if len(tree.token) and any(constraints):
+            tree = drop_refused(tree, constraints)
+        return draft._replace(tree=self._within_room(batch, tree) if tree.branched else tree)
 
-    def _beside(self, batch: Batch, decision: Decision, tree: TreeTable, union: Union) -> Draft | None:
-        """What the free drafters of a union add: chains, where drafts may branch or nobody else drafts."""
-        may = (tree.width > 1) | (decision.depths == 0)
+    def _with_lookups(self, batch: Batch, decision: Decision, draft: Draft, table: TreeTable, union: Union) -> Draft:
+        """The draft and the chains of its union's lookups, in rows that may branch or have no other draft."""
+        may = (table.width > 1) | (decision.depths == 0)
         may &= [sequence.method.takes_trees for sequence in batch.decoding]
-        depths = tree.within(np.where(may, np.minimum(union.depths, batch.limits), 0))
-        if not depths.any():
-            return None
-        return self._propose(batch, replace(decision, stop=None), union.drafter, depths, tree=None)
+        depths = table.within(np.where(may, np.minimum(union.depths, batch.limits), 0))
+        extra = self._propose(batch, replace(decision, stop=None), union.drafter, depths, table=None)
+        if not len(extra.tree.token):
+            return draft._replace(work=(*draft.work, *extra.work))
+        try:
+            return Draft(merge_drafts(draft.tree, extra.tree, table), (*draft.work, *extra.work))
+        except Exception:  # noqa: BLE001 - a failure costs drafts, never answers
+            _log.exception("two drafts could not be merged; the first one stays")
+            return draft
 
     def _propose(
-        self, batch: Batch, decision: Decision, drafter: IntArray, depths: IntArray, *, tree: TreeTable | None
+        self, batch: Batch, decision: Decision, drafters: IntArray, depths: IntArray, *, table: TreeTable | None
     ) -> Draft:
-        """What these drafters [B] draft so deep [B] for the decoding rows, where methods allow it by the tree table."""
+        """What these drafters [B] draft up to these depths [B]. Rows of one drafter and one method draft together."""
         emitting = batch.emitting
-        if len(emitting) > len(depths):
-            depths, drafter = _padded(depths, len(emitting)), _padded(drafter, len(emitting))
-        sampling, methods = self._sampled(emitting), [s.method for s in emitting]
-        lanes = [(int(which), how) for which, how in zip(drafter, methods, strict=True)]
-        used = dict.fromkeys(lanes[i] for i in np.flatnonzero(depths))
+        if not depths.any():
+            return Draft(DraftTree.empty(len(emitting)))
+        if len(emitting) > len(depths):  # rows whose prompt ends in this round draft nothing
+            depths, drafters = (np.pad(part, (0, len(emitting) - len(depths))) for part in (depths, drafters))
+        groups = list(zip(drafters.tolist(), [s.method for s in emitting], strict=True))
+        used = dict.fromkeys(groups[i] for i in np.flatnonzero(depths))
         parts = []
-        for which, how in used:
+        for number, method in used:
             report_progress()
-            mine = depths if len(used) == 1 else np.where([one == (which, how) for one in lanes], depths, 0)
-            branching = tree if how.takes_trees else None
-            job = DraftJob(
-                batch.rows,
-                [s.tokens for s in emitting],
-                mine if branching is None else branching.within(mine),
-                sampling,
-                shares_noise=how.shares_noise,
-                keep_distribution=how.needs_distribution and not sampling.plain_greedy,
-                stop=decision.stop,
-                # Nothing can be gained where every row takes the likeliest token.
-                draft_temperature=None if sampling.plain_greedy else decision.draft_temperature,
-                tree=branching,
-            )
-            part = self._drafters[which].propose(job)
-            if which in self._model_free:
-                part = replace(part, work=(DraftWork(self._names[which], int(np.count_nonzero(mine))),))
-            parts.append(part)
-        return _owned(parts[0] if len(parts) == 1 else Draft.merged(parts), drafter)
+            asked = depths if len(used) == 1 else np.where([group == (number, method) for group in groups], depths, 0)
+            group_table = table if method.takes_trees else None
+            parts.append(self._propose_group(batch, decision, (number, method), asked, table=group_table))
+        tree = parts[0].tree if len(parts) == 1 else DraftTree.merged([part.tree for part in parts])
+        tree = replace(tree, drafter=drafters[tree.row])
+        return Draft(tree, tuple(work for part in parts for work in part.work))
 
-    def _fitted(self, batch: Batch, draft: Draft) -> Draft:
-        """The draft without the branches for which there is no room: it was made for the depths, which chains need."""
-        wanted, chain = draft.counts.tolist(), draft.chain.tolist()
-        counts = list(wanted)
+    def _propose_group(
+        self, batch: Batch, decision: Decision, group: tuple[int, Method], depths: IntArray, *, table: TreeTable | None
+    ) -> Draft:
+        """What one drafter drafts for rows of one method; depth 0 [E] leaves a row out."""
+        (number, method), sampling = group, self._sampled(batch.emitting)
+        job = DraftJob(
+            batch.rows,
+            [s.tokens for s in batch.emitting],
+            depths if table is None else table.within(depths),
+            sampling,
+            shares_noise=method.shares_noise,
+            keep_distribution=method.needs_distribution and not sampling.plain_greedy,
+            stop=decision.stop,
+            # Nothing can be gained where every row takes the likeliest token.
+            draft_temperature=None if sampling.plain_greedy else decision.draft_temperature,
+            tree=table,
+        )
+        draft = self._drafters[number].propose(job)
+        if number in self._model_free:
+            draft = draft._replace(work=(DraftWork(self._names[number], int(np.count_nonzero(depths))),))
+        return draft
+
+    def _within_room(self, batch: Batch, tree: DraftTree) -> DraftTree:
+        """The draft without side nodes for which there is no room: room is reserved for the depths of main chains."""
+        counts, chain = tree.counts.tolist(), tree.chain.tolist()
+        fitting = list(counts)
         for i, sequence in enumerate(batch.decoding):
             if counts[i] > chain[i]:
-                room = self._target.info.context - sequence.length  # what comes last is least likely
-                counts[i] = max(min(counts[i], room), chain[i])
-                if not self.caches.reserve(held_row(sequence), sequence.length + counts[i]):
-                    counts[i] = chain[i]
-        return draft if counts == wanted else draft.cut(np.array(counts, dtype=np.int64))
+                room = self._target.info.context - sequence.length
+                fitting[i] = max(min(counts[i], room), chain[i])  # the least likely nodes are last
+                if not self.caches.reserve(held_row(sequence), sequence.length + fitting[i]):
+                    fitting[i] = chain[i]
+        return tree if fitting == counts else tree.first(np.array(fitting, dtype=np.int64))
 
-    def _verify(self, batch: Batch, draft: Draft) -> VerifyResult:
+    def _verify(self, batch: Batch, draft: DraftTree) -> VerifyResult:
         report_progress()
         packed = _packed(batch, draft)
         logits, states = self._target.forward(packed)
-        if self._states is not None:
+        if states is not None:
             starts = [s.length - 1 for s in batch.decoding] + [chunk.start for chunk in batch.chunks]
-            self._states.on_pass(packed, starts, states)
-        logits, broken = zero_broken_logits(score_prompts(batch, logits), draft.counts)
+            self._observe_pass(packed, starts, states)
+        logits, broken = zero_broken_logits(take_prompt_logprobs(batch, logits), draft.counts)
         emitting = batch.emitting
-        verdict = self._judge(emitting, logits, draft)
+        result = self._judge(emitting, logits, draft)
         if len(broken):
             for i in broken.tolist():
                 emitting[i].fail(NOT_NUMBERS)
             whole = np.isin(np.arange(len(emitting)), broken, invert=True)
-            verdict = replace(verdict, accepted=np.where(whole, verdict.accepted, 0))
-        score_output(emitting, logits, draft, verdict)
-        self._observe(batch, draft, verdict)
-        return verdict
+            result = replace(result, accepted=np.where(whole, result.accepted, 0))
+        output_logprobs(emitting, logits, draft, result)
+        self._observe(batch, draft, result)
+        return result
 
-    def _observe(self, batch: Batch, draft: Draft, verdict: VerifyResult) -> None:
-        """Tell drafters that ask for it what the target chose after their nodes."""
-        tree, choices = draft.tree, verdict.choices
-        if tree is None or choices is None or not self._observing:
+    def _observe_pass(self, packed: Packed, starts: Sequence[int], states: torch.Tensor) -> None:
+        for drafter in self._models.values():
+            drafter.observe_pass(packed, starts, states)
+
+    def _observe(self, batch: Batch, draft: DraftTree, result: VerifyResult) -> None:
+        """Pass the target's choices after their nodes to the drafters that learn from them."""
+        if not self._observing or result.choices is None or not len(draft.token):
             return
-        start = 0
-        for i, (sequence, owners) in enumerate(zip(batch.decoding, tree.drafters.tolist(), strict=False)):
-            count = int(draft.counts[i])
+        for i, sequence in enumerate(batch.decoding):
+            at = draft.row_nodes(i)
             # A request may have gone while its round ran.
-            for which in self._observing.intersection(owners[:count]) if sequence.row is not None else ():
-                known = NodeChoices(draft, i, choices[start : start + count + 1].tolist())
-                self._drafters[which].absorb(held_row(sequence), known)
-            start += count + 1
+            for number in self._observing.intersection(draft.drafter[at].tolist()) if sequence.row is not None else ():
+                choices = result.choices[at.start + i : at.stop + i + 1].tolist()
+                self._drafters[number].observe(held_row(sequence), NodeChoices(draft, i, choices))
 
-    def keep(self, kept: Sequence[Kept]) -> None:
-        if self._states is not None:
-            self._states.commit((held_row(one.sequence), one.places) for one in kept)
-        for sequence, length, places, drafter in kept:
+    def commit(self, committed: Sequence[CommittedTokens]) -> None:
+        for model in self._models.values():
+            model.observe_commit([(held_row(one.sequence), one.nodes) for one in committed])
+        for sequence, length, nodes, drafter in committed:
             report_progress()
-            row, valid = held_row(sequence), length + len(places)
-            if places and places[-1] >= len(places):
-                self._target.keep(row, length, places)
+            row, valid = held_row(sequence), length + len(nodes)
+            if nodes and nodes[-1] >= len(nodes):
+                self._target.keep(row, length, nodes)
             else:
                 self._target.truncate(row, valid)
             if drafter >= 0:
                 self._drafters[drafter].commit(row, valid, sequence.tokens)
 
-    def shadows(self, batch: Batch, decision: Decision, context: IntArray) -> tuple[IntArray, IntArray] | None:
-        """See `Executor.shadows`: model-free drafters tell for next to nothing."""
-        watched = [which for which in decision.watched if which in self._model_free]
+    def score_lookups(self, batch: Batch, decision: Decision, context: IntArray) -> tuple[IntArray, IntArray] | None:
+        """See `Executor.score_lookups`. Model-free drafters are scored, since that takes next to no time."""
+        watched = [number for number in decision.watched if number in self._model_free]
         if not watched:
             return None
         depths, drafter = decision.depths.tolist(), decision.drafter.tolist()
-        drafted, accepted = np.full((2, len(self._drafters), len(depths)), -1, dtype=np.int64)
+        drafted, right = np.full((2, len(self._drafters), len(depths)), -1, dtype=np.int64)
         known = False
-        for which in watched:
+        for number in watched:
             for i, sequence in enumerate(batch.decoding):
-                if sequence.row is not None and (not depths[i] or drafter[i] != which):
+                if sequence.row is not None and (not depths[i] or drafter[i] != number):
                     row, start = int(batch.rows[i]), int(context[i])
-                    drafted[which, i], accepted[which, i] = self._model_free[which].shadow(row, sequence.tokens, start)
+                    drafted[number, i], right[number, i] = self._model_free[number].score(row, sequence.tokens, start)
                     known = True
-        return (drafted, accepted) if known else None
+        return (drafted, right) if known else None
 
     def _sampled(self, emitting: Sequence[Seq]) -> SamplingBatch:
         """How the batch draws tokens, made anew only when its members change."""
@@ -252,156 +254,83 @@ class ModelExecutor:
         self._sampling = rows, batch
         return batch
 
-    def _judge(self, emitting: Sequence[Seq], logits: torch.Tensor, draft: Draft) -> VerifyResult:
-        """Verify each row by its own method. `logits` [sum(counts + 1), V]."""
+    def _judge(self, emitting: Sequence[Seq], logits: torch.Tensor, draft: DraftTree) -> VerifyResult:
+        """Verify each row by its own method. `logits` [N + E, V] are of all packed positions."""
         methods, sampling = [s.method for s in emitting], self._sampled(emitting)
         used = list(dict.fromkeys(methods))
         if len(used) == 1:
             return used[0].verify(logits, draft, sampling)
-        accepted, following = np.zeros_like(draft.counts), np.zeros_like(draft.counts)
-        path = np.broadcast_to(np.arange(draft.tokens.shape[1]), draft.tokens.shape).copy()
+        accepted, next_token = np.zeros((2, len(methods)), dtype=np.int64)
+        path = np.full((len(methods), int(draft.depths.max(initial=0))), -1)
         choices = np.full(len(logits), -1, dtype=np.int64)
-        for how in used:
+        for method in used:
             report_progress()
-            judged = np.array([one == how for one in methods])
-            mine = np.flatnonzero(judged)
-            own = np.repeat(judged, draft.counts + 1)
-            part = how.verify(logits[torch.from_numpy(own).to(logits.device)], draft.take(mine), sampling.take(mine))
-            accepted[mine], following[mine] = part.accepted, part.following
-            if part.path is not None:
-                path[mine, : part.path.shape[1]] = part.path
+            judged = np.array([one == method for one in methods])
+            rows, positions = np.flatnonzero(judged), np.repeat(judged, draft.counts + 1)
+            at = torch.from_numpy(positions).to(logits.device)
+            part = method.verify(logits[at], draft.take(rows), sampling.take(rows))
+            accepted[rows], next_token[rows] = part.accepted, part.next_token
+            path[rows, : part.path.shape[1]] = part.path
             if part.choices is not None:
-                choices[own] = part.choices
-        if draft.tree is None:
-            return VerifyResult(accepted, following)
-        path[np.arange(path.shape[1]) >= accepted[:, None]] = -1
-        return VerifyResult(accepted, following, path=path, choices=choices)
+                choices[positions] = part.choices
+        return VerifyResult(accepted, next_token, path, choices)
 
 
-def _padded(values: IntArray, rows: int) -> IntArray:
-    """For the decoding rows, and nothing for those whose prompt ends in this round."""
-    return np.pad(values, (0, rows - len(values)))
-
-
-def _owned(draft: Draft, drafter: IntArray) -> Draft:
-    """The draft, the nodes of each row marked as those of its drafter [B]."""
-    if draft.tree is not None:
-        draft.tree.drafters[:] = drafter[:, None]
-    return draft
-
-
-def _packed(batch: Batch, draft: Draft) -> Packed:
+def _packed(batch: Batch, draft: DraftTree) -> Packed:
     """The newest token and the draft of each decoding row, and chunks of prompts."""
     tokens: list[int] = []
     rows, counts, wanted = [], [], []
-    seen: list[BoolArray | None] = []
+    visible: list[BoolArray | None] = []
+    drafted, offsets = draft.token.tolist(), draft.offsets.tolist()
     for i, sequence in enumerate(batch.decoding):
-        count = int(draft.counts[i])
+        start, end = offsets[i : i + 2]
         tokens.append(sequence.tokens[-1])
-        tokens.extend(draft.tokens[i, :count].tolist())
+        tokens += drafted[start:end]
         rows.append(sequence.row)
-        counts.append(count + 1)
-        wanted.append(count + 1)
-        if draft.tree is not None:
-            seen.append(draft.tree.seen(i, count))
+        counts.append(end - start + 1)
+        wanted.append(end - start + 1)
+    if draft.branched:
+        visible = [*map(draft.visible, range(len(rows))), *[None] * len(batch.chunks)]
     for chunk in batch.chunks:
-        tokens.extend(chunk.sequence.tokens[chunk.start : chunk.start + chunk.count])
+        tokens += chunk.sequence.tokens[chunk.start : chunk.start + chunk.count]
         rows.append(chunk.sequence.row)
         counts.append(chunk.count)
         wanted.append(chunk.count if chunk.scored else int(chunk.last))
-    who, sizes, fed, asked = (np.array(part, dtype=np.int64) for part in (rows, counts, tokens, wanted))
-    branches = None if draft.tree is None else [*seen, *[None] * len(batch.chunks)]
-    return Packed(who, sizes, fed, asked, branches, prompts=len(batch.chunks))
+    packed_rows, sizes, fed, asked = (np.array(part, dtype=np.int64) for part in (rows, counts, tokens, wanted))
+    return Packed(packed_rows, sizes, fed, asked, visible or None, prompts=len(batch.chunks))
 
 
-def cut_refused(draft: Draft, constraints: Sequence[Constraint | None]) -> Draft:
-    """The draft, each row cut to what its grammar takes, before the target spends a pass on what cannot be kept.
+def drop_refused(draft: DraftTree, constraints: Sequence[Constraint | None]) -> DraftTree:
+    """The draft without nodes that their row's grammar refuses, before the target spends a pass on them.
 
     An n-gram drafter knows no grammar; a draft model draws from masked scores already. A refused token has probability
-    0, and what follows it has no mask: the matcher cannot read on. Under every lossless method this changes no output:
-    `coupled` would reject the token anyway, and an n-gram's token is a point mass, so leaving it out is leaving out
-    what is sure to fail.
+    0, and the tokens after it have no mask: the matcher cannot read on. This changes no output under any lossless
+    method: `coupled` rejects the token anyway, and an n-gram's token is a point mass, which is sure to be rejected.
     """
-    refused = np.zeros(draft.tokens.shape, dtype=np.bool_)
+    kept: BoolArray = np.ones(len(draft.token), dtype=np.bool_)
     for i, constraint in enumerate(constraints):
         if constraint is not None:
-            for path in draft.paths(i):
+            start = int(draft.offsets[i])
+            for path in draft.leaf_paths(i):
                 report_progress()
-                taken = constraint.valid(draft.tokens[i, path].tolist())
-                refused[i, path[taken:]] = True
-    return draft.without(refused) if refused.any() else draft
+                nodes = start + np.array(path, dtype=np.int64)
+                kept[nodes[constraint.valid(draft.token[nodes].tolist()) :]] = False
+    return draft.keep(kept)
 
 
 def zero_broken_logits(logits: torch.Tensor, counts: IntArray) -> tuple[torch.Tensor, IntArray]:
-    """Logits that can be judged, and the rows whose own could not: theirs are zeros now, so that others do not suffer.
+    """Logits without NaN and infinite values, and the rows that had them: their logits are zeros, so that they can be
+    judged with the others.
 
-    Row i of the round owns counts[i] + 1 of the logits [sum(counts + 1), V].
+    Row i of the round has counts[i] + 1 of the logits [sum(counts + 1), V].
     """
     # NaN if one of them is, -inf if none is left, inf if one cannot be compared.
     best = logits.numpy().max(axis=1) if logits.is_cpu else logits.amax(1).cpu().numpy()
     bad = ~np.isfinite(best)
     if not bad.any():
         return logits, np.zeros(0, dtype=np.int64)
-    owners = np.repeat(np.arange(len(counts)), counts + 1)
-    broken = np.unique(owners[bad])
-    mended = logits.clone()
-    mended[torch.from_numpy(np.isin(owners, broken)).to(logits.device)] = 0.0
-    return mended, broken
-
-
-def token_logprobs(logits: torch.Tensor, tokens: Sequence[int], most: int) -> list[TokenLogprob]:
-    """What `logits` [N, V] say of N tokens, with the `most` likeliest alternatives at each."""
-    if not tokens:
-        return []
-    shares = logits.float().log_softmax(1)
-    own = shares.gather(1, torch.tensor(tokens, device=shares.device).unsqueeze(1)).squeeze(1).tolist()
-    best = torch.topk(shares, min(most, shares.shape[1]), dim=1)
-    tops = [
-        tuple(zip(row, values, strict=True))
-        for row, values in zip(best.indices.tolist(), best.values.tolist(), strict=True)
-    ]
-    return [TokenLogprob(*entry) for entry in zip(tokens, own, tops, strict=True)]
-
-
-def score_output(emitting: Sequence[Seq], logits: torch.Tensor, draft: Draft, verdict: VerifyResult) -> None:
-    """Before commit: score what each request is about to gain. `logits` are what was verified, [sum(counts + 1), V].
-
-    After it would be too late: a round that fails in between leaves tokens whose logits are gone.
-    """
-    asking = [(i, s) for i, s in enumerate(emitting) if s.request.sampling.logprobs is not None]
-    if not asking:
-        return
-    starts = window_starts(draft.counts).tolist()
-    for i, sequence in asking:
-        report_progress()
-        places = verdict.places(i)
-        tokens = [*draft.tokens[i, places].tolist(), int(verdict.following[i])]
-        rows = logits[[starts[i], *(starts[i] + 1 + place for place in places)]]
-        sequence.scored = token_logprobs(rows, tokens, sequence.request.sampling.logprobs or 0)
-
-
-def score_prompts(batch: Batch, logits: torch.Tensor) -> torch.Tensor:
-    """Score prompt tokens, and return the logits of what emits alone. Scored chunks bring all of theirs.
-
-    A prompt that is read again, its request having given way, is not scored twice.
-    """
-    if not batch.chunks:
-        return logits
-    chunks = batch.chunks
-    if not any(chunk.scored for chunk in chunks):
-        return logits
-    at = len(logits) - sum(chunk.count if chunk.scored else chunk.last for chunk in chunks)
-    kept = list(range(at))
-    for chunk in chunks:
-        report_progress()
-        width = chunk.count if chunk.scored else int(chunk.last)
-        if chunk.last:
-            kept.append(at + width - 1)
-        if chunk.scored:
-            sequence = chunk.sequence
-            first = max(chunk.start, len(sequence.prompt_logprobs))
-            targets = sequence.tokens[first + 1 : min(chunk.start + width + 1, sequence.prompt_length)]
-            rows = logits[at + first - chunk.start : at + first - chunk.start + len(targets)]
-            sequence.prompt_logprobs += token_logprobs(rows, targets, sequence.request.sampling.prompt_logprobs or 0)
-        at += width
-    return logits[torch.from_numpy(np.array(kept, dtype=np.int64)).to(logits.device)]
+    rows = np.repeat(np.arange(len(counts)), counts + 1)
+    broken = np.unique(rows[bad])
+    zeroed = logits.clone()
+    zeroed[torch.from_numpy(np.isin(rows, broken)).to(logits.device)] = 0.0
+    return zeroed, broken

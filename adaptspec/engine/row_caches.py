@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 
-from adaptspec.drafting.isolated_drafter import IsolatedDrafter
+from adaptspec.drafting.fault_guard import GuardedDrafter
 from adaptspec.models.runner import Runner
 
 
@@ -15,7 +15,7 @@ class RowCaches:
     none. Room for drafts is reserved in the same manner: idle rows are evicted for drafts, running requests never are.
     """
 
-    def __init__(self, target: Runner, drafters: Sequence[IsolatedDrafter]) -> None:
+    def __init__(self, target: Runner, drafters: Sequence[GuardedDrafter]) -> None:
         """`drafters` are those that run a model."""
         self._target, self._drafters = target, drafters
         self.evict: Callable[[], bool] = lambda: False

@@ -137,7 +137,7 @@ class Scheduler:
         return not self.running and not self.waiting
 
     @property
-    def suspecting(self) -> bool:
+    def bisecting(self) -> bool:
         """Whether a request that makes rounds fail is sought: who runs may then change with every round."""
         return self._bisection.group is not None
 

@@ -113,9 +113,9 @@ class Sequence:
         if not self.admitted:
             self.timings = replace(self.timings, admitted=now)
 
-    def take(self, tokens: list[int], now: float, drafters: SequenceOf[str] = ()) -> None:
+    def append(self, tokens: list[int], now: float, drafters: SequenceOf[str] = ()) -> None:
         """Append the tokens of one round, up to one that ends the request; all but the last were proposed, by these
-        `drafters`. The next round may begin; their text is not known before `read`.
+        `drafters`. The next round may begin; their text is not known before `read_text`.
         """
         if self.timings.first_token is None:
             self.timings = replace(self.timings, first_token=now)
@@ -126,15 +126,15 @@ class Sequence:
         for token in tokens:
             self.tokens.append(token)
             if self._ends(token, self.emitted):
-                self.finish = FinishReason.LENGTH  # or STOP: `read` tells
+                self.finish = FinishReason.LENGTH  # or STOP, which `read_text` finds out
                 break
         gained = self.emitted - before
         self.logprobs += self.scored[:gained]
         if self.sampling.constraint is not None:
             self._keep_to(self.sampling.constraint, tokens[:gained])
 
-    def read(self) -> int:
-        """Make text of what was taken; return how many tokens of it are emitted. After a stop string nothing is."""
+    def read_text(self) -> int:
+        """Make text of the appended tokens; return how many of them are emitted: none after a stop string."""
         first, end = self._unread, len(self.tokens)
         for place in range(first, end):
             token, emitted = self.tokens[place], place + 1 - self.prompt_length

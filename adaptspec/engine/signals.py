@@ -12,10 +12,10 @@ from adaptspec.engine.scheduler import Batch
 
 
 def round_signals(batch: Batch, executor: Executor, controller: Controller) -> BatchSignals:
-    """The signals of a batch's decoding rows. Model-free drafters look for as many tokens as the policies ask for."""
+    """The signals of a batch's decoding rows. Model-free drafters search as deep as the policies ask for."""
     size, num_drafters = len(batch.decoding), len(executor.drafters)
     gaps = executor.cache_gaps(batch)
-    offers = executor.offers(batch, controller.search_depth, controller.asked)
+    lookups = executor.look_up(batch, controller.search_depth, controller.asked)
     # One array, cut in rows: at batch 1 an array costs as much to make as to fill.
     table = np.array(
         [
@@ -23,7 +23,7 @@ def round_signals(batch: Batch, executor: Executor, controller: Controller) -> B
             batch.limits,
             [sequence.emitted for sequence in batch.decoding],
             *gaps,
-            *offers.found,
+            *lookups.num_found,
         ],
         dtype=np.int64,
     )
@@ -36,5 +36,5 @@ def round_signals(batch: Batch, executor: Executor, controller: Controller) -> B
         cache_gap=table[3 : 3 + num_drafters],
         found=table[3 + num_drafters :],
         prefill_tokens=batch.prefill_tokens,
-        stated=offers.stated,
+        stated=lookups.confidence,
     )

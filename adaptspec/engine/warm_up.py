@@ -19,7 +19,7 @@ from adaptspec.control.cost_profile import CostProfile, DrafterCost
 from adaptspec.decision import Decision
 from adaptspec.drafters import Kind, kind_of
 from adaptspec.engine.core import EngineLimits
-from adaptspec.engine.executor import Clock, Kept
+from adaptspec.engine.executor import Clock, CommittedTokens
 from adaptspec.engine.inputs import InputProcessor
 from adaptspec.engine.model_executor import ModelExecutor
 from adaptspec.engine.scheduler import Batch, Chunk, held_row
@@ -262,16 +262,16 @@ class _SyntheticRows:
         decision = Decision(depths, np.zeros_like(depths), np.full_like(depths, kind.drafter))
         context = sum(sequence.length for sequence in batch.decoding)
         clock = Clock(self._timer)
-        executor.offers(batch, kind.depth, range(len(executor.drafters)))
-        pending = executor.launch(batch, decision)
+        executor.look_up(batch, kind.depth, range(len(executor.drafters)))
+        launched = executor.launch(batch, decision)
         clock.lap("draft")
-        draft, _, seconds, verified = executor.finish(pending)
+        draft, _, seconds, verify_tokens = executor.finish(launched)
         clock.lap("verify")
         for sequence in batch.emitting:
             sequence.tokens.append(self._text[sequence.length])
         asked = kind.drafter if kind.depth else -1
-        executor.keep([Kept(sequence, sequence.length - 1, [], asked) for sequence in batch.decoding])
+        executor.commit([CommittedTokens(sequence, sequence.length - 1, [], asked) for sequence in batch.decoding])
         clock.lap("commit")
-        verified = int(draft.counts.sum()) if verified is None else verified
-        work = RoundWork(size, size + verified, float(context), draft.work, batch.prefill_tokens)
+        verify_tokens = len(draft.tree.token) if verify_tokens is None else verify_tokens
+        work = RoundWork(size, size + verify_tokens, float(context), draft.work, batch.prefill_tokens)
         return work, Timing(*(seconds or (clock.seconds("draft"), clock.seconds("verify"))), clock.total)

@@ -1,6 +1,6 @@
 """Drafts that branch on the device: beside its chain, of each token's candidates the likely ones that nothing follows.
 
-They cost no step of the draft model. What `drafting.tree_growth` submits without drafting on from side nodes is the
+They cost no step of the draft model. What `drafting.tree_builder` submits without drafting on from side nodes is the
 same; beams, where the draft model reads those too, grow on the host alone.
 """
 
@@ -13,10 +13,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from adaptspec.arrays import IntArray
+from adaptspec.arrays import FloatArray, IntArray
 from adaptspec.decision import TreeTable
+from adaptspec.draft_tree import DraftTree
 from adaptspec.gpu.draft_bounds import BINS
-from adaptspec.trees import Tree
 
 WIDTH = 4  # candidates of a position that are looked at, the chain's own among them
 _BESIDE = WIDTH - 1
@@ -126,11 +126,25 @@ def write(host: Mapping[str, npt.NDArray[Any]], tree: TreeTable, nodes: IntArray
     host["ranks"][:rows, :ranks], host["ranks"][:rows, ranks:] = known[:, :WIDTH], known[:, -1:]
 
 
-def shape_of(picks: IntArray, chain: IntArray, drafters: IntArray) -> Tree | None:
-    """The trees [B, N] of `chain` [B] tokens and the candidates behind them (see `Comb.best`); None: no row has any."""
-    side = picks >= 0
-    if not side.any():
-        return None
-    tree, (depth, rank) = Tree.of_chains(chain, picks.shape[1], drafters), np.divmod(picks, _BESIDE)
-    tree.parents[side], tree.ranks[side] = depth[side] - 1, rank[side] + 1
-    return tree
+def packed_tree(
+    picks: IntArray, chain: IntArray, tokens: IntArray, stated: tuple[FloatArray, FloatArray], drafter: IntArray
+) -> DraftTree:
+    """The draft of chains of `chain` [B] tokens and the candidates behind them, `picks` (see `Comb.best`).
+
+    `picks`, `tokens` and `stated`, confidence and entropy, are [B, N]; `drafter` is [B].
+    """
+    side, index = picks >= 0, np.arange(picks.shape[1])
+    counts = chain + side.sum(axis=1)
+    inside = index < counts[:, None]
+    depth, rank = np.divmod(np.maximum(picks, 0), _BESIDE)
+    parent = np.where(side, depth - 1, index - 1)[inside]
+    return DraftTree(
+        np.concatenate(([0], np.cumsum(counts))),
+        chain,
+        tokens[inside],
+        parent,
+        parent + 2,  # a candidate has the depth of the chain's node after the same parent
+        np.where(side, rank + 1, 0)[inside],
+        drafter.repeat(counts),
+        *(values[inside] for values in stated),
+    )

@@ -29,7 +29,7 @@ class Bounds(NamedTuple):
     def goes_on(
         self, step: torch.Tensor, asked: torch.Tensor, sure: torch.Tensor, spread: torch.Tensor, alive: torch.Tensor
     ) -> torch.Tensor:
-        """Which of the rows `asked` [B] go on after drafted token `step` [1], from 0: see `StopEvaluator`.
+        """Which of the rows `asked` [B] go on after drafted token `step` [1], from 0: see `StopTable.continues`.
 
         `sure` and `spread` [B] are the confidence and entropy of that token; `alive` [B], the chance that all so far
         are accepted, is kept in place.
@@ -37,9 +37,10 @@ class Bounds(NamedTuple):
         least, highest, floor, worth, price = (column.index_select(1, step).squeeze(1) for column in self[:5])
         which = (sure * BINS).long().clamp(0, BINS - 1).unsqueeze(1)
         alive.mul_(torch.where(asked, self.calibration.gather(1, which).squeeze(1), 1.0))
-        above = torch.where(asked, alive - floor, 0.0).clamp(min=0.0)
+        passing = asked & (sure >= least) & (spread <= highest)
+        above = torch.where(passing, alive - floor, 0.0).clamp(min=0.0)
         together = (above * worth).sum()
-        return asked & (sure >= least) & (spread <= highest) & (above > 0.0) & (together > price)
+        return passing & (above > 0.0) & (together > price)
 
     def temperatures(self, entropy: torch.Tensor) -> torch.Tensor:
         """Of the next tokens [B], by the entropy [B] of what they would be drawn from: see `draft_temperatures`."""

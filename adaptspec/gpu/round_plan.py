@@ -47,7 +47,7 @@ class RoundResult:
 
     drafted: IntArray
     counts: IntArray  # [B] tokens of the chains
-    picks: IntArray  # [B, N] which candidates follow on them: see `combs.shape_of`
+    picks: IntArray  # [B, N] which candidates follow on them: see `combs.packed_tree`
     confidence: FloatArray
     entropy: FloatArray
     choices: IntArray

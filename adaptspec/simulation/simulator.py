@@ -221,8 +221,8 @@ class _TapeInputs:
         text = cast(Detokenizer, _NoText())
         made = Sequence(request, method, text, seed=0, eos=(), context=_CONTEXT, now=math.nan)
         if self._prompts_read:
-            made.take([RIGHT], math.nan)
-            made.read()
+            made.append([RIGHT], math.nan)
+            made.read_text()
         return made
 
 

@@ -19,8 +19,9 @@ import numpy as np
 
 from adaptspec.arrays import FloatArray, IntArray
 from adaptspec.decision import StopTable, TreeTable
-from adaptspec.drafting.tree_growth import Candidates, Nodes, RowTree, TreeGrowth
-from adaptspec.models.draft import Draft
+from adaptspec.draft_tree import DraftTree
+from adaptspec.drafting.drafter import Draft
+from adaptspec.drafting.tree_builder import ROOT, Candidates, Node, RowNodes, TreeBuilder, TreeGrowth
 from adaptspec.rounds import DraftWork
 from adaptspec.simulation.machine import Machine
 from adaptspec.simulation.tape import DraftView
@@ -88,11 +89,11 @@ class TapeModel:
         # Rows that only read on take part in the first pass. It runs for them alone if no row drafts yet.
         first = len(reading), float(job.context[active if len(active) else reading].sum())
         if job.branches(active):
-            trees = TapeTrees(self.view, job, active, beams=not self._times.together)
-            draft, further = trees.grow(len(job.rows)), trees.passes
+            trees = TapeTrees(self.view, job, beams=not self._times.together)
+            tree, further = trees.grow(active), trees.passes
             self._cached[job.rows[active]] = (job.context + trees.read)[active]
         else:
-            draft, further = self._chains(job, active)
+            tree, further = self._chains(job, active)
         passes = [first, *further]
         if self._times.together:
             size, cached = job.decoding, float(job.context[: job.decoding].sum())
@@ -100,7 +101,7 @@ class TapeModel:
         work = DraftWork(self._name, asked, tuple(rows for rows, _ in passes), caught_up)
         seconds = self._times.start + self._times.per_row * len(reading) + self._times.catch_up_per_token * caught_up
         seconds += sum(self._machine.step_seconds(self._name, rows, cached) for rows, cached in passes)
-        return replace(draft, work=(work,)), seconds
+        return Draft(tree, (work,)), seconds
 
     def keep(self, rows: IntArray, lengths: IntArray) -> None:
         """Forget what it drafted beyond these lengths of the rows' texts."""
@@ -134,7 +135,7 @@ class TapeModel:
         self._cached[job.rows[reading]] += tokens
         return reading, tokens, reading[tokens == missing]
 
-    def _chains(self, job: TapeJob, active: IntArray) -> tuple[Draft, list[tuple[int, float]]]:
+    def _chains(self, job: TapeJob, active: IntArray) -> tuple[DraftTree, list[tuple[int, float]]]:
         """Draft until depth or stop rule end it; the rows and cached tokens of each pass after the first."""
         width = int(job.depths.max())
         counts = np.zeros(len(job.rows), dtype=np.int64)
@@ -154,7 +155,7 @@ class TapeModel:
             # The last drafted token was never read.
             self._cached[job.rows[active]] = job.context[active] + depths - 1
         tokens = chain_tokens(self.view.run[job.at], width)
-        return Draft(tokens, counts, certainty[0], certainty[1]), passes
+        return DraftTree.from_chains(tokens, counts, *certainty), passes
 
 
 class TapeLookup:
@@ -179,14 +180,10 @@ class TapeLookup:
         counts = np.minimum(job.depths, view.reach[job.at])
         width = int(job.depths.max())
         if job.tree is not None and view.top is not None and counts.any():
-            trees = TapeTrees(view, replace(job, depths=counts, stop=None), np.flatnonzero(counts), beams=False)
-            return replace(trees.grow(len(counts)), work=work), seconds
-        unknown = np.full((len(counts), width), np.nan)
-        confidence = unknown
-        if view.top is not None:
-            known = self.confidence(job.at, job.last, width)
-            confidence = np.where(np.arange(width) < counts[:, None], known, np.nan)
-        return Draft(chain_tokens(view.run[job.at], width), counts, confidence, unknown, work=work), seconds
+            trees = TapeTrees(view, replace(job, depths=counts, stop=None), beams=False)
+            return Draft(trees.grow(np.flatnonzero(counts)), work), seconds
+        confidence = None if view.top is None else self.confidence(job.at, job.last, width)
+        return Draft(DraftTree.from_chains(chain_tokens(view.run[job.at], width), counts, confidence), work), seconds
 
     def confidence(self, at: IntArray, last: IntArray, depth: int) -> FloatArray:
         """Its confidence in the tokens that it drafts from these positions [B], NaN beyond them, [B, depth]."""
@@ -200,62 +197,70 @@ class TapeLookup:
         """It caches nothing."""
 
 
-class TapeTrees(TreeGrowth):
-    """The trees of one drafter in one round.
+class TapeTrees:
+    """The trees of one drafter in one round: a `CandidateSource` over a tape.
 
     `passes` are the rows and cached tokens of each pass after the first, `read` [E] the right tokens that passes read.
     """
 
-    def __init__(self, view: DraftView, job: TapeJob, active: IntArray, *, beams: bool) -> None:
-        """For the active rows (indices of E). Without `beams` only main chains are drafted on from."""
-        assert job.tree is not None
-        depths, context = job.depths.tolist(), job.context.tolist()
-        trees = [RowTree(job.tree, job.stop, row, depths[row], context[row]) for row in active.tolist()]
-        super().__init__(trees, _ENDS, beams=beams)
+    def __init__(self, view: DraftView, job: TapeJob, *, beams: bool) -> None:
+        """Without `beams` only main chains are drafted on from."""
+        self.beams = beams
         self._view, self._job = view, job
+        self._builder = TreeBuilder(len(job.rows), job.tree)
         self.read: IntArray = np.zeros_like(job.at)
         self.passes: list[tuple[int, float]] = []
 
-    def has_room(self, tree: RowTree, more: int) -> bool:  # noqa: ARG002 - there is always room
+    def grow(self, active: IntArray) -> DraftTree:
+        """Draft for the active rows (indices of E)."""
+        TreeGrowth(self._builder, self, self._job.depths, _ENDS).run(active.tolist(), self._job.stop)
+        return self._builder.build()
+
+    def has_room(self, row: int, more: int) -> bool:  # noqa: ARG002 - there is always room
         return True
 
-    def candidates(self, front: Nodes, steps: int) -> Sequence[Candidates]:
-        if steps:
-            self.passes.append((len(front), float(sum(tree.base + steps for tree, _ in front))))
+    def candidates(self, frontier: Sequence[Node], step: int) -> Sequence[Candidates]:
+        if step:
+            cached = sum(int(self._job.context[row]) + step for row, _ in frontier)
+            self.passes.append((len(frontier), float(cached)))
         found: list[Candidates] = []
-        for tree, before in front:
-            wrong, first_choices = _wrong_tokens(tree, before)
-            self.read[tree.row] += bool(steps) and not wrong
+        for row, parent in frontier:
+            wrong, first_choices = _wrong_tokens(self._builder.row(row), parent)
+            self.read[row] += bool(step) and not wrong
             if wrong:
-                tokens, confidence, entropy = self._after_wrong(tree, steps, wrong, first_choices=first_choices)
+                tokens, confidence, entropy = self._after_wrong(row, step, wrong, first_choices=first_choices)
             else:
-                tokens, confidence, entropy = self._after_text(tree, steps)
+                tokens, confidence, entropy = self._after_text(row, step)
             found.append((zip(tokens, confidence, strict=True), entropy))
         return found
 
-    def _after_text(self, tree: RowTree, steps: int) -> tuple[list[int], list[float], float]:
+    def _after_text(self, row: int, steps: int) -> tuple[list[int], list[float], float]:
         """Tokens, confidence and entropy after `steps` tokens of the true text."""
-        view, at = self._view, int(self._job.at[tree.row]) + steps
-        if at > self._job.last[tree.row]:
-            return self._after_wrong(tree, steps, 0, first_choices=False)
-        reach, rank, confidence = int(view.reach[at]), int(view.rank[at]), self._confidence(at, tree.width)
+        view, at = self._view, int(self._job.at[row]) + steps
+        if at > self._job.last[row]:
+            return self._after_wrong(row, steps, 0, first_choices=False)
+        reach, rank, confidence = (
+            int(view.reach[at]),
+            int(view.rank[at]),
+            self._confidence(at, self._builder.width(row)),
+        )
         if not reach:
             return [], [], np.nan
         tokens = [WRONG] * len(confidence)
         if rank < len(tokens):
-            tokens[rank] = RIGHT if rank == 0 or at < self._job.end[tree.row] else RIGHT_END
+            tokens[rank] = RIGHT if rank == 0 or at < self._job.end[row] else RIGHT_END
         if reach == 1:
             tokens[0] = RIGHT_END if rank == 0 else WRONG_END
         return tokens, confidence, float(view.entropy[at])
 
     def _after_wrong(
-        self, tree: RowTree, steps: int, wrong: int, *, first_choices: bool
+        self, row: int, steps: int, wrong: int, *, first_choices: bool
     ) -> tuple[list[int], list[float], float]:
         """The same after `wrong` wrong tokens, each of them its drafter's first choice or not."""
-        view, at = self._view, int(self._job.at[tree.row]) + steps
-        last = int(self._job.last[tree.row])
+        view, at = self._view, int(self._job.at[row]) + steps
+        last = int(self._job.last[row])
         known = min(at, last)
-        confidence, entropy = self._confidence(known, tree.width), float(view.entropy[known])
+        confidence, entropy = self._confidence(known, self._builder.width(row)), float(view.entropy[known])
         tokens, miss, after = [WRONG] * len(confidence), at - wrong, view.after_miss
         if not first_choices or miss > last:
             return tokens, confidence, entropy
@@ -275,24 +280,26 @@ class TapeTrees(TreeGrowth):
         return [first] if top is None else [first, *top[at, 1:width].tolist()]
 
 
-def _wrong_tokens(tree: RowTree, node: int) -> tuple[int, bool]:
+def _wrong_tokens(nodes: RowNodes, node: int) -> tuple[int, bool]:
     """The number of wrong tokens that lead to a node, itself included; whether all are their drafter's first choice."""
     count, first_choices = 0, True
-    while node >= 0 and tree.tokens[node] < RIGHT:
-        first_choices &= tree.ranks[node] == 0
-        count, node = count + 1, tree.parents[node]
+    while node != ROOT and nodes.tokens[node] < RIGHT:
+        first_choices &= nodes.ranks[node] == 0
+        count, node = count + 1, nodes.parents[node]
     return count, first_choices
 
 
 def _stopped(table: StopTable, active: IntArray, depths: IntArray, certainty: FloatArray) -> IntArray:
     """Tokens that rows draft under a stop rule, [rows]; `certainty` [2, rows, depth] is of all that they could."""
-    drafted, left, stop = np.zeros_like(depths), np.arange(len(depths)), table.begin(active)
+    drafted, left, survival = np.zeros_like(depths), np.arange(len(depths)), np.ones(len(depths))
     for step in range(1, certainty.shape[2] + 1):
         drafted[left] = step
-        going = depths[left] > step
-        if going.any():
-            going &= stop(step, active[left], *certainty[:, left, step - 1])
-        left = left[going]
+        left = left[depths[left] > step]
+        if not len(left):
+            break
+        confidence, entropy = certainty[:, left, step - 1]
+        survival[left] *= table.chances(step, active[left], confidence)
+        left = left[table.continues(step, active[left], confidence, entropy, survival=survival[left])]
     return drafted
 
 

@@ -7,13 +7,14 @@ from dataclasses import replace
 
 import numpy as np
 
-from adaptspec.arrays import BoolArray, IntArray
+from adaptspec.arrays import IntArray
 from adaptspec.decision import Decision, TreeTable
-from adaptspec.drafting.united_drafts import united
-from adaptspec.engine.executor import Kept, Offers, Outcome, Pending
+from adaptspec.draft_tree import DraftTree
+from adaptspec.drafting import tree_builder
+from adaptspec.drafting.drafter import Draft
+from adaptspec.engine.executor import CommittedTokens, LaunchedRound, Lookups, VerifiedRound
 from adaptspec.engine.scheduler import Batch, held_row
 from adaptspec.engine.sequence import Sequence as Seq
-from adaptspec.models.draft import Draft
 from adaptspec.simulation.machine import Machine
 from adaptspec.simulation.tape import Tape
 from adaptspec.simulation.tape_drafters import RIGHT, TapeJob, TapeLookup, TapeModel
@@ -100,25 +101,25 @@ class TapeExecutor:
         size = len(batch.decoding)
         return [drafter.cache_gap(batch.rows[:size], self._context[:size]) for drafter in self._drafters]
 
-    def offers(self, batch: Batch, most: int, asked: Collection[int]) -> Offers:
+    def look_up(self, batch: Batch, max_depth: int, drafters: Collection[int]) -> Lookups:
         self._locate(batch)
         size, confidence = len(batch.decoding), None
         found: list[list[int]] = [[0] * size] * len(self._drafters)
-        for number in asked if most else ():
+        for number in drafters if max_depth else ():
             lookup = self._lookups.get(number)
             if lookup is None:
                 continue
-            reach = np.minimum(lookup.view.reach[self._at[:size]], np.minimum(batch.limits, most))
+            reach = np.minimum(lookup.view.reach[self._at[:size]], np.minimum(batch.limits, max_depth))
             found[number] = reach.tolist()
             if lookup.view.top is not None:
                 if confidence is None:
-                    confidence = np.full((len(self._drafters), size, most), np.nan)
+                    confidence = np.full((len(self._drafters), size, max_depth), np.nan)
                 last = self._tape.offsets[self._request[:size] + 1] - 1
-                stated = lookup.confidence(self._at[:size], last, most)
-                confidence[number] = np.where(np.arange(most) < reach[:, None], stated, np.nan)
-        return Offers(found, confidence)
+                stated = lookup.confidence(self._at[:size], last, max_depth)
+                confidence[number] = np.where(np.arange(max_depth) < reach[:, None], stated, np.nan)
+        return Lookups(found, confidence)
 
-    def launch(self, batch: Batch, decision: Decision) -> Pending:
+    def launch(self, batch: Batch, decision: Decision) -> LaunchedRound:
         self._locate(batch)
         self._round_factors = self._factors()
         draft = self._drafted(batch, decision, decision.drafter, decision.depths)
@@ -126,27 +127,24 @@ class TapeExecutor:
         if union is not None and tree is not None and union.depths.any():
             chains = replace(decision, stop=None, tree=None)
             extra = self._drafted(batch, chains, union.drafter, tree.within(union.depths))
-            draft = merge_drafts(draft, extra, tree, (decision.drafter, union.drafter))
-        return Pending(batch, draft)
+            draft = merge_drafts(draft, extra, tree)
+        return LaunchedRound(batch, draft)
 
-    def finish(self, pending: Pending) -> Outcome:
-        batch, draft = pending.batch, pending.draft
+    def finish(self, launched: LaunchedRound) -> VerifiedRound:
+        batch, tree = launched.batch, launched.draft.tree
         size = len(batch.decoding)
-        tokens = size + int(draft.counts.sum()) + batch.prefill_tokens
+        tokens = size + len(tree.token) + batch.prefill_tokens
         cached = float(self._context[:size].sum())
         self.now += self._machine.verify_seconds(size, tokens, cached) * self._round_factors[1]
         for chunk in batch.chunks:
             self.caches.lengths[held_row(chunk.sequence)] += chunk.count
             self.firsts += chunk.last
-        if draft.tree is not None:
-            accepted, path = right_path(draft)
-            return Outcome(draft, VerifyResult(accepted, np.zeros_like(accepted), path=path))
-        accepted = np.minimum((draft.tokens >= RIGHT).sum(axis=1), draft.counts)
-        return Outcome(draft, VerifyResult(accepted, np.zeros_like(accepted)))
+        accepted, path = right_path(tree)
+        return VerifiedRound(launched.draft, VerifyResult(accepted, np.zeros_like(accepted), path))
 
-    def keep(self, kept: Sequence[Kept]) -> None:
+    def commit(self, committed: Sequence[CommittedTokens]) -> None:
         by_drafter: dict[int, list[tuple[int, int]]] = {}
-        for sequence, before, nodes, drafter in kept:
+        for sequence, before, nodes, drafter in committed:
             row, length = held_row(sequence), before + len(nodes)
             self.caches.lengths[row] = length
             by_drafter.setdefault(drafter, []).append((row, length))
@@ -155,8 +153,8 @@ class TapeExecutor:
             self._drafters[drafter].keep(*np.array(lengths).T)
         self.now += self._machine.overhead * self._round_factors[2]
 
-    def shadows(self, batch: Batch, decision: Decision, context: IntArray) -> tuple[IntArray, IntArray] | None:
-        """See `Executor.shadows`: lookups are scored where they did not draft themselves."""
+    def score_lookups(self, batch: Batch, decision: Decision, context: IntArray) -> tuple[IntArray, IntArray] | None:
+        """See `Executor.score_lookups`: lookups are scored where they did not draft themselves."""
         watched = [number for number in self._lookups if number in decision.watched]
         size = len(context)
         if not watched or not size:
@@ -183,7 +181,7 @@ class TapeExecutor:
         """The drafts of these drafters [B] for the decoding rows, `depths` [B] deep; their time passes."""
         emitting, size = len(batch.emitting), len(batch.decoding)
         if not depths.any():
-            return Draft.empty(emitting)
+            return Draft(DraftTree.empty(emitting))
         if emitting > size:  # rows whose prompt ends in this round draft nothing
             drafter, depths = (np.pad(part, (0, emitting - size)) for part in (drafter, depths))
         tape, request = self._tape, self._request
@@ -204,28 +202,28 @@ class TapeExecutor:
             drafts.append(draft)
             spent += seconds
         self.now += spent * self._round_factors[0]
-        whole = drafts[0] if len(drafts) == 1 else Draft.merged(drafts)
-        if whole.tree is None:
-            return whole
-        owners = np.broadcast_to(drafter[:, None], whole.tokens.shape).copy()
-        return replace(whole, tree=replace(whole.tree, drafters=owners))
+        tree = DraftTree.merged([draft.tree for draft in drafts]) if len(drafts) > 1 else drafts[0].tree
+        work = tuple(work for draft in drafts for work in draft.work)
+        return Draft(replace(tree, drafter=drafter[tree.row]), work)
 
 
-def right_path(draft: Draft) -> tuple[IntArray, IntArray]:
+def right_path(tree: DraftTree) -> tuple[IntArray, IntArray]:
     """The number of right nodes of each row [B], and their indices [B, deepest], parents first, -1 beyond them.
 
-    Of each depth one node at most is right, as equal tokens after the same node are one node.
+    At most one node of each depth is right, as equal tokens after the same node are one node.
     """
-    right: BoolArray = (draft.tokens >= RIGHT) & (np.arange(draft.tokens.shape[1]) < draft.counts[:, None])
-    accepted = right.sum(axis=1)
-    order = np.argsort(~right, axis=1, kind="stable")[:, : int(accepted.max(initial=0))]
-    return accepted, np.where(np.arange(order.shape[1]) < accepted[:, None], order, -1)
+    right = np.flatnonzero(tree.token >= RIGHT)
+    accepted = np.bincount(tree.row[right], minlength=len(tree.chain))
+    path = np.full((len(accepted), int(accepted.max(initial=0))), -1)
+    path[tree.row[right], tree.depth[right] - 1] = tree.index[right]
+    return accepted, path
 
 
-def merge_drafts(draft: Draft, extra: Draft, table: TreeTable, owners: tuple[IntArray, IntArray]) -> Draft:
-    """The nodes of two drafts for the same rows; see `united`.
+def merge_drafts(draft: Draft, extra: Draft, table: TreeTable) -> Draft:
+    """The nodes of two drafts for the same rows; see `tree_builder.merge_drafts`.
 
     Right tokens of both are the same nodes. Wrong ones count as different, as a tape holds no tokens.
     """
-    first = replace(draft, tokens=np.minimum(draft.tokens, RIGHT))
-    return united(first, replace(extra, tokens=np.where(extra.tokens >= RIGHT, RIGHT, -1)), table, owners)
+    first = replace(draft.tree, token=np.minimum(draft.tree.token, RIGHT))
+    second = replace(extra.tree, token=np.where(extra.tree.token >= RIGHT, RIGHT, -1))
+    return Draft(tree_builder.merge_drafts(first, second, table), (*draft.work, *extra.work))

@@ -17,9 +17,8 @@ import numpy as np
 from adaptspec.decision import Reason
 from adaptspec.request import Request
 from adaptspec.results import Completion
-from adaptspec.rounds import RoundRecord
+from adaptspec.rounds import Branches, RoundRecord
 from adaptspec.telemetry.live_schema import Bar
-from adaptspec.trees import Branches
 
 # So many rounds of a request are kept one by one, so many of its rare events; sums go on.
 ROUNDS_KEPT = 512
@@ -96,9 +95,9 @@ def rows_of(record: RoundRecord, ended: float) -> Iterator[Row]:
 
 def _ranks(record: RoundRecord, branches: Branches) -> Iterator[tuple[int, ...] | None]:
     """Of each row that branched, the ranks of the tokens that were emitted."""
-    emitted, branched = np.minimum(record.accepted, record.emitted), branches.nodes > branches.tree.chain
+    emitted, branched = np.minimum(record.accepted, record.emitted), record.nodes > record.chain
     for row, (count, wide) in enumerate(zip(emitted.tolist(), branched.tolist(), strict=True)):
-        yield tuple(branches.tree.ranks[row, branches.path[row, :count]].tolist()) if wide else None
+        yield tuple(branches.ranks(row, count)) if wide else None
 
 
 @dataclass
@@ -293,14 +292,12 @@ def _shapes(record: RoundRecord) -> Sequence[Sequence[Any]]:
         accepted = list(map(min, record.accepted.tolist(), record.emitted.tolist()))
         return record.drafted.tolist(), accepted, [0] * rows, [None] * rows
     tree, straight = branches.tree, np.minimum(record.main_chains().accepted, record.emitted)
-    inside = np.arange(tree.parents.shape[1]) < branches.nodes[:, None]
-    others = ((tree.drafters != record.drafter[:, None]) & inside).sum(axis=1)
-    depths = np.where(inside, tree.depths, 0)
+    others = np.bincount(tree.row[tree.drafter != record.drafter[tree.row]], minlength=rows)
     levels = [
-        np.bincount(own)[1:].tolist() if wide else None
-        for own, wide in zip(depths, branches.nodes > tree.chain, strict=True)
+        np.bincount(tree.depth[tree.row_nodes(row)])[1:].tolist() if wide else None
+        for row, wide in enumerate((tree.counts > tree.chain).tolist())
     ]
-    return branches.nodes.tolist(), straight.tolist(), others.tolist(), levels
+    return tree.counts.tolist(), straight.tolist(), others.tolist(), levels
 
 
 def drafter_name(drafters: Sequence[str], which: int) -> str:

@@ -176,10 +176,10 @@ class Timeline:
         branches, nodes = record.branches, int(record.nodes[i])
         if branches is None or nodes == branches.tree.chain[i]:
             return {}
-        owners = Counter(branches.tree.drafters[i, :nodes].tolist())
-        path = branches.path[i, : min(record.accepted[i], record.emitted[i])]
+        owners = Counter(branches.tree.drafter[branches.tree.row_nodes(i)].tolist())
+        emitted = min(int(record.accepted[i]), int(record.emitted[i]))
         names = {drafter_name(self._drafters, which): count for which, count in owners.items()}
-        return {"nodes": nodes, "proposed": names, "path": branches.tree.ranks[i, path].tolist()}
+        return {"nodes": nodes, "proposed": names, "path": branches.ranks(i, emitted)}
 
 
 def _tier_name(depth: int) -> str:

@@ -111,11 +111,11 @@ def by_proposer(records: Sequence[RoundRecord], drafters: int) -> tuple[IntArray
         kept.append(np.repeat(owners, np.minimum(gathered(chains, "accepted"), gathered(chains, "emitted"))))
     for record in records:
         if record.branches is not None:
-            owners, path = record.branches.tree.drafters, record.branches.path
-            proposed.append(owners[np.arange(owners.shape[1]) < record.nodes[:, None]])
+            tree, path = record.branches.tree, record.branches.path
+            proposed.append(tree.drafter)
             emitted = np.minimum(record.accepted, record.emitted)
-            row, place = np.nonzero(np.arange(path.shape[1]) < emitted[:, None])
-            kept.append(owners[row, path[row, place]])
+            nodes = tree.offsets[:-1, None] + path
+            kept.append(tree.drafter[nodes[np.arange(path.shape[1]) < emitted[:, None]]])
     told = [np.bincount(np.concatenate(owners), minlength=drafters) for owners in (proposed, kept)]
     return told[0], np.pad(told[1], (0, len(told[0]) - len(told[1])))
 

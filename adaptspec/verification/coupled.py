@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from adaptspec.models.draft import Draft
+from adaptspec.draft_tree import DraftTree
 from adaptspec.models.sampling import Logits, SamplingBatch
-from adaptspec.verification.method import Method, VerifyResult, Windows, agreement
+from adaptspec.verification.method import Method, Positions, VerifyResult, walk
 
 
 @dataclass(frozen=True)
@@ -22,6 +22,6 @@ class Coupled(Method):
     name = "coupled"
     takes_trees = True
 
-    def verify(self, logits: Logits, draft: Draft, sampling: SamplingBatch) -> VerifyResult:
-        windows = Windows.of(draft)
-        return agreement(draft, sampling.next_tokens(logits, windows.index, windows.paths))
+    def verify(self, logits: Logits, draft: DraftTree, sampling: SamplingBatch) -> VerifyResult:
+        positions = Positions.of(draft)
+        return walk(draft, sampling.next_tokens(logits, positions.row, positions.paths))

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from adaptspec.arrays import BoolArray, IntArray
-from adaptspec.models.draft import Draft
+from adaptspec.draft_tree import DraftTree
 from adaptspec.models.noise import Floats
 from adaptspec.models.sampling import Logits, SamplingBatch, certainty, entropies
-from adaptspec.verification.method import Method, VerifyResult, Windows, accepted_run
+from adaptspec.verification.method import Method, Positions, VerifyResult, accepted_run, node_parents, position_starts
 
 
 class GoodEnough(Method):
@@ -27,20 +27,18 @@ class GoodEnough(Method):
     def good_enough(self, scores: Floats, tokens: IntArray, index: IntArray, sampling: SamplingBatch) -> BoolArray:
         """Which of the drafted `tokens` [M] are, bool [M], by the scores [M, V] there; `index` [M] are their rows."""
 
-    def verify(self, logits: Logits, draft: Draft, sampling: SamplingBatch) -> VerifyResult:
-        windows = Windows.of(draft)
-        scores = sampling.process(logits, windows.index, windows.paths)
-        own = sampling.choose(scores, windows.index, windows.offsets)
-        passed = np.zeros(draft.tokens.shape, dtype=np.bool_)
-        drafted = windows.drafted
-        if len(drafted):
-            index, offsets = windows.index[drafted], windows.offsets[drafted]
-            tokens = draft.tokens[index, offsets]
-            allowed = scores[drafted, tokens] > -np.inf
-            good = self.good_enough(scores[drafted], tokens, index, sampling)
-            passed[index, offsets] = (good & allowed) | (own[drafted] == tokens)
-        accepted = accepted_run(passed)
-        return VerifyResult(accepted, own[windows.starts + accepted])
+    def verify(self, logits: Logits, draft: DraftTree, sampling: SamplingBatch) -> VerifyResult:
+        positions = Positions.of(draft)
+        scores = sampling.process(logits, positions.row, positions.paths)
+        target = sampling.choose(scores, positions.row, positions.depth)
+        passed: BoolArray = np.zeros(len(draft.token), dtype=np.bool_)
+        if len(passed):
+            before = node_parents(draft)
+            allowed = scores[before, draft.token] > -np.inf
+            good = self.good_enough(scores[before], draft.token, draft.row, sampling)
+            passed = (good & allowed) | (target[before] == draft.token)
+        accepted = accepted_run(draft, passed)
+        return VerifyResult.of_chains(accepted, target[position_starts(draft) + accepted])
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""What a verification method is, and what all of them need: the layout of a verify pass and runs of agreement."""
+"""What a verification method is, and what all of them need: positions of a verify pass, and walks along agreement."""
 
 from __future__ import annotations
 
@@ -8,136 +8,121 @@ from typing import Protocol
 import numpy as np
 
 from adaptspec.arrays import BoolArray, IntArray
-from adaptspec.models.draft import Draft
+from adaptspec.draft_tree import DraftTree
 from adaptspec.models.sampling import Logits, SamplingBatch
-from adaptspec.trees import Tree
 
 
 @dataclass(frozen=True)
 class VerifyResult:
-    """Per row: how many drafted tokens stay, and the token after them (correction or bonus)."""
+    """Which drafted nodes of B rows are accepted, and the token after them.
+
+    `next_token` [B] is the target's correction or bonus. `path` [B, D] has the index of the accepted node at each
+    depth, -1 beyond them. `choices` [N + B] are the target's tokens at all packed positions, from methods that know
+    them; -1 where unknown.
+    """
 
     accepted: IntArray  # [B]
-    following: IntArray  # [B]
-    path: IntArray | None = None  # [B, D] places of the drafted tokens that stay; None: each row's first ones
-    choices: IntArray | None = None  # [N] the target's own token at every packed position, told of drafts that branch
+    next_token: IntArray  # [B]
+    path: IntArray
+    choices: IntArray | None = None
 
-    def places(self, row: int) -> list[int]:
-        """Where in the draft of a row the tokens are that stay, in their order."""
-        kept = int(self.accepted[row])
-        return list(range(kept)) if self.path is None else self.path[row, :kept].tolist()
+    @classmethod
+    def of_chains(cls, accepted: IntArray, next_token: IntArray) -> VerifyResult:
+        """The first `accepted` [B] nodes of each row."""
+        nodes = np.arange(int(accepted.max(initial=0)))
+        return cls(accepted, next_token, np.where(nodes < accepted[:, None], nodes, -1))
 
-    def kept(self, draft: Draft, row: int) -> list[int]:
-        """The tokens there, and the one that follows."""
-        count = int(self.accepted[row])
-        kept = draft.tokens[row, :count] if self.path is None else draft.tokens[row, self.path[row, :count]]
-        return [*kept.tolist(), int(self.following[row])]
+    def nodes(self, row: int) -> list[int]:
+        """The accepted nodes of a row, in their order."""
+        nodes: list[int] = self.path[row, : int(self.accepted[row])].tolist()
+        return nodes
+
+    def tokens(self, draft: DraftTree, row: int) -> list[int]:
+        """The tokens that a row gains: those of its accepted nodes, then the next one."""
+        own = draft.token[draft.row_nodes(row)]
+        return [*own[self.nodes(row)].tolist(), int(self.next_token[row])]
 
 
 class Method(Protocol):
-    """Decides, for a batch, which drafted tokens are kept. One that says nothing else is like `coupled`.
+    """Decides which drafted tokens are kept. The defaults are those of `coupled`.
 
-    Only those that ask no more of a token than whether it is the target's take drafts that branch (`takes_trees`).
-
-    Methods are values: two of one kind with the same parameters are equal, and can stand in for each other.
-    A method that needs the distribution weighs a drafted token by what that was drawn from: `Draft.distribution` must
-    be kept for sampled drafts, and drafters be non-anticipating (`Drafter.propose`).
+    A method that compares a token with the target's and asks nothing else of it accepts trees (`takes_trees`).
+    Methods are values: two of one kind with the same parameters are equal, and one can replace the other.
+    A method that needs the distribution weighs a drafted token by what it was drawn from: sampled drafts must keep
+    `DraftTree.distribution`, and drafters must be non-anticipating (`Drafter.propose`).
     """
 
     name: str  # as written in policies
     lossy: bool = False  # the output may differ from what the target alone would give
-    shares_noise: bool = True  # the draft must guess with the target's noise (coupled), else with its own (rejection)
+    shares_noise: bool = True  # drafts are drawn with the target's noise (coupled), else with their own (rejection)
     needs_distribution: bool = False
     takes_trees: bool = False
 
-    def verify(self, logits: Logits, draft: Draft, sampling: SamplingBatch) -> VerifyResult:
-        """Judge the draft. `logits` [sum(counts + 1), V], float32: row i brings counts[i] + 1 of them,
-        for the positions of its drafted tokens and the one after.
-        """
+    def verify(self, logits: Logits, draft: DraftTree, sampling: SamplingBatch) -> VerifyResult:
+        """Judge the draft of B rows. `logits` [N + B, V], float32, of all packed positions (see `DraftTree`)."""
 
 
 @dataclass(frozen=True)
-class Windows:
-    """The layout of a verify pass: N = sum(counts + 1) packed positions of B rows, row after row.
+class Positions:
+    """The N + B packed positions of a verify pass."""
 
-    The first of a row is for the token after its newest one, the others for those after each drafted token.
-    """
-
-    counts: IntArray  # [B]
-    starts: IntArray  # [B] first packed position of each row
-    index: IntArray  # [N] row of each position
-    offsets: IntArray  # [N] drafted tokens on the way to it
-    paths: list[list[int]]  # [N] which ones
+    row: IntArray  # [N + B]
+    depth: IntArray  # [N + B] drafted tokens on the way to each, its own included
+    paths: list[list[int]]  # [N + B] these tokens
 
     @classmethod
-    def of(cls, draft: Draft) -> Windows:
-        counts, tree = draft.counts, draft.tree
-        paths: list[list[int]] = []
-        straight = range(-1, draft.tokens.shape[1] - 1)
-        parents = [straight] * len(counts) if tree is None else tree.parents.tolist()
-        for tokens, before, count in zip(draft.tokens.tolist(), parents, counts.tolist(), strict=True):
-            start = len(paths)
-            paths.append([])
-            for token, parent in zip(tokens[:count], before, strict=False):
-                paths.append([*paths[start + 1 + parent], token])
-        index = np.arange(len(counts)).repeat(counts + 1)
-        offsets = np.array([len(path) for path in paths], dtype=np.int64)
-        return cls(counts, window_starts(counts), index, offsets, paths)
-
-    @property
-    def drafted(self) -> IntArray:
-        """The packed positions [M] that hold a drafted token, ascending."""
-        return np.flatnonzero(self.offsets < self.counts[self.index])
+    def of(cls, draft: DraftTree) -> Positions:
+        paths = draft.path_tokens()
+        row = np.arange(len(draft.chain)).repeat(draft.counts + 1)
+        return cls(row, np.array(list(map(len, paths)), dtype=np.int64), paths)
 
 
-def window_starts(counts: IntArray) -> IntArray:
-    """The first packed position of each row, [B]."""
-    starts: IntArray = np.cumsum(counts + 1) - counts - 1
+def position_starts(draft: DraftTree) -> IntArray:
+    """The packed position [B] of each row's newest token."""
+    starts: IntArray = draft.offsets[:-1] + np.arange(len(draft.chain))
     return starts
 
 
-def accepted_run(good: BoolArray) -> IntArray:
-    """Number of leading True in each row of [B, D]: what follows the first rejection is lost."""
-    run: IntArray = np.logical_and.accumulate(good, axis=1).sum(axis=1)
-    return run
+def node_parents(draft: DraftTree) -> IntArray:
+    """The packed position [N] of each node's parent: the logits there are those of the node's token."""
+    parents: IntArray = draft.offsets[:-1][draft.row] + draft.row + draft.parent + 1
+    return parents
 
 
-def agreement(draft: Draft, target: IntArray) -> VerifyResult:
-    """Keep drafted tokens while they are the target's own, given for all N packed positions.
+def accepted_run(draft: DraftTree, passed: BoolArray) -> IntArray:
+    """The number of nodes [B] of each row's chain before the first that has not `passed` [N]."""
+    failed = np.flatnonzero(~passed)
+    first = draft.offsets[1:].copy()  # the first failed node of each row, or its end
+    np.minimum.at(first, draft.row[failed], failed)
+    return np.asarray(first - draft.offsets[:-1])
 
-    Whatever the target has at the next position follows: its correction, or the bonus.
+
+def walk(draft: DraftTree, choices: IntArray) -> VerifyResult:
+    """Follow the target's tokens `choices` [N + B] through each row's tree as far as it has them.
+
+    Of equal siblings the first counts. The target's token after the last one is the next token.
     """
-    own, start = target.tolist(), 0
-    if draft.tree is not None:
-        return _walk(draft, draft.tree, own)
-    accepted: list[int] = []
-    following: list[int] = []
-    for tokens, count in zip(draft.tokens.tolist(), draft.counts.tolist(), strict=True):
-        run = 0
-        while run < count and tokens[run] == own[start + run]:
-            run += 1
-        accepted.append(run)
-        following.append(own[start + run])
-        start += count + 1
-    return VerifyResult(np.array(accepted, dtype=np.int64), np.array(following, dtype=np.int64))
-
-
-def _walk(draft: Draft, tree: Tree, own: list[int]) -> VerifyResult:
-    """From the newest token to the child that the target has there, as long as there is one."""
-    start, paths, following = 0, [], []
-    parents = tree.parents.tolist()
-    for tokens, before, count in zip(draft.tokens.tolist(), parents, draft.counts.tolist(), strict=True):
-        after = {(before[place], tokens[place]): place for place in range(count - 1, -1, -1)}
+    target, tokens, parents = choices.tolist(), draft.token.tolist(), draft.parent.tolist()
+    next_tokens: list[int] = []
+    paths: list[list[int]] = []
+    start, position = 0, 0
+    for end in draft.offsets[1:].tolist():
+        children = {
+            (parent, token): node
+            for node, parent, token in zip(
+                range(end - start - 1, -1, -1), parents[start:end][::-1], tokens[start:end][::-1], strict=True
+            )
+        }
         path: list[int] = []
-        place = after.get((-1, own[start]))
-        while place is not None:
-            path.append(place)
-            place = after.get((place, own[start + 1 + place]))
-        following.append(own[start + 1 + path[-1] if path else start])
+        node = children.get((-1, target[position]))
+        while node is not None:
+            path.append(node)
+            node = children.get((node, target[position + 1 + node]))
+        next_tokens.append(target[position + 1 + path[-1] if path else position])
         paths.append(path)
-        start += count + 1
-    accepted = [len(path) for path in paths]
-    most = max(accepted, default=0)
-    lines = np.array([path + [-1] * (most - len(path)) for path in paths], dtype=np.int64)
-    chosen, told = np.array(following, dtype=np.int64), np.array(own, dtype=np.int64)
-    return VerifyResult(np.array(accepted, dtype=np.int64), chosen, path=lines, choices=told)
+        position += end - start + 1
+        start = end
+    accepted = np.array(list(map(len, paths)), dtype=np.int64)
+    deepest = int(accepted.max(initial=0))
+    lines = np.array([path + [-1] * (deepest - len(path)) for path in paths], dtype=np.int64)
+    return VerifyResult(accepted, np.array(next_tokens, dtype=np.int64), lines.reshape(len(paths), deepest), choices)

@@ -1,6 +1,6 @@
 """`rejection` and `block`: speculative sampling, which keeps drafted tokens so that the output has p's distribution.
 
-Drafts must have been drawn from `Draft.distribution` (q) with noise of their own; without one they are point masses.
+Drafts are chains, drawn from `DraftTree.distribution` (q) with noise of their own; without one they are point masses.
 """
 
 from __future__ import annotations
@@ -11,11 +11,19 @@ from dataclasses import dataclass
 import numpy as np
 
 from adaptspec.arrays import FloatArray, IntArray
-from adaptspec.models.draft import Draft
+from adaptspec.draft_tree import DraftTree
 from adaptspec.models.noise import Floats, Stream
 from adaptspec.models.sampling import Logits, SamplingBatch
 from adaptspec.progress import report_progress
-from adaptspec.verification.method import Method, VerifyResult, Windows, accepted_run, agreement
+from adaptspec.verification.method import (
+    Method,
+    Positions,
+    VerifyResult,
+    accepted_run,
+    node_parents,
+    position_starts,
+    walk,
+)
 
 
 class SpeculativeSampling(Method):
@@ -29,31 +37,30 @@ class SpeculativeSampling(Method):
     needs_distribution = True
 
     @abstractmethod
-    def accept(self, draft: Draft, drafted: _Drafted, numbers: FloatArray) -> tuple[IntArray, FloatArray]:
-        """How many tokens of each row are kept [B], given a uniform number in [0, 1) for each of the M drafted, and
+    def accept(self, drafted: _Drafted, numbers: FloatArray) -> tuple[IntArray, FloatArray]:
+        """How many tokens of each row are kept [B], given a uniform number in [0, 1) for each of the N drafted, and
         the weight w [B] of p in max(0, w p - q) where the draft is cut; it means nothing where all were kept.
         """
 
-    def verify(self, logits: Logits, draft: Draft, sampling: SamplingBatch) -> VerifyResult:
-        windows = Windows.of(draft)
+    def verify(self, logits: Logits, draft: DraftTree, sampling: SamplingBatch) -> VerifyResult:
+        positions = Positions.of(draft)
         if sampling.plain_greedy:  # p and q are point masses: accepted iff equal
-            return agreement(draft, sampling.next_tokens(logits, windows.index, windows.paths))
-        scores = sampling.process(logits, windows.index, windows.paths)
-        target = sampling.probabilities(scores, windows.index)
-        drafted = _Drafted.of(target, draft, windows)
-        accepted, weights = self.accept(draft, drafted, sampling.uniform(drafted.index, drafted.offsets, Stream.ACCEPT))
-        ends = windows.starts + accepted
+            return walk(draft, sampling.next_tokens(logits, positions.row, positions.paths))
+        scores = sampling.process(logits, positions.row, positions.paths)
+        target = sampling.probabilities(scores, positions.row)
+        drafted = _Drafted.of(target, draft)
+        accepted, weights = self.accept(drafted, sampling.uniform(draft.row, draft.index, Stream.ACCEPT))
+        ends = position_starts(draft) + accepted
         final = scores[ends]
-        cut = np.flatnonzero(accepted < windows.counts)
+        cut = np.flatnonzero(accepted < draft.counts)
         if len(cut):
-            residual = drafted.residual(np.searchsorted(drafted.packed, ends[cut]), weights[cut])
+            residual = drafted.residual((draft.offsets[:-1] + accepted)[cut], weights[cut])
             # p = q up to rounding can be rejected, once in ten million draws, and nothing be left: p itself is right.
             empty = residual.max(axis=1, keepdims=True) <= 0.0
             plain = target[ends[cut]]
             with np.errstate(divide="ignore"):
                 final[cut] = np.log(np.where(empty, plain, residual))
-        following = sampling.choose(final, np.arange(len(accepted)), accepted)
-        return VerifyResult(accepted, following)
+        return VerifyResult.of_chains(accepted, sampling.choose(final, np.arange(len(accepted)), accepted))
 
 
 @dataclass(frozen=True)
@@ -67,11 +74,10 @@ class Rejection(SpeculativeSampling):
 
     name = "rejection"
 
-    def accept(self, draft: Draft, drafted: _Drafted, numbers: FloatArray) -> tuple[IntArray, FloatArray]:
-        passed = np.zeros(draft.tokens.shape, dtype=np.bool_)
+    def accept(self, drafted: _Drafted, numbers: FloatArray) -> tuple[IntArray, FloatArray]:
         # u < p / q without the division; strict, so that p = 0 never passes.
-        passed[drafted.index, drafted.offsets] = numbers * drafted.q < drafted.p
-        return accepted_run(passed), np.ones(len(passed))
+        accepted = accepted_run(drafted.draft, numbers * drafted.q < drafted.p)
+        return accepted, np.ones(len(accepted))
 
 
 @dataclass(frozen=True)
@@ -94,63 +100,58 @@ class Block(SpeculativeSampling):
 
     name = "block"
 
-    def accept(self, draft: Draft, drafted: _Drafted, numbers: FloatArray) -> tuple[IntArray, FloatArray]:
+    def accept(self, drafted: _Drafted, numbers: FloatArray) -> tuple[IntArray, FloatArray]:
         """Keep all up to the last token whose uniform number passes its own test."""
-        weights = _block_weights(draft, drafted)
-        index, offsets = drafted.index, drafted.offsets
-        rest: FloatArray = np.zeros(draft.tokens.shape)
-        rest[index, offsets] = drafted.residual(slice(None), weights[index, offsets]).sum(axis=1, dtype=np.float64)
-        w = weights[index, offsets + 1]
-        after = rest[index, np.minimum(offsets + 1, rest.shape[1] - 1)]
+        draft, row, index = drafted.draft, drafted.draft.row, drafted.draft.index
+        weights = _block_weights(drafted)  # [B, D + 1]
+        before = weights[row, index]
+        w = weights[row, index + 1]
+        # rest_i is over the token after x_i: the next node's, with the weight that x_i leaves.
+        rest = drafted.residual(np.arange(len(row)), before).sum(axis=1, dtype=np.float64)
+        is_last = index + 1 == draft.counts[row]
+        after = np.where(is_last, 0.0, np.append(rest[1:], 0.0))
         below = after + 1.0 - w
         # 0 / 0 is p = q after a draft that is sure to be kept: kept.
         passing = np.divide(after, below, out=np.ones_like(w), where=below > 0.0)
-        passing = np.where(offsets + 1 == draft.counts[index], w, passing)
+        passing = np.where(is_last, w, passing)
         passed = numbers < passing  # strict, so that a token of probability 0 never passes
-        accepted: IntArray = np.zeros(len(draft.counts), dtype=np.int64)
-        np.maximum.at(accepted, index[passed], offsets[passed] + 1)
+        accepted: IntArray = np.zeros(len(draft.chain), dtype=np.int64)
+        np.maximum.at(accepted, row[passed], index[passed] + 1)
         return accepted, weights[np.arange(len(accepted)), accepted]
 
 
 @dataclass(frozen=True)
 class _Drafted:
-    """The M positions that hold a drafted token, in packed order; drafts without a distribution are point masses."""
+    """The N drafted tokens with the probabilities of the target and of the draft."""
 
-    packed: IntArray  # [M] place among all N positions, ascending
-    index: IntArray  # [M] row
-    offsets: IntArray  # [M] place in the row's draft
-    tokens: IntArray  # [M]
-    p: FloatArray  # [M] the target's probability of the token
-    q: FloatArray  # [M] the draft's
-    target: Floats  # [N, V] p everywhere
-    distribution: Floats | None  # [B, D, V] q; None: 1 at the token
+    draft: DraftTree
+    p: FloatArray  # [N] the target's probability of the token
+    q: FloatArray  # [N] the draft's; 1 for point masses
+    target: Floats  # [N, V] the target's distribution at each node's parent
 
     @classmethod
-    def of(cls, target: Floats, draft: Draft, windows: Windows) -> _Drafted:
-        packed = windows.drafted
-        index, offsets = windows.index[packed], windows.offsets[packed]
-        tokens = draft.tokens[index, offsets]
-        p = target[packed, tokens].astype(np.float64)
-        q = np.ones_like(p)
-        if draft.distribution is not None:
-            q = draft.distribution[index, offsets, tokens].astype(np.float64)
-        return cls(packed, index, offsets, tokens, p, q, target, draft.distribution)
+    def of(cls, target: Floats, draft: DraftTree) -> _Drafted:
+        """`target` [N + B, V] are the target's distributions at all packed positions."""
+        nodes, before = np.arange(len(draft.token)), target[node_parents(draft)]
+        p = before[nodes, draft.token].astype(np.float64)
+        q = np.ones_like(p) if draft.distribution is None else draft.distribution[nodes, draft.token].astype(np.float64)
+        return cls(draft, p, q, before)
 
-    def residual(self, which: IntArray | slice, weights: FloatArray) -> Floats:
-        """max(0, w p - q) over the vocabulary, [R, V], for R of the M positions and a weight w for each."""
+    def residual(self, nodes: IntArray, weights: FloatArray) -> Floats:
+        """max(0, w p - q) over the vocabulary [R, V], for R nodes and a weight w for each."""
         report_progress()
-        weighted: Floats = self.target[self.packed[which]] * weights.astype(np.float32)[:, None]
-        if self.distribution is None:
-            weighted[np.arange(len(weighted)), self.tokens[which]] -= 1.0
+        weighted: Floats = self.target[nodes] * weights.astype(np.float32)[:, None]
+        if self.draft.distribution is None:
+            weighted[np.arange(len(weighted)), self.draft.token[nodes]] -= 1.0
         else:
-            weighted -= self.distribution[self.index[which], self.offsets[which]]
+            weighted -= self.draft.distribution[nodes]
         return np.maximum(weighted, 0.0, out=weighted)
 
 
-def _block_weights(draft: Draft, drafted: _Drafted) -> FloatArray:
-    """w_0 to w_D of each row, [B, D + 1]; what stands beyond a row's count means nothing."""
-    ratios: FloatArray = np.zeros(draft.tokens.shape)
-    ratios[drafted.index, drafted.offsets] = drafted.p / drafted.q
+def _block_weights(drafted: _Drafted) -> FloatArray:
+    """w_0 to w_D of each row, [B, D + 1]; values beyond a row's last node mean nothing."""
+    draft = drafted.draft
+    ratios = np.nan_to_num(draft.on_chain(drafted.p / drafted.q))
     weights = np.ones((len(ratios), ratios.shape[1] + 1))
     for step in range(ratios.shape[1]):
         weights[:, step + 1] = np.minimum(1.0, weights[:, step] * ratios[:, step])

@@ -39,16 +39,16 @@ def test_chains_and_candidates_are_what_the_drafter_proposes(temperature: float)
         SamplingParams(len(OUTPUT), temperature, seed=3),
     )
     row = RowSampling(params, 3, list(PROMPT), len(PROMPT), ())
-    drafter.begin(0, RowStart(row))
+    drafter.start(0, RowStart(row))
     batch = SamplingBatch([row], runner.info.vocab_size)
     assert view.top is not None
     for at, token in enumerate(OUTPUT):
         tokens = [*PROMPT, *OUTPUT[:at]]
-        draft = drafter.propose(DraftJob(np.zeros(1, dtype=np.int64), [tokens], np.array([64]), batch))
-        assert view.reach[at] == draft.counts[0]
-        if draft.counts[0]:
-            assert view.confidence[at] == view.top[at, 0] == draft.confidence[0, 0]
-            assert (view.rank[at] == 0) == view.agreed[at] == (draft.tokens[0, 0] == token)
+        draft = drafter.propose(DraftJob(np.zeros(1, dtype=np.int64), [tokens], np.array([64]), batch)).tree
+        assert view.reach[at] == len(draft.token)
+        if len(draft.token):
+            assert view.confidence[at] == view.top[at, 0] == draft.confidence[0]
+            assert (view.rank[at] == 0) == view.agreed[at] == (draft.token[0] == token)
     assert 0 < view.agreed.sum() < len(OUTPUT)
     assert ((view.rank > 0) & (view.rank < 8)).any(), "no candidate beside the first is ever right"
 

@@ -10,7 +10,7 @@ from adaptspec.arrays import FloatArray
 from adaptspec.control.algorithms.algorithm import Choice, ExpectedValue
 from adaptspec.control.algorithms.round_terms import ModelTerms
 from adaptspec.control.cost_model import DraftPrices
-from adaptspec.decision import StopEvaluator, StopTable
+from adaptspec.decision import StopTable
 
 CURVE = 1e-3 + 1e-4 * np.arange(64.0)  # seconds of verifying n more tokens
 
@@ -19,8 +19,9 @@ def ask(table: StopTable | None, confidence: Sequence[float], entropy: Sequence[
     """Which rows go on after their first token."""
     assert table is not None
     sure = np.array(confidence)
-    going: list[bool] = StopEvaluator(table)(
-        1, np.arange(len(sure)), sure, sure if entropy is None else np.array(entropy)
+    rows = np.arange(len(sure))
+    going: list[bool] = table.continues(
+        1, rows, sure, sure if entropy is None else np.array(entropy), survival=table.chances(1, rows, sure)
     ).tolist()
     return going
 
@@ -28,9 +29,10 @@ def ask(table: StopTable | None, confidence: Sequence[float], entropy: Sequence[
 def drafted(table: StopTable | None, confidence: Sequence[float], row: int = 0) -> int:
     """Tokens that one row drafts of those with these confidences."""
     assert table is not None
-    stop, at = table.begin(np.array([row])), np.array([row])
+    at, survival = np.array([row]), np.ones(1)
     for step, sure in enumerate(confidence, 1):
-        if not stop(step, at, np.array([sure]), np.array([np.nan])).item():
+        survival *= table.chances(step, at, np.array([sure]))
+        if not table.continues(step, at, np.array([sure]), np.array([np.nan]), survival=survival).item():
             return step
     return len(confidence)
 

@@ -57,7 +57,7 @@ def test_files_of_users_stay_readable() -> None:
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"version": 99}', '{"version": 1, "rows": [1]}'])
 def test_foreign_files_are_refused(text: str) -> None:
-    with pytest.raises(ConfigError, match="profile again"):
+    with pytest.raises(ConfigError, match="record it again"):
         CostProfile.from_json(text)
 
 
@@ -75,7 +75,7 @@ def test_foreign_files_are_refused(text: str) -> None:
 def test_a_field_that_is_no_time_is_refused_by_its_name(changed: dict[str, object], named: str) -> None:
     """A NaN in a small field would make every price NaN: it compares with nothing, so no draft would be chosen."""
     text = json.dumps(json.loads(QUIET.profile().to_json()) | changed)
-    with pytest.raises(ConfigError, match=rf"not a cost table \({named}: input should be .*: profile again"):
+    with pytest.raises(ConfigError, match=rf"not a cost table \({named}: input should be .*: record it again"):
         CostProfile.from_json(text)
 
 
@@ -96,11 +96,11 @@ def test_broken_tables_are_refused(
     """The target's passes and a drafter's are checked alike, when they are read and before they are used."""
     broken = CostProfile(rows, columns, seconds)
     for refused in (broken.check, lambda: CostModel(broken)):
-        with pytest.raises(ConfigError, match="measure again"):
+        with pytest.raises(ConfigError, match="record it again"):
             refused()
     if columns == (1,) and rows:
         steps = DrafterCost(rows, tuple(line[0] for line in seconds))
-        with pytest.raises(ConfigError, match="measure again"):
+        with pytest.raises(ConfigError, match="record it again"):
             CostProfile((1,), (1,), ((1.0,),), {"draft-model": steps}).check()
 
 

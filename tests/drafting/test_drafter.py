@@ -35,7 +35,7 @@ class ToyModel(DraftModelDrafter):
 
     @classmethod
     def make(cls, loaded: Loaded) -> ToyModel:
-        return cls(load_model(PLACES[0]).runner(CacheLimits(2)), loaded.ends)
+        return cls(load_model(PLACES[0]).runner(CacheLimits(2)), loaded.eos_token_ids)
 
 
 class ToyLookup(LookupDrafter):
@@ -45,7 +45,7 @@ class ToyLookup(LookupDrafter):
 
     @classmethod
     def make(cls, loaded: Loaded) -> ToyLookup:
-        return cls(loaded.target.info.vocab_size, loaded.ends, name=cls.name)
+        return cls(loaded.target.info.vocab_size, loaded.eos_token_ids, name=cls.name)
 
 
 @pytest.fixture

@@ -8,11 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from adaptspec.decision import TreeTable
+from adaptspec.draft_tree import DraftTree
 from adaptspec.drafting.drafter import DraftJob, RowStart
 from adaptspec.drafting.lookup import LookupDrafter
 from adaptspec.drafting.ngram_index import Histories, NgramIndex, advance
 from adaptspec.drafting.prediction import Prediction
-from adaptspec.models.draft import Draft
 from adaptspec.models.sampling import RowSampling, SamplingBatch
 from adaptspec.request import SamplingParams
 from tests.fakes import array
@@ -37,7 +37,7 @@ def _counts(vocab_size: int = V, eos_token_ids: tuple[int, ...] = ()) -> LookupD
 
 def _made(start: RowStart | None = None, ends: tuple[int, ...] = ()) -> LookupDrafter:
     drafter = _counts(V, ends)
-    drafter.begin(0, start or _start())
+    drafter.start(0, start or _start())
     return drafter
 
 
@@ -47,21 +47,22 @@ def _mixed(six: int, seven: int) -> list[int]:
     return [*text, 99, 5]
 
 
-def _draft(drafter: LookupDrafter, tokens: list[int], depth: int, row: int = 0, tree: TreeTable | None = None) -> Draft:
-    return drafter.propose(DraftJob(array(row), [tokens], array(depth), NO_SAMPLING, tree=tree))
+def _draft(
+    drafter: LookupDrafter, tokens: list[int], depth: int, row: int = 0, table: TreeTable | None = None
+) -> DraftTree:
+    return drafter.propose(DraftJob(array(row), [tokens], array(depth), NO_SAMPLING, tree=table)).tree
 
 
 def propose(drafter: LookupDrafter, tokens: list[int], depth: int, row: int = 0) -> list[int]:
-    draft = _draft(drafter, tokens, depth, row)
-    tokens_: list[int] = draft.tokens[0, : draft.counts[0]].tolist()
-    return tokens_
+    drafted: list[int] = _draft(drafter, tokens, depth, row).token.tolist()
+    return drafted
 
 
 def test_what_followed_most_often_is_drafted_and_surer_by_longer_contexts() -> None:
     assert propose(_made(), [9, 2, 3, 9, 2, 3, 9, 2, 4, 9, 2], 1) == [3]
     draft = _draft(_made(), [9, 2, 3, 9, 2, 3, 9, 2], 1)
     once = _draft(_made(), [2, 3, 7, 8, 2], 1)
-    assert 0.0 < once.confidence[0, 0] < draft.confidence[0, 0] < 1.0
+    assert 0.0 < once.confidence[0] < draft.confidence[0] < 1.0
     assert propose(_made(), [1, 2, 3, 4, 5], 7) == []
 
 
@@ -88,7 +89,7 @@ def test_a_freed_row_is_forgotten() -> None:
     """Rows are reused: nothing of one request may leak into the next."""
     for drafter in (LookupDrafter(V), _counts()):
         assert propose(drafter, [1, 2, 3, 4, 1, 2], 2) == [3, 4]
-        drafter.free(0)
+        drafter.leave(0)
         assert propose(drafter, [9, 9, 1, 2], 2) == []
 
 
@@ -97,7 +98,7 @@ def test_an_offer_is_what_is_then_drafted(tokens: list[int], most: int, depth: i
     """Of an offer any part may be taken, or more asked for: the draft is the one made without looking first."""
     start = _start(temperature)
     looked = _made(start)
-    offered = len(looked.offer(0, tokens, most))
+    offered = len(looked.look_up(0, tokens, most))
     draft = propose(looked, tokens, depth)
     assert offered == (len(propose(_made(start), tokens, most)) if most else 0)
     assert draft == propose(_made(start), tokens, depth)
@@ -108,16 +109,16 @@ def test_an_offer_is_what_is_then_drafted(tokens: list[int], most: int, depth: i
 def test_an_offer_that_has_gone_by_is_never_drafted(tokens: list[int], more: int, most: int) -> None:
     """Rounds in which it was left: by the next one there is more text, and what was found is found anew."""
     looked = _made()
-    looked.offer(0, tokens[: max(1, len(tokens) - more)], most)
+    looked.look_up(0, tokens[: max(1, len(tokens) - more)], most)
     assert propose(looked, tokens, most) == propose(_made(), tokens, most)
 
 
 def test_without_histories_a_request_has_only_its_own_text() -> None:
     drafter = LookupDrafter(V)
-    drafter.begin(0, _start(scope="key a"))
-    drafter.offer(0, [1, 2, 3, 4, 1], 1)
-    drafter.free(0)
-    drafter.begin(0, _start(scope="key a"))
+    drafter.start(0, _start(scope="key a"))
+    drafter.look_up(0, [1, 2, 3, 4, 1], 1)
+    drafter.leave(0)
+    drafter.start(0, _start(scope="key a"))
     assert propose(drafter, [1, 2, 3], 1) == []
 
 
@@ -128,12 +129,12 @@ def test_the_same_text_gives_the_same_draft_however_it_came(tokens: list[int], m
     whole, bits = _made(start), _made(start)
     expected = _draft(whole, tokens, most)
     for end in range(1, len(tokens), 3):
-        bits.offer(0, tokens[:end], 2)
-        bits.shadow(0, tokens[: end + 2], end)
-    offered = bits.offer(0, tokens, most)
+        bits.look_up(0, tokens[:end], 2)
+        bits.score(0, tokens[: end + 2], end)
+    offered = bits.look_up(0, tokens, most)
     draft = _draft(bits, tokens, most)
-    assert draft.tokens.tolist() == expected.tokens.tolist()
-    assert draft.confidence.tolist() == expected.confidence.tolist() == [offered]
+    assert draft.token.tolist() == expected.token.tolist()
+    assert draft.confidence.tolist() == expected.confidence.tolist() == offered
     assert all(0.0 < sure <= 1.0 for sure in offered)
 
 
@@ -143,7 +144,7 @@ def test_a_shadow_is_what_a_draft_would_have_got(tokens: list[int], first: int, 
     would = propose(_made(_start(temperature)), tokens[:start], len(tokens) - start)
     right = [guess == token for guess, token in zip(would, tokens[start:], strict=False)]
     accepted = right.index(False) if False in right else len(right)
-    assert _made(_start(temperature)).shadow(0, tokens, start) == (len(would), accepted)
+    assert _made(_start(temperature)).score(0, tokens, start) == (len(would), accepted)
 
 
 def test_sampled_drafts_agree_more_often_with_the_target_than_the_likeliest_token_does() -> None:
@@ -158,8 +159,7 @@ def test_sampled_drafts_agree_more_often_with_the_target_than_the_likeliest_toke
         target = SamplingBatch([row], V).choose(scores, array(0), array(0)).item()
         for shares in (True, False):
             job = DraftJob(array(0), [text], array(1), NO_SAMPLING, shares_noise=shares)
-            drafted = drafter.propose(job)
-            right[shares] += bool(drafted.counts[0]) and int(drafted.tokens[0, 0]) == target
+            right[shares] += drafter.propose(job).tree.token.tolist() == [target]
     assert right[True] > 180
     assert right[False] < 130
 
@@ -184,54 +184,49 @@ def test_what_one_key_was_served_helps_it_and_nobody_else() -> None:
     """While it is served and afterwards: tokens that only the other key has had are in no draft."""
     drafter = _counts()
     secret = [11, 12, 13, 14, 15, 16, 17]
-    drafter.begin(0, _start(scope="key a"))
-    drafter.begin(1, _start(scope="key b"))
-    drafter.begin(2, _start())
+    drafter.start(0, _start(scope="key a"))
+    drafter.start(1, _start(scope="key b"))
+    drafter.start(2, _start())
     for row in range(3):
-        drafter.offer(row, [1, 2, 3], 1)
-    drafter.offer(0, [1, 2, 3, *secret], 1)
+        drafter.look_up(row, [1, 2, 3], 1)
+    drafter.look_up(0, [1, 2, 3, *secret], 1)
     for row in (1, 2):
         assert propose(drafter, [1, 2, 3, 11, 12, 13], 7, row) == []
     for row in range(3):
-        drafter.free(row)
-    drafter.begin(3, _start(scope="key a"))
+        drafter.leave(row)
+    drafter.start(3, _start(scope="key a"))
     assert propose(drafter, [11, 12, 13], 4, 3) == [14, 15, 16, 17][: len(propose(drafter, [11, 12, 13], 4, 3))] != []
-    drafter.begin(4, _start(scope="key b"))
+    drafter.start(4, _start(scope="key b"))
     assert 14 not in propose(drafter, [11, 12, 13], 4, 4)
 
 
 def test_a_prediction_is_followed_and_draws_end_texts() -> None:
     drafter = _made(_start(prediction=(5, 6, 9, 6)), ends=(9,))
     assert propose(drafter, [1], 4) == [5, 6, 9]
-    drafter.free(0)
+    drafter.leave(0)
     assert propose(drafter, [1], 4) == []
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_combs_have_the_next_likely_tokens_beside_the_chain(temperature: float) -> None:
+def test_trees_have_the_next_likely_tokens_as_siblings_of_the_chain(temperature: float) -> None:
     text = _mixed(4, 3)
     table = TreeTable(array(3), array(6), np.zeros(1), np.ones((1, 1, 1)))
-    chain, comb = (_draft(_made(_start(temperature)), text, 3, tree=tree) for tree in (None, table))
-    assert comb.tree is not None
-    count = int(chain.counts[0])
-    assert int(comb.tree.chain[0]) == count
-    assert comb.tokens[0, :count].tolist() == chain.tokens[0, :count].tolist()
-    assert count < comb.counts[0] <= 6
-    beside = [
-        (int(token), int(parent))
-        for token, parent in zip(comb.tokens[0, count:], comb.tree.parents[0, count:], strict=False)
-    ]
-    assert {6, 7} <= {int(chain.tokens[0, 0]), *(token for token, parent in beside if parent == -1)}
-    assert (comb.confidence[0, count : comb.counts[0]] > 0.0).all()
+    chain, comb = (_draft(_made(_start(temperature)), text, 3, table=each) for each in (None, table))
+    count = len(chain.token)
+    assert comb.chain.tolist() == [count]
+    assert comb.token[:count].tolist() == chain.token.tolist()
+    assert count < len(comb.token) <= 6
+    assert {6, 7} <= set(comb.token[comb.parent == -1].tolist())
+    assert (comb.confidence[count:] > 0.0).all()
 
 
 def test_long_prompts_are_read_from_their_end_only() -> None:
     """Reading is bounded: what was 60,000 tokens before is not found."""
     rng = np.random.default_rng(0)
     drafter = _counts(1000)
-    drafter.begin(0, _start())
+    drafter.start(0, _start())
     text = [1, 2, 3, 4, 5, *rng.integers(10, 1000, 60_000).tolist(), 1, 2, 3]
-    assert drafter.offer(0, text, 1) == []
+    assert drafter.look_up(0, text, 1) == []
 
 
 def test_a_prompt_is_read_a_part_in_each_round() -> None:
@@ -244,13 +239,13 @@ def test_a_prompt_is_read_a_part_in_each_round() -> None:
 def test_of_a_text_that_came_without_being_looked_at_a_scope_counts_the_end() -> None:
     """What it does when a request ends is bounded, too."""
     drafter, live = _counts(), [1]
-    drafter.begin(0, RowStart(RowSampling(SamplingParams(), 3, live, 1, ()), None, "key a"))
-    drafter.offer(0, live, 1)
+    drafter.start(0, RowStart(RowSampling(SamplingParams(), 3, live, 1, ()), None, "key a"))
+    drafter.look_up(0, live, 1)
     live += [2, 3, *np.random.default_rng(0).integers(10, 400, 5000).tolist(), 7, 8, 9]
-    drafter.free(0)
-    drafter.begin(1, _start(scope="key a"))
+    drafter.leave(0)
+    drafter.start(1, _start(scope="key a"))
     assert propose(drafter, [1, 2], 1, 1) == []
-    drafter.begin(2, _start(scope="key a"))
+    drafter.start(2, _start(scope="key a"))
     assert propose(drafter, [7, 8], 1, 2) == [9]
 
 
@@ -262,17 +257,17 @@ def test_a_scope_counts_every_text_once(text: list[int], rounds: list[tuple[int,
     """However long the prompt is, whoever gave way and came back, and whatever came in the last round."""
     drafter, live = _counts(), text[:1]
     start = RowStart(RowSampling(SamplingParams(), 3, live, 1, ()), None, "key a")
-    drafter.begin(0, start)
+    drafter.start(0, start)
     for more, looks, leaves in rounds:
         live += text[len(live) : len(live) + more]
         if looks:
-            drafter.offer(0, live, 2)
+            drafter.look_up(0, live, 2)
         if leaves:
-            drafter.free(0)
-            drafter.begin(0, start)
-    drafter.offer(0, live, 1)
+            drafter.leave(0)
+            drafter.start(0, start)
+    drafter.look_up(0, live, 1)
     live += text[len(live) :]
-    drafter.free(0)
+    drafter.leave(0)
     once = NgramIndex(10_000)
     contexts: list[int] = []
     for token in text:

@@ -201,10 +201,10 @@ def test_without_shared_noise_a_draft_through_text_is_a_function_of_the_text(dra
         rows = [RowSampling(replace(GREEDY, temperature=0.9), seed, tokens, len(tokens), (1,))]
         sampling = SamplingBatch(rows, pair.target.info.vocab_size)
         job = DraftJob(array(0), [tokens], array(5), sampling, shares_noise=False, keep_distribution=True)
-        draft = pair.drafter.propose(job)
+        tree = pair.drafter.propose(job).tree
         pair.drafter.free(0)
-        assert draft.distribution is None
-        found.append(draft.tokens[0, : draft.counts[0]].tolist())
+        assert tree.distribution is None
+        found.append(tree.token.tolist())
     assert found[0] == found[1]
     assert len(found[0]) > 2
 
@@ -235,8 +235,8 @@ def test_a_draft_begins_within_a_character(tokenizer: PreTrainedTokenizerFast) -
     written = tokenizer.encode("caf\u00e9\u00e9")
     tokens = written[:4]
     sampling = SamplingBatch([RowSampling(GREEDY, 0, tokens, 3, (1,))], len(tokenizer))
-    draft = drafter.propose(DraftJob(array(0), [tokens], array(3), sampling))
-    assert draft.tokens[0, : draft.counts[0]].tolist() == written[4:7]
+    tree = drafter.propose(DraftJob(array(0), [tokens], array(3), sampling)).tree
+    assert tree.token.tolist() == written[4:7]
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -249,9 +249,9 @@ def test_a_text_ends_in_either_tokenizer(drafts: dict[str, Path], way: str) -> N
     assert text[-1] == pair.tokenizer.eos_token_id
     rows = [RowSampling(GREEDY, 0, text[:-2], len(prompt), (1,))]
     job = DraftJob(array(0), [text[:-2]], array(6), SamplingBatch(rows, pair.target.info.vocab_size))
-    draft = pair.drafter.propose(job)
+    tree = pair.drafter.propose(job).tree
     pair.drafter.free(0)
-    assert draft.tokens[0, : draft.counts[0]].tolist() == text[-2:], "and ends there"
+    assert tree.token.tolist() == text[-2:], "and ends there"
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -288,12 +288,12 @@ def test_a_reused_prefix_is_not_read_again_in_own_tokens(drafts: dict[str, Path]
 
 def test_a_pair_is_told_apart_by_its_tokenizers(drafts: dict[str, Path]) -> None:
     """In words, for the line that serve prints."""
-    assert Pair(TARGET, DRAFT).drafter.way == "in the target's own tokens"
+    assert Pair(TARGET, DRAFT).drafter.description == "in the target's own tokens"
     moved, gpt2 = Pair(TARGET, drafts["moved"]).drafter, Pair(TARGET, drafts["gpt2"]).drafter
     assert isinstance(moved, SharedTokensDrafter)
-    assert moved.way == "in the 4096 tokens of both tokenizers (which write 100% of a text alike)"
+    assert moved.description == "in the 4096 tokens of both tokenizers (which write 100% of a text alike)"
     assert isinstance(gpt2, TextDrafter)
-    assert "through text (the two tokenizers write only" in gpt2.way
+    assert "through text (the two tokenizers write only" in gpt2.description
 
 
 def test_a_tokenizer_whose_tokens_spell_no_text_is_refused(folder: Path) -> None:

@@ -91,10 +91,10 @@ def test_a_prediction_goes_before_the_text_and_is_forgotten_with_the_row() -> No
     """An end of text ends a draft; without a prediction, prompt and output are looked up as ever."""
     drafter = LookupDrafter(10, (9,))
     row = RowSampling(SamplingParams(temperature=0.0), 0, [], 3, ())
-    drafter.begin(0, RowStart(row, Prediction([5, 6, 9, 6], 3)))
+    drafter.start(0, RowStart(row, Prediction([5, 6, 9, 6], 3)))
     assert propose(drafter, [1, 2, 1], 4) == [5, 6, 9]
-    assert len(drafter.offer(0, [1, 2, 1, 5], 4)) == 2
-    drafter.free(0)
+    assert len(drafter.look_up(0, [1, 2, 1, 5], 4)) == 2
+    drafter.leave(0)
     assert propose(drafter, [1, 2, 1], 1) == [2]
 
 
@@ -103,12 +103,12 @@ def test_the_lookups_of_a_request_share_its_prediction() -> None:
     prediction = Prediction(TEXT, 3)
     first, second = LookupDrafter(200), LookupDrafter(200)
     for drafter in (first, second):
-        drafter.begin(0, RowStart(RowSampling(SamplingParams(temperature=0.0), 0, [], 3, ()), prediction))
+        drafter.start(0, RowStart(RowSampling(SamplingParams(temperature=0.0), 0, [], 3, ()), prediction))
     text = PROMPT + TEXT[:4]
-    assert len(first.offer(0, text, 3)) == 3
+    assert len(first.look_up(0, text, 3)) == 3
     assert propose(second, text, 3) == TEXT[4:7] == propose(first, text, 3)
     text += [*TEXT[4:6], 7]
-    assert second.shadow(0, text, 7) == (3, 2)
+    assert second.score(0, text, 7) == (3, 2)
     assert propose(second, [*text, TEXT[7]], 2) == TEXT[8:10] == propose(first, [*text, TEXT[7]], 2)
     prediction.read([*text, TEXT[7]], len(text) + 1)
     assert prediction.accepted == 7

@@ -21,12 +21,11 @@ from adaptspec.control.language.loader import load_policy_spec
 from adaptspec.control.language.spec import PolicySpec
 from adaptspec.drafters import Kind, kind_of
 from adaptspec.drafting.draft_model import DraftModelDrafter
-from adaptspec.drafting.drafter import Drafter, DraftJob
+from adaptspec.drafting.drafter import Draft, Drafter, DraftJob
 from adaptspec.drafting.lookup import LookupDrafter
 from adaptspec.engine.assembly import Built, assemble, build
 from adaptspec.engine.core import EngineLimits
 from adaptspec.engine.engine_config import EngineConfig
-from adaptspec.models.draft import Draft
 from adaptspec.models.runner import Packed as Pass
 from adaptspec.models.runner import Runner
 from adaptspec.request import Request, SamplingParams, SpeculationParams

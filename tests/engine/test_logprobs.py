@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from adaptspec.engine.core import EngineLimits
-from adaptspec.engine.model_executor import token_logprobs
+from adaptspec.engine.logprobs import token_logprobs
 from adaptspec.request import Request, SamplingParams
 from adaptspec.results import Completion, FinishReason, TokenLogprob
 from tests.exactness import dictated

@@ -65,5 +65,5 @@ def would_get(request: Request, text: list[int], context: int, depth: int) -> tu
     """Tokens that a lookup finds after the first `context` ones, and how many of them are right."""
     sampling, prompt = request.sampling, len(request.prompt)
     drafter = LookupDrafter(24, (1,))
-    drafter.begin(0, RowStart(RowSampling(sampling, sampling.seed or 0, text[:context], prompt, (1,))))
-    return drafter.shadow(0, text[: context + depth], context)
+    drafter.start(0, RowStart(RowSampling(sampling, sampling.seed or 0, text[:context], prompt, (1,))))
+    return drafter.score(0, text[: context + depth], context)

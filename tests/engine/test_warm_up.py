@@ -138,7 +138,7 @@ def test_drafts_that_end_early_cost_what_they_ran() -> None:
     """Half of all tokens end a text: most drafts are short, and a step takes as long as in other drafts."""
     machine = Machine()
     target = Timed(machine)
-    drafter = DraftModelDrafter(Timed(machine, light, seed=1), ends=range(12))
+    drafter = DraftModelDrafter(Timed(machine, light, seed=1), eos_token_ids=range(12))
     prices = warmed(machine, target, [drafter]).draft_prices("draft-model", 1)
     assert prices.step + prices.step_row == pytest.approx(light(1, 1), rel=0.15)
 
@@ -205,7 +205,7 @@ def test_rounds_of_a_device_are_replayed(make_model: MakeModel, draft_path: Path
             target.capture_states(runner.spec.capture)
         else:
             runner = load_model(str(draft_path), device="cuda", dtype="float32", make=device_decoder).runner(limits)
-        executor = DeviceExecutor(target, [DraftModelDrafter(runner), LookupDrafter(24)], 2, 7)
+        executor = DeviceExecutor(target, [DraftModelDrafter(runner), LookupDrafter(target.info.vocab_size)], 2, 7)
         executor.capture()
         inputs = InputProcessor(target.info, TOKENIZER)
         costs = warm_up(executor, inputs, EngineLimits(max_rows=2, max_depth=7), seconds=2.0)

@@ -14,7 +14,7 @@ from adaptspec.control.language.spec import PolicySpec
 from adaptspec.decision import Decision
 from adaptspec.drafting.prediction import Prediction
 from adaptspec.engine.core import EngineCore, EngineLimits
-from adaptspec.engine.executor import Outcome, Pending
+from adaptspec.engine.executor import LaunchedRound, VerifiedRound
 from adaptspec.engine.model_executor import ModelExecutor
 from adaptspec.engine.scheduler import Batch
 from adaptspec.models.runner import Packed, Runner
@@ -260,13 +260,13 @@ class Overlapping(ModelExecutor):
 
     overlaps = True
 
-    def launch(self, batch: Batch, decision: Decision) -> Pending:
-        pending = super().launch(batch, decision)
-        self._outcome = super().finish(pending)
-        return pending
+    def launch(self, batch: Batch, decision: Decision) -> LaunchedRound:
+        launched = super().launch(batch, decision)
+        self._verified = super().finish(launched)
+        return launched
 
-    def finish(self, pending: Pending) -> Outcome:
-        return self._outcome._replace(seconds=(1e-3, 1e-3))
+    def finish(self, launched: LaunchedRound) -> VerifiedRound:
+        return self._verified._replace(seconds=(1e-3, 1e-3))
 
 
 class FailsOnce:

@@ -11,7 +11,7 @@ CHAINS = ("tests/verification/test_coupled.py", "tests/engine/test_rounds.py")
 REJECTION = ("tests/verification/test_rejection.py", "tests/verification/test_method.py")
 RULES = ("tests/models/test_sampling_rules.py", "tests/models/test_sampling.py")
 TREES = ("tests/exactness/test_matrix.py",)
-HEADS = ("tests/models/heads", "tests/engine/test_committed_states.py", "tests/engine/test_heads.py")
+HEADS = ("tests/models/heads", "tests/drafting/test_head_drafter.py", "tests/engine/test_heads.py")
 PREFIXES = ("tests/engine/test_prefix_cache.py",)
 EXECUTOR = ("tests/engine/test_rounds.py", "tests/exactness/test_matrix.py")
 HOSTS = (
@@ -45,39 +45,39 @@ MUTANTS = (
     Mutant(
         "one-accepted-token-too-many",
         "adaptspec/verification/method.py",
-        "        accepted.append(run)\n",
-        "        accepted.append(min(run + 1, count))\n",
+        "        paths.append(path)\n",
+        "        paths.append([*path, len(path)][: end - start])\n",
         "The first wrong drafted token stays in the text.",
         CHAINS,
     ),
     Mutant(
         "bonus-token-from-the-draft",
         "adaptspec/verification/method.py",
-        "        following.append(own[start + run])\n",
-        "        following.append(tokens[run] if run < count else own[start + run])\n",
+        "        next_tokens.append(target[position + 1 + path[-1] if path else position])\n",
+        "        at = start + len(path)\n        next_tokens.append(tokens[at] if at < end else target[position])\n",
         "The token after a rejection is the rejected one.",
         CHAINS,
     ),
     Mutant(
         "row-judged-by-another-rows-logits",
         "adaptspec/verification/method.py",
-        "        following.append(own[start + run])\n        start += count + 1\n",
-        "        following.append(own[start + run])\n        start += count\n",
+        "        position += end - start + 1\n",
+        "        position += end - start\n",
         "In a batch, the second request gets tokens of the first.",
         CHAINS,
     ),
     Mutant(
         "tree-node-judged-by-the-node-before-it",
         "adaptspec/verification/method.py",
-        "place = after.get((place, own[start + 1 + place]))",
-        "place = after.get((place, own[start + place]))",
+        "node = children.get((node, target[position + 1 + node]))",
+        "node = children.get((node, target[position + node]))",
         "A branch is accepted by the target's choice at another node.",
         ("tests/verification/test_candidates.py", *TREES),
     ),
     Mutant(
         "tree-node-has-another-nodes-path",
-        "adaptspec/verification/method.py",
-        "paths.append([*paths[start + 1 + parent], token])",
+        "adaptspec/draft_tree.py",
+        "paths.append([*paths[first + parent], token])",
         "paths.append([*paths[-1], token])",
         "Penalties and grammars of a branch see tokens that are not on its path.",
         ("tests/verification/test_candidates.py", *TREES),
@@ -101,8 +101,8 @@ MUTANTS = (
     Mutant(
         "rejection-noise-of-another-offset",
         "adaptspec/verification/rejection.py",
-        "following = sampling.choose(final, np.arange(len(accepted)), accepted)",
-        "following = sampling.choose(final, np.arange(len(accepted)), np.zeros_like(accepted))",
+        "sampling.choose(final, np.arange(len(accepted)), accepted)",
+        "sampling.choose(final, np.arange(len(accepted)), np.zeros_like(accepted))",
         "A request with a seed gets another text than plain decoding even where all drafts are accepted.",
         REJECTION,
     ),
@@ -134,8 +134,8 @@ MUTANTS = (
     Mutant(
         "mixed-methods-judge-by-another-rows-settings",
         "adaptspec/engine/model_executor.py",
-        "draft.take(mine), sampling.take(mine))",
-        "draft.take(mine), sampling)",
+        "draft.take(rows), sampling.take(rows))",
+        "draft.take(rows), sampling)",
         "Where policies with different methods share a batch, one request is sampled with another's settings.",
         ("tests/exactness/test_matrix.py",),
     ),
@@ -228,7 +228,7 @@ MUTANTS = (
     Mutant(
         "draft-temperature-ignored",
         "adaptspec/drafting/draft_model.py",
-        "drawn_from = tempered(scores, draft_temperatures(job.draft_temperature[active], spread))",
+        "drawn_from = tempered(scores, draft_temperatures(job.draft_temperature[index], spread))",
         "drawn_from = scores",
         "A policy's draft-temperature has no effect.",
         ("tests/drafting/test_draft_model.py",),
@@ -237,8 +237,8 @@ MUTANTS = (
     Mutant(
         "draft-weighed-by-another-temperature",
         "adaptspec/drafting/draft_model.py",
-        "job.sampling.probabilities(drawn_from, active)",
-        "job.sampling.probabilities(scores, active)",
+        "job.sampling.probabilities(drawn_from, index)",
+        "job.sampling.probabilities(scores, index)",
         "With a draft-temperature, rejection and block change the distribution of texts.",
         ("tests/drafting/test_draft_model.py",),
         quick=True,
@@ -263,10 +263,11 @@ MUTANTS = (
     Mutant(
         "confidence-without-the-shared-noise",
         "adaptspec/drafting/draft_model.py",
-        "return tokens[:, 0], Certainty(confidence[:, 0], spread), drawn_from",
-        "return tokens[:, 0], certainty(scores, tokens[:, 0]), drawn_from",
+        "tokens, confidence = leading(job.sampling.perturbed(drawn_from, index, offsets), width)",
+        "tokens, _ = leading(job.sampling.perturbed(drawn_from, index, offsets), width)\n"
+        "            confidence = np.stack([certainty(scores, column).confidence for column in tokens.T], axis=1)",
         "Drafts of sampled requests stop at the wrong place.",
-        ("tests/drafting/test_tree_growth.py", "tests/drafting/test_draft_model.py"),
+        ("tests/drafting/test_draft_model.py", "tests/drafting/test_tree_builder.py"),
     ),
     Mutant(
         "frequent-follower-counted-once",
@@ -330,24 +331,23 @@ MUTANTS = (
         ("tests/drafting/test_other_tokenizer.py",),
     ),
     Mutant(
-        "united-tree-hangs-on-the-wrong-node",
-        "adaptspec/drafting/united_drafts.py",
-        "            parent = numbers[node.parent + 1]\n",
-        "            parent = node.parent\n",
+        "merged-tree-hangs-on-the-wrong-node",
+        "adaptspec/drafting/tree_builder.py",
+        "        before = ROOT if parent == ROOT else of_extra[parent]\n",
+        "        before = parent\n",
         "Where a lookup adds to a model's draft, its tokens follow on the wrong ones and are rejected.",
         (
-            "tests/drafting/test_tree_growth.py",
-            "tests/drafting/test_united_drafts.py",
+            "tests/drafting/test_tree_builder.py",
             "tests/exactness/test_matrix.py",
         ),
     ),
     Mutant(
         "least-likely-branches-submitted",
-        "adaptspec/drafting/submitted_nodes.py",
-        "others.sort(key=lambda number: -chances[number])",
-        "others.sort(key=lambda number: chances[number])",
+        "adaptspec/drafting/tree_builder.py",
+        "others.sort(key=lambda number: -self.chances[number])",
+        "others.sort(key=lambda number: self.chances[number])",
         "Below a ceiling on nodes the least likely ones are verified, some without their parents.",
-        ("tests/drafting/test_tree_growth.py", "tests/drafting/test_united_drafts.py"),
+        ("tests/drafting/test_tree_builder.py",),
     ),
     # Heads.
     Mutant(
@@ -408,7 +408,7 @@ MUTANTS = (
     ),
     Mutant(
         "head-is-given-the-state-of-a-rejected-token",
-        "adaptspec/engine/committed_states.py",
+        "adaptspec/drafting/head_drafter.py",
         "*(first + 1 + node for node in nodes)",
         "*range(first + 1, first + 1 + len(nodes))",
         "After side branches were accepted, a head goes on from states of other tokens.",
@@ -459,9 +459,9 @@ MUTANTS = (
     ),
     Mutant(
         "branch-sees-its-sibling",
-        "adaptspec/trees.py",
-        "lines.append(lines[parent + 1].ljust(place",
-        "lines.append(lines[place - 1].ljust(place",
+        "adaptspec/draft_tree.py",
+        "lines.append(lines[parent + 1].ljust(position",
+        "lines.append(lines[position - 1].ljust(position",
         "With branches, a text depends on what else was drafted.",
         ("tests/models/test_branches.py", *TREES),
     ),
@@ -583,8 +583,8 @@ MUTANTS = (
     Mutant(
         "draft-verified-against-another-row",
         "adaptspec/engine/model_executor.py",
-        "tokens.extend(draft.tokens[i, :count].tolist())",
-        "tokens.extend(draft.tokens[0, :count].tolist())",
+        "tokens += drafted[start:end]",
+        "tokens += drafted[: end - start]",
         "In a batch, a request's draft is judged by logits of another request's tokens.",
         EXECUTOR,
     ),
@@ -730,15 +730,15 @@ MUTANTS = (
     ),
     Mutant(
         "logprobs-of-the-token-before",
-        "adaptspec/engine/model_executor.py",
-        "*(starts[i] + 1 + place for place in places)",
-        "*(starts[i] + place for place in places)",
+        "adaptspec/engine/logprobs.py",
+        "*(starts[i] + 1 + node for node in",
+        "*(starts[i] + node for node in",
         "Log-probabilities of answers depend on what was drafted.",
         ("tests/engine/test_logprobs.py",),
     ),
     Mutant(
         "prompt-logprobs-repeated-after-giving-way",
-        "adaptspec/engine/model_executor.py",
+        "adaptspec/engine/logprobs.py",
         "first = max(chunk.start, len(sequence.prompt_logprobs))",
         "first = chunk.start",
         "A request that gave way while its prompt was read gets more prompt_logprobs than tokens.",
@@ -747,8 +747,8 @@ MUTANTS = (
     Mutant(
         "accepted-tokens-that-were-never-emitted",
         "adaptspec/engine/core.py",
-        "accepted = min(int(landed.verdict.accepted[i]), gained)",
-        "accepted = int(landed.verdict.accepted[i])",
+        "accepted = min(int(result.accepted[i]), gained)",
+        "accepted = int(result.accepted[i])",
         "The statistics of an answer count tokens behind its end as accepted.",
         EXECUTOR,
     ),

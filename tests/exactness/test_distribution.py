@@ -6,6 +6,7 @@ The G-test is only worth something if it can fail, so wrong samplers are put bef
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -15,11 +16,11 @@ from adaptspec.arrays import FloatArray, IntArray
 from adaptspec.control.algorithms.algorithm import ExpectedValue
 from adaptspec.control.stopping import AdaEdlStop, MarginalGoodputStop, ThresholdStop, svip_stop
 from adaptspec.decision import StopTable
-from adaptspec.models.draft import Draft
+from adaptspec.draft_tree import DraftTree
 from adaptspec.models.sampling import SamplingBatch
 from adaptspec.request import SamplingParams
 from adaptspec.verification import make_method
-from adaptspec.verification.method import VerifyResult, Windows
+from adaptspec.verification.method import Positions, VerifyResult, position_starts
 from adaptspec.verification.rejection import Rejection
 from tests.control.asking import choice, terms
 from tests.verification.tables import OUT, Drafter, adaptive_depths, expected_joint, g_test, make_rows, speculate
@@ -136,20 +137,19 @@ def test_tokens_may_be_left_out_for_what_is_known_without_them(name: str) -> Non
 class _NoResidual(Rejection):
     """Wrong on purpose: after a rejection it draws from p, not from what is left of it."""
 
-    def verify(self, logits: torch.Tensor, draft: Draft, sampling: SamplingBatch) -> VerifyResult:
+    def verify(self, logits: torch.Tensor, draft: DraftTree, sampling: SamplingBatch) -> VerifyResult:
         result = super().verify(logits, draft, sampling)
-        windows = Windows.of(draft)
-        scores = sampling.process(logits, windows.index, windows.paths)
-        ends = windows.starts + result.accepted
-        following = sampling.choose(scores[ends], np.arange(len(ends)), result.accepted)
-        return VerifyResult(result.accepted, following)
+        positions = Positions.of(draft)
+        scores = sampling.process(logits, positions.row, positions.paths)
+        ends = position_starts(draft) + result.accepted
+        return replace(result, next_token=sampling.choose(scores[ends], np.arange(len(ends)), result.accepted))
 
 
 class _NoCorrection(Rejection):
     """Wrong on purpose: keeps every drafted token."""
 
-    def verify(self, logits: torch.Tensor, draft: Draft, sampling: SamplingBatch) -> VerifyResult:
-        return VerifyResult(draft.counts, super().verify(logits, draft, sampling).following)
+    def verify(self, logits: torch.Tensor, draft: DraftTree, sampling: SamplingBatch) -> VerifyResult:
+        return VerifyResult.of_chains(draft.counts, super().verify(logits, draft, sampling).next_token)
 
 
 @pytest.mark.parametrize("wrong", [_NoResidual(), _NoCorrection()])

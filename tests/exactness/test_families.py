@@ -10,13 +10,13 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
-from adaptspec.drafting.drafter import DraftJob
+from adaptspec.draft_tree import DraftTree
+from adaptspec.drafting.drafter import Draft, Drafter, DraftJob
+from adaptspec.drafting.tree_builder import TreeBuilder
 from adaptspec.errors import ModelError
-from adaptspec.models.draft import Draft
 from adaptspec.models.transformers_runner import TransformersRunner
 from adaptspec.request import Request, SamplingParams
 from adaptspec.results import SpeculationStats
-from adaptspec.trees import Tree
 from tests.exactness.harness import Case, Script, hold, plain, serve
 from tests.exactness.worlds import World
 from tests.models.families import EXACT, REFUSED, saved
@@ -26,11 +26,10 @@ LENGTH = 24  # tokens: prompt and answer are far longer than the windows
 PROMPT = (5, 9, 12, 7, 5, 9, 12, 8, 33, 5, 9, 12, 7, 41, 20, 5, 9, 12, 7, 41)
 
 
-class Recalling:
+class Recalling(Drafter):
     """Drafts the rest of texts it knows, every fourth token wrong: some drafts are kept and some taken back."""
 
     name = "ngram"
-    non_anticipating = True
 
     def __init__(self, texts: Sequence[tuple[int, ...]]) -> None:
         self._texts = texts
@@ -44,33 +43,21 @@ class Recalling:
                     ahead = text[len(told) : len(told) + depth]
                     counts[i] = len(ahead)
                     drafts[i, : len(ahead)] = [t ^ (len(told) + j) % 4 // 3 for j, t in enumerate(ahead)]
-        unknown = np.full(drafts.shape, np.nan)
-        return Draft(drafts, counts, unknown, unknown)
-
-    def cache_gap(self, row: int, length: int) -> int:
-        return 0
-
-    def commit(self, row: int, valid: int, tokens: list[int]) -> None:
-        pass
-
-    def free(self, row: int) -> None:
-        pass
+        return Draft(DraftTree.from_chains(drafts, counts))
 
 
 class Branching(Recalling):
     """The same, and beside each drafted token its neighbour, of which one is right wherever the text is known."""
 
     def propose(self, job: DraftJob) -> Draft:
-        chain = super().propose(job)
-        rows, width = chain.tokens.shape
-        beside = np.broadcast_to(np.arange(-1, width - 1), (rows, width))
-        parents, tokens = (np.full((rows, 2 * width), fill) for fill in (-1, 0))
-        for i, count in enumerate(chain.counts.tolist()):
-            parents[i, : 2 * count] = np.tile(beside[i, :count], 2)
-            tokens[i, : 2 * count] = np.concatenate([chain.tokens[i, :count], chain.tokens[i, :count] ^ 1])
-        unknown, zeros = np.full(tokens.shape, np.nan), np.zeros_like(tokens)
-        tree = Tree(parents, chain.counts, zeros, zeros)
-        return Draft(tokens, 2 * chain.counts, unknown, unknown, tree=tree)
+        chains, builder = super().propose(job).tree, TreeBuilder(len(job.rows))
+        for i in range(len(job.rows)):
+            nodes, tokens = builder.row(i), chains.token[chains.row_nodes(i)].tolist()
+            for token in tokens:
+                nodes.chain.append(nodes.add(nodes.chain_end, token))
+            for depth, token in enumerate(tokens):
+                nodes.add(depth - 1, token ^ 1, rank=1)
+        return Draft(builder.build())
 
 
 REQUESTS = (

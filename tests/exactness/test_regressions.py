@@ -9,10 +9,10 @@ import pytest
 import torch
 from transformers import PreTrainedTokenizerFast
 
+from adaptspec.draft_tree import DraftTree
 from adaptspec.drafting.draft_model import DraftModelDrafter
-from adaptspec.drafting.drafter import Drafter, DraftJob
+from adaptspec.drafting.drafter import Draft, Drafter, DraftJob
 from adaptspec.drafting.lookup import LookupDrafter
-from adaptspec.models.draft import Draft
 from adaptspec.models.runner import ModelInfo
 from adaptspec.request import Grammar, Request, SamplingParams
 from adaptspec.results import Completion, FinishReason
@@ -119,29 +119,18 @@ def test_context_limit_exact_for_every_depth(depth: int, room: int) -> None:
     assert (len(done.tokens), done.finish) == (room, FinishReason.LENGTH)
 
 
-class _Padded:
+class _Padded(Drafter):
     """A drafter that proposes these tokens and then -1, as padded batches do."""
 
     name = "ngram"
-    non_anticipating = True
 
     def __init__(self, tokens: Sequence[int]) -> None:
         self._tokens = tokens
 
-    def cache_gap(self, row: int, length: int) -> int:
-        return 0
-
     def propose(self, job: DraftJob) -> Draft:
         count = int(job.depths.max())
         drafted = np.array([[*self._tokens, *[-1] * count][:count]] * len(job.rows))
-        unknown = np.full(drafted.shape, np.nan)
-        return Draft(drafted, np.full(len(job.rows), count), unknown, unknown)
-
-    def commit(self, row: int, valid: int, tokens: list[int]) -> None:
-        pass
-
-    def free(self, row: int) -> None:
-        pass
+        return Draft(DraftTree.from_chains(drafted, np.full(len(job.rows), count)))
 
 
 def test_minus_one_draft_padding_into_grammar(tokenizer: PreTrainedTokenizerFast) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from dataclasses import fields, replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -24,7 +25,7 @@ from adaptspec.rounds import DraftWork, RoundRecord, RoundWork, Timing
 from tests.control.helpers import record
 from tests.files.samples import FINISHED, HEADER, SAMPLES, STARTED
 from tests.records import same
-from tests.trees import forests
+from tests.trees import SIBLING, branching, forests
 
 FLOATS = st.floats(allow_nan=True, allow_infinity=False)
 SECONDS = st.floats(min_value=0.0, allow_nan=False, allow_infinity=False)
@@ -89,7 +90,13 @@ def test_trees_are_read_as_they_were_written(original: RoundRecord) -> None:
     assert isinstance(read, RoundRecord)
     assert same(replace(original, tasks=EMPTY_INT), read)
     assert read.nodes.tolist() == original.nodes.tolist()
-    assert read.straight.tolist() == original.straight.tolist()
+    assert read.kept_on_chain.tolist() == original.kept_on_chain.tolist()
+
+
+def test_a_branching_round_without_rows_is_read() -> None:
+    """Its only request was aborted while it ran."""
+    empty = branching(SIBLING).take(np.zeros(0, dtype=np.int64))
+    assert same(replace(empty, tasks=EMPTY_INT), reread(empty))
 
 
 def test_the_sample_has_every_field_of_a_round() -> None:

@@ -141,9 +141,9 @@ def test_a_drafter_without_a_name_is_still_counted() -> None:
 def test_a_drafter_pays_for_the_nodes_that_it_extended(one: RoundRecord) -> None:
     """Siblings come from one pass; each part of a tree is paid once, by the drafter that proposed it."""
     assert one.branches is not None
-    owners, inside = one.branches.tree.drafters, one.nodes
+    drafters = one.branches.tree.drafter.tolist()
     for drafter_id, name in enumerate(("draft-model", "other-model")):
-        nodes = sum(row[:count].tolist().count(drafter_id) for row, count in zip(owners, inside.tolist(), strict=True))
+        nodes = drafters.count(drafter_id)
         for drafter, rows, active in passes(one):
             if drafter == name:
                 assert active[0] == rows <= len(one.rows)

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
@@ -20,11 +19,11 @@ from adaptspec.models.loading import load_model
 from adaptspec.models.model_files import CONFIG, read_json
 from adaptspec.models.runner import Runner
 from adaptspec.models.transformers_runner import TransformersRunner
-from adaptspec.trees import Tree
 from tests.conftest import MakeModel
 from tests.models.families import EXACT, saved
 from tests.models.packing import TOLERANCE, cached, feed, load_runner, pack, random_tokens
 from tests.models.test_decoder import lean, model_path
+from tests.trees import tree_of
 
 VARIANTS = ("llama", "llama without grouped heads, untied", "mistral with a window", "qwen2 with a window", "qwen3")
 NO_TREES = ("Bloom", "Llama 4", "MPT")  # ALiBi from the mask, chunks
@@ -44,10 +43,7 @@ ROWS = st.lists(st.tuples(st.integers(1, 30), st.none() | shapes()), min_size=1,
 
 def sight(parents: Sequence[int]) -> BoolArray:
     """What the newest token and the nodes see of each other, also where they are a chain."""
-    count = len(parents)
-    none = np.zeros(1, dtype=np.int64)
-    places = np.array([parents], dtype=np.int64)
-    seen = Tree(places, none, np.zeros_like(places), np.zeros_like(places)).seen(0, count)
+    seen = tree_of(parents, chains=[0]).visible(0)
     assert seen is not None
     return seen
 

@@ -18,10 +18,10 @@ from adaptspec.models.layers import has_products
 from adaptspec.models.loading import DTYPES, load_model
 from adaptspec.models.pass_range import equal_passes
 from adaptspec.models.runner import Runner
-from adaptspec.trees import Tree
 from tests.conftest import MakeModel
 from tests.models.packing import feed, pack
 from tests.models.tiny_gguf import write_gguf
+from tests.trees import tree_of
 
 CONTEXT, ROWS, SHORT = 640, 3, 80  # attention has other kernels for some number of keys above 256
 TEXT = tuple(np.random.default_rng(0).integers(4, 250, CONTEXT).tolist())
@@ -126,8 +126,7 @@ def test_on_every_path_of_a_tree(model: Runner) -> None:
         cached = data.draw(st.sampled_from([1, 20, 58, 63, 64, 250]))
         parents = [data.draw(st.integers(-1, place - 1)) for place in range(data.draw(st.integers(1, 12)))]
         tokens = [7, *data.draw(st.lists(st.integers(4, 250), min_size=len(parents), max_size=len(parents)))]
-        none, places = np.zeros(1, dtype=np.int64), np.array([parents])
-        seen = Tree(places, none, np.zeros_like(places), np.zeros_like(places)).seen(0, len(parents))
+        seen = tree_of(parents, chains=[0]).visible(0)
         for row in range(ROWS):
             model.free(row)
         feed(model, 0, TEXT[:cached])

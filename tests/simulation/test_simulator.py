@@ -74,7 +74,7 @@ def test_accounts_add_up(depths: list[int], batch: int, prefill: int, catch_up: 
         assert (record.emitted <= record.accepted + 1).all()
         assert (record.emitted >= 1).all()
         assert record.target_tokens == len(record.rows) + record.drafted.sum() + record.prefill_tokens
-        assert record.confidence.shape == (len(record.rows), record.depths.max(initial=0))
+        assert record.confidence.shape == (len(record.rows), record.chain.max(initial=0))
         assert 0 < record.timing.draft + record.timing.verify <= record.timing.total
         for name, count in zip(record.request_ids, record.emitted.tolist(), strict=True):
             emitted[name] = emitted.get(name, 0) + count

@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from adaptspec.decision import StopTable, TreeTable
-from adaptspec.models.draft import Draft
+from adaptspec.draft_tree import DraftTree
+from adaptspec.drafting.drafter import Draft
 from adaptspec.rounds import DraftWork
 from adaptspec.simulation.machine import Machine, load_machine
 from adaptspec.simulation.tape import UNRANKED, AfterMiss, DraftView, run_lengths
@@ -38,7 +39,7 @@ def test_the_first_draft_reads_the_prompt_and_later_ones_what_was_missed() -> No
     rows = np.array([0])
     assert draft.cache_gap(rows, np.array([101])) == [99]
     first, seconds = draft.propose(_job([3], [101], [1]))
-    assert first.counts.tolist() == [3]
+    assert first.tree.counts.tolist() == [3]
     assert first.work == (DraftWork("draft-model", 1, (1, 1, 1), 99),)
     times = CPU.drafters["draft-model"]
     steps = 3 * CPU.step_seconds("draft-model", 1, 0.0)
@@ -66,22 +67,22 @@ def test_behind_a_wrong_token_it_is_as_sure_as_it_was_recorded(floor: float) -> 
     job = replace(_job([5], [9], [1], stop), last=np.array([7]))
     made, _ = TapeModel("draft-model", view, CPU, 1, 512).propose(job)
     count = 3 if floor else 5
-    assert made.counts.tolist() == [count]
-    assert made.confidence[0, :count].tolist() == pytest.approx(sure[:count])
-    assert made.entropy[0, :count].tolist() == pytest.approx([0.5, 0.5, 0.55, 0.66, 0.5][:count])
+    assert made.tree.counts.tolist() == [count]
+    assert made.tree.confidence.tolist() == pytest.approx(sure[:count])
+    assert made.tree.entropy.tolist() == pytest.approx([0.5, 0.5, 0.55, 0.66, 0.5][:count])
 
 
 def test_long_prompts_are_read_in_pieces_first_come_first_served() -> None:
     """A row that has not caught up drafts nothing; two tokens are always read; steps are paid for all the same."""
     draft = TapeModel("draft-model", _view(), CPU, 3, 100)
     one, _ = draft.propose(_job([2, 2, 2], [150, 80, 60], [1, 1, 1]))
-    assert one.counts.tolist() == [0, 0, 0]
+    assert one.tree.counts.tolist() == [0, 0, 0]
     assert one.work == (DraftWork("draft-model", 3, (3,), 98),)
     assert draft.cache_gap(np.arange(3), np.array([150, 80, 60])) == [48, 76, 56]
     two, _ = draft.propose(_job([2, 0, 2], [151, 81, 61], [2, 2, 2]))
-    assert two.counts.tolist() == [2, 0, 0], "51 are left of the first; the last has 59 to go and 49 to read"
+    assert two.tree.counts.tolist() == [2, 0, 0], "51 are left of the first; the last has 59 to go and 49 to read"
     assert two.work == (DraftWork("draft-model", 2, (2, 1), 49 + 47),)
-    assert draft.propose(_job([0, 0, 2], [154, 82, 62], [5, 3, 3]))[0].counts.tolist() == [0, 0, 2]
+    assert draft.propose(_job([0, 0, 2], [154, 82, 62], [5, 3, 3]))[0].tree.counts.tolist() == [0, 0, 2]
 
 
 def test_lookups_end_where_nothing_is_found_and_ask_no_stop_rule() -> None:
@@ -91,7 +92,7 @@ def test_lookups_end_where_nothing_is_found_and_ask_no_stop_rule() -> None:
     view = DraftView(np.array([0, 1, 1]), reach, np.array([UNRANKED, 0, 0]), unknown, unknown, unknown)
     ngram = TapeLookup("ngram", view, CPU.drafters["ngram"].per_row)
     made, seconds = ngram.propose(_job([3, 3, 3], [10, 11, 12], [0, 1, 2], strict))
-    assert made.counts.tolist() == [0, 2, 3]
+    assert made.tree.counts.tolist() == [0, 2, 3]
     assert made.work == (DraftWork("ngram", 3),)
     assert seconds == pytest.approx(3e-5)
     assert ngram.cache_gap(np.arange(3), np.array([10, 11, 12])) == [0, 0, 0]
@@ -141,7 +142,7 @@ def test_a_machine_that_drafts_whole_runs_all_planned_steps_for_all_rows(*, toge
     model.propose(_job([1, 1, 1], context.tolist(), [1, 1, 1]))
     model.keep(rows, context)
     made, seconds = model.propose(_job([5, 3, 0], [10, 10, 10], [2, 2, 2], stop))
-    assert made.counts.tolist() == [1, 3, 0]
+    assert made.tree.counts.tolist() == [1, 3, 0]
     passes = [(3, 30), (3, 33), (3, 36), (3, 39), (3, 42)] if together else [(2, 20), (1, 11), (1, 12)]
     assert [work.passes for work in made.work] == [tuple(rows for rows, _ in passes)]
     steps = sum(machine.step_seconds("draft-model", *one) for one in passes)
@@ -154,8 +155,8 @@ def test_a_machine_that_drafts_whole_grows_trees_from_main_chains_alone() -> Non
     beam = drafted(view, 3, table_of(1), beam_of(1))[0]
     machine = Machine("tested", GPU.verify, GPU.drafters)
     comb, seconds = drafted(view, 3, table_of(1), beam_of(1), machine)
-    assert right_path(beam)[0].tolist() == [3], "a beam goes on after the second token's next candidate"
-    assert right_path(comb)[0].tolist() == [2]
+    assert right_path(beam.tree)[0].tolist() == [3], "a beam goes on after the second token's next candidate"
+    assert right_path(comb.tree)[0].tolist() == [2]
     assert comb.work == (DraftWork("draft-model", 1, (1, 1, 1), 7),)
     times, steps = machine.drafters["draft-model"], [machine.step_seconds("draft-model", 1, 9.0 + i) for i in range(3)]
     assert seconds == pytest.approx(sum(steps) + 7 * times.catch_up_per_token)
@@ -172,19 +173,19 @@ def test_a_tree_keeps_its_shape_and_never_loses_to_its_chain(
     """Parents first, equal tokens once, within ceilings; what is right is right all the way, at least the chain's."""
     view = view_of(ranks)
     draft, _ = drafted(view, depth, table_of(1, width, nodes), beam_of(1) if beam else None)
-    accepted, path = right_path(draft)
+    accepted, path = right_path(draft.tree)
     chain = min(depth, nodes) if width > 1 else depth
-    assert draft.counts[0] <= max(nodes, int(draft.chain[0]))
-    assert accepted[0] >= min(int(view.run[0]), int(draft.chain[0]))
-    assert draft.chain[0] <= chain
-    if draft.tree is not None:
-        parents = draft.tree.parents[0, : draft.counts[0]].tolist()
-        assert all(parent < node for node, parent in enumerate(parents))
-        pairs = list(zip(parents, draft.tree.ranks[0, : draft.counts[0]].tolist(), strict=True))
-        assert len(set(pairs)) == len(pairs)
-        before = [-1, *path[0, : accepted[0]].tolist()]
-        assert [draft.tree.parents[0, node] for node in before[1:]] == before[:-1]
-        assert draft.tree.ranks[0, before[1:]].tolist() == ranks[: accepted[0]]
+    tree = draft.tree
+    assert len(tree.token) <= max(nodes, int(tree.chain[0]))
+    assert accepted[0] >= min(int(view.run[0]), int(tree.chain[0]))
+    assert tree.chain[0] <= chain
+    parents = tree.parent.tolist()
+    assert all(parent < node for node, parent in enumerate(parents))
+    pairs = list(zip(parents, tree.rank.tolist(), strict=True))
+    assert len(set(pairs)) == len(pairs)
+    before = [-1, *path[0, : accepted[0]].tolist()]
+    assert [tree.parent[node] for node in before[1:]] == before[:-1]
+    assert tree.rank[before[1:]].tolist() == ranks[: accepted[0]]
 
 
 def test_behind_a_wrong_token_siblings_share_what_the_first_leaves() -> None:
@@ -193,37 +194,33 @@ def test_behind_a_wrong_token_siblings_share_what_the_first_leaves() -> None:
     unknown[1] = 0.8, 0.4
     view = replace(view_of([0, UNRANKED, 0, 0]), after_miss=AfterMiss(unknown, unknown))
     draft, _ = drafted(view, 4, table_of(1))
-    assert draft.tree is not None
-    assert draft.confidence[0, :4].tolist() == pytest.approx([0.6, 0.6, 0.8, 0.4])
-    siblings = [draft.confidence[0, node] for node in range(4, 12) if draft.tree.parents[0, node] == 1]
+    assert draft.tree.confidence[:4].tolist() == pytest.approx([0.6, 0.6, 0.8, 0.4])
+    siblings = [draft.tree.confidence[node] for node in range(4, 12) if draft.tree.parent[node] == 1]
     assert sorted(siblings) == pytest.approx([0.05, 0.1])
-    assert right_path(draft)[0].tolist() == [1]
+    assert right_path(draft.tree)[0].tolist() == [1]
 
 
 def chain_of(run: int, count: int) -> Draft:
-    empty = Draft.empty(1, count)
-    return replace(empty, tokens=chain_tokens(np.array([run]), count), counts=np.array([count]))
+    return Draft(DraftTree.from_chains(chain_tokens(np.array([run]), count), np.array([count]), drafter=1))
 
 
 @given(ranked, st.integers(0, 4), st.integers(0, 5), st.integers(0, 5))
 @settings(max_examples=80, deadline=None)
 def test_two_drafts_are_right_where_either_is(ranks: list[int], depth: int, run: int, more: int) -> None:
     """Right tokens are shared, wrong ones are not; each node is its drafter's."""
-    one, two = np.zeros(1, dtype=np.int64), np.ones(1, dtype=np.int64)
-    draft = drafted(view_of(ranks), depth, table_of(1))[0] if depth else Draft.empty(1)
+    one = np.zeros(1, dtype=np.int64)
+    draft = drafted(view_of(ranks), depth, table_of(1))[0] if depth else Draft(DraftTree.empty(1))
     free = chain_of(min(run, more), more)
     table = TreeTable(one + 9, one + 99, np.full(1, -1.0), np.ones((1, 1, 1)))
-    both = merge_drafts(draft, free, table, (one, two))
-    right, alone = right_path(both)[0][0], right_path(draft)[0][0]
+    both = merge_drafts(draft, free, table)
+    right, alone = right_path(both.tree)[0][0], right_path(draft.tree)[0][0]
     assert right == max(alone, min(run, more))
-    assert both.counts[0] == draft.counts[0] + more - min(alone, run, more)
+    assert len(both.tree.token) == len(draft.tree.token) + more - min(alone, run, more)
     if not more:
         return
-    assert both.tree is not None
-    owners = both.tree.drafters[0, : both.counts[0]]
-    assert int((owners == 0).sum()) == draft.counts[0]
-    assert both.chain[0] == (draft.chain[0] if depth else more)
-    tokens = both.tokens[0, right_path(both)[1][0]]
+    assert int((both.tree.drafter == 0).sum()) == len(draft.tree.token)
+    assert both.tree.chain[0] == (draft.tree.chain[0] if depth else more)
+    tokens = both.tree.token[right_path(both.tree)[1][0]]
     assert (tokens >= RIGHT).all()
 
 
@@ -234,4 +231,4 @@ def test_runs_of_the_next_request_are_no_part_of_a_tree() -> None:
     last = np.array([2])
     job = TapeJob(*(np.array([value]) for value in (0, 5, 9, 1)), end=last, last=last, decoding=1, tree=table_of(1))
     draft, _ = TapeModel("draft-model", view, CPU, 1, 512).propose(job)
-    assert right_path(draft)[0].tolist() == [2]
+    assert right_path(draft.tree)[0].tolist() == [2]

@@ -8,17 +8,16 @@ that shares nothing with the code under test.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 
 import numpy as np
 import torch
-from numpy.lib.stride_tricks import sliding_window_view
 from scipy import stats
 
 from adaptspec.arrays import FloatArray, IntArray
 from adaptspec.decision import StopTable
-from adaptspec.models.draft import Draft
+from adaptspec.draft_tree import DraftTree
 from adaptspec.models.noise import Floats, Stream
 from adaptspec.models.sampling import RowSampling, SamplingBatch, argmax, certainty, entropies, tempered
 from adaptspec.request import SamplingParams
@@ -28,7 +27,6 @@ VOCAB = 5
 EOS = 4
 PROMPT = (1, 3, 1)
 OUT = 3
-CPU = torch.device("cpu")
 
 
 class Table:
@@ -60,13 +58,13 @@ def adaptive_depths(number: int, accepted: IntArray) -> IntArray:
 
 @dataclass(frozen=True)
 class Drafter:
-    """Drafts from a table: sampled, or (`point`) always the likeliest token, as lookups do.
+    """Drafts chains from a table: sampled, or (`point`) always the likeliest token, as lookups do.
 
-    `drop_below` is the mistake of rule 3: a token is not submitted when it itself looks unlikely. `stop_below`
-    is the allowed form: it is submitted, but none after it; so is `drop_above`: it is not where the entropy of what it
-    is drawn from is higher, whichever it is. `claims` is another mistake: the likeliest token handed
-    over as if it had been sampled. `temperature` gives draft temperatures by entropy; `hides_temperature` is the
-    mistake of keeping the distribution before it. `stop` makes the stop table of a round of so many rows.
+    `drop_below` breaks the rule of non-anticipating drafts: a sampled token of lower confidence is not submitted.
+    `stop_below` is the allowed form: the token is submitted, and none after it. So is `drop_above`: no token is
+    submitted where the entropy of its distribution is higher. `claims` is another mistake: the likeliest token with the
+    distribution of a sampled one. `temperature` gives draft temperatures by entropy; `hides_temperature` is the mistake
+    of returning the distribution before it. `stop` makes the stop table of a round of so many rows.
     """
 
     table: Table = DRAFT
@@ -79,16 +77,18 @@ class Drafter:
     hides_temperature: bool = False
     stop: Callable[[int], StopTable | None] | None = None
 
-    def propose(self, rows: Sequence[RowSampling], sampling: SamplingBatch, depths: IntArray, method: Method) -> Draft:
+    def propose(
+        self, rows: Sequence[RowSampling], sampling: SamplingBatch, depths: IntArray, method: Method
+    ) -> DraftTree:
         """One round's draft for all rows."""
         batch, deepest = len(rows), int(depths.max(initial=0))
         tokens = np.zeros((batch, deepest), dtype=np.int64)
         counts = np.zeros(batch, dtype=np.int64)
         keep = method.needs_distribution and (self.claims or not self.point)
-        kept = np.zeros((batch, deepest, VOCAB), dtype=np.float32) if keep else None
+        distribution = np.zeros((batch, deepest, VOCAB), dtype=np.float32) if keep else None
         active = np.flatnonzero(depths)
-        table = None if self.stop is None else self.stop(batch)
-        stop = None if table is None else table.begin(active)
+        stop = None if self.stop is None else self.stop(batch)
+        survival: FloatArray = np.ones(batch)
         contexts = np.concatenate((last_three(rows), tokens), axis=1)
         for step in range(deepest):
             if not len(active):
@@ -105,24 +105,32 @@ class Drafter:
                 drawn = sampling.choose(scores, active, offsets)
             else:
                 drawn = sampling.choose(scores, active, offsets, Stream.DRAFT)
-            if kept is not None:
-                kept[active, step] = sampling.probabilities(plain if self.hides_temperature else scores, active)
+            if distribution is not None:
+                drawn_from = plain if self.hides_temperature else scores
+                distribution[active, step] = sampling.probabilities(drawn_from, active)
             tokens[active, step] = contexts[active, step + 3] = drawn
-            sure = certainty(plain, drawn)
-            submitted = (sure.confidence >= self.drop_below) & (sure.entropy <= self.drop_above)
+            known = certainty(plain, drawn)
+            confidence, entropy = known.confidence, known.entropy
+            submitted = (confidence >= self.drop_below) & (entropy <= self.drop_above)
             counts[active[submitted]] += 1
-            going = submitted & (sure.confidence >= self.stop_below) & (depths[active] > step + 1)
-            if stop is not None:
-                going &= stop(step + 1, active, sure.confidence, sure.entropy)
-            active = active[going]
-        nothing = np.full((batch, deepest), np.nan)
-        return Draft(tokens, counts, nothing, nothing, kept)
+            going = submitted & (confidence >= self.stop_below) & (depths[active] > step + 1)
+            active, confidence, entropy = active[going], confidence[going], entropy[going]
+            if stop is not None and len(active):
+                survival[active] *= stop.chances(step + 1, active, confidence)
+                continues = stop.continues(step + 1, active, confidence, entropy, survival=survival[active])
+                active = active[continues]
+        return chain_draft(tokens, distribution, counts)
 
 
-def point_draft(tokens: IntArray, distribution: Floats | None = None, counts: Sequence[int] = ()) -> Draft:
-    """A draft of these tokens [B, D], of `counts` each (all of them if left out)."""
-    nothing = np.full(tokens.shape, np.nan)
-    return Draft(tokens, np.array(counts or [tokens.shape[1]] * len(tokens)), nothing, nothing, distribution)
+def chain_draft(
+    tokens: IntArray, distribution: Floats | None = None, counts: Sequence[int] | IntArray | None = None
+) -> DraftTree:
+    """Chains of these tokens [B, D], `counts` [B] of each (None: all), drawn from `distribution` [B, D, V]."""
+    batch, deepest = tokens.shape
+    lengths = np.full(batch, deepest) if counts is None else np.array(counts, dtype=np.int64)
+    chains = DraftTree.from_chains(tokens, lengths)
+    drawn_from = None if distribution is None else distribution[np.arange(deepest) < lengths[:, None]]
+    return replace(chains, distribution=drawn_from)
 
 
 def make_rows(params: SamplingParams, seeds: Sequence[int]) -> list[RowSampling]:
@@ -135,6 +143,15 @@ def last_three(rows: Sequence[RowSampling]) -> IntArray:
     return np.array([row.tokens[-3:] for row in rows], dtype=np.int64)
 
 
+def target_logits(rows: Sequence[RowSampling], draft: DraftTree) -> torch.Tensor:
+    """The target's logits [N + B, VOCAB] at all packed positions of the pass that verifies the draft."""
+    paths = iter(draft.path_tokens())
+    contexts = []
+    for row, count in zip(rows, draft.counts.tolist(), strict=True):
+        contexts += [[*row.tokens[-3:], *next(paths)][-3:] for _ in range(count + 1)]
+    return TARGET.logits(np.array(contexts))
+
+
 def speculate(rows: Sequence[RowSampling], method: Method, drafter: Drafter, depths: Depths, out: int) -> IntArray:
     """Whole rounds until each row has `out` tokens; returns them, [B, out]."""
     sampling = SamplingBatch(rows, VOCAB)
@@ -142,12 +159,10 @@ def speculate(rows: Sequence[RowSampling], method: Method, drafter: Drafter, dep
     number = 0
     while any(len(row.tokens) - row.prompt_length < out for row in rows):
         draft = drafter.propose(rows, sampling, depths(number, accepted), method)
-        contexts = sliding_window_view(np.concatenate((last_three(rows), draft.tokens), axis=1), 3, axis=1)
-        used = np.arange(contexts.shape[1]) <= draft.counts[:, None]
-        result = method.verify(TARGET.logits(contexts[used]), draft, sampling)
+        result = method.verify(target_logits(rows, draft), draft, sampling)
         accepted = result.accepted
         for i, row in enumerate(rows):
-            row.tokens.extend([*draft.tokens[i, : accepted[i]].tolist(), int(result.following[i])])
+            row.tokens.extend(result.tokens(draft, i))
         number += 1
     return np.array([row.tokens[row.prompt_length : row.prompt_length + out] for row in rows])
 

@@ -1,4 +1,4 @@
-"""What trees rest on: how often the target's token is among a draft's candidates, and what is emitted then."""
+"""Trees under `coupled`: the emitted tokens have the target's distribution."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from adaptspec.models.sampling import RowSampling, SamplingBatch
 from adaptspec.request import SamplingParams
 from adaptspec.verification.coupled import Coupled
 
-from .tables import DRAFT, PROMPT, TARGET, Drafter, Table, decode_plainly, make_rows, speculate
+from .tables import DRAFT, TARGET, Drafter, Table, decode_plainly, make_rows, speculate, target_logits
 
 PARAMS = st.builds(
     SamplingParams,
@@ -47,7 +47,7 @@ DRAFTERS = st.sampled_from(
 def test_tokens_equal_plain_decoding_at_every_depth(
     params: list[SamplingParams], seed: int, schedule: int, drafter: Drafter
 ) -> None:
-    """Rows with settings of their own, alone in plain decoding, together in the speculating batch."""
+    """Rows with different settings: each alone in plain decoding, all together in the speculating batch."""
     random = np.random.default_rng(schedule)
 
     def depths(number: int, accepted: IntArray) -> IntArray:
@@ -61,10 +61,9 @@ def test_tokens_equal_plain_decoding_at_every_depth(
 
 
 def test_a_draft_that_is_the_target_is_always_accepted() -> None:
-    """The draft must meet the target's noise, or acceptance is what independent draws would give."""
+    """Draft and target share the noise: with independent draws some tokens would be rejected."""
     rows = make_rows(SamplingParams(temperature=1.5), range(200))
     sampling = SamplingBatch(rows, 5)
     draft = Drafter(TARGET).propose(rows, sampling, np.full(200, 4), Coupled())
-    windows = [np.array([*PROMPT, *draft.tokens[i, :n]][-3:]) for i in range(200) for n in range(5)]
-    result = Coupled().verify(TARGET.logits(np.array(windows)), draft, sampling)
+    result = Coupled().verify(target_logits(rows, draft), draft, sampling)
     assert (result.accepted == 4).all()

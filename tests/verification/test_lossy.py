@@ -1,4 +1,4 @@
-"""The lossy methods: what they keep, what they may never keep, and that the target's own choice always stays."""
+"""The lossy methods: which tokens they keep and which never; the target's own token always stays."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from adaptspec.models.noise import Floats
 from adaptspec.models.sampling import SamplingBatch
 from adaptspec.request import SamplingParams
 from adaptspec.verification.lossy import GoodEnough, Threshold, Typical
-from adaptspec.verification.method import Windows
+from adaptspec.verification.method import position_starts
 
-from .tables import VOCAB, Drafter, adaptive_depths, decode_plainly, make_rows, point_draft, speculate
+from .tables import VOCAB, Drafter, adaptive_depths, chain_draft, decode_plainly, make_rows, speculate
 
 
 @dataclass(frozen=True)
@@ -30,19 +30,19 @@ class _All(GoodEnough):
 
 @settings(max_examples=40, deadline=None)
 @given(seed=st.integers(0, 2**32), counts=st.lists(st.integers(0, 3), min_size=1, max_size=4))
-def test_the_targets_choice_follows(seed: int, counts: list[int]) -> None:
+def test_the_targets_own_token_comes_after_the_accepted_ones(seed: int, counts: list[int]) -> None:
     random = np.random.default_rng(seed)
     rows = make_rows(SamplingParams(temperature=0.0), range(len(counts)))
     sampling = SamplingBatch(rows, VOCAB)
     logits = torch.from_numpy(random.normal(size=(sum(counts) + len(counts), VOCAB)).astype(np.float32))
     tokens = random.integers(0, VOCAB, (len(counts), max(counts)))
-    draft = point_draft(tokens, counts=counts)
-    own, starts = logits.argmax(1).numpy(), Windows.of(draft).starts
+    draft = chain_draft(tokens, counts=counts)
+    target, starts = logits.argmax(1).numpy(), position_starts(draft)
     for lossy in (False, True):
         result = _All(lossy).verify(logits, draft, sampling)
-        assert (result.following == own[starts + result.accepted]).all()
+        assert (result.next_token == target[starts + result.accepted]).all()
         for i, count in enumerate(counts):
-            agreed = [bool(own[starts[i] + j] == tokens[i, j]) for j in range(count)]
+            agreed = [bool(target[starts[i] + j] == tokens[i, j]) for j in range(count)]
             assert result.accepted[i] == (count if lossy else [*agreed, False].index(False))
 
 
@@ -50,11 +50,11 @@ SHARES = torch.tensor([0.50, 0.30, 0.15, 0.04, 0.01])
 
 
 def _judged(token: int, method: Threshold, params: SamplingParams = SamplingParams(temperature=0.0)) -> tuple[int, int]:
-    """One drafted token, judged where the target has SHARES: accepted, and what follows."""
-    draft = point_draft(np.array([[token]]))
+    """One drafted token where the target has SHARES: whether it is accepted, and the next token."""
+    draft = chain_draft(np.array([[token]]))
     rows = make_rows(params, [0])
     result = method.verify(SHARES.log().repeat(2, 1), draft, SamplingBatch(rows, VOCAB))
-    return int(result.accepted[0]), int(result.following[0])
+    return int(result.accepted[0]), int(result.next_token[0])
 
 
 @pytest.mark.parametrize(
@@ -62,12 +62,12 @@ def _judged(token: int, method: Threshold, params: SamplingParams = SamplingPara
     [(0, 1), (1, 1), (2, 1), (3, 0), (4, 0)],
     ids=["argmax", "above high", "between, in the top 3", "below low", "far below"],
 )
-def test_marks_decide(token: int, kept: int) -> None:
+def test_thresholds_decide(token: int, kept: int) -> None:
     assert _judged(token, Threshold(high=0.25, low=0.05, top=3)) == (kept, 0)
 
 
-def test_a_token_the_processors_rule_out_is_never_kept() -> None:
-    """Marks of 0 accept anything but what cannot be: min_tokens, masks and top-k still hold."""
+def test_a_token_that_the_rules_remove_is_never_kept() -> None:
+    """Thresholds of 0 accept any token that min_tokens, masks and top-k allow."""
     banned = SamplingParams(temperature=0.0, logit_bias={4: -100.0}, top_k=2)
     assert _judged(4, Threshold(high=0.0, low=0.0), SamplingParams(temperature=1.0, top_k=2))[0] == 0
     assert _judged(4, Threshold(high=0.01, low=0.01), banned)[0] == 0
@@ -75,8 +75,8 @@ def test_a_token_the_processors_rule_out_is_never_kept() -> None:
 
 @settings(max_examples=20, deadline=None)
 @given(seed=st.integers(0, 2**40), temperature=st.sampled_from([0.0, 0.7, 1.3]))
-def test_marks_nobody_reaches_leave_plain_decoding(seed: int, temperature: float) -> None:
-    """high = low = 1 keeps what the target draws itself and nothing else."""
+def test_thresholds_of_one_leave_plain_decoding(seed: int, temperature: float) -> None:
+    """high = low = 1 keeps only the tokens that the target draws itself."""
     params = SamplingParams(temperature=temperature)
     strict = Threshold(high=1.0, low=1.0, top=1)
     tokens = speculate(make_rows(params, [seed]), strict, Drafter(), adaptive_depths, 8)
@@ -84,15 +84,15 @@ def test_marks_nobody_reaches_leave_plain_decoding(seed: int, temperature: float
 
 
 def _kept(token: int, shares: list[float], seeds: range = range(50)) -> float:
-    """How often a drafted token stays where the target has these shares."""
+    """The share of rows that keep a drafted token where the target has these shares."""
     rows = make_rows(SamplingParams(), seeds)
-    draft = point_draft(np.full((len(rows), 1), token))
+    draft = chain_draft(np.full((len(rows), 1), token))
     logits = torch.tensor(shares).log().repeat(2 * len(rows), 1)
     return float(Typical().verify(logits, draft, SamplingBatch(rows, VOCAB)).accepted.mean())
 
 
-def test_where_many_tokens_would_do_an_unlikely_one_is_kept() -> None:
-    """H = 1.6: the bound is delta * exp(-H) = 0.06; where the target is sure it is epsilon."""
+def test_an_unlikely_token_is_kept_where_the_target_is_unsure() -> None:
+    """At an entropy of 1.6 the bound is delta * exp(-1.6) = 0.06; where the target is sure it is epsilon."""
     assert _kept(3, [0.2, 0.2, 0.2, 0.2, 0.2]) == 1.0
     assert _kept(3, [0.24, 0.23, 0.23, 0.07, 0.23]) == 1.0
     assert _kept(3, [0.91, 0.01, 0.01, 0.06, 0.01]) < 0.3  # only where the target draws it itself

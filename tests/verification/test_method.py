@@ -1,4 +1,4 @@
-"""Methods by name, the packed layout of a verify pass, and the run of tokens that agree."""
+"""Methods by name, the noise of the token after a draft, and walks through trees along the target's tokens."""
 
 from __future__ import annotations
 
@@ -15,8 +15,10 @@ from adaptspec.errors import ConfigError
 from adaptspec.models.sampling import SamplingBatch
 from adaptspec.request import SamplingParams
 from adaptspec.verification import METHODS, make_method
+from adaptspec.verification.method import Positions, accepted_run, node_parents, position_starts, walk
+from tests.draft_trees import Row, batches, pack
 
-from .tables import VOCAB, make_rows, point_draft
+from .tables import VOCAB, chain_draft, make_rows
 
 
 def _drawn_from(method: str, p: FloatArray, q: FloatArray, tokens: list[int], accepted: int) -> FloatArray:
@@ -39,28 +41,81 @@ def _drawn_from(method: str, p: FloatArray, q: FloatArray, tokens: list[int], ac
 def test_the_token_after_a_draft_has_the_noise_of_its_position_alone(
     name: str, seed: int, counts: list[int], point: bool
 ) -> None:
-    """Correction or bonus: plain decoding that has come as far draws with the same noise, whatever was drafted."""
+    """Plain decoding draws the correction or bonus with the same noise, whatever was drafted."""
     random, deepest = np.random.default_rng(seed), max(counts)
     rows = make_rows(SamplingParams(), random.integers(0, 2**40, len(counts)).tolist())
     for row in rows:
         row.tokens.extend(random.integers(0, VOCAB, int(random.integers(0, 3))).tolist())
     tokens = random.integers(0, VOCAB, (len(counts), deepest))
     q = np.eye(VOCAB)[tokens] if point else random.dirichlet(np.ones(VOCAB), tokens.shape)
-    draft = point_draft(tokens, None if point else q.astype(np.float32), counts)
+    draft = chain_draft(tokens, None if point else q.astype(np.float32), counts)
     p = random.dirichlet(np.full(VOCAB, 2.0), sum(counts) + len(counts))
     logits = torch.from_numpy(np.log(p)).float()
     result = make_method(name).verify(logits, draft, SamplingBatch(rows, VOCAB))
     start = 0
     for i, (row, count) in enumerate(zip(rows, counts, strict=True)):
-        mine, accepted = tokens[i, :count].tolist(), int(result.accepted[i])
-        weights = _drawn_from(name, p[start : start + count + 1], q[i], mine, accepted)
-        alone = replace(row, tokens=[*row.tokens, *mine[:accepted]])
+        drafted, accepted = tokens[i, :count].tolist(), int(result.accepted[i])
+        weights = _drawn_from(name, p[start : start + count + 1], q[i], drafted, accepted)
+        alone = replace(row, tokens=[*row.tokens, *drafted[:accepted]])
         here = np.zeros(1, dtype=np.int64)
         with np.errstate(divide="ignore"):
             scores = np.log(weights).astype(np.float32)[None]
         noisy = SamplingBatch([alone], VOCAB).perturbed(scores, here, here)[0]
-        assert noisy[int(result.following[i])] >= noisy.max() - 1e-3, (i, accepted, count)
+        assert noisy[int(result.next_token[i])] >= noisy.max() - 1e-3, (i, accepted, count)
         start += count + 1
+
+
+def _walked(row: Row, choices: list[int]) -> list[int]:
+    """The nodes of one row with the target's tokens after its newest token and after each node."""
+    path: list[int] = []
+    while True:
+        parent = path[-1] if path else -1
+        children = [node for node, drafted in enumerate(row.nodes) if drafted.parent == parent]
+        found = [node for node in children if row.nodes[node].token == choices[parent + 1]]
+        if not found:
+            return path
+        path.append(found[0])
+
+
+@given(data=st.data(), rows=batches(min_rows=0, vocab=2))
+def test_a_walk_follows_the_targets_tokens_as_far_as_they_were_drafted(data: st.DataObject, rows: list[Row]) -> None:
+    """Of equal siblings the first counts; the target's token after the last accepted node is the next one."""
+    tree = pack(rows)
+    size = len(tree.token) + len(rows)
+    choices = np.array(data.draw(st.lists(st.integers(0, 1), min_size=size, max_size=size)), dtype=np.int64)
+    result = walk(tree, choices)
+    assert result.choices is choices
+    start = 0
+    for i, row in enumerate(rows):
+        line = choices[start : start + len(row.nodes) + 1].tolist()
+        path = _walked(row, line)
+        next_token = line[path[-1] + 1 if path else 0]
+        assert result.accepted[i] == len(path)
+        assert result.nodes(i) == path
+        assert result.path[i].tolist() == path + [-1] * (result.path.shape[1] - len(path))
+        assert result.tokens(tree, i) == [*(row.nodes[node].token for node in path), next_token]
+        start += len(line)
+    assert result.path.shape == (len(rows), result.accepted.max(initial=0))
+
+
+@given(rows=batches())
+def test_packed_positions_by_row_and_by_node(rows: list[Row]) -> None:
+    tree = pack(rows)
+    positions = Positions.of(tree)
+    nodes = [(i, node) for i, row in enumerate(rows) for node in range(-1, len(row.nodes))]
+    assert positions.row.tolist() == [i for i, _ in nodes]
+    assert positions.depth.tolist() == [len(rows[i].path(node)) for i, node in nodes]
+    assert [nodes[position] for position in position_starts(tree)] == [(i, -1) for i in range(len(rows))]
+    parents = [(i, drafted.parent) for i, row in enumerate(rows) for drafted in row.nodes]
+    assert [nodes[position] for position in node_parents(tree)] == parents
+
+
+@given(rows=st.lists(st.lists(st.booleans(), max_size=4), min_size=1, max_size=5))
+def test_an_accepted_run_ends_before_the_first_token_that_fails(rows: list[list[bool]]) -> None:
+    counts = [len(passed) for passed in rows]
+    draft = chain_draft(np.zeros((len(rows), max(counts)), dtype=np.int64), counts=counts)
+    passed = np.array([one for line in rows for one in line], dtype=np.bool_)
+    assert accepted_run(draft, passed).tolist() == [[*line, False].index(False) for line in rows]
 
 
 def test_every_method_is_found_by_its_own_name_and_says_whether_it_is_lossy() -> None:

@@ -1,4 +1,4 @@
-"""Speculative sampling: how much it keeps, and its corners; its distribution is in test_distribution."""
+"""Speculative sampling: how much it keeps, and corner cases; test_distribution tests its distribution."""
 
 from __future__ import annotations
 
@@ -10,35 +10,44 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from adaptspec.arrays import IntArray
-from adaptspec.models.draft import Draft
 from adaptspec.models.noise import Stream
 from adaptspec.models.sampling import SamplingBatch
 from adaptspec.request import SamplingParams
 from adaptspec.verification.method import Method
 from adaptspec.verification.rejection import Block, Rejection
 
-from .tables import DRAFT, PROMPT, TARGET, VOCAB, Drafter, decode_plainly, make_rows, point_draft, speculate
+from .tables import (
+    DRAFT,
+    PROMPT,
+    TARGET,
+    VOCAB,
+    Drafter,
+    chain_draft,
+    decode_plainly,
+    make_rows,
+    speculate,
+    target_logits,
+)
 
 both = pytest.mark.parametrize("method", [Rejection(), Block()], ids=lambda method: method.name)
 
 
 def _accepted(method: Method, drafter: Drafter, depth: int, seeds: range, **params: float) -> IntArray:
-    """How many tokens of each row are kept, in one round from the prompt on."""
+    """The number of tokens that each row keeps [B] in its first round."""
     rows = make_rows(SamplingParams(**params), seeds)  # type: ignore[arg-type]
     sampling = SamplingBatch(rows, VOCAB)
     draft = drafter.propose(rows, sampling, np.full(len(rows), depth), method)
-    contexts = [[*row.tokens, *draft.tokens[i, :n]][-3:] for i, row in enumerate(rows) for n in range(depth + 1)]
-    return method.verify(TARGET.logits(np.array(contexts)), draft, sampling).accepted
+    return method.verify(target_logits(rows, draft), draft, sampling).accepted
 
 
 @both
 def test_a_draft_from_the_targets_own_distribution_is_always_kept(method: Method) -> None:
-    """With p = q nothing is left to draw anew, and 0 / 0 must count as kept; up to rounding it does."""
+    """With p = q the residual is empty, and 0 / 0 must count as kept, up to rounding."""
     assert (_accepted(method, Drafter(TARGET), 1, range(300), temperature=0.7, top_k=3) == 1).all()
     assert (_accepted(method, Drafter(TARGET), 4, range(300)) == 4).mean() > 0.99
 
 
-def test_acceptance_is_the_overlap_of_target_andpoint_draft() -> None:
+def test_acceptance_is_the_overlap_of_target_and_draft() -> None:
     """P(accept) = sum(min(p, q)), within four standard deviations over 4,000 seeds."""
     accepted = _accepted(Rejection(), Drafter(), 1, range(4000))
     start = np.array([PROMPT])
@@ -46,42 +55,42 @@ def test_acceptance_is_the_overlap_of_target_andpoint_draft() -> None:
     assert abs(accepted.mean() - overlap) < 4 * np.sqrt(overlap * (1 - overlap) / 4000)
 
 
-def test_it_keeps_more_of_a_block_than_token_by_token() -> None:
-    """What it is for: at depth 4 the mean number of tokens kept is larger, by more than chance."""
+def test_block_keeps_more_than_rejection() -> None:
+    """At depth 4 the mean number of kept tokens is larger, by more than chance."""
     block = _accepted(Block(), Drafter(), 4, range(4000))
     rejection = _accepted(Rejection(), Drafter(), 4, range(4000))
     error = np.sqrt((block.var() + rejection.var()) / 4000)
     assert block.mean() > rejection.mean() + 2 * error
 
 
-# Of three tokens, at two positions whatever stood before: the draft is far too sure of the first token.
+# Distributions over three tokens at two positions, whatever the text: the draft is far too sure of the first token.
 P = np.array([[0.5, 0.25, 0.25], [0.5, 0.45, 0.05]])
 Q = np.array([[0.9, 0.05, 0.05], [0.05, 0.35, 0.6]])
 
 
-def test_what_is_drawn_where_a_block_is_cut_makes_up_for_how_it_was_judged() -> None:
-    """Behind a token that was kept with weight w comes a draw from w p - q: from p - q pairs of tokens are biased."""
+def test_the_residual_where_a_block_is_cut_has_the_weight_of_the_kept_tokens() -> None:
+    """After a token that was kept with weight w comes a draw from w p - q; p - q would bias pairs of tokens."""
     rows = make_rows(SamplingParams(), range(4000))
     sampling, every = SamplingBatch(rows, 3), np.arange(len(rows))
     p, q = P.astype(np.float32), Q.astype(np.float32)
     at = [np.full(len(rows), n) for n in (0, 1)]
     drawn = [sampling.choose(np.log(q[n])[None].repeat(len(rows), 0), every, at[n], Stream.DRAFT) for n in (0, 1)]
-    tokens, unknown = np.stack(drawn, axis=1), np.full((len(rows), 2), np.nan)
-    draft = Draft(tokens, np.full(len(rows), 2), unknown, unknown, q[None].repeat(len(rows), 0))
-    windows = torch.from_numpy(np.log(np.concatenate((p, p[:1]))))  # of the token after both only its place matters
-    result = Block().verify(windows.repeat(len(rows), 1), draft, sampling)
-    first = np.where(result.accepted >= 1, tokens[:, 0], result.following)
+    tokens = np.stack(drawn, axis=1)
+    draft = chain_draft(tokens, q[None].repeat(len(rows), 0))
+    logits = torch.from_numpy(np.log(np.concatenate((p, p[:1]))))  # of the token after both any will do
+    result = Block().verify(logits.repeat(len(rows), 1), draft, sampling)
+    first = np.where(result.accepted >= 1, tokens[:, 0], result.next_token)
     plain = sampling.choose(np.log(p[1])[None].repeat(len(rows), 0), every, at[1])  # the next round's, without drafts
-    second = np.choose(result.accepted, (plain, result.following, tokens[:, 1]))
+    second = np.choose(result.accepted, (plain, result.next_token, tokens[:, 1]))
     pairs = np.bincount(3 * first + second, minlength=9)
     assert stats.chisquare(pairs, len(rows) * np.outer(*P).ravel()).pvalue > 1e-3
-    assert (np.bincount(result.accepted) > 100).all(), "cut before, between and behind them"
+    assert (np.bincount(result.accepted) > 100).all(), "cut before, between and after the two tokens"
 
 
 @both
 @settings(max_examples=30, deadline=None)
 @given(schedule=st.integers(0, 2**32), point=st.booleans(), sampled=st.integers(0, 3))
-def test_greedy_rows_equal_plain_decoding_even_beside_sampled_rows(
+def test_greedy_rows_equal_plain_decoding_in_a_batch_with_sampled_rows(
     method: Method, schedule: int, point: bool, sampled: int
 ) -> None:
     random = np.random.default_rng(schedule)
@@ -97,7 +106,7 @@ def test_greedy_rows_equal_plain_decoding_even_beside_sampled_rows(
 
 @both
 def test_without_drafts_it_draws_what_plain_decoding_draws(method: Method) -> None:
-    """Off is off: a request that does not speculate gets the same tokens under every method."""
+    """A request that does not speculate gets the same tokens under every method."""
     params = SamplingParams(temperature=1.2, presence_penalty=0.5)
     tokens = speculate(make_rows(params, range(50)), method, Drafter(), lambda _, last: np.zeros_like(last), 5)
     np.testing.assert_array_equal(tokens, decode_plainly(make_rows(params, range(50)), 5))
@@ -107,29 +116,29 @@ def test_without_drafts_it_draws_what_plain_decoding_draws(method: Method) -> No
 def test_a_rejected_point_mass_never_comes_back(method: Method) -> None:
     rows = make_rows(SamplingParams(), range(2000))
     logits = torch.tensor([[0.0, 0.0, 0.0, -60.0, -60.0]]).repeat(4000, 1)
-    result = method.verify(logits, point_draft(np.zeros((2000, 1), dtype=np.int64), None), SamplingBatch(rows, 5))
+    result = method.verify(logits, chain_draft(np.zeros((2000, 1), dtype=np.int64)), SamplingBatch(rows, 5))
     rejected = result.accepted == 0
     assert 0.6 < rejected.mean() < 0.73
-    assert set(result.following[rejected].tolist()) == {1, 2}
+    assert set(result.next_token[rejected].tolist()) == {1, 2}
 
 
 @both
-def test_a_token_the_target_rules_out_is_never_kept(method: Method) -> None:
+def test_a_token_that_the_rules_remove_is_never_kept(method: Method) -> None:
     rows = make_rows(SamplingParams(top_k=1), range(100))
     logits = torch.tensor([[0.0, 3.0, 0.0, 0.0, 0.0]]).repeat(200, 1)
     certain = np.zeros((100, 1, VOCAB), dtype=np.float32)
     certain[:, :, 4] = 1.0
-    result = method.verify(logits, point_draft(np.full((100, 1), 4), certain), SamplingBatch(rows, VOCAB))
+    result = method.verify(logits, chain_draft(np.full((100, 1), 4), certain), SamplingBatch(rows, VOCAB))
     assert not result.accepted.any()
-    assert (result.following == 1).all()
+    assert (result.next_token == 1).all()
 
 
 @both
 def test_rounding_that_leaves_no_residual_falls_back_to_the_target(method: Method) -> None:
-    """A q a little above p everywhere can reject with nothing left; the token then comes from p."""
+    """If q is a little above p everywhere, the residual after a rejection is empty; the token is drawn from p."""
     rows = make_rows(SamplingParams(), range(4000))
     logits = torch.zeros(8000, VOCAB)
-    draft = point_draft(np.zeros((4000, 1), dtype=np.int64), np.full((4000, 1, VOCAB), 0.3, dtype=np.float32))
+    draft = chain_draft(np.zeros((4000, 1), dtype=np.int64), np.full((4000, 1, VOCAB), 0.3, dtype=np.float32))
     result = method.verify(logits, draft, SamplingBatch(rows, VOCAB))
     assert 0 < result.accepted.sum() < 4000
-    assert set(result.following.tolist()) == set(range(VOCAB))
+    assert set(result.next_token.tolist()) == set(range(VOCAB))

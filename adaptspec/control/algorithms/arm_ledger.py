@@ -184,10 +184,10 @@ def _side_nodes(record: RoundRecord, cuts: IntArray) -> IntArray:
     """[B, L] nodes of each row's tree within depths [L], beyond those of its longest path."""
     if record.branches is None:
         return np.zeros((len(record.rows), len(cuts)), dtype=np.int64)
-    depths = record.branches.tree.depths
-    inside = np.arange(depths.shape[1]) < record.nodes[:, None]
-    within = (inside[..., None] & (depths[..., None] <= cuts)).sum(axis=1)
-    return np.asarray(within - np.minimum(record.drafted[:, None], cuts))
+    tree = record.branches.tree
+    within: IntArray = np.zeros((len(record.rows), len(cuts)), dtype=np.int64)
+    np.add.at(within, tree.row, tree.depth[:, None] <= cuts)
+    return within - np.minimum(record.drafted[:, None], cuts)
 
 
 class ArmLedger(Learner):

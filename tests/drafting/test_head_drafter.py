@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
-from adaptspec.engine.committed_states import CommittedStates
+from adaptspec.drafting.head_drafter import HeadDrafter
 from tests.models.packing import pack
 
 
 class Notes:
     """Stands for a head: by row, the positions and states that it was given."""
+
+    spec, info = SimpleNamespace(capture=(1, 2)), SimpleNamespace(architecture="notes")
 
     def __init__(self) -> None:
         self.given: dict[int, list[tuple[int, float]]] = {}
@@ -36,9 +39,9 @@ def notes() -> Notes:
     return Notes()
 
 
-def committed(notes: Notes) -> CommittedStates:
+def committed(notes: Notes) -> HeadDrafter:
     head: Any = notes
-    return CommittedStates(head)
+    return HeadDrafter(head)
 
 
 def numbered(first: int, count: int) -> torch.Tensor:
@@ -50,9 +53,9 @@ def test_states_of_rejected_drafts_are_never_passed_on(notes: Notes) -> None:
     """Of a branching draft those of the accepted path, after the newest token's; of prompts all, and at once."""
     states = committed(notes)
     packed = replace(pack((0, [5] * 5, 5), (1, [5] * 3, 3), (2, [5] * 4, 1)), prompts=1)
-    states.on_pass(packed, [10, 20, 0], numbered(100, 12))
+    states.observe_pass(packed, [10, 20, 0], numbered(100, 12))
     assert notes.given == {2: [(0, 108.0), (1, 109.0), (2, 110.0), (3, 111.0)]}
-    states.commit([(2, []), (0, [1, 3]), (1, [])])
+    states.observe_commit([(2, []), (0, [1, 3]), (1, [])])
     assert notes.given[0] == [(10, 100.0), (11, 102.0), (12, 104.0)]
     assert notes.given[1] == [(20, 105.0)]
     assert len(notes.given[2]) == 4
@@ -61,31 +64,31 @@ def test_states_of_rejected_drafts_are_never_passed_on(notes: Notes) -> None:
 def test_a_row_is_committed_once(notes: Notes) -> None:
     """Not again, if the next round fails before its pass; and not at all if its request has ended."""
     states = committed(notes)
-    states.on_pass(pack((0, [5] * 2, 2), (1, [5] * 2, 2)), [3, 3], numbered(0, 4))
-    states.free(1)
-    states.commit([(0, [0]), (1, [0])])
-    states.commit([(0, [0])])
+    states.observe_pass(pack((0, [5] * 2, 2), (1, [5] * 2, 2)), [3, 3], numbered(0, 4))
+    states.leave(1)
+    states.observe_commit([(0, [0]), (1, [0])])
+    states.observe_commit([(0, [0])])
     assert notes.given == {0: [(3, 0.0), (4, 1.0)]}
 
 
 def test_prompts_that_are_read_by_themselves_leave_waiting_rows_alone(notes: Notes) -> None:
     """On a GPU they have a pass of their own, between that of a round and its result."""
     states = committed(notes)
-    states.on_pass(pack((0, [5] * 2, 2)), [3], numbered(0, 2))
-    states.on_pass(replace(pack((1, [5] * 3, 1)), prompts=1), [6], numbered(50, 3))
-    states.commit([(0, [])])
+    states.observe_pass(pack((0, [5] * 2, 2)), [3], numbered(0, 2))
+    states.observe_pass(replace(pack((1, [5] * 3, 1)), prompts=1), [6], numbered(50, 3))
+    states.observe_commit([(0, [])])
     assert notes.given == {1: [(6, 50.0), (7, 51.0), (8, 52.0)], 0: [(3, 0.0)]}
 
 
 def test_an_idle_head_forgets_rows_that_go_on(notes: Notes) -> None:
     """While no policy asks for the head, it is given nothing, nor what came before it was idle."""
     states = committed(notes)
-    states.on_pass(pack((0, [5] * 2, 2)), [3], numbered(0, 2))
-    states.active = False
-    states.on_pass(pack((0, [5] * 2, 2), (1, [5], 1)), [4, 7], numbered(10, 3))
-    states.commit([(0, [0]), (1, [])])
+    states.observe_pass(pack((0, [5] * 2, 2)), [3], numbered(0, 2))
+    states.activate(active=False)
+    states.observe_pass(pack((0, [5] * 2, 2), (1, [5], 1)), [4, 7], numbered(10, 3))
+    states.observe_commit([(0, [0]), (1, [])])
     assert (notes.given, notes.forgotten) == ({}, [0, 1])
-    states.active = True
-    states.on_pass(pack((0, [5], 1)), [6], numbered(20, 1))
-    states.commit([(0, [])])
+    states.activate(active=True)
+    states.observe_pass(pack((0, [5], 1)), [6], numbered(20, 1))
+    states.observe_commit([(0, [])])
     assert notes.given == {0: [(6, 20.0)]}

@@ -1,33 +1,42 @@
-"""Passes hidden states from the target to a head: of committed tokens alone."""
+"""Drafting with a head, which reads hidden states of the target."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Sequence
 
 import torch
 
+from adaptspec.drafting.draft_model import DraftModelDrafter
 from adaptspec.models.heads.head_runner import HeadRunner
 from adaptspec.models.runner import Packed
 
 
-class CommittedStates:
-    """The target's hidden states, for one head.
+class HeadDrafter(DraftModelDrafter):
+    """A draft model that is a head: it gets the target's hidden states of committed tokens, in the text's order.
 
     States of prompts are passed on at once. States of decoding rows wait until it is known which drafts were accepted.
-    While the head is not `active`, none are passed, and its rows are forgotten.
+    While the drafter is not active none are passed on, and its rows are forgotten.
     """
 
-    def __init__(self, head: HeadRunner) -> None:
+    def __init__(self, head: HeadRunner, eos_token_ids: Collection[int] = (), catch_up_tokens: int = 512) -> None:
+        super().__init__(head, eos_token_ids, catch_up_tokens)
+        layers = ", ".join(map(str, head.spec.capture))
+        self.description = (
+            f"in the target's own tokens ({head.info.architecture}, from its states before layers {layers})"
+        )
         self._head = head
-        self.active = True
+        self._active = True
         self._states: torch.Tensor | None = None  # of the latest pass of decoding rows
         self._waiting: dict[int, tuple[int, int]] = {}  # by row: its first token in that pass, and its position
 
-    def on_pass(self, packed: Packed, starts: Sequence[int], states: torch.Tensor | None) -> None:
-        """After a pass: states [sum(counts), width] of all its tokens, whose rows begin at positions `starts`."""
-        assert states is not None, "the target's states are not captured"
+    def activate(self, *, active: bool) -> None:
+        """See `ModelDrafter.activate`."""
+        self._active = active
+
+    def observe_pass(self, packed: Packed, starts: Sequence[int], states: torch.Tensor) -> None:
+        """See `ModelDrafter.observe_pass`."""
         rows, counts = packed.rows.tolist(), packed.counts.tolist()
-        if not self.active:
+        if not self._active:
             self._states, self._waiting = None, {}
             for row in rows:
                 self._head.forget(row)
@@ -44,8 +53,8 @@ class CommittedStates:
             read = states[sum(counts[:decoding]) :]
             self._head.on_hidden_states(rows[decoding:], starts[decoding:], counts[decoding:], read)
 
-    def commit(self, accepted: Iterable[tuple[int, Sequence[int]]]) -> None:
-        """Rows of the latest pass, and which of their drafted nodes stay (places among them, ascending)."""
+    def observe_commit(self, accepted: Sequence[tuple[int, Sequence[int]]]) -> None:
+        """See `ModelDrafter.observe_commit`."""
         rows, starts, counts, picked = list[int](), list[int](), list[int](), list[int]()
         for row, nodes in accepted:
             if row in self._waiting:
@@ -60,6 +69,6 @@ class CommittedStates:
         if not self._waiting:
             self._states = None
 
-    def free(self, row: int) -> None:
-        """The row's request has ended or given way."""
+    def leave(self, row: int) -> None:
+        """See `Drafter.leave`: its part of the latest pass is not committed."""
         self._waiting.pop(row, None)

@@ -1,0 +1,215 @@
+"""The drafted tokens of a round, as packed trees. Plain data, no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from adaptspec.arrays import BoolArray, FloatArray, IntArray
+
+
+@dataclass(frozen=True, eq=False)
+class DraftTree:
+    """Drafted tokens of B rows: N nodes, row after row. A chain is a tree with one node at each depth.
+
+    The nodes of row b are `offsets[b]:offsets[b + 1]`: its main chain first, each node the parent of the next one, then
+    the others; parents come before their children. In the pass that verifies the draft, each row's newest token comes
+    before its nodes, so node n of row b has packed position n + b + 1 of N + B positions.
+
+    `parent` is an index within the row; -1 is the row's newest token. `rank` is the position among its drafter's
+    candidates after the parent; 0 is the first choice, which a chain consists of. `confidence` is the drafter's
+    probability that the token is kept, `entropy` (nats) that of the draft's distribution; NaN where unknown.
+    `distribution` is what each token was sampled from, after all rules; None: tokens are point masses, or no method
+    needs it.
+    """
+
+    offsets: IntArray  # [B + 1]
+    chain: IntArray  # [B] nodes of the main chain
+    token: IntArray  # [N]
+    parent: IntArray  # [N]
+    depth: IntArray  # [N] 1: after the newest token
+    rank: IntArray  # [N]
+    drafter: IntArray  # [N] index into the engine's drafters
+    confidence: FloatArray  # [N]
+    entropy: FloatArray  # [N]
+    distribution: Any = None  # float32 [N, V]
+
+    @classmethod
+    def empty(cls, rows: int) -> DraftTree:
+        """No nodes for any of `rows` rows."""
+        none, unknown = np.zeros(0, dtype=np.int64), np.zeros(0)
+        zeros = np.zeros(rows + 1, dtype=np.int64)
+        return cls(zeros, zeros[1:], none, none, none, none, none, unknown, unknown)
+
+    @classmethod
+    def from_chains(
+        cls,
+        tokens: IntArray,
+        counts: IntArray,
+        confidence: FloatArray | None = None,
+        entropy: FloatArray | None = None,
+        *,
+        drafter: IntArray | int = 0,
+    ) -> DraftTree:
+        """Chains of `counts` [B] tokens; the other arrays are [B, D], `drafter` is one number or [B]."""
+        inside = np.arange(tokens.shape[1]) < counts[:, None]
+        index = np.broadcast_to(np.arange(tokens.shape[1]), tokens.shape)[inside]
+        unknown = np.full(len(index), np.nan)
+        drafters = np.broadcast_to(drafter, len(counts)).repeat(counts)
+        return cls(
+            np.concatenate(([0], np.cumsum(counts))),
+            counts,
+            tokens[inside],
+            index - 1,
+            index + 1,
+            np.zeros_like(index),
+            drafters,
+            unknown if confidence is None else confidence[inside],
+            unknown if entropy is None else entropy[inside],
+        )
+
+    @classmethod
+    def merged(cls, parts: Sequence[DraftTree]) -> DraftTree:
+        """One draft of parts that have nodes in different rows, each over all B rows.
+
+        If only some parts have a distribution, tokens of the others are point masses.
+        """
+        order = np.argsort(np.concatenate([part.row for part in parts]), kind="stable")
+        counts = np.sum([part.counts for part in parts], axis=0)
+        columns = {
+            name: np.concatenate([getattr(part, name) for part in parts])[order]
+            for name in ("token", "parent", "depth", "rank", "drafter", "confidence", "entropy")
+        }
+        known = next((part.distribution for part in parts if part.distribution is not None), None)
+        distribution = None
+        if known is not None:
+            distribution = np.concatenate([part.point_masses(known.shape[1]) for part in parts])[order]
+        offsets = np.concatenate(([0], np.cumsum(counts)))
+        return cls(offsets, np.sum([part.chain for part in parts], axis=0), **columns, distribution=distribution)
+
+    @cached_property
+    def counts(self) -> IntArray:
+        """[B] nodes of each row."""
+        return np.diff(self.offsets)
+
+    @cached_property
+    def row(self) -> IntArray:
+        """[N] row of each node."""
+        return np.arange(len(self.chain)).repeat(self.counts)
+
+    @cached_property
+    def index(self) -> IntArray:
+        """[N] index of each node within its row."""
+        return np.asarray(np.arange(len(self.token)) - self.offsets[self.row])
+
+    @property
+    def branched(self) -> bool:
+        """Whether a row has nodes off its main chain."""
+        return len(self.token) > int(self.chain.sum())
+
+    @cached_property
+    def depths(self) -> IntArray:
+        """[B] tokens on the longest path of each row."""
+        if not self.branched:
+            return self.chain
+        deepest: IntArray = np.zeros_like(self.chain)
+        np.maximum.at(deepest, self.row, self.depth)
+        return deepest
+
+    def on_chain(self, values: FloatArray, depth: int | None = None) -> FloatArray:
+        """`values` [N] of the main chains as [B, depth], NaN beyond them; None: as deep as the longest."""
+        depth = int(self.chain.max(initial=0)) if depth is None else depth
+        lines: FloatArray = np.full((len(self.chain), depth), np.nan)
+        main = self.index < np.minimum(self.chain, depth)[self.row]
+        lines[self.row[main], self.index[main]] = values[main]
+        return lines
+
+    def row_nodes(self, row: int) -> slice:
+        """The nodes of a row."""
+        return slice(int(self.offsets[row]), int(self.offsets[row + 1]))
+
+    def path_tokens(self) -> list[list[int]]:
+        """[N + B] the drafted tokens on the way to each packed position, its own the last; empty at newest tokens."""
+        paths: list[list[int]] = []
+        tokens, parents = self.token.tolist(), self.parent.tolist()
+        start = 0
+        for end in self.offsets[1:].tolist():
+            first = len(paths) + 1  # position of node 0
+            paths.append([])
+            for token, parent in zip(tokens[start:end], parents[start:end], strict=True):
+                paths.append([*paths[first + parent], token])
+            start = end
+        return paths
+
+    def leaf_paths(self, row: int) -> list[list[int]]:
+        """The nodes of a row on the way to each of its leaves, as indices within the row."""
+        parents = self.parent[self.row_nodes(row)].tolist()
+        paths: list[list[int]] = []
+        for node, parent in enumerate(parents):
+            paths.append([*(paths[parent] if parent >= 0 else ()), node])
+        return [path for node, path in enumerate(paths) if node not in parents]
+
+    def visible(self, row: int) -> BoolArray | None:
+        """Whether a row's newest token and its n nodes see each other [n + 1, n + 1]; None: they are a chain."""
+        parents = self.parent[self.row_nodes(row)].tolist()
+        if len(parents) == self.chain[row]:
+            return None
+        # Bytes take a tenth of the time of arrays.
+        lines = [b"\1"]
+        for position, parent in enumerate(parents, start=1):
+            lines.append(lines[parent + 1].ljust(position, b"\0") + b"\1")
+        width = len(lines)
+        return np.frombuffer(b"".join([line.ljust(width, b"\0") for line in lines]), dtype=np.bool_).reshape(width, -1)
+
+    def take(self, rows: IntArray) -> DraftTree:
+        """The drafts of these rows, in this order."""
+        counts = self.counts[rows]
+        offsets = np.concatenate(([0], np.cumsum(counts)))
+        nodes = np.arange(offsets[-1]) + np.repeat(self.offsets[rows] - offsets[:-1], counts)
+        return replace(self._select(nodes), offsets=offsets, chain=self.chain[rows])
+
+    def keep(self, mask: BoolArray) -> DraftTree:
+        """The nodes in `mask` [N] whose parents are kept, too; they keep their order."""
+        if mask.all():
+            return self
+        kept, first = mask.tolist(), self.offsets[self.row].tolist()
+        for node, (parent, start) in enumerate(zip(self.parent.tolist(), first, strict=True)):
+            kept[node] = kept[node] and (parent < 0 or kept[start + parent])
+        kept = np.array(kept, dtype=np.bool_)
+        before = np.concatenate(([0], np.cumsum(kept)))  # nodes kept before each node
+        moved = before[:-1] - before[self.offsets][self.row]  # new index within the row
+        start = self.offsets[self.row]
+        parent = np.where(self.parent < 0, -1, moved[start + np.maximum(self.parent, 0)])
+        main = kept & (self.index < self.chain[self.row])
+        chain = np.bincount(self.row[main], minlength=len(self.chain))
+        tree = replace(self, parent=parent)._select(np.flatnonzero(kept))
+        return replace(tree, offsets=before[self.offsets], chain=chain)
+
+    def first(self, counts: IntArray) -> DraftTree:
+        """The first `counts` [B] nodes of each row."""
+        return self.keep(self.index < counts[self.row])
+
+    def main_chains(self) -> DraftTree:
+        """The main chain of each row."""
+        return self.first(self.chain) if self.branched else self
+
+    def point_masses(self, vocab_size: int) -> Any:
+        """`distribution`, or 1 at each node's token, float32 [N, vocab_size]."""
+        if self.distribution is not None:
+            return self.distribution
+        masses = np.zeros((len(self.token), vocab_size), dtype=np.float32)
+        masses[np.arange(len(masses)), self.token] = 1.0
+        return masses
+
+    def _select(self, nodes: IntArray) -> DraftTree:
+        """The columns of these nodes; `offsets` and `chain` are left for the caller to set."""
+        columns = {name: getattr(self, name)[nodes] for name in _PER_NODE}
+        distribution = None if self.distribution is None else self.distribution[nodes]
+        return replace(self, **columns, distribution=distribution)
+
+
+_PER_NODE = tuple(field.name for field in fields(DraftTree) if field.name not in ("offsets", "chain", "distribution"))

@@ -1,0 +1,152 @@
+"""Guards against failures of a drafter: they cost drafts, never answers.
+
+Whatever happens while drafts are made, verification gives the target's text without them. So an error means that
+nothing is drafted in that round, and scores that are not numbers end the draft. The rows' caches are dropped, to be
+read again, and the drafter is suspended, for longer each time it fails again.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import TypeVar
+
+import numpy as np
+import torch
+
+from adaptspec.arrays import IntArray
+from adaptspec.draft_tree import DraftTree
+from adaptspec.drafting.drafter import Draft, Drafter, DraftJob, ModelDrafter, NodeChoices, RowStart
+from adaptspec.models.runner import Packed
+
+MIN_SUSPENSION, MAX_SUSPENSION = 0.1, 60.0  # seconds
+_T = TypeVar("_T")
+_log = logging.getLogger(__name__)
+
+
+class GuardedDrafter(Drafter):
+    """Calls a drafter; if it fails, the result is that of a drafter that finds nothing."""
+
+    def __init__(self, inner: Drafter, clock: Callable[[], float] = time.monotonic) -> None:
+        self.inner = inner
+        self.name = inner.name
+        self.non_anticipating = inner.non_anticipating  # an error is no choice: it does not depend on what was drawn
+        self.learns_from_choices = inner.learns_from_choices
+        self._model = inner if isinstance(inner, ModelDrafter) else None
+        self._clock = clock
+        self._until = 0.0  # it is suspended until then
+        self._seconds = 0.0  # of the latest suspension
+
+    @property
+    def runs_model(self) -> bool:
+        return self._model is not None
+
+    def propose(self, job: DraftJob) -> Draft:
+        """See `Drafter.propose`; nothing while it is suspended."""
+        rows = job.rows.tolist()
+        draft = None if self._suspended else self._guarded(lambda: self.inner.propose(job), None, rows)
+        if draft is None:
+            return Draft(DraftTree.empty(len(rows)))
+        broken = np.isnan(draft.tree.confidence)  # drawn from scores that are not numbers
+        if not self.runs_model or not broken.any():
+            return draft
+        self.report_broken(rows)
+        # What was drawn before stays: which scores break may depend on it.
+        return draft._replace(tree=draft.tree.keep(~broken))
+
+    def report_broken(self, rows: Iterable[int]) -> None:
+        """A draft for these rows was drawn from scores that are not numbers."""
+        self._fail(ArithmeticError("the draft's scores are not numbers"), rows)
+
+    def start(self, row: int, start: RowStart) -> None:
+        """See `Drafter.start`."""
+        self._guarded(lambda: self.inner.start(row, start), None, (row,))
+
+    def cache_gap(self, row: int, length: int) -> int:
+        """See `Drafter.cache_gap`; all of the text if that fails."""
+        return self._guarded(lambda: self.inner.cache_gap(row, length), length, (row,))
+
+    def look_up(self, row: int, tokens: list[int], max_depth: int) -> list[float]:
+        """See `Drafter.look_up`; nothing while it is suspended."""
+        if self._suspended:
+            return []
+        return self._guarded(lambda: self.inner.look_up(row, tokens, max_depth), [], (row,))
+
+    def score(self, row: int, tokens: list[int], start: int) -> tuple[int, int]:
+        """See `Drafter.score`; it would have drafted nothing while it is suspended."""
+        if self._suspended:
+            return 0, 0
+        return self._guarded(lambda: self.inner.score(row, tokens, start), (0, 0), (row,))
+
+    def observe(self, row: int, choices: NodeChoices) -> None:
+        """See `Drafter.observe`."""
+        self._guarded(lambda: self.inner.observe(row, choices), None, (row,))
+
+    def commit(self, row: int, valid: int, tokens: list[int]) -> None:
+        """See `Drafter.commit`."""
+        try:  # a closure for each row of each round would be felt
+            self.inner.commit(row, valid, tokens)
+        except Exception as error:  # noqa: BLE001
+            self._fail(error, (row,))
+
+    def leave(self, row: int) -> None:
+        """See `Drafter.leave`."""
+        self._guarded(lambda: self.inner.leave(row), None, ())
+
+    # Of drafters that run a model; others do nothing.
+
+    def catch_up(self, job: DraftJob) -> tuple[IntArray, int]:
+        """See `ModelDrafter.catch_up`; no row drafts while it is suspended."""
+        nothing = np.zeros_like(job.depths), 0
+        if self._suspended or (model := self._model) is None:
+            return nothing
+        return self._guarded(lambda: model.catch_up(job), nothing, job.rows.tolist())
+
+    def copy_prefix(self, source: int, target: int, length: int) -> None:
+        """See `ModelDrafter.copy_prefix`."""
+        if (model := self._model) is not None:
+            self._guarded(lambda: model.copy_prefix(source, target, length), None, (target,))
+
+    def free(self, row: int) -> None:
+        """See `ModelDrafter.free`."""
+        if (model := self._model) is not None:
+            self._guarded(lambda: model.free(row), None, ())
+
+    def activate(self, *, active: bool) -> None:
+        """See `ModelDrafter.activate`."""
+        if self._model is not None:
+            self._model.activate(active=active)
+
+    def observe_pass(self, packed: Packed, starts: Sequence[int], states: torch.Tensor) -> None:
+        """See `ModelDrafter.observe_pass`."""
+        if (model := self._model) is not None:
+            self._guarded(lambda: model.observe_pass(packed, starts, states), None, packed.rows.tolist())
+
+    def observe_commit(self, accepted: Sequence[tuple[int, Sequence[int]]]) -> None:
+        """See `ModelDrafter.observe_commit`."""
+        if (model := self._model) is not None:
+            self._guarded(lambda: model.observe_commit(accepted), None, [row for row, _ in accepted])
+
+    def _guarded(self, call: Callable[[], _T], otherwise: _T, rows: Iterable[int]) -> _T:
+        """The result of `call`; `otherwise` if it fails, after which the drafter drops `rows` and is suspended."""
+        try:
+            return call()
+        except Exception as error:  # noqa: BLE001
+            self._fail(error, rows)
+            return otherwise
+
+    @property
+    def _suspended(self) -> bool:
+        return self._clock() < self._until
+
+    def _fail(self, error: Exception, rows: Iterable[int]) -> None:
+        now = self._clock()
+        # After as much time without a failure as the latest suspension took, a failure is a new one.
+        again = self._seconds and now < self._until + self._seconds
+        self._seconds = min(2 * self._seconds, MAX_SUSPENSION) if again else MIN_SUSPENSION
+        self._until = now + self._seconds
+        _log.warning("%s failed (%s: %s); no drafts for %.1f s", self.name, type(error).__name__, error, self._seconds)
+        for row in rows:
+            self.leave(row)
+            self.free(row)

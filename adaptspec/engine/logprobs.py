@@ -1,0 +1,68 @@
+"""Log-probabilities of output and prompt tokens, from the target's logits before any rule."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from adaptspec.draft_tree import DraftTree
+from adaptspec.engine.scheduler import Batch
+from adaptspec.engine.sequence import Sequence as Seq
+from adaptspec.progress import report_progress
+from adaptspec.results import TokenLogprob
+from adaptspec.verification.method import VerifyResult, position_starts
+
+
+def token_logprobs(logits: torch.Tensor, tokens: Sequence[int], top: int) -> list[TokenLogprob]:
+    """Log-probabilities of N tokens by their `logits` [N, V], with the `top` likeliest alternatives at each."""
+    if not tokens:
+        return []
+    logprobs = logits.float().log_softmax(1)
+    chosen = logprobs.gather(1, torch.tensor(tokens, device=logprobs.device).unsqueeze(1)).squeeze(1).tolist()
+    best = torch.topk(logprobs, min(top, logprobs.shape[1]), dim=1)
+    alternatives = [
+        tuple(zip(line, values, strict=True))
+        for line, values in zip(best.indices.tolist(), best.values.tolist(), strict=True)
+    ]
+    return [TokenLogprob(*entry) for entry in zip(tokens, chosen, alternatives, strict=True)]
+
+
+def output_logprobs(emitting: Sequence[Seq], logits: torch.Tensor, draft: DraftTree, result: VerifyResult) -> None:
+    """Score what each request is about to gain, into `Seq.scored`. `logits` [N + E, V] are of all packed positions.
+
+    It must be called before commit: after a round that fails later, these logits are gone.
+    """
+    asking = [(i, s) for i, s in enumerate(emitting) if s.request.sampling.logprobs is not None]
+    starts = position_starts(draft).tolist() if asking else []
+    for i, sequence in asking:
+        report_progress()
+        positions = [starts[i], *(starts[i] + 1 + node for node in result.nodes(i))]
+        top = sequence.request.sampling.logprobs or 0
+        sequence.scored = token_logprobs(logits[positions], result.tokens(draft, i), top)
+
+
+def take_prompt_logprobs(batch: Batch, logits: torch.Tensor) -> torch.Tensor:
+    """Score prompt tokens, and return the logits of emitting rows alone. Scored chunks have logits of all tokens.
+
+    A prompt that is read again after its request gave way is not scored twice.
+    """
+    chunks = batch.chunks
+    if not any(chunk.scored for chunk in chunks):
+        return logits
+    at = len(logits) - sum(chunk.count if chunk.scored else chunk.last for chunk in chunks)
+    kept = list(range(at))
+    for chunk in chunks:
+        report_progress()
+        width = chunk.count if chunk.scored else int(chunk.last)
+        if chunk.last:
+            kept.append(at + width - 1)
+        if chunk.scored:
+            sequence = chunk.sequence
+            first = max(chunk.start, len(sequence.prompt_logprobs))
+            targets = sequence.tokens[first + 1 : min(chunk.start + width + 1, sequence.prompt_length)]
+            rows = logits[at + first - chunk.start : at + first - chunk.start + len(targets)]
+            sequence.prompt_logprobs += token_logprobs(rows, targets, sequence.request.sampling.prompt_logprobs or 0)
+        at += width
+    return logits[torch.from_numpy(np.array(kept, dtype=np.int64)).to(logits.device)]
