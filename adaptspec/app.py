@@ -156,7 +156,9 @@ async def serve(config: ServeConfig, console: Console, status: StartStatus | Non
         _watching(watchdog.run(), "the engine is", closing)
         drafters = [drafter.name for drafter in built.drafters]
         earnings.begin(built.costs, drafters, limits.max_rows, built.core.controller.task_names.size)
-        manager = PolicyManager(engine, built.core, built.costs, built.specs, built.files, most=config.limits.policies)
+        manager = PolicyManager(
+            engine, built.core, built.costs, built.specs, built.files, max_policies=config.limits.policies
+        )
         if traced is not None:
             manager.listen(traced.reloaded)
         _check_key_names(config, built)

@@ -17,14 +17,14 @@ class DraftTree:
     """Drafted tokens of B rows: N nodes, row after row. A chain is a tree with one node at each depth.
 
     The nodes of row b are `offsets[b]:offsets[b + 1]`: its main chain first, each node the parent of the next one, then
-    the others; parents come before their children. In the pass that verifies the draft, each row's newest token comes
+    the others. Parents come before their children. In the pass that verifies the draft, each row's newest token comes
     before its nodes, so node n of row b has packed position n + b + 1 of N + B positions.
 
-    `parent` is an index within the row; -1 is the row's newest token. `rank` is the position among its drafter's
-    candidates after the parent; 0 is the first choice, which a chain consists of. `confidence` is the drafter's
-    probability that the token is kept, `entropy` (nats) that of the draft's distribution; NaN where unknown.
-    `distribution` is what each token was sampled from, after all rules; None: tokens are point masses, or no method
-    needs it.
+    `parent` is an index within the row; -1 is the row's newest token. `rank` is the position among the drafter's
+    candidates after the parent; nodes of a chain have rank 0, the first choice. `confidence` is the drafter's estimate
+    of the probability that the token is accepted. `entropy` is that of the draft's distribution, in nats. Both are NaN
+    where unknown. `distribution` is the distribution that each token was sampled from, after all sampling rules; None
+    if tokens are point masses or no verification method needs it.
     """
 
     offsets: IntArray  # [B + 1]
@@ -40,7 +40,7 @@ class DraftTree:
 
     @classmethod
     def empty(cls, rows: int) -> DraftTree:
-        """No nodes for any of `rows` rows."""
+        """A draft without nodes for `rows` rows."""
         none, unknown = np.zeros(0, dtype=np.int64), np.zeros(0)
         zeros = np.zeros(rows + 1, dtype=np.int64)
         return cls(zeros, zeros[1:], none, none, none, none, none, unknown, unknown)
@@ -56,27 +56,27 @@ class DraftTree:
         drafter: IntArray | int = 0,
     ) -> DraftTree:
         """Chains of `counts` [B] tokens; the other arrays are [B, D], `drafter` is one number or [B]."""
-        inside = np.arange(tokens.shape[1]) < counts[:, None]
-        index = np.broadcast_to(np.arange(tokens.shape[1]), tokens.shape)[inside]
+        drafted = np.arange(tokens.shape[1]) < counts[:, None]
+        index = np.broadcast_to(np.arange(tokens.shape[1]), tokens.shape)[drafted]
         unknown = np.full(len(index), np.nan)
         drafters = np.broadcast_to(drafter, len(counts)).repeat(counts)
         return cls(
             np.concatenate(([0], np.cumsum(counts))),
             counts,
-            tokens[inside],
+            tokens[drafted],
             index - 1,
             index + 1,
             np.zeros_like(index),
             drafters,
-            unknown if confidence is None else confidence[inside],
-            unknown if entropy is None else entropy[inside],
+            unknown if confidence is None else confidence[drafted],
+            unknown if entropy is None else entropy[drafted],
         )
 
     @classmethod
     def merged(cls, parts: Sequence[DraftTree]) -> DraftTree:
-        """One draft of parts that have nodes in different rows, each over all B rows.
+        """Merge drafts over the same B rows. Each row has nodes in at most one of them.
 
-        If only some parts have a distribution, tokens of the others are point masses.
+        If only some parts have a distribution, the tokens of the others become point masses.
         """
         order = np.argsort(np.concatenate([part.row for part in parts]), kind="stable")
         counts = np.sum([part.counts for part in parts], axis=0)
@@ -93,7 +93,7 @@ class DraftTree:
 
     @cached_property
     def counts(self) -> IntArray:
-        """[B] nodes of each row."""
+        """[B] number of nodes of each row."""
         return np.diff(self.offsets)
 
     @cached_property
@@ -113,27 +113,27 @@ class DraftTree:
 
     @cached_property
     def depths(self) -> IntArray:
-        """[B] tokens on the longest path of each row."""
+        """[B] number of tokens on the longest path of each row."""
         if not self.branched:
             return self.chain
-        deepest: IntArray = np.zeros_like(self.chain)
-        np.maximum.at(deepest, self.row, self.depth)
-        return deepest
+        depths: IntArray = np.zeros_like(self.chain)
+        np.maximum.at(depths, self.row, self.depth)
+        return depths
 
     def on_chain(self, values: FloatArray, depth: int | None = None) -> FloatArray:
-        """`values` [N] of the main chains as [B, depth], NaN beyond them; None: as deep as the longest."""
+        """`values` [N] of the main chains as [B, depth], padded with NaN; `depth` None: that of the longest chain."""
         depth = int(self.chain.max(initial=0)) if depth is None else depth
-        lines: FloatArray = np.full((len(self.chain), depth), np.nan)
+        padded: FloatArray = np.full((len(self.chain), depth), np.nan)
         main = self.index < np.minimum(self.chain, depth)[self.row]
-        lines[self.row[main], self.index[main]] = values[main]
-        return lines
+        padded[self.row[main], self.index[main]] = values[main]
+        return padded
 
     def row_nodes(self, row: int) -> slice:
         """The nodes of a row."""
         return slice(int(self.offsets[row]), int(self.offsets[row + 1]))
 
     def path_tokens(self) -> list[list[int]]:
-        """[N + B] the drafted tokens on the way to each packed position, its own the last; empty at newest tokens."""
+        """[N + B] the drafted tokens on the path to each packed position, inclusive; empty at newest tokens."""
         paths: list[list[int]] = []
         tokens, parents = self.token.tolist(), self.parent.tolist()
         start = 0
@@ -146,7 +146,7 @@ class DraftTree:
         return paths
 
     def leaf_paths(self, row: int) -> list[list[int]]:
-        """The nodes of a row on the way to each of its leaves, as indices within the row."""
+        """The path to each leaf of a row, as node indices within the row."""
         parents = self.parent[self.row_nodes(row)].tolist()
         paths: list[list[int]] = []
         for node, parent in enumerate(parents):
@@ -154,26 +154,26 @@ class DraftTree:
         return [path for node, path in enumerate(paths) if node not in parents]
 
     def visible(self, row: int) -> BoolArray | None:
-        """Whether a row's newest token and its n nodes see each other [n + 1, n + 1]; None: they are a chain."""
+        """Attention mask [n + 1, n + 1] of a row's newest token and its n nodes; None if they are a chain."""
         parents = self.parent[self.row_nodes(row)].tolist()
         if len(parents) == self.chain[row]:
             return None
-        # Bytes take a tenth of the time of arrays.
-        lines = [b"\1"]
+        # Building the mask from bytes takes a tenth of the time of arrays.
+        masks = [b"\1"]
         for position, parent in enumerate(parents, start=1):
-            lines.append(lines[parent + 1].ljust(position, b"\0") + b"\1")
-        width = len(lines)
-        return np.frombuffer(b"".join([line.ljust(width, b"\0") for line in lines]), dtype=np.bool_).reshape(width, -1)
+            masks.append(masks[parent + 1].ljust(position, b"\0") + b"\1")
+        width = len(masks)
+        return np.frombuffer(b"".join([mask.ljust(width, b"\0") for mask in masks]), dtype=np.bool_).reshape(width, -1)
 
     def take(self, rows: IntArray) -> DraftTree:
-        """The drafts of these rows, in this order."""
+        """The drafts of `rows`, in this order."""
         counts = self.counts[rows]
         offsets = np.concatenate(([0], np.cumsum(counts)))
         nodes = np.arange(offsets[-1]) + np.repeat(self.offsets[rows] - offsets[:-1], counts)
         return replace(self._select(nodes), offsets=offsets, chain=self.chain[rows])
 
     def keep(self, mask: BoolArray) -> DraftTree:
-        """The nodes in `mask` [N] whose parents are kept, too; they keep their order."""
+        """The nodes in `mask` [N] whose ancestors are all in it, in the same order."""
         if mask.all():
             return self
         kept, first = mask.tolist(), self.offsets[self.row].tolist()
@@ -181,9 +181,9 @@ class DraftTree:
             kept[node] = kept[node] and (parent < 0 or kept[start + parent])
         kept = np.array(kept, dtype=np.bool_)
         before = np.concatenate(([0], np.cumsum(kept)))  # nodes kept before each node
-        moved = before[:-1] - before[self.offsets][self.row]  # new index within the row
+        new_index = before[:-1] - before[self.offsets][self.row]  # within the row
         start = self.offsets[self.row]
-        parent = np.where(self.parent < 0, -1, moved[start + np.maximum(self.parent, 0)])
+        parent = np.where(self.parent < 0, -1, new_index[start + np.maximum(self.parent, 0)])
         main = kept & (self.index < self.chain[self.row])
         chain = np.bincount(self.row[main], minlength=len(self.chain))
         tree = replace(self, parent=parent)._select(np.flatnonzero(kept))
@@ -198,7 +198,7 @@ class DraftTree:
         return self.first(self.chain) if self.branched else self
 
     def point_masses(self, vocab_size: int) -> Any:
-        """`distribution`, or 1 at each node's token, float32 [N, vocab_size]."""
+        """`distribution` or, if that is None, point masses at each node's token; float32 [N, vocab_size]."""
         if self.distribution is not None:
             return self.distribution
         masses = np.zeros((len(self.token), vocab_size), dtype=np.float32)
@@ -206,7 +206,7 @@ class DraftTree:
         return masses
 
     def _select(self, nodes: IntArray) -> DraftTree:
-        """The columns of these nodes; `offsets` and `chain` are left for the caller to set."""
+        """The columns of these nodes. The caller must set `offsets` and `chain`."""
         columns = {name: getattr(self, name)[nodes] for name in _PER_NODE}
         distribution = None if self.distribution is None else self.distribution[nodes]
         return replace(self, **columns, distribution=distribution)

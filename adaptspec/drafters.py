@@ -41,7 +41,7 @@ class Entry:
 DRAFTERS: Mapping[str, Entry] = {
     entry.name: entry
     for entry in (
-        Entry("draft-model", Kind.MODEL, "adaptspec.drafting.other_tokenizer:make", needs_draft=True),
+        Entry("draft-model", Kind.MODEL, "adaptspec.drafting.cross_tokenizer:make", needs_draft=True),
         Entry("ngram", Kind.MODEL_FREE, "adaptspec.drafting.lookup:make_ngram"),
         Entry("counts", Kind.MODEL_FREE, "adaptspec.drafting.lookup:make_counts"),
         # It only learns where drafts branch, and then takes some thirty tokens of every pass, so policies must name it.

@@ -68,7 +68,7 @@ def test_leaf_paths_end_at_nodes_without_children(rows: list[Row]) -> None:
 
 
 @given(rows=batches(), depth=st.none() | st.integers(0, 6))
-def test_values_on_main_chains_are_padded_lines(rows: list[Row], depth: int | None) -> None:
+def test_values_on_main_chains_are_padded(rows: list[Row], depth: int | None) -> None:
     """Without a depth the lines are as long as the longest main chain."""
     tree = pack(rows)
     width = max(row.chain for row in rows) if depth is None else depth

@@ -23,7 +23,7 @@ from adaptspec.bench.try_drafts import PLAIN, Tried, try_draft
 from adaptspec.bench.workloads import Workloads
 from adaptspec.control.language.loader import parse_policy_spec
 from adaptspec.drafters import Kind, available_drafters, kind_of
-from adaptspec.engine.engine_config import AUTO, EngineConfig, model_place
+from adaptspec.engine.engine_config import AUTO, EngineConfig, model_path
 from adaptspec.errors import AdaptSpecError
 from adaptspec.models.gguf import is_gguf, read_header
 from adaptspec.models.layers import has_products
@@ -79,7 +79,7 @@ def doctor_drafts(config: EngineConfig, given: Sequence[str]) -> list[str | None
 
 def own_drafts(model: str) -> list[str]:
     """All kinds of drafts that a model may make of itself."""
-    found = find_model(model_place(model, "target"), gguf=True)
+    found = find_model(model_path(model, "target"), gguf=True)
     if is_gguf(found):
         return []  # llama.cpp runs it whole, as it is
     layers = read_json(found / CONFIG).get("num_hidden_layers")
@@ -93,7 +93,7 @@ def doctor_configs(config: EngineConfig) -> list[EngineConfig]:
     Of a GGUF file llama.cpp and torch in its usual data type; of others, and with --runner torch, each data type for
     which this CPU has fast products. Torch takes minutes to load a large GGUF file, which is then for llama.cpp alone.
     """
-    found = find_model(model_place(config.model, "target"), gguf=True)
+    found = find_model(model_path(config.model, "target"), gguf=True)
     if config.dtype != AUTO or config.device not in (AUTO, "cpu") or torch.cuda.is_available():
         return [config]
     if is_gguf(found) and config.runner != "torch":

@@ -20,7 +20,7 @@ from adaptspec.bench.doctor import policy_text
 from adaptspec.bench.policies import PolicySettings, policy_config, run_policies
 from adaptspec.bench.workloads import Workloads
 from adaptspec.engine.assembly import build
-from adaptspec.engine.engine_config import EngineConfig, model_place
+from adaptspec.engine.engine_config import EngineConfig, model_path
 from adaptspec.tables import Table
 from adaptspec.training.distillation import DEPTHS, LAYERS
 from adaptspec.training.head_files import make_head, save_head
@@ -56,7 +56,7 @@ def run_random_heads(
     config: EngineConfig, workloads: Workloads, settings: PolicySettings, tick: Callable[[], None]
 ) -> dict[str, Any]:
     """`run_policies` of plain decoding, hearing and the default policy with each kind of head in turn."""
-    place, results = model_place(config.model, "target"), {}
+    place, results = model_path(config.model, "target"), {}
     with TemporaryDirectory() as folder:
         files = [Path(folder, f"{name}.yaml") for name in _POLICIES]
         for file, text in zip(files, _POLICIES.values(), strict=True):

@@ -15,8 +15,8 @@ import torch
 from adaptspec.arrays import BoolArray, FloatArray, IntArray
 from adaptspec.decision import TreeTable
 from adaptspec.draft_tree import DraftTree
+from adaptspec.drafting.cross_tokenizer import CrossTokenizerDrafter
 from adaptspec.drafting.drafter import Drafter, DraftJob, ModelDrafter, RowStart
-from adaptspec.drafting.other_tokenizer import OwnTokensDrafter
 from adaptspec.errors import ConfigError
 from adaptspec.models.noise import Floats
 from adaptspec.models.runner import Packed, Runner
@@ -48,7 +48,7 @@ class Judge:
 
     def __init__(self, target: Runner, drafters: Sequence[Drafter], *, history: bool = True) -> None:
         """With `history`, drafters that learn from other requests go by those of the same temperature judged before."""
-        other = next((one for one in drafters if isinstance(one, OwnTokensDrafter)), None)
+        other = next((one for one in drafters if isinstance(one, CrossTokenizerDrafter)), None)
         if other is not None:
             raise ConfigError(
                 f"{other.runner.info.name} has another tokenizer than the target: what it drafts depends on more than "

@@ -25,7 +25,7 @@ from adaptspec.drafters import Kind, kind_of
 from adaptspec.drafting.drafter import ModelDrafter
 from adaptspec.engine.assembly import Built, assemble, build
 from adaptspec.engine.core import EngineLimits
-from adaptspec.engine.engine_config import EngineConfig, model_place
+from adaptspec.engine.engine_config import EngineConfig, model_path
 from adaptspec.errors import ConfigError
 from adaptspec.journal import RequestStarted
 from adaptspec.models.gguf import parts
@@ -231,7 +231,7 @@ def _memory(draft: str | None, runner: Runner) -> int:
     if draft is not None and draft.startswith(FIRST_LAYERS):
         return 0
     if draft is not None and isinstance(runner, LlamaCppRunner):  # it maps the file as it is
-        return sum(part.stat().st_size for part in parts(find_model(model_place(draft, "draft"), gguf=True)))
+        return sum(part.stat().st_size for part in parts(find_model(model_path(draft, "draft"), gguf=True)))
     bits = torch.finfo(getattr(torch, runner.info.dtype)).bits
     if draft is not None and draft.startswith(QUANTIZED):
         bits = int(draft.removeprefix(f"{QUANTIZED}int"))

@@ -131,7 +131,7 @@ def _add_distillation(kind: str, parser: argparse.ArgumentParser) -> None:
 def _distil(kind: str, arguments: argparse.Namespace) -> int:
     from rich.console import Console
 
-    from adaptspec.engine.engine_config import BUNDLED, model_place
+    from adaptspec.engine.engine_config import BUNDLED, model_path
     from adaptspec.training.distillation import DistillationSettings, distil
     from adaptspec.training.teacher_answers import AnswerSettings
 
@@ -140,7 +140,7 @@ def _distil(kind: str, arguments: argparse.Namespace) -> int:
     own = {field.name for field in fields(DistillationSettings)} - {"target", "answers"}
     settings = DistillationSettings(
         kind,
-        model_place(arguments.target, "target"),
+        model_path(arguments.target, "target"),
         answers=answers,
         **{name: value for name, value in given.items() if name in own},
     )
@@ -152,7 +152,7 @@ def _distil(kind: str, arguments: argparse.Namespace) -> int:
         Console(stderr=True),
         answers=arguments.answers,
         prompts=arguments.prompts,
-        beside=model_place(beside, "draft") if beside else None,
+        beside=model_path(beside, "draft") if beside else None,
     )
     return 0
 
@@ -160,12 +160,12 @@ def _distil(kind: str, arguments: argparse.Namespace) -> int:
 def _train_counts(arguments: argparse.Namespace) -> int:
     from rich.console import Console
 
-    from adaptspec.engine.engine_config import model_place
+    from adaptspec.engine.engine_config import model_path
     from adaptspec.training.corpus_counting import count_corpus
 
     count_corpus(
         arguments.corpus,
-        model_place(arguments.model, "target"),
+        model_path(arguments.model, "target"),
         arguments.out,
         Console(stderr=True),
         contexts=arguments.contexts,

@@ -1,1 +1,1 @@
-"""Drafters: whatever proposes tokens, one file each."""
+"""Drafters, which propose tokens for the target to verify."""

@@ -1,8 +1,8 @@
 """Drafting with a small language model of the same vocabulary.
 
-Its cache may be any number of tokens behind the output: the first pass of a draft reads all that is missing, so reading
-a prompt and catching up after a pause are the same operation. A chain is a tree whose nodes have one child: each step
-is one pass over the nodes from which drafting goes on.
+The draft model's KV cache may be any number of tokens behind the output. The first pass of a draft reads all missing
+tokens, so reading a prompt and catching up after a pause are the same operation. Each step is one pass over the nodes
+that are expanded; a chain has one such node.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ from adaptspec.models.sampling import certainty, entropies, leading, tempered
 from adaptspec.progress import report_progress
 from adaptspec.rounds import DraftWork
 
-# After full acceptance the last drafted token was never read, so two tokens are the usual share of a round.
+# Tokens that a round usually leaves to read: the newest token and, after full acceptance, the last drafted one.
 _USUAL = 2
 
 
 class DraftModelDrafter(ModelDrafter):
-    """Runs a `Runner` step by step, each step over the nodes from which the draft goes on."""
+    """Drafts with a `Runner`, one pass per step over the nodes that are expanded."""
 
     name = "draft-model"
-    description = "in the target's own tokens"
-    non_anticipating = True  # stop rules and ends of texts are checked after a token that is submitted
+    description = "in the target's tokens"
+    non_anticipating = True  # stop rules and EOS are checked after a token that is submitted
 
     def __init__(self, runner: Runner, eos_token_ids: Collection[int] = (), catch_up_tokens: int = 512) -> None:
-        """A draft stops at one of `eos_token_ids`; requests that go on after one draft less there.
+        """A draft stops at one of `eos_token_ids`, also in requests that ignore EOS.
 
-        At most about `catch_up_tokens` are read per round: a long prompt must not hold up the other rows.
+        At most about `catch_up_tokens` are read per round, so that a long prompt does not delay the other rows.
         """
         self.runner = runner
         self.eos_token_ids: Collection[int] = frozenset(eos_token_ids)
@@ -48,7 +48,7 @@ class DraftModelDrafter(ModelDrafter):
     @classmethod
     def make(cls, loaded: Loaded) -> DraftModelDrafter:
         if loaded.draft is None:
-            raise ConfigError(f"{cls.name} needs a draft model: give one (--draft DIR)")
+            raise ConfigError(f"{cls.name} needs a draft model; pass one with --draft DIR")
         return cls(loaded.draft, loaded.eos_token_ids)
 
     def catch_up(self, job: DraftJob) -> tuple[IntArray, int]:
@@ -58,44 +58,45 @@ class DraftModelDrafter(ModelDrafter):
         if caught_up:
             reading = packed.counts > 0
             counts = packed.counts[reading]
-            nothing = np.zeros_like(counts)
-            self.runner.forward(Packed(packed.rows[reading], counts, packed.tokens, nothing, prompts=len(counts)))
+            no_logits = np.zeros_like(counts)
+            self.runner.forward(Packed(packed.rows[reading], counts, packed.tokens, no_logits, prompts=len(counts)))
         return np.where(np.isin(np.arange(len(depths)), active), depths, 0), caught_up
 
     def cache_gap(self, row: int, length: int) -> int:
         return max(0, length - self.runner.length(row) - _USUAL)
 
     def propose(self, job: DraftJob) -> Draft:
-        """See `Drafter.propose`. Rows without memory draft nothing this round."""
+        """See `Drafter.propose`. Rows that get no cache memory draft nothing in this round."""
         depths = self._within_context(job)
         first = self._first(job, depths)
-        further: list[int] = []  # rows (or nodes) of each pass after the first
+        later_passes: list[int] = []  # number of nodes of each pass after the first
         builder = TreeBuilder(len(job.rows), job.tree)
         if len(first.active):
-            passes = _Passes(self.runner, replace(job, depths=depths), builder, first.packed)
-            further = TreeGrowth(builder, passes, depths, self.eos_token_ids).run(first.active.tolist(), job.stop)[1:]
-            self._read.update(passes.read_nodes())
+            source = _Passes(self.runner, replace(job, depths=depths), builder, first.packed)
+            growth = TreeGrowth(builder, source, depths, self.eos_token_ids)
+            later_passes = growth.run(first.active.tolist(), job.stop)[1:]
+            self._read.update(source.read_nodes())
         elif len(first.packed.rows):
-            self.runner.forward(first.packed)  # no row drafts yet, but prompts are read on
-        passed = (len(first.packed.rows), *further) if len(first.packed.rows) else ()
-        work = DraftWork(self.name, int(np.count_nonzero(job.depths)), passed, first.caught_up)
+            self.runner.forward(first.packed)  # no row drafts yet, but prompts are still being read
+        passes = (len(first.packed.rows), *later_passes) if len(first.packed.rows) else ()
+        work = DraftWork(self.name, int(np.count_nonzero(job.depths)), passes, first.caught_up)
         return Draft(builder.build(), (work,))
 
     def commit(self, row: int, valid: int, tokens: list[int]) -> None:
-        """See `Drafter.commit`. Drafted tokens that the text went on with stay, whichever drafter proposed those."""
+        """See `Drafter.commit`. Cached nodes that match the text are kept, whichever drafter proposed those tokens."""
         read = self._read.pop(row, None)
         if read is not None:
             nodes = read.path(tokens[read.base : valid])
-            if nodes and nodes[-1] >= len(nodes):
+            if nodes and nodes[-1] >= len(nodes):  # not a prefix of the nodes in the cache
                 self.runner.keep(row, read.base, nodes)
             valid = min(valid, read.base + len(nodes))
         if self.runner.length(row) > valid:
             self.runner.truncate(row, valid)
 
-    def note(self, row: int, base: int, drawn: list[int]) -> None:
-        """Remember the chain that the model has read after the first `base` tokens of a row: all but the last token."""
+    def record_chain(self, row: int, base: int, chain: list[int]) -> None:
+        """Record that the model has read all but the last token of `chain` after the first `base` tokens of a row."""
         self._read[row] = ReadNodes(base)
-        for node, token in enumerate(drawn[:-1]):
+        for node, token in enumerate(chain[:-1]):
             self._read[row].add(node - 1, token)
 
     def copy_prefix(self, source: int, target: int, length: int) -> None:
@@ -109,16 +110,16 @@ class DraftModelDrafter(ModelDrafter):
         self.runner.free(row)
 
     def _within_context(self, job: DraftJob) -> IntArray:
-        """Depths that the draft model reaches and its context has room for: it may be shorter than the target's."""
+        """The depths, limited by the draft model's maximum depth and by its context, which may be a shorter one."""
         info = self.runner.info
-        rooms = [min(info.context - len(tokens), info.deepest or info.context) for tokens in job.tokens]
-        if min(rooms) >= job.depths.max():
+        limits = [min(info.context - len(tokens), info.deepest or info.context) for tokens in job.tokens]
+        if min(limits) >= job.depths.max():
             return job.depths
-        return np.clip(job.depths, 0, np.maximum(np.array(rooms, dtype=np.int64), 0))
+        return np.clip(job.depths, 0, np.maximum(np.array(limits, dtype=np.int64), 0))
 
     def _first(self, job: DraftJob, depths: IntArray, kept: int = 0) -> _FirstPass:
-        """The first pass: what each drafting row's cache has not seen, but for `kept` of the usual tokens. Rows that
-        read all of it draft.
+        """The first pass, which reads the tokens that are missing in the cache of each drafting row, except for the
+        last `kept`. Rows that read all of them draft.
         """
         budget, vocabulary, runner = self.catch_up_tokens, self.runner.info.vocab_size, self.runner
         reading: list[int] = []
@@ -146,7 +147,7 @@ class DraftModelDrafter(ModelDrafter):
 
 
 class _FirstPass(NamedTuple):
-    """The pass that begins a draft, the rows [b] that draft from its logits, and how many tokens catch up in it."""
+    """The first pass of a draft, the rows [b] that draft from its logits, and its number of catch-up tokens."""
 
     active: IntArray
     packed: Packed
@@ -154,19 +155,19 @@ class _FirstPass(NamedTuple):
 
 
 class ReadNodes:
-    """Drafted tokens that a draft model has read behind the first `base` tokens of a row, parents first."""
+    """Drafted tokens in a draft model's cache after the first `base` tokens of a row, parents first."""
 
     def __init__(self, base: int) -> None:
         self.base = base
         self._nodes: dict[tuple[int, int], int] = {}  # by parent and token
-        self._visible: list[bytes] = []  # which nodes each one sees, a byte for each
+        self._visible: list[bytes] = []  # attention mask of each node, a byte per node
         self._is_chain = True
 
     def __len__(self) -> int:
         return len(self._visible)
 
     def add(self, parent: int, token: int) -> int:
-        """Add a node that is read now; its position behind `base`. `parent` -1: the last token of those `base`."""
+        """Add a node and return its position after `base`. `parent` -1 is the last of the `base` tokens."""
         node = len(self._visible)
         self._nodes[parent, token] = node
         self._visible.append((self._visible[parent] if parent >= 0 else b"").ljust(node, b"\0") + b"\1")
@@ -174,14 +175,14 @@ class ReadNodes:
         return node
 
     def visible(self, count: int) -> BoolArray | None:
-        """Which nodes each of the last `count` ones sees [count, nodes]; None while all are one chain."""
+        """Attention mask [count, nodes] of the last `count` nodes; None while all nodes are one chain."""
         if self._is_chain:
             return None
-        lines = b"".join([line.ljust(len(self._visible), b"\0") for line in self._visible[-count:]])
-        return np.frombuffer(lines, dtype=np.bool_).reshape(count, -1)
+        masks = b"".join([mask.ljust(len(self._visible), b"\0") for mask in self._visible[-count:]])
+        return np.frombuffer(masks, dtype=np.bool_).reshape(count, -1)
 
     def path(self, text: Sequence[int]) -> list[int]:
-        """The nodes with which the text went on behind `base`, as far as they go."""
+        """The longest path of nodes that matches `text`, which begins after `base`."""
         path: list[int] = []
         node = -1
         for token in text:
@@ -193,25 +194,25 @@ class ReadNodes:
 
 
 class _Passes:
-    """The passes of one draft: reads the nodes of a frontier and proposes what follows them.
+    """The passes of one draft: reads the nodes of a frontier and proposes candidates after them.
 
-    Under shared noise g the candidates after a node are the largest of log q + g: draws without replacement, of which a
-    chain has the first. softmax(log q + g) of a token predicts its acceptance better than q.
+    Under shared noise g the candidates after a node are the tokens with the largest log q + g. They are draws without
+    replacement, and a chain takes the first. softmax(log q + g) of a token predicts its acceptance better than q.
     """
 
     def __init__(self, runner: Runner, job: DraftJob, builder: TreeBuilder, first: Packed) -> None:
-        """`first` is the pass that reads what came before the draft."""
+        """`first` is the pass that reads the text before the draft."""
         self.beams = runner.info.takes_trees
         self._runner, self._job, self._builder, self._first = runner, job, builder, first
         self._read: dict[int, ReadNodes] = {}  # by index of the row in the round
-        self._position: dict[Node, int] = {}  # where a node was read
+        self._position: dict[Node, int] = {}  # in `ReadNodes`
 
     def read_nodes(self) -> dict[int, ReadNodes]:
-        """What the model has read behind the text, by row of its cache."""
+        """The drafted tokens that the model has read, by row of its cache."""
         return {int(self._job.rows[row]): read for row, read in self._read.items()}
 
     def has_room(self, row: int, more: int) -> bool:
-        """See `CandidateSource.has_room`. The room of the main chain stays reserved."""
+        """See `CandidateSource.has_room`. The cache of the main chain stays reserved."""
         base, depth = len(self._job.tokens[row]), int(self._job.depths[row])
         needed = base + depth + len(self._read.get(row, ())) + more
         return needed <= self._runner.info.context and self._runner.reserve(int(self._job.rows[row]), needed)
@@ -226,46 +227,48 @@ class _Passes:
         index = np.array([row for row, _ in frontier], dtype=np.int64)
         offsets = np.full(len(frontier), step, dtype=np.int64)
         scores = job.sampling.process(logits, index, [builder.row(row).path(number) for row, number in frontier])
-        spread, drawn_from = None, scores
+        entropy, drawn_from = None, scores
         if job.draft_temperature is not None:
-            spread = entropies(scores)
-            drawn_from = tempered(scores, draft_temperatures(job.draft_temperature[index], spread))
+            entropy = entropies(scores)
+            drawn_from = tempered(scores, draft_temperatures(job.draft_temperature[index], entropy))
         if job.keep_distribution:
-            for (row, _), share in zip(frontier, job.sampling.probabilities(drawn_from, index), strict=True):
-                builder.row(row).distributions.append(share)
-        return self._drawn(scores, drawn_from, spread, index, offsets)
+            for (row, _), distribution in zip(frontier, job.sampling.probabilities(drawn_from, index), strict=True):
+                builder.row(row).distributions.append(distribution)
+        return self._drawn(scores, drawn_from, entropy, index, offsets)
 
     def _drawn(
-        self, scores: Floats, drawn_from: Floats, spread: FloatArray | None, index: IntArray, offsets: IntArray
+        self, scores: Floats, drawn_from: Floats, known_entropy: FloatArray | None, index: IntArray, offsets: IntArray
     ) -> list[Candidates]:
-        """The candidates of each node; `spread`: the entropies of `scores`, if they are known."""
+        """The candidates of each node; `known_entropy` is that of `scores`, if it was computed."""
         job, width = self._job, max(map(self._builder.width, index.tolist()))
         if width > 1 or (job.shares_noise and job.sampling.sampled[index].any()):
             tokens, confidence = leading(job.sampling.perturbed(drawn_from, index, offsets), width)
-            spread = entropies(scores) if spread is None else spread
+            entropy = entropies(scores) if known_entropy is None else known_entropy
         else:
             tokens = job.sampling.choose(drawn_from, index, offsets, Stream.DRAFT)[:, None]
             known = certainty(scores, tokens[:, 0])
-            confidence, spread = known.confidence[:, None], known.entropy
+            confidence, entropy = known.confidence[:, None], known.entropy
         return [
-            (zip(line, shares, strict=True), entropy)
-            for line, shares, entropy in zip(tokens.tolist(), confidence.tolist(), spread.tolist(), strict=True)
+            (zip(node_tokens, node_confidence, strict=True), node_entropy)
+            for node_tokens, node_confidence, node_entropy in zip(
+                tokens.tolist(), confidence.tolist(), entropy.tolist(), strict=True
+            )
         ]
 
     def _packed(self, frontier: Sequence[Node]) -> Packed:
-        """The pass that reads the frontier; nodes of one row are next to each other."""
+        """The pass that reads the frontier, in which nodes of one row are adjacent."""
         counts: dict[int, int] = {}
         tokens: list[int] = []
         for node in frontier:
             row, number = node
             nodes = self._builder.row(row)
             parent = nodes.parents[number]
-            before = -1 if parent == ROOT else self._position[Node(row, parent)]
-            self._position[node] = self._read[row].add(before, nodes.tokens[number])
+            parent_position = -1 if parent == ROOT else self._position[Node(row, parent)]
+            self._position[node] = self._read[row].add(parent_position, nodes.tokens[number])
             tokens.append(nodes.tokens[number])
             counts[row] = counts.get(row, 0) + 1
         visible = [self._read[row].visible(count) for row, count in counts.items()]
-        branching = any(one is not None for one in visible)
+        branching = any(mask is not None for mask in visible)
         wanted = np.array(list(counts.values()), dtype=np.int64)
         fed = np.array(tokens, dtype=np.int64)
         return Packed(self._job.rows[list(counts)], wanted, fed, wanted, visible if branching else None)

@@ -1,4 +1,4 @@
-"""What a drafter is: it proposes tokens for the target to verify, given token lists and rows of a cache."""
+"""The interface of drafters, which propose tokens for the target to verify."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from adaptspec.rounds import DraftWork
 
 @dataclass(frozen=True)
 class DraftJob:
-    """What to draft: the B rows of a round, each with its live token list (prompt + output) and its depth.
+    """The B rows of a round to draft for, each with its token list (prompt + output, not copied) and its depth.
 
-    Depth 0 leaves a row out. `shares_noise`: guess with the target's noise (coupled) or with noise
-    of one's own. `keep_distribution`: return what sampled tokens were drawn from. `stop`: when rows stop before
-    their depth (None: never). `draft_temperature` [B, 2]: see `draft_temperatures` (None: draw from the scores as they
-    are). `tree`: which candidates a drafter may submit in addition to its first choice (None: drafts are chains).
+    Rows of depth 0 are skipped. `shares_noise`: sample with the target's noise (coupled) instead of the draft's.
+    `keep_distribution`: return the distributions that tokens were sampled from. `stop`: when rows stop before their
+    depth (None: never). `draft_temperature` [B, 2]: see `draft_temperatures` (None: sample from unchanged scores).
+    `tree`: which candidates a drafter may submit in addition to its first choice (None: drafts are chains).
     """
 
     rows: IntArray  # [B]
@@ -44,7 +44,7 @@ class DraftJob:
 
 
 class Draft(NamedTuple):
-    """The drafted tokens of a round's B rows, and the passes that drafting ran."""
+    """The drafted tokens of a round's B rows, and the work of drafting them."""
 
     tree: DraftTree
     work: tuple[DraftWork, ...] = ()
@@ -61,7 +61,7 @@ class NodeChoices:
         self._choices = choices
 
     def after(self, path: Sequence[int]) -> int | None:
-        """The token that the target chose after these drafted ones; None: they were not drafted, or it is unknown."""
+        """The token that the target chose after the drafted tokens `path`; None if not drafted or unknown."""
         node = -1
         for token in path:
             found = self._nodes.get((node, token))
@@ -74,9 +74,9 @@ class NodeChoices:
 
 @dataclass(frozen=True)
 class RowStart:
-    """A request that starts in a row: how it draws its tokens, and what its output is expected to be.
+    """A request that starts in a row: how it samples, and its predicted output.
 
-    `scope`: requests of one scope may draft from each other's text; None: only from its own text.
+    `scope`: requests of one scope may draft from each other's text; None: the request drafts from its text only.
     `shares_noise`: its drafts may be drawn with the target's noise.
     """
 
@@ -87,31 +87,31 @@ class RowStart:
 
 
 class Drafter(ABC):
-    """Proposes tokens for the target to verify. One call per round for all rows that use it; one thread calls it.
+    """Proposes tokens for the target to verify. One call per round for all rows that use it, always on one thread.
 
-    A drafter that runs no model (a `ModelDrafter` runs one) is so cheap that it can be asked before the round what it
-    would draft (`look_up`), and be scored in rounds in which it did not draft (`score`).
+    Model-free drafters (all but `ModelDrafter`s) are cheap. They report before the round how much they would draft
+    (`look_up`), and are scored in rounds in which they did not draft (`score`).
     """
 
     name: str  # as written in policies
-    non_anticipating = True  # it drafts fewer tokens only in the ways that `propose` allows under every method
+    non_anticipating = True  # it shortens drafts only as `propose` allows under every method
     learns_from_choices = False  # `observe` must be called
 
     @abstractmethod
     def propose(self, job: DraftJob) -> Draft:
         """Draft at most `depths` tokens per row.
 
-        Fewer is always exact under a method that asks only whether a token is the target's (`coupled`). Methods that
-        weigh it by what it was drawn from (`rejection`, `block`) need drafts that are non-anticipating: whether x_i is
+        Under a method that only compares tokens with the target's (`coupled`), a shorter draft is always exact. Methods
+        that use the draft's distribution (`rejection`, `block`) need drafts that are non-anticipating: whether x_i is
         submitted depends neither on x_i nor on anything drawn, or known, after it. So a drafter may
 
-        - stop before x_i for what is known without it: the text so far, room, a budget, x_1 ... x_(i-1), all of q_i
-          (its entropy, its largest probability),
+        - stop before x_i for reasons that do not depend on x_i: the text so far, cache room, a budget, x_1 ... x_(i-1),
+          q_i (its entropy, its largest probability),
         - stop after x_i for any reason, x_i itself included, if x_i is submitted,
-        - leave out what it did not draw: an n-gram's token is a function of the text, as is leaving it out.
+        - omit tokens that it did not sample: an n-gram's token is a function of the text, and so is omitting it.
 
-        It must not drop a token that it drew for what that is: its replacement is drawn from p, so the tokens that were
-        not dropped come too often. With p(a) = 1/2 and q(a) = 5/8, dropping every b gives
+        It must not drop a sampled token because of its value: the replacement is drawn from p, so the values that are
+        not dropped become too frequent. With p(a) = 1/2 and q(a) = 5/8, dropping every b gives
         P(a) = p(a) (1 + q(b)) = 0.69.
         """
 
@@ -119,37 +119,37 @@ class Drafter(ABC):
         """A request starts, or continues after it gave way, in `row`."""
 
     def cache_gap(self, row: int, length: int) -> int:  # noqa: ARG002
-        """Tokens that it must read before it can draft for a row of `length` tokens, beyond the one or two that every
-        round brings.
+        """Tokens that the drafter must read before it can draft for a row of `length` tokens, in addition to the one or
+        two of every round.
         """
         return 0
 
     def look_up(self, row: int, tokens: list[int], max_depth: int) -> list[float]:  # noqa: ARG002
-        """Its confidence in each token that it would draft after `tokens`, up to `max_depth`; NaN where unknown."""
+        """The confidence in each token that would be drafted after `tokens`, at most `max_depth`; NaN where unknown."""
         return []
 
     def score(self, row: int, tokens: list[int], start: int) -> tuple[int, int]:  # noqa: ARG002
-        """The number of tokens that it would have drafted after `tokens[:start]` if asked for as many as were emitted
-        since (`tokens[start:]`), and how many of them were right.
+        """The number of tokens that would have been drafted after `tokens[:start]` at a depth of `len(tokens) - start`,
+        and how many of them match the emitted `tokens[start:]`.
 
-        Exact for that depth. A deeper draft would have got at least as many right.
+        Exact for that depth. A deeper draft would have matched at least as many.
         """
         return 0, 0
 
     def observe(self, row: int, choices: NodeChoices) -> None:
-        """Learn from the target's choices after the nodes that it submitted. Between verification and `commit`."""
+        """Learn from the target's choices after the submitted nodes. Called between verification and `commit`."""
 
     def commit(self, row: int, valid: int, tokens: list[int]) -> None:
-        """`tokens` is now the text of `row`; the first `valid` of the tokens that the drafter has read were kept."""
+        """Update `row`, whose text is now `tokens`; of the tokens that the drafter has read, `valid` remain."""
 
     def leave(self, row: int) -> None:
-        """The row's request has ended or given way."""
+        """The row's request has ended or gave way."""
 
 
 class ModelDrafter(Drafter):
-    """A drafter that runs a model, token by token. After `leave`, the row's cache stays for another request.
+    """A drafter that runs a model. After `leave`, the row's cache is kept for another request.
 
-    Its drafts stop at one of `eos_token_ids`. `description` says in words how it reads and writes the target's text.
+    Drafts stop at one of `eos_token_ids`. `description` states for users which tokens the model drafts in.
     """
 
     runner: Runner
@@ -158,16 +158,17 @@ class ModelDrafter(Drafter):
 
     @abstractmethod
     def catch_up(self, job: DraftJob) -> tuple[IntArray, int]:
-        """Have its model read what rows that draft have missed, except for their last two tokens; how many tokens.
+        """Have the model read the missing tokens of drafting rows, except for the last two of each row.
 
-        The depths [B] are of the rows that may draft now with its model run by the caller; see `propose`.
+        For callers that run the model's draft steps themselves. Returns the depths [B] of the rows that can draft now
+        (0 for the others), and the number of tokens read.
         """
 
     @abstractmethod
     def copy_prefix(self, source: int, target: int, length: int) -> None:
         """Copy the model's cache of the first `length` tokens of `source` to `target`, whose text begins with them.
 
-        With `source == target` the row is cut, and another text follows.
+        With `source == target` the row's cache is cut to `length`, and another text follows.
         """
 
     @abstractmethod
@@ -175,20 +176,21 @@ class ModelDrafter(Drafter):
         """Free the row in the model's cache."""
 
     def activate(self, *, active: bool) -> None:
-        """Set whether policies use the drafter at present: an inactive head takes no hidden states."""
+        """Set whether policies use the drafter at present. An inactive head receives no hidden states."""
 
     def observe_pass(self, packed: Packed, starts: Sequence[int], states: torch.Tensor) -> None:
-        """Take the hidden states [sum(counts), width] of a pass of the target, whose rows begin at `starts` [B]."""
+        """Receive hidden states [sum(counts), width] of a target pass whose rows begin at positions `starts` [B]."""
 
     def observe_commit(self, accepted: Sequence[tuple[int, Sequence[int]]]) -> None:
-        """Rows of the latest pass, and which of their drafted nodes were accepted (indices in the row, ascending)."""
+        """Receive rows of the latest pass with the accepted nodes of each (indices within the row, ascending)."""
 
 
 @dataclass(frozen=True)
 class Loaded:
-    """What a drafter may be made from: the target, the draft model if there is one, and tokens that end a text.
+    """The loaded parts that drafters are made from: the target, an optional draft model, and EOS tokens.
 
-    `counts` are those of a corpus, if there are any; `tokenizers` those of target and draft model, if they may differ.
+    `counts` is an n-gram table of a corpus. `tokenizers` are those of the target and the draft model, if these may
+    differ.
     """
 
     target: Runner
@@ -199,6 +201,6 @@ class Loaded:
 
 
 def make_drafters(loaded: Loaded) -> list[Drafter]:
-    """Every drafter of `adaptspec.drafters` for which everything it needs was loaded."""
+    """Make every drafter of `adaptspec.drafters` whose required parts were loaded."""
     names = available_drafters(draft=loaded.draft is not None)
     return [pkgutil.resolve_name(DRAFTERS[name].maker)(loaded) for name in names]

@@ -1,8 +1,8 @@
 """Guards against failures of a drafter: they cost drafts, never answers.
 
-Whatever happens while drafts are made, verification gives the target's text without them. So an error means that
-nothing is drafted in that round, and scores that are not numbers end the draft. The rows' caches are dropped, to be
-read again, and the drafter is suspended, for longer each time it fails again.
+Verification gives the target's text without a draft. So an error means that nothing is drafted in that round, and
+NaN scores end the draft. The rows' caches are dropped and read again later. The drafter is suspended, for longer each
+time it fails again.
 """
 
 from __future__ import annotations
@@ -26,55 +26,55 @@ _log = logging.getLogger(__name__)
 
 
 class GuardedDrafter(Drafter):
-    """Calls a drafter; if it fails, the result is that of a drafter that finds nothing."""
+    """Calls a drafter. If the call fails, the result is that of a drafter that finds nothing."""
 
     def __init__(self, inner: Drafter, clock: Callable[[], float] = time.monotonic) -> None:
         self.inner = inner
         self.name = inner.name
-        self.non_anticipating = inner.non_anticipating  # an error is no choice: it does not depend on what was drawn
+        self.non_anticipating = inner.non_anticipating  # errors do not depend on sampled tokens
         self.learns_from_choices = inner.learns_from_choices
         self._model = inner if isinstance(inner, ModelDrafter) else None
         self._clock = clock
-        self._until = 0.0  # it is suspended until then
-        self._seconds = 0.0  # of the latest suspension
+        self._suspended_until = 0.0
+        self._suspension_seconds = 0.0  # of the latest suspension
 
     @property
     def runs_model(self) -> bool:
         return self._model is not None
 
     def propose(self, job: DraftJob) -> Draft:
-        """See `Drafter.propose`; nothing while it is suspended."""
+        """See `Drafter.propose`; an empty draft while the drafter is suspended."""
         rows = job.rows.tolist()
         draft = None if self._suspended else self._guarded(lambda: self.inner.propose(job), None, rows)
         if draft is None:
             return Draft(DraftTree.empty(len(rows)))
-        broken = np.isnan(draft.tree.confidence)  # drawn from scores that are not numbers
+        broken = np.isnan(draft.tree.confidence)  # drawn from NaN scores
         if not self.runs_model or not broken.any():
             return draft
         self.report_broken(rows)
-        # What was drawn before stays: which scores break may depend on it.
+        # Tokens drawn earlier are kept: which scores are NaN may depend on them.
         return draft._replace(tree=draft.tree.keep(~broken))
 
     def report_broken(self, rows: Iterable[int]) -> None:
-        """A draft for these rows was drawn from scores that are not numbers."""
-        self._fail(ArithmeticError("the draft's scores are not numbers"), rows)
+        """Handle a draft for `rows` that was drawn from NaN scores as a failure."""
+        self._fail(ArithmeticError("the draft model's scores are NaN"), rows)
 
     def start(self, row: int, start: RowStart) -> None:
         """See `Drafter.start`."""
         self._guarded(lambda: self.inner.start(row, start), None, (row,))
 
     def cache_gap(self, row: int, length: int) -> int:
-        """See `Drafter.cache_gap`; all of the text if that fails."""
+        """See `Drafter.cache_gap`; the whole text if the call fails."""
         return self._guarded(lambda: self.inner.cache_gap(row, length), length, (row,))
 
     def look_up(self, row: int, tokens: list[int], max_depth: int) -> list[float]:
-        """See `Drafter.look_up`; nothing while it is suspended."""
+        """See `Drafter.look_up`; empty while the drafter is suspended."""
         if self._suspended:
             return []
         return self._guarded(lambda: self.inner.look_up(row, tokens, max_depth), [], (row,))
 
     def score(self, row: int, tokens: list[int], start: int) -> tuple[int, int]:
-        """See `Drafter.score`; it would have drafted nothing while it is suspended."""
+        """See `Drafter.score`; (0, 0) while the drafter is suspended."""
         if self._suspended:
             return 0, 0
         return self._guarded(lambda: self.inner.score(row, tokens, start), (0, 0), (row,))
@@ -85,7 +85,7 @@ class GuardedDrafter(Drafter):
 
     def commit(self, row: int, valid: int, tokens: list[int]) -> None:
         """See `Drafter.commit`."""
-        try:  # a closure for each row of each round would be felt
+        try:  # not `_guarded`: a closure for each row of each round costs measurable time
             self.inner.commit(row, valid, tokens)
         except Exception as error:  # noqa: BLE001
             self._fail(error, (row,))
@@ -94,14 +94,14 @@ class GuardedDrafter(Drafter):
         """See `Drafter.leave`."""
         self._guarded(lambda: self.inner.leave(row), None, ())
 
-    # Of drafters that run a model; others do nothing.
+    # Methods of `ModelDrafter`. They do nothing for model-free drafters.
 
     def catch_up(self, job: DraftJob) -> tuple[IntArray, int]:
-        """See `ModelDrafter.catch_up`; no row drafts while it is suspended."""
-        nothing = np.zeros_like(job.depths), 0
+        """See `ModelDrafter.catch_up`; no row drafts while the drafter is suspended."""
+        no_drafts = np.zeros_like(job.depths), 0
         if self._suspended or (model := self._model) is None:
-            return nothing
-        return self._guarded(lambda: model.catch_up(job), nothing, job.rows.tolist())
+            return no_drafts
+        return self._guarded(lambda: model.catch_up(job), no_drafts, job.rows.tolist())
 
     def copy_prefix(self, source: int, target: int, length: int) -> None:
         """See `ModelDrafter.copy_prefix`."""
@@ -128,25 +128,31 @@ class GuardedDrafter(Drafter):
         if (model := self._model) is not None:
             self._guarded(lambda: model.observe_commit(accepted), None, [row for row, _ in accepted])
 
-    def _guarded(self, call: Callable[[], _T], otherwise: _T, rows: Iterable[int]) -> _T:
-        """The result of `call`; `otherwise` if it fails, after which the drafter drops `rows` and is suspended."""
+    def _guarded(self, call: Callable[[], _T], default: _T, rows: Iterable[int]) -> _T:
+        """The result of `call`. If it fails, drop `rows`, suspend the drafter and return `default`."""
         try:
             return call()
         except Exception as error:  # noqa: BLE001
             self._fail(error, rows)
-            return otherwise
+            return default
 
     @property
     def _suspended(self) -> bool:
-        return self._clock() < self._until
+        return self._clock() < self._suspended_until
 
     def _fail(self, error: Exception, rows: Iterable[int]) -> None:
         now = self._clock()
-        # After as much time without a failure as the latest suspension took, a failure is a new one.
-        again = self._seconds and now < self._until + self._seconds
-        self._seconds = min(2 * self._seconds, MAX_SUSPENSION) if again else MIN_SUSPENSION
-        self._until = now + self._seconds
-        _log.warning("%s failed (%s: %s); no drafts for %.1f s", self.name, type(error).__name__, error, self._seconds)
+        # After a run without failure that was as long as the latest suspension, a failure counts as a new one.
+        is_repeated = self._suspension_seconds and now < self._suspended_until + self._suspension_seconds
+        self._suspension_seconds = min(2 * self._suspension_seconds, MAX_SUSPENSION) if is_repeated else MIN_SUSPENSION
+        self._suspended_until = now + self._suspension_seconds
+        _log.warning(
+            "%s failed (%s: %s); no drafts for %.1f s",
+            self.name,
+            type(error).__name__,
+            error,
+            self._suspension_seconds,
+        )
         for row in rows:
             self.leave(row)
             self.free(row)

@@ -1,4 +1,4 @@
-"""Drafting with a head, which reads hidden states of the target."""
+"""Drafting with a head, which reads hidden states of the target (EAGLE, MTP)."""
 
 from __future__ import annotations
 
@@ -12,22 +12,24 @@ from adaptspec.models.runner import Packed
 
 
 class HeadDrafter(DraftModelDrafter):
-    """A draft model that is a head: it gets the target's hidden states of committed tokens, in the text's order.
+    """A draft model that is a head: it receives the target's hidden states of committed tokens, in text order.
 
-    States of prompts are passed on at once. States of decoding rows wait until it is known which drafts were accepted.
-    While the drafter is not active none are passed on, and its rows are forgotten.
+    States of prompts are passed on at once. States of decoding rows are held until the accepted nodes are known.
+    While the drafter is inactive no states are passed on, and the head forgets its rows.
     """
 
     def __init__(self, head: HeadRunner, eos_token_ids: Collection[int] = (), catch_up_tokens: int = 512) -> None:
         super().__init__(head, eos_token_ids, catch_up_tokens)
         layers = ", ".join(map(str, head.spec.capture))
         self.description = (
-            f"in the target's own tokens ({head.info.architecture}, from its states before layers {layers})"
+            f"in the target's tokens ({head.info.architecture}, from the target's states before layers {layers})"
         )
         self._head = head
         self._active = True
         self._states: torch.Tensor | None = None  # of the latest pass of decoding rows
-        self._waiting: dict[int, tuple[int, int]] = {}  # by row: its first token in that pass, and its position
+        self._pending: dict[
+            int, tuple[int, int]
+        ] = {}  # by row: index of its first token in that pass, and the token's position
 
     def activate(self, *, active: bool) -> None:
         """See `ModelDrafter.activate`."""
@@ -37,15 +39,15 @@ class HeadDrafter(DraftModelDrafter):
         """See `ModelDrafter.observe_pass`."""
         rows, counts = packed.rows.tolist(), packed.counts.tolist()
         if not self._active:
-            self._states, self._waiting = None, {}
+            self._states, self._pending = None, {}
             for row in rows:
                 self._head.forget(row)
             return
         decoding = len(rows) - packed.prompts
         if decoding:
-            self._states, self._waiting, first = states, {}, 0
+            self._states, self._pending, first = states, {}, 0
             for row, start, count in zip(rows[:decoding], starts, counts, strict=False):
-                self._waiting[row] = first, start
+                self._pending[row] = first, start
                 first += count
             if packed.prompts:
                 self._states = states[:first].clone()  # a view would keep the states of prompts
@@ -55,20 +57,20 @@ class HeadDrafter(DraftModelDrafter):
 
     def observe_commit(self, accepted: Sequence[tuple[int, Sequence[int]]]) -> None:
         """See `ModelDrafter.observe_commit`."""
-        rows, starts, counts, picked = list[int](), list[int](), list[int](), list[int]()
+        rows, starts, counts, committed = list[int](), list[int](), list[int](), list[int]()
         for row, nodes in accepted:
-            if row in self._waiting:
-                first, start = self._waiting.pop(row)
+            if row in self._pending:
+                first, start = self._pending.pop(row)
                 rows.append(row)
                 starts.append(start)
                 counts.append(1 + len(nodes))
-                picked += [first, *(first + 1 + node for node in nodes)]  # the newest token comes before its draft
+                committed += [first, *(first + 1 + node for node in nodes)]  # the newest token comes before its draft
         if rows and self._states is not None:
-            at = torch.tensor(picked, device=self._states.device)
+            at = torch.tensor(committed, device=self._states.device)
             self._head.on_hidden_states(rows, starts, counts, self._states.index_select(0, at))
-        if not self._waiting:
+        if not self._pending:
             self._states = None
 
     def leave(self, row: int) -> None:
-        """See `Drafter.leave`: its part of the latest pass is not committed."""
-        self._waiting.pop(row, None)
+        """See `Drafter.leave`. The row's states of the latest pass are discarded."""
+        self._pending.pop(row, None)

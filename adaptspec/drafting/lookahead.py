@@ -1,8 +1,8 @@
-"""Lookahead decoding: the target itself guesses ahead in spare places of its pass, and its guesses are drafted later.
+"""Lookahead decoding: additional nodes of the verify pass generate n-grams, which are drafted later.
 
 Fu et al. 2024, "Break the Sequential Dependency of LLM Inference Using Lookahead Decoding". Lanes run Jacobi
-iteration: each round the target says what follows each lane, so every lane yields one n-gram that the target itself
-finds likely in such a place. Drafts are n-grams that begin with the newest token.
+iteration: in each round every lane grows by the token that the target chooses after it, and yields an n-gram once it
+is long enough. Drafts are n-grams that begin with the newest token.
 """
 
 from __future__ import annotations
@@ -15,23 +15,23 @@ import numpy as np
 from adaptspec.drafting.drafter import Draft, Drafter, DraftJob, Loaded, NodeChoices
 from adaptspec.drafting.tree_builder import ROOT, TreeBuilder
 
-_KEYS = 4096  # first tokens of n-grams that a row remembers
+_MAX_KEYS = 4096  # first tokens of n-grams that a row remembers
 
 
 class LookaheadDrafter(Drafter):
-    """Needs no model and no text to copy from; it pays with the nodes of its lanes in every pass.
+    """Needs no model and no text to copy from. Its cost is the nodes of its lanes in every pass.
 
-    A row has `window` lanes. Lane i is a path of `size` - 1 tokens that hangs on the i-th of a chain of guesses, which
-    are the lanes' own first tokens. Under a table that lets drafts branch it submits lanes beside n-grams; under none
-    it drafts the latest n-gram and learns nothing.
+    A row has `window` lanes. The first tokens of the lanes form a chain of guesses, and lane i is a path of up to
+    `size` - 1 tokens whose first token is the i-th guess. If the tree table allows branches, lanes are submitted in
+    addition to n-grams. If drafts are chains, the latest n-gram is drafted and nothing is learned.
     """
 
     name = "lookahead"
     learns_from_choices = True
 
-    def __init__(self, window: int = 5, size: int = 4, most: int = 5) -> None:
-        """N-grams of `size` tokens; at most `most` of them are kept for each first token."""
-        self._window, self._size, self._most = window, size, most
+    def __init__(self, window: int = 5, size: int = 4, max_grams: int = 5) -> None:
+        """N-grams have `size` tokens; at most `max_grams` of them are kept for each first token."""
+        self._window, self._size, self._max_grams = window, size, max_grams
         self._rows: dict[int, _Row] = {}
 
     @classmethod
@@ -39,23 +39,23 @@ class LookaheadDrafter(Drafter):
         return cls()
 
     def propose(self, job: DraftJob) -> Draft:
-        """See `Drafter.propose`. It states no confidence."""
+        """See `Drafter.propose`. The confidence is unknown."""
         builder = TreeBuilder(len(job.rows), job.tree)
         for i in np.flatnonzero(job.depths).tolist():
             branches, depth = builder.width(i) > 1, int(job.depths[i])
-            row = self._rows.setdefault(int(job.rows[i]), _Row(self._window, self._size, self._most))
+            row = self._rows.setdefault(int(job.rows[i]), _Row(self._window, self._size, self._max_grams))
             paths: list[Sequence[int]] = [*row.grams(job.tokens[i][-1])]
             paths = [*paths, *row.lanes(job.tokens[i])] if branches else paths[:1]
             _add_paths(builder, i, paths, depth, builder.limit(i) if branches else depth)
         return Draft(builder.build())
 
     def look_up(self, row: int, tokens: list[int], max_depth: int) -> list[float]:
-        """See `Drafter.look_up`. Without an n-gram it has a lane's guess, or it would never learn one."""
+        """See `Drafter.look_up`. Without an n-gram one token is reported, so that policies draft and lanes grow."""
         found = self._rows[row].grams(tokens[-1]) if row in self._rows else []
         return [float("nan")] * min(max_depth, len(found[0]) if found else 1)
 
     def score(self, row: int, tokens: list[int], start: int) -> tuple[int, int]:
-        """See `Drafter.score`: how many tokens its n-grams after `tokens[:start]` have right."""
+        """See `Drafter.score`. The n-gram with the most matching tokens counts."""
         grams = self._rows[row].grams(tokens[start - 1]) if row in self._rows else []
         after, best = tokens[start:], 0
         for gram in grams:
@@ -66,7 +66,7 @@ class LookaheadDrafter(Drafter):
         return min(max(map(len, grams), default=0), len(after)), best
 
     def observe(self, row: int, choices: NodeChoices) -> None:
-        """See `Drafter.observe`: lanes grow by what the target chose after them."""
+        """See `Drafter.observe`. Lanes grow by the tokens that the target chose after them."""
         if row in self._rows:
             self._rows[row].grow(choices)
 
@@ -76,31 +76,33 @@ class LookaheadDrafter(Drafter):
 
 
 class _Row:
-    """The lanes of one row, and the n-grams they have yielded."""
+    """The lanes of one row and the n-grams they have yielded."""
 
-    def __init__(self, window: int, size: int, most: int) -> None:
-        self._window, self._size, self._most = window, size, most
+    def __init__(self, window: int, size: int, max_grams: int) -> None:
+        self._window, self._size, self._max_grams = window, size, max_grams
         self._lanes: list[list[int]] = []
-        self._grams: OrderedDict[int, list[tuple[int, ...]]] = OrderedDict()  # the latest first
+        self._grams: OrderedDict[int, list[tuple[int, ...]]] = (
+            OrderedDict()
+        )  # lists: the latest first; keys: the latest last
 
     def grams(self, newest: int) -> list[tuple[int, ...]]:
-        """What followed this token in n-grams, the latest first."""
+        """Continuations of this token in n-grams, the latest first."""
         return self._grams.get(newest, [])
 
     def lanes(self, tokens: list[int]) -> list[list[int]]:
-        """Each with the guesses that it hangs on before it. They begin as tokens of the text, as good as any."""
+        """Each lane with the guesses before it. Lanes begin with arbitrary tokens of the text."""
         if not self._lanes:
             self._lanes = [[tokens[-1 - i % len(tokens)]] for i in range(self._window)]
         guesses = [lane[0] for lane in self._lanes]
         return [guesses[:i] + lane for i, lane in enumerate(self._lanes)]
 
     def grow(self, choices: NodeChoices) -> None:
-        """Take in what the target chose after each lane, of the pass these lanes were in."""
+        """Append the target's choice after each lane, from the pass that contained these lanes."""
         guesses = [lane[0] for lane in self._lanes]
         for i, lane in enumerate(self._lanes):
             chosen = choices.after(guesses[:i] + lane)
             if chosen is None:
-                continue  # a ceiling cut it
+                continue  # the lane was cut by a node limit
             lane.append(chosen)
             if len(lane) == self._size:
                 self._remember(lane[0], tuple(lane[1:]))
@@ -111,14 +113,14 @@ class _Row:
         if gram in known:
             known.remove(gram)
         known.insert(0, gram)
-        del known[self._most :]
+        del known[self._max_grams :]
         self._grams.move_to_end(first)
-        if len(self._grams) > _KEYS:
+        if len(self._grams) > _MAX_KEYS:
             self._grams.popitem(last=False)
 
 
 def _add_paths(builder: TreeBuilder, row: int, paths: Sequence[Sequence[int]], depth: int, limit: int) -> None:
-    """Add paths down to `depth` and up to `limit` nodes, the first as the main chain; common beginnings once."""
+    """Add paths up to `depth` and `limit` nodes, the first as the main chain; shared prefixes are added once."""
     nodes = builder.row(row)
     numbers: dict[tuple[int, int], int] = {}
     children: dict[int, int] = {}

@@ -1,11 +1,11 @@
-"""Lookup drafting: an n-gram model over the request's own text, a prediction, earlier requests and a corpus.
+"""Lookup drafting: an n-gram model over the request's text, its prediction, earlier requests and a corpus.
 
-What followed the last 5 to 1 tokens is interpolated (Witten and Bell 1991): a context gives as much probability as it
-has counts, the rest comes from the next shorter one. At temperatures above 0, tokens are drawn from these
-probabilities, with the target's own noise.
+Counts after the last 5 to 1 tokens are interpolated (Witten and Bell 1991): the more counts a context has, the less
+probability is left to the next shorter one. At temperatures above 0, tokens are drawn from these probabilities with
+the target's noise.
 
-`ngram` looks into prompt and output (prompt lookup: Saxena 2023) and the prediction; `counts` also into what requests
-of the same scope were served before, and into a corpus.
+`ngram` uses prompt and output (prompt lookup: Saxena 2023) and the prediction. `counts` also uses earlier requests of
+the same scope, and a corpus.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from adaptspec.drafting.tree_builder import TreeBuilder
 from adaptspec.models.noise import drawn_of_few, position_word, seed_keys, token_words
 from adaptspec.models.sampling import MIN_TEMPERATURE, RowSampling
 
-# Counted after each context: unknown tokens, for each known one, and the predicted token.
+# Pseudo-counts after each context: of unknown tokens, per known token; and of the predicted token.
 _UNKNOWN, _PREDICTED = 1.5, 8.0
-# A token of an earlier request counts as so much of one of the request's own text.
+# Weight of a token of an earlier request; a token of the request's text has weight 1.
 _HISTORY_WEIGHT = 0.5
 # A draft ends where the probability that all of its tokens are right falls below this.
 _MIN_SURVIVAL = 0.1
-# Noise favours many unlikely tokens over a few likely ones: the best of the unknown tokens does so many times as well
-# as a single one of their probability would.
+# Noise favours many unlikely tokens over a few likely ones. The best of the unknown tokens is this many times as likely
+# to be chosen as a single token of the same total probability.
 _BEST_UNKNOWN = math.exp(1.5)
-# Colder requests draw as if they were this warm: higher powers of a probability would vanish.
+# Lower temperatures are raised to this: higher powers of a probability would underflow.
 _MIN_DRAFT_TEMPERATURE = 1 / 64
-# A longer prompt is read from its end, so many tokens in a round. An own text's index has so many contexts, twice.
+# Indexed tokens at the end of a prompt, tokens indexed per round, contexts per generation of a request's index.
 _MAX_TEXT, _MAX_READ, _MAX_CONTEXTS = 4096, 512, 2**15
 
 _Source = tuple[NgramIndex | CorpusTable, float]  # and the weight of its counts
@@ -43,7 +43,7 @@ _probability = itemgetter(1)
 
 
 class LookupDrafter(Drafter):
-    """Counts each row's text as it grows, in the row's own index and in that of its scope (see `RowStart`)."""
+    """Counts each row's text as it grows, in the row's index and in that of its scope (see `RowStart`)."""
 
     def __init__(
         self,
@@ -54,14 +54,14 @@ class LookupDrafter(Drafter):
         histories: Histories | None = None,
         corpus: CorpusTable | None = None,
     ) -> None:
-        """Drafts stop at one of the tokens `eos_token_ids`. Without `histories` each request has only its own text."""
+        """Drafts stop at one of `eos_token_ids`. Without `histories` each request uses its own text only."""
         self.name = name
         self.histories = histories
         self._corpus = corpus
         self._words = token_words(vocab_size)
         self._eos_token_ids = frozenset(eos_token_ids)
         self._rows: dict[int, _Row] = {}
-        # Tokens of a request that its scope has counted. The request may give way, and come back.
+        # Number of tokens that the index of the scope has counted, by request: a request that gave way starts again.
         self._counted: WeakKeyDictionary[RowSampling, int] = WeakKeyDictionary()
 
     def start(self, row: int, start: RowStart) -> None:
@@ -73,87 +73,87 @@ class LookupDrafter(Drafter):
     def propose(self, job: DraftJob) -> Draft:
         """See `Drafter.propose`. Trees have the next likely tokens as siblings of each token of the chain."""
         drafts = {
-            i: self._look(int(job.rows[i]), job.tokens[i], len(job.tokens[i]), int(job.depths[i]), job.shares_noise)
+            i: self._find(int(job.rows[i]), job.tokens[i], len(job.tokens[i]), int(job.depths[i]), job.shares_noise)
             for i in np.flatnonzero(job.depths).tolist()
         }
         builder = TreeBuilder(len(job.rows), job.tree)
-        for i, drafted in drafts.items():
+        for i, tokens in drafts.items():
             nodes, branches = builder.row(i), builder.width(i) > 1
-            for each in drafted:
-                candidates = [(each.token, each.probability)]
+            for drafted in tokens:
+                candidates = [(drafted.token, drafted.probability)]
                 if branches:
-                    candidates = sorted(each.candidates.items(), key=_probability, reverse=True)
+                    candidates = sorted(drafted.candidates.items(), key=_probability, reverse=True)
                 builder.submit(i, nodes.chain_end, (candidates, math.nan))
         return Draft(builder.build())
 
     def look_up(self, row: int, tokens: list[int], max_depth: int) -> list[float]:
-        """See `Drafter.look_up`. What was found is kept for the round."""
+        """See `Drafter.look_up`. The result is kept for the round."""
         state = self._row(row)
-        drafted = self._look(row, tokens, len(tokens), max_depth, state.draws)
-        state.lookup = _Lookup(len(tokens), max_depth, state.draws, drafted)
-        return [each.probability for each in drafted]
+        draft = self._find(row, tokens, len(tokens), max_depth, state.draws)
+        state.lookup = _Lookup(len(tokens), max_depth, state.draws, draft)
+        return [drafted.probability for drafted in draft]
 
     def score(self, row: int, tokens: list[int], start: int) -> tuple[int, int]:
-        """See `Drafter.score`: mostly what was found before the round."""
-        drafted = self._look(row, tokens, start, len(tokens) - start, self._row(row).draws)
+        """See `Drafter.score`. Usually scores the result of `look_up` before the round."""
+        draft = self._find(row, tokens, start, len(tokens) - start, self._row(row).draws)
         accepted = 0
-        for each, token in zip(drafted, tokens[start:], strict=False):  # the draft may be shorter
-            if each.token != token:
+        for drafted, token in zip(draft, tokens[start:], strict=False):  # the draft may be shorter
+            if drafted.token != token:
                 break
             accepted += 1
-        return len(drafted), accepted
+        return len(draft), accepted
 
     def leave(self, row: int) -> None:
-        """See `Drafter.leave`. The scope counts the tokens that came since the row was last asked."""
+        """See `Drafter.leave`. The index of the scope counts the tokens since the last lookup."""
         state = self._rows.pop(row, None)
         if state is not None and state.sampling is not None and state.history is not None:
             self._counted[state.sampling] = state.finish(state.sampling.tokens)
 
     def _row(self, row: int) -> _Row:
-        """The state of a row. Of one that never began, or failed, only the text is known."""
+        """The state of a row. If the row was never started, or its start failed, only its text is used."""
         return self._rows.get(row) or self._rows.setdefault(row, _Row(None))
 
-    def _look(self, row: int, tokens: list[int], start: int, most: int, shares_noise: bool) -> list[_Drafted]:
-        """Up to `most` tokens after `tokens[:start]`."""
+    def _find(self, row: int, tokens: list[int], start: int, max_depth: int, shares_noise: bool) -> list[_Drafted]:
+        """Up to `max_depth` tokens after `tokens[:start]`."""
         state = self._row(row)
         kept, draws = state.lookup, shares_noise and state.power > 0.0
-        if kept is not None and kept.start == start and kept.most >= most and kept.draws == draws:
-            return kept.drafted[:most]
+        if kept is not None and kept.start == start and kept.max_depth >= max_depth and kept.draws == draws:
+            return kept.draft[:max_depth]
         state.read(tokens, start)
-        return self._drafted(state, start, most, draws)
+        return self._draft(state, start, max_depth, draws)
 
-    def _drafted(self, state: _Row, start: int, most: int, draws: bool) -> list[_Drafted]:
-        sources: list[_Source] = [(state.own, 1.0)]
+    def _draft(self, state: _Row, start: int, max_depth: int, draws: bool) -> list[_Drafted]:
+        sources: list[_Source] = [(state.index, 1.0)]
         if state.history is not None:
             sources.append((state.history, _HISTORY_WEIGHT))
         if self._corpus is not None:
             sources.append((self._corpus, 1.0))
-        predicted = [] if state.prediction is None else state.prediction.continuation(most)
+        predicted = [] if state.prediction is None else state.prediction.continuation(max_depth)
         contexts, survival = state.contexts, 1.0
-        drafted: list[_Drafted] = []
-        while len(drafted) < most:
-            expected = predicted[len(drafted)] if len(drafted) < len(predicted) else None
+        draft: list[_Drafted] = []
+        while len(draft) < max_depth:
+            expected = predicted[len(draft)] if len(draft) < len(predicted) else None
             probabilities = _interpolated(contexts, sources, expected)
             if not probabilities:
                 break
             if draws:
-                probabilities = self._with_noise(probabilities, state, start + len(drafted))
+                probabilities = self._with_noise(probabilities, state, start + len(draft))
             token, probability = max(probabilities.items(), key=_probability)
             survival *= probability
             if survival < _MIN_SURVIVAL:
                 break
-            drafted.append(_Drafted(token, probability, probabilities))
+            draft.append(_Drafted(token, probability, probabilities))
             if token in self._eos_token_ids:
                 break
             if token != expected:
                 predicted = []
             contexts = advance(contexts, token)
-        return drafted
+        return draft
 
     def _with_noise(self, probabilities: Mapping[int, float], state: _Row, position: int) -> dict[int, float]:
         """The probability that the target's noise g chooses each token: softmax(log p / temperature + g).
 
-        With g = -log(E) that is p ** (1 / temperature) / E, over the sum of all.
+        With g = -log(E) this is p ** (1 / temperature) / E, divided by the sum over all tokens.
         """
         drawn = drawn_of_few(position_word(state.seed, position), probabilities.items(), self._words, state.power)
         unknown = max(1.0 - sum(probabilities.values()), 0.0)
@@ -162,19 +162,19 @@ class LookupDrafter(Drafter):
 
 
 def make_ngram(loaded: Loaded) -> LookupDrafter:
-    """The lookup into a request's own text and prediction."""
+    """Make the lookup in a request's own text and prediction."""
     return LookupDrafter(loaded.target.info.vocab_size, loaded.eos_token_ids)
 
 
 def make_counts(loaded: Loaded) -> LookupDrafter:
-    """The lookup that also knows earlier requests of the same scope, and a corpus if one was loaded."""
+    """Make the lookup that also uses earlier requests of the same scope, and a corpus if one was loaded."""
     return LookupDrafter(
         loaded.target.info.vocab_size, loaded.eos_token_ids, name="counts", histories=Histories(), corpus=loaded.counts
     )
 
 
 class _Drafted(NamedTuple):
-    """A drafted token, its probability, and the probabilities of all tokens known to follow there."""
+    """A drafted token, its probability, and the probabilities of all known candidates at its position."""
 
     token: int
     probability: float
@@ -182,58 +182,58 @@ class _Drafted(NamedTuple):
 
 
 class _Lookup(NamedTuple):
-    """What was found after the first `start` tokens of a row, when `most` were asked for."""
+    """The draft of at most `max_depth` tokens after the first `start` tokens of a row."""
 
     start: int
-    most: int
+    max_depth: int
     draws: bool
-    drafted: list[_Drafted]
+    draft: list[_Drafted]
 
 
 class _Row:
-    """One request: its text's index and its scope's, its prediction, and how it draws its tokens."""
+    """One request: the indexes of its text and its scope, its prediction, and how it samples."""
 
     def __init__(self, start: RowStart | None, history: NgramIndex | None = None, counted: int = 0) -> None:
-        """`counted` tokens of its text are in its scope's index already."""
-        self.own = NgramIndex(_MAX_CONTEXTS)
+        """`counted` tokens of the text are in the index of its scope already."""
+        self.index = NgramIndex(_MAX_CONTEXTS)
         self.history = history
         self.sampling = None if start is None else start.sampling
         self.prediction = None if start is None else start.prediction
-        self.contexts: list[int] = []  # at the end of its text, of which not all may have been read
+        self.contexts: list[int] = []  # at the end of the text, also where not all of it was counted
         self.lookup: _Lookup | None = None
-        self.power = 0.0  # of probabilities, by the temperature; 0: the likeliest token is drafted
+        self.power = 0.0  # 1 / temperature; 0: the likeliest token is drafted
         self.seed = 0
         self.draws = False
         self._counted = counted
         self._read = 0
-        self._read_contexts: list[int] = []  # at the end of what was read
+        self._read_contexts: list[int] = []  # at the end of the counted text
         if start is not None and start.sampling.params.temperature >= MIN_TEMPERATURE:
             self.power = 1.0 / max(start.sampling.params.temperature, _MIN_DRAFT_TEMPERATURE)
             self.draws = start.shares_noise
             self.seed = int(seed_keys(np.array([start.sampling.seed], dtype=np.int64))[0])
 
     def read(self, tokens: list[int], end: int) -> None:
-        """Count the tokens before `end` that came since the last call. Of many a part; later calls count the rest."""
+        """Count the tokens before `end` since the last call, at most `_MAX_READ`; later calls count the rest."""
         if self.prediction is not None:
             self.prediction.read(tokens, end)
         if end <= self._read:
             return
         begin = max(self._read, end - _MAX_TEXT)
-        self._count(tokens, begin, min(end, begin + _MAX_READ), own=True)
+        self._count(tokens, begin, min(end, begin + _MAX_READ), in_index=True)
         self.contexts = self._read_contexts if self._read == end else contexts_at(tokens, end)
 
     def finish(self, tokens: list[int]) -> int:
-        """Count the rest of its text in its scope, if the row was ever asked; the tokens that the scope has counted."""
+        """Count the rest of the text in the scope, if the row was ever read; return the scope's count of its tokens."""
         if self._read:
-            self._count(tokens, max(self._read, len(tokens) - _MAX_TEXT), len(tokens), own=False)
+            self._count(tokens, max(self._read, len(tokens) - _MAX_TEXT), len(tokens), in_index=False)
         return max(self._read, self._counted)
 
-    def _count(self, tokens: list[int], begin: int, end: int, *, own: bool) -> None:
+    def _count(self, tokens: list[int], begin: int, end: int, *, in_index: bool) -> None:
         contexts = self._read_contexts if begin == self._read else contexts_at(tokens, begin)
         for position in range(begin, end):
             token = tokens[position]
-            if own:
-                self.own.add(contexts, token)
+            if in_index:
+                self.index.add(contexts, token)
             if self.history is not None and position >= self._counted:
                 self.history.add(contexts, token)
             contexts = advance(contexts, token)
@@ -241,7 +241,7 @@ class _Row:
 
 
 def _interpolated(contexts: list[int], sources: Sequence[_Source], predicted: int | None) -> dict[int, float]:
-    """The probability of each token that is known to follow. The rest to 1 is the probability of unknown tokens."""
+    """The probability of each known candidate. The remainder to 1 is the probability of unknown tokens."""
     probabilities: dict[int, float] = {}
     left = 1.0
     if predicted is not None:

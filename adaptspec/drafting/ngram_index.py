@@ -1,7 +1,7 @@
 """N-gram indexes: which tokens followed the last 1 to 5 tokens of a text, and how often.
 
 `NgramIndex` grows with a text, in bounded memory. `Histories` has one index per scope. `CorpusTable` is read from a
-file and never changes. All of them know contexts by the same hashes.
+file and never changes. All of them identify contexts by the same hashes.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ MAX_CONTEXT = 5  # tokens
 CORPUS_FILE, CORPUS_VERSION = "counts.npz", 1  # in a model's folder
 _FACTOR, _MASK = 0x9E3779B97F4A7C15, 2**64 - 1
 _MAX_FOLLOWERS = 8  # different tokens counted after one context
-# Where only one token ever followed, token and count are in one number: a tenth of a dictionary's memory.
+# If only one token followed a context, token and count are packed into one number: a tenth of a dictionary's memory.
 _COUNT_SHIFT = 32
 _TOKEN, _ONCE = 2**_COUNT_SHIFT - 1, 2**_COUNT_SHIFT
-# All followers of a context in a corpus together count as much as so many tokens of a text.
+# All followers of a context in a corpus together weigh as much as this many tokens of a text.
 _CORPUS_WEIGHT = 4.0
-_RECORD_AGAIN = "make it anew (adaptspec train counts)"
+_RECORD_AGAIN = "make it again with adaptspec train counts"
 
 _Followers = dict[int, "int | dict[int, int]"]
 _NO_FOLLOWERS: Mapping[int, int] = {}
 
 
 def advance(contexts: list[int], token: int) -> list[int]:
-    """Hashes of the last 1, 2 ... `MAX_CONTEXT` tokens of a text that goes on with `token`; an empty text has none."""
+    """Append `token` to a text: from the hashes of its last 1, 2 ... `MAX_CONTEXT` tokens to the new ones."""
     number = token + 1
     return [
         (number * _FACTOR) & _MASK,
@@ -42,7 +42,7 @@ def advance(contexts: list[int], token: int) -> list[int]:
 
 
 def contexts_at(tokens: list[int], end: int) -> list[int]:
-    """The same for the first `end` tokens of a text."""
+    """Hashes of the last 1, 2 ... `MAX_CONTEXT` of the first `end` tokens of a text; none for an empty text."""
     contexts: list[int] = []
     for token in tokens[max(end - MAX_CONTEXT, 0) : end]:
         contexts = advance(contexts, token)
@@ -50,9 +50,9 @@ def contexts_at(tokens: list[int], end: int) -> list[int]:
 
 
 def all_contexts(tokens: npt.NDArray[Any]) -> list[npt.NDArray[np.uint64]]:
-    """The same for every position of a text [N]: item i of array n - 1 is the hash of the n tokens before position i.
+    """Context hashes at every position of a text [N]: item i of array n - 1 is that of the n tokens before position i.
 
-    Items 0 to n - 1 of array n - 1 have no meaning.
+    Items 0 to n - 1 of array n - 1 are undefined.
     """
     numbers = tokens.astype(np.uint64) + np.uint64(1)
     before: npt.NDArray[np.uint64] = np.zeros(len(tokens), dtype=np.uint64)
@@ -66,10 +66,10 @@ def all_contexts(tokens: npt.NDArray[Any]) -> list[npt.NDArray[np.uint64]]:
 
 
 class NgramIndex:
-    """How often each token followed each context.
+    """Counts how often each token followed each context.
 
-    Contexts are in two generations. When the younger one has more than `max_contexts`, it becomes the older one, and
-    the contexts of the older one are forgotten. A context that is met again is counted in the younger generation.
+    Contexts are in two generations. When the younger one exceeds `max_contexts`, it becomes the older one, and the
+    previous older one is dropped. A context that occurs again is counted in the younger generation.
     """
 
     def __init__(self, max_contexts: int) -> None:
@@ -114,18 +114,18 @@ class NgramIndex:
                 followers[token] = followers.get(token, 0) + count
         return followers
 
-    def lines(self) -> Iterable[tuple[int, int, int]]:
-        """Context, token and count of everything that is known, the oldest first."""
+    def entries(self) -> Iterable[tuple[int, int, int]]:
+        """All (context, token, count), the oldest first."""
         for generation in (self._old, self._young):
             for context, followers in generation.items():
                 for token, count in _unpacked(followers).items():
                     yield context, token, count
 
-    def restore(self, lines: Iterable[tuple[int, int, int]]) -> None:
-        """Add what `lines` returned. Contexts beyond `max_contexts` are left out, the oldest ones first."""
+    def restore(self, entries: Iterable[tuple[int, int, int]]) -> None:
+        """Add the result of `entries`. Contexts beyond `max_contexts` are omitted, the oldest ones first."""
         old = self._old
-        for context, token, count in lines:
-            followers = old.pop(context, None)  # a context of both generations moves to the end, and stays longer
+        for context, token, count in entries:
+            followers = old.pop(context, None)  # a context of both generations moves to the end: it is a recent one
             if followers is None:
                 old[context] = count << _COUNT_SHIFT | token
             else:
@@ -138,10 +138,10 @@ class NgramIndex:
 
 
 class Histories:
-    """What was served before: an index per scope. Scopes share nothing.
+    """N-gram indexes of earlier requests, one per scope. Scopes share nothing.
 
-    They have at most `max_contexts` contexts in all, apart from those of scopes that running requests use; one scope
-    has at most half of them. The scope whose latest request started first is forgotten first.
+    They have at most `max_contexts` contexts in total, and one scope has at most half of them. Beyond that, the scope
+    whose latest request started first is dropped; running requests of it keep their index.
     """
 
     def __init__(self, max_contexts: int = 2**18) -> None:
@@ -153,16 +153,16 @@ class Histories:
         return sum(map(len, self._scopes.values()))
 
     def index_of(self, scope: str) -> NgramIndex:
-        """The index of a scope in which a request starts."""
+        """The index of the scope of a request that starts."""
         index = self._scopes.pop(scope, None)
         self._scopes[scope] = index = self._new_index() if index is None else index
         self._forget()
         return index
 
     def arrays(self) -> dict[str, npt.NDArray[Any]]:
-        """All scopes as arrays: names, and a line for each token that followed a context in one of them."""
-        lines = [(number, *line) for number, index in enumerate(self._scopes.values()) for line in index.lines()]
-        scope, context, token, count = zip(*lines, strict=True) if lines else ((),) * 4
+        """All scopes as arrays: their names, and columns with an entry for each follower of each context."""
+        entries = [(number, *entry) for number, index in enumerate(self._scopes.values()) for entry in index.entries()]
+        scope, context, token, count = zip(*entries, strict=True) if entries else ((),) * 4
         return {
             "scopes": np.array(list(self._scopes), dtype=np.str_),
             "scope": np.array(scope, dtype=np.uint32),
@@ -172,10 +172,10 @@ class Histories:
         }
 
     def restore(self, arrays: Mapping[str, npt.NDArray[Any]], vocab_size: int) -> None:
-        """Replace all scopes by those that `arrays` returned. Before the first request.
+        """Replace all scopes by the result of `arrays`. Must be called before the first request.
 
         Raises:
-            StateError: the arrays are not of this form, or of another vocabulary; nothing has changed then.
+            StateError: the arrays are malformed, or of another vocabulary. Nothing has changed then.
         """
         try:
             names = [str(name) for name in arrays["scopes"]]
@@ -183,16 +183,16 @@ class Histories:
         except KeyError as error:
             raise StateError(f"{error} is missing") from error
         if {column.dtype.kind + str(column.ndim) for column in columns} != {"u1"} or len(set(map(len, columns))) > 1:
-            raise StateError("its columns are not whole numbers of one length")
+            raise StateError("its columns are not unsigned integers of one length")
         scope, _, token, count = columns
         if (scope >= len(names)).any() or (token >= vocab_size).any() or not count.all():
-            raise StateError("it has a token or a scope that does not exist")
-        lines: list[list[tuple[int, int, int]]] = [[] for _ in names]
-        for number, *line in zip(*(column.tolist() for column in columns), strict=True):
-            lines[number].append((line[0], line[1], line[2]))
+            raise StateError("it has an unknown token or a scope without a name, or a count of 0")
+        entries: list[list[tuple[int, int, int]]] = [[] for _ in names]
+        for number, *entry in zip(*(column.tolist() for column in columns), strict=True):
+            entries[number].append((entry[0], entry[1], entry[2]))
         self._scopes = OrderedDict((name, self._new_index()) for name in names)
-        for index, known in zip(self._scopes.values(), lines, strict=False):
-            index.restore(known)
+        for index, of_scope in zip(self._scopes.values(), entries, strict=False):
+            index.restore(of_scope)
         self._forget()
 
     def _new_index(self) -> NgramIndex:
@@ -204,23 +204,23 @@ class Histories:
 
 
 class CorpusTable:
-    """What follows the contexts of a corpus that say most, for one tokenizer."""
+    """Followers of the most informative contexts of a corpus, for one tokenizer."""
 
     def __init__(self, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
         """`contexts` uint64 [C], ascending; `following` uint8 [C], the number of their followers; `tokens` [N] and
-        `shares` uint8 [N], the followers of all contexts and their shares of 255.
+        `shares` uint8 [N], the followers of all contexts and their shares in units of 1/255.
 
-        Raises ValueError or LookupError if the arrays are not of this form.
+        Raises ValueError or LookupError if the arrays are malformed.
         """
         contexts, following, tokens, shares = (arrays[name] for name in ("contexts", "following", "tokens", "shares"))
         kinds = [array.dtype.kind + str(array.ndim) for array in (contexts, following, tokens, shares)]
         if kinds != ["u1"] * 4 or (contexts[1:] <= contexts[:-1]).any() or contexts.dtype.itemsize != 8:
-            raise ValueError("its columns are not what they should be")
+            raise ValueError("its columns have wrong types or an unsorted context")
         if len(following) != len(contexts) or following.sum() != len(tokens) or len(shares) != len(tokens):
-            raise ValueError("its columns do not fit together")
+            raise ValueError("its columns have inconsistent lengths")
         self.max_token = int(tokens.max(initial=0))
         self._number = dict(zip(contexts.tolist(), range(len(contexts)), strict=True))
-        # Elements of a memoryview are read in a third of the time of an array's, and need no objects of their own.
+        # Reading an element of a memoryview takes a third of the time of an array's, and needs less memory than a list.
         self._offsets = np.concatenate(([0], np.cumsum(following))).astype(np.int32).data
         self._tokens = tokens.astype(np.uint32).data
         self._counts = (shares.astype(np.float32) * np.float32(_CORPUS_WEIGHT / 255.0)).data
@@ -230,7 +230,7 @@ class CorpusTable:
         return len(self._number)
 
     def followers(self, context: int) -> Mapping[int, float]:
-        """The tokens that follow a context, and how much each counts; empty if the context is unknown."""
+        """The tokens that follow a context with their counts; empty if the context is unknown."""
         number = self._number.get(context)
         if number is None:
             return _NO_FOLLOWERS
@@ -239,30 +239,30 @@ class CorpusTable:
 
 
 def read_corpus_table(path: Path, tokenizer: str, vocab_size: int) -> CorpusTable:
-    """The table in a file, for the tokenizer of this fingerprint.
+    """Read a corpus table for the tokenizer of this fingerprint.
 
     Raises:
-        ConfigError: it cannot be read, is not such a file, or is of another tokenizer; says what to do.
+        ConfigError: the file cannot be read, is malformed, or is of another tokenizer; the message says what to do.
     """
     try:
         arrays = read_arrays(path)
         version, made_for = int(arrays["version"]), str(arrays["tokenizer"])
         if version != CORPUS_VERSION:
             raise ConfigError(
-                f"{path}: counts of version {version}, this program reads {CORPUS_VERSION}; {_RECORD_AGAIN}"
+                f"{path}: has format version {version}, but this program reads {CORPUS_VERSION}; {_RECORD_AGAIN}"
             )
         if made_for != tokenizer:
             raise ConfigError(
-                f"{path}: counts of another tokenizer ({made_for}, the target's is {tokenizer}): token ids mean "
-                f"something else there; {_RECORD_AGAIN}, or serve without (--counts none)"
+                f"{path}: is of another tokenizer ({made_for}, the target's is {tokenizer}), whose token ids differ; "
+                f"{_RECORD_AGAIN}, or serve without it (--counts none)"
             )
         table = CorpusTable(arrays)
     except OSError as error:
-        raise ConfigError(f"{path}: cannot be used ({error.strerror}); {_RECORD_AGAIN}") from error
+        raise ConfigError(f"{path}: cannot be read ({error.strerror}); {_RECORD_AGAIN}") from error
     except DAMAGE as error:
-        raise ConfigError(f"{path}: no counts, or damaged ({error}); {_RECORD_AGAIN}") from error
+        raise ConfigError(f"{path}: is not a counts file, or is damaged ({error}); {_RECORD_AGAIN}") from error
     if table.max_token >= vocab_size:
-        raise ConfigError(f"{path}: it has token id {table.max_token}, which the target does not; {_RECORD_AGAIN}")
+        raise ConfigError(f"{path}: has token id {table.max_token}, which the target does not have; {_RECORD_AGAIN}")
     return table
 
 

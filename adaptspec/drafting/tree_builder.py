@@ -1,7 +1,7 @@
-"""Building draft trees: which candidates are submitted, from which nodes drafting goes on, how two drafts merge.
+"""Building draft trees: which candidates are submitted, which nodes are expanded, how two drafts are merged.
 
-The next candidates after a chain's tokens cost no pass of the draft model. Where the stop table has a price of a step,
-drafting also goes on from nodes off the main chain, all nodes of one depth in one pass (a beam).
+Siblings of a chain's tokens cost no pass of the draft model. With a stop table that prices a step, nodes off the main
+chain are expanded too, all nodes of one depth in one pass (a beam).
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class RowNodes:
         return 1.0 if number == ROOT else self.chances[number]
 
     def path(self, number: int) -> list[int]:
-        """The tokens on the way to a node, its own the last."""
+        """The tokens on the path to a node, inclusive."""
         path: list[int] = []
         while number != ROOT:
             path.append(self.tokens[number])
@@ -71,9 +71,9 @@ class RowNodes:
         return path[::-1]
 
     def best(self, limit: int) -> list[int]:
-        """The main chain, then the likeliest others, `limit` nodes in all; of equal chances the first drafted.
+        """The main chain, then the likeliest other nodes, `limit` nodes in total. Ties go to the node drafted first.
 
-        A node is no likelier than its parent and has a higher number, so no node comes before its parent.
+        A node is at most as likely as its parent and has a higher number, so no node comes before its parent.
         """
         if len(self.chain) == len(self.tokens):
             return self.chain
@@ -84,34 +84,35 @@ class RowNodes:
 
 
 Candidates = tuple[Iterable[tuple[int, float]], float]
-"""Tokens that may follow a node with their confidence, likeliest first; the entropy of what they are drawn from."""
+"""(token, confidence) of the candidates after a node, likeliest first, and the entropy of their distribution."""
 
 
 class TreeBuilder:
-    """Collects the nodes of several rows and packs those that are submitted."""
+    """Collects the nodes of several rows and packs the submitted ones into a `DraftTree`."""
 
     def __init__(self, num_rows: int, table: TreeTable | None = None) -> None:
-        """`table` says which candidates are submitted; None: drafts are chains."""
+        """`table` decides which candidates are submitted; None: drafts are chains."""
         self.table = table
         self.rows: dict[int, RowNodes] = {}
         self._num_rows = num_rows
 
     def row(self, row: int) -> RowNodes:
-        """The nodes of a row, at first none."""
+        """The nodes of a row, initially none."""
         return self.rows.get(row) or self.rows.setdefault(row, RowNodes())
 
     def width(self, row: int) -> int:
-        """Children that a node of this row may have."""
+        """Maximum number of children of a node of this row."""
         return 1 if self.table is None else int(self.table.width[row])
 
     def limit(self, row: int) -> int:
-        """Nodes that this row submits at most, if its chain is not longer."""
+        """Maximum number of nodes that this row submits, unless its main chain is longer."""
         return len(self.row(row).tokens) if self.table is None else int(self.table.nodes[row])
 
     def submit(self, row: int, parent: int, candidates: Candidates) -> range:
-        """Add the candidates after a node as long as they are likely enough; their numbers.
+        """Add candidates after a node while they are likely enough; return the numbers of the new nodes.
 
-        The first choice after the main chain is always added: a drawn token must not be dropped for what it is.
+        The first choice after the main chain is always added: a sampled token must not be dropped because of its value
+        (see `Drafter.propose`).
         """
         nodes, table, (likely, entropy) = self.row(row), self.table, candidates
         start, before = len(nodes.tokens), nodes.chance(parent)
@@ -168,7 +169,7 @@ class TreeBuilder:
 
 
 def calibrated(table: TreeTable, row: int, rank: int, confidence: float) -> float:
-    """P(a candidate of this rank is accepted after its parent); 0 if it is unknown or the token was removed."""
+    """P(a candidate is accepted if its parent is); 0 if its confidence is unknown or 0 (removed by sampling rules)."""
     if not confidence > 0.0:
         return 0.0
     _, ranks, bins = table.calibration.shape
@@ -176,37 +177,37 @@ def calibrated(table: TreeTable, row: int, rank: int, confidence: float) -> floa
 
 
 class Node(NamedTuple):
-    """A node by its row and its number there."""
+    """A node by its row and its number within the row."""
 
     row: int
     number: int
 
 
 class CandidateSource(Protocol):
-    """Proposes what follows the nodes of a frontier: a draft model, or a tape."""
+    """Proposes candidates after the nodes of a frontier: a draft model, or a tape."""
 
-    beams: bool  # whether it drafts from nodes off the main chain
+    beams: bool  # whether it can expand nodes off the main chain
 
     def candidates(self, frontier: Sequence[Node], step: int) -> Sequence[Candidates]:
-        """What may follow each node of the frontier, which is at depth `step`."""
+        """Candidates after each node of the frontier, which is at depth `step`."""
 
     def has_room(self, row: int, more: int) -> bool:
-        """Whether drafting can go on from `more` further nodes of a row off its main chain."""
+        """Whether the cache has room to expand `more` further nodes of a row off its main chain."""
 
 
 class TreeGrowth:
-    """Drafts step by step: all nodes of one depth from which drafting goes on share a pass."""
+    """Drafts step by step: all expanded nodes of one depth share a pass."""
 
     def __init__(
-        self, builder: TreeBuilder, source: CandidateSource, depths: IntArray, ends: Collection[int] = ()
+        self, builder: TreeBuilder, source: CandidateSource, depths: IntArray, eos_token_ids: Collection[int] = ()
     ) -> None:
-        """Rows [B] draft at most `depths` [B] deep, and not beyond one of the tokens `ends`."""
-        self._builder, self._source, self._ends = builder, source, ends
+        """Rows [B] draft at most `depths` [B] deep, and not beyond one of `eos_token_ids`."""
+        self._builder, self._source, self._eos_token_ids = builder, source, eos_token_ids
         self._depths: list[int] = depths.tolist()
-        self._survival = dict.fromkeys(range(len(depths)), 1.0)  # of main chains, by the stop table
+        self._survival = dict.fromkeys(range(len(depths)), 1.0)  # P(the whole main chain is accepted), by row
 
     def run(self, rows: Iterable[int], stop: StopTable | None) -> list[int]:
-        """Draft for these rows; the number of nodes from which each step drafted."""
+        """Draft for `rows`; return the number of expanded nodes of each step."""
         builder, frontiers = self._builder, list[int]()
         frontier = [Node(row, ROOT) for row in rows]
         while frontier:
@@ -219,59 +220,59 @@ class TreeGrowth:
         return frontiers
 
     def _expandable(self, added: Sequence[Node], step: int, stop: StopTable | None) -> list[Node]:
-        """The nodes of depth `step` from which drafting goes on."""
+        """The nodes of depth `step` that are expanded."""
         rows = self._builder.rows
-        going = [
+        frontier = [
             node
             for node in added
-            if self._depths[node.row] > step and rows[node.row].tokens[node.number] not in self._ends
+            if self._depths[node.row] > step and rows[node.row].tokens[node.number] not in self._eos_token_ids
         ]
         if stop is None or not self._source.beams:
-            going = [node for node in going if self._on_chain(node)]
-        if stop is None or not going:
-            return going
-        return self._with_room(self._continuing(going, step, stop))
+            frontier = [node for node in frontier if self._on_chain(node)]
+        if stop is None or not frontier:
+            return frontier
+        return self._with_room(self._continuing(frontier, step, stop))
 
     def _on_chain(self, node: Node) -> bool:
         return self._builder.rows[node.row].chain_end == node.number
 
-    def _continuing(self, going: Sequence[Node], step: int, stop: StopTable) -> list[Node]:
-        """Those of the nodes that the stop table lets go on."""
-        main = [self._on_chain(node) for node in going]
-        index = np.array([row for row, _ in going], dtype=np.int64)
-        nodes = [(self._builder.rows[row], number) for row, number in going]
-        confidence, entropy = np.array([(own.confidence[n], own.entropy[n]) for own, n in nodes]).T
+    def _continuing(self, frontier: Sequence[Node], step: int, stop: StopTable) -> list[Node]:
+        """The nodes that the stop table does not stop."""
+        main = [self._on_chain(node) for node in frontier]
+        index = np.array([row for row, _ in frontier], dtype=np.int64)
+        nodes = [(self._builder.rows[row], number) for row, number in frontier]
+        confidence, entropy = np.array([(of_row.confidence[n], of_row.entropy[n]) for of_row, n in nodes]).T
         chances = stop.chances(step, index, confidence).tolist()
         survival = []
-        for (row, _), (own, number), on_chain, chance in zip(going, nodes, main, chances, strict=True):
+        for (row, _), (of_row, number), on_chain, chance in zip(frontier, nodes, main, chances, strict=True):
             if on_chain:
                 self._survival[row] *= chance
-            survival.append(self._survival[row] if on_chain else own.chances[number])
+            survival.append(self._survival[row] if on_chain else of_row.chances[number])
         on_chains = None if all(main) else np.array(main, dtype=np.bool_)
         continues = stop.continues(step, index, confidence, entropy, survival=np.array(survival), main=on_chains)
-        return [node for node, goes in zip(going, continues.tolist(), strict=True) if goes]
+        return [node for node, expand in zip(frontier, continues.tolist(), strict=True) if expand]
 
-    def _with_room(self, going: list[Node]) -> list[Node]:
-        """Without nodes off main chains that will not be submitted, or for which their row has no room."""
+    def _with_room(self, frontier: list[Node]) -> list[Node]:
+        """Remove nodes off the main chains that will not be submitted, or for which the cache has no room."""
         side: dict[int, set[int]] = {}
-        for node in going:
+        for node in frontier:
             if not self._on_chain(node):
                 side.setdefault(node.row, set()).add(node.number)
         for row, numbers in side.items():
             kept = numbers.intersection(self._builder.rows[row].best(self._builder.limit(row)))
             if not self._source.has_room(row, len(kept)):
                 kept = set()
-            going = [node for node in going if node.row != row or node.number not in numbers - kept]
-        return going
+            frontier = [node for node in frontier if node.row != row or node.number not in numbers - kept]
+        return frontier
 
 
 def merge_drafts(first: DraftTree, extra: DraftTree, table: TreeTable) -> DraftTree:
-    """The nodes of two drafts of the same B rows, equal tokens after the same node once.
+    """Merge two drafts of the same B rows; equal tokens after the same node become one node.
 
-    Only methods that accept trees may verify it. Main chains are those of `first`, or of `extra` in rows where `first`
-    has no nodes. A node of both is the first draft's. A node of `extra` counts only where the first drafter is wrong,
-    so its chance is lowered by theirs, and it must be above the floor of the `table`. Beyond the table's limit on nodes
-    the least likely are dropped.
+    Only methods that accept trees may verify the result. Main chains are those of `first`, or of `extra` in rows where
+    `first` has no nodes. A node of both drafts keeps the data of `first`. A node of `extra` helps only if all siblings
+    of `first` are wrong, so its chance is multiplied by the probability of that. It must exceed the floor of `table`.
+    Beyond the table's limit on nodes the least likely are dropped.
     """
     builder, added, gaining = TreeBuilder(len(first.chain), table), False, extra.counts > 0
     for row in np.flatnonzero(gaining).tolist():
@@ -283,13 +284,13 @@ def merge_drafts(first: DraftTree, extra: DraftTree, table: TreeTable) -> DraftT
 
 
 def _merge_row(nodes: RowNodes, first: DraftTree, extra: DraftTree, table: TreeTable, row: int) -> bool:
-    """Add the nodes of one row of both drafts; whether `extra` has added any."""
+    """Add the nodes of one row of both drafts; return whether `extra` has added any."""
     numbers: dict[tuple[int, int], int] = {}
-    right = {ROOT: 0.0}  # P(a child that the first drafter proposed is accepted), by parent
+    first_chance = {ROOT: 0.0}  # P(a child that the first drafter proposed is accepted), by parent
     for parent, token, rank, drafter, confidence, entropy in _nodes(first, row):
-        # A drafter that states no confidence counts as certain.
+        # Unknown confidence counts as certainty.
         chance = 1.0 if isnan(confidence) else calibrated(table, row, rank, confidence)
-        right[parent] += chance
+        first_chance[parent] += chance
         number = nodes.add(
             parent,
             token,
@@ -299,29 +300,29 @@ def _merge_row(nodes: RowNodes, first: DraftTree, extra: DraftTree, table: TreeT
             entropy=entropy,
             chance=nodes.chance(parent) * chance,
         )
-        numbers[parent, token], right[number] = number, 0.0
+        numbers[parent, token], first_chance[number] = number, 0.0
     count = len(nodes.tokens)
     nodes.chain = list(range(int(first.chain[row])))
-    of_extra: list[int | None] = []  # the number of each node of `extra`; None: it was left out
+    merged_numbers: list[int | None] = []  # of each node of `extra`; None: it was omitted
     for parent, token, rank, drafter, confidence, entropy in _nodes(extra, row):
-        before = ROOT if parent == ROOT else of_extra[parent]
-        of_extra.append(None)
-        if before is None:
+        merged_parent = ROOT if parent == ROOT else merged_numbers[parent]
+        merged_numbers.append(None)
+        if merged_parent is None:
             continue
-        stated = nodes.chance(before) * (1.0 if isnan(confidence) else confidence)
-        known = numbers.get((before, token))
+        path_chance = nodes.chance(merged_parent) * (1.0 if isnan(confidence) else confidence)
+        known = numbers.get((merged_parent, token))
         if known is not None:
-            nodes.chances[known] = max(nodes.chances[known], stated)
-            of_extra[-1] = known
+            nodes.chances[known] = max(nodes.chances[known], path_chance)
+            merged_numbers[-1] = known
             continue
-        chance = stated * max(1.0 - right[before], 0.0)
+        chance = path_chance * max(1.0 - first_chance[merged_parent], 0.0)
         if count and not chance > table.floor[row]:
             continue
         number = nodes.add(
-            before, token, rank=rank, drafter=drafter, confidence=confidence, entropy=entropy, chance=chance
+            merged_parent, token, rank=rank, drafter=drafter, confidence=confidence, entropy=entropy, chance=chance
         )
-        of_extra[-1] = numbers[before, token] = number
-        right[number] = 0.0
+        merged_numbers[-1] = numbers[merged_parent, token] = number
+        first_chance[number] = 0.0
     if not count:
         nodes.chain = list(range(int(extra.chain[row])))
     return len(nodes.tokens) > count

@@ -1,4 +1,4 @@
-"""The engine: queue, rounds, and the ways in (`Engine` for Python, `AsyncEngine` for servers)."""
+"""The engine: scheduler, rounds, and the entry points `Engine` (synchronous) and `AsyncEngine` (for servers)."""
 
 from adaptspec.engine.async_engine import AsyncEngine
 from adaptspec.engine.sync_engine import Engine

@@ -1,4 +1,4 @@
-"""Putting an engine together from names: models, drafters, policies, cost model."""
+"""Builds an engine from names: models, drafters, policies, cost model."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from adaptspec.drafting.drafter import Drafter, Loaded, ModelDrafter, make_draft
 from adaptspec.drafting.ngram_index import CORPUS_FILE, CorpusTable, read_corpus_table
 from adaptspec.engine.core import EngineCore, EngineLimits
 from adaptspec.engine.device_executor import DeviceExecutor
-from adaptspec.engine.engine_config import AUTO, EngineConfig, model_place
+from adaptspec.engine.engine_config import AUTO, EngineConfig, model_path
 from adaptspec.engine.inputs import InputProcessor
 from adaptspec.engine.model_executor import ModelExecutor
 from adaptspec.engine.model_set import load_models
@@ -55,7 +55,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Built:
-    """An engine ready to run, with the chat template and the tokenizer that speak for it."""
+    """An engine ready to run, with its chat template and the loaded parts."""
 
     core: EngineCore
     executor: ModelExecutor
@@ -64,8 +64,8 @@ class Built:
     drafters: tuple[Drafter, ...]
     specs: tuple[PolicySpec, ...]
     costs: CostModel
-    files: Mapping[str, Path]  # where each policy was read from, by its name
-    loaded: Loaded  # what further drafters may be made from
+    files: Mapping[str, Path]  # the file of each policy, by its name
+    loaded: Loaded  # parts for making further drafters
     threads: ComputeThreads
 
     @property
@@ -74,12 +74,12 @@ class Built:
 
     @property
     def spare(self) -> Callable[[], bool]:
-        """What can be done while there are no requests (see `AsyncEngine`)."""
+        """Work for times without requests (see `AsyncEngine`)."""
         return self.threads.work
 
     @property
     def pair(self) -> str:
-        """Tells the loaded models apart from others: what is learned holds for them only."""
+        """Identifies the loaded models: learned state is valid for them only."""
         drafts = [drafter.runner for drafter in self.drafters if isinstance(drafter, ModelDrafter)]
         return "+".join(model.info.fingerprint for model in (self.target, *drafts))
 
@@ -96,26 +96,26 @@ def build(
     *,
     make: MakeDecoder | None = None,
 ) -> Built:
-    """Read the policies, load the models, and run synthetic rounds that say what rounds take, unless `costs` do.
+    """Read the policies, load the models, and measure costs in synthetic rounds unless `costs` are given.
 
-    `task_names` have the numbers of names from before; those of policies are added. `progress` is called with the next
-    step, such as "reading weights" or "warming up", on another thread than the caller's. `make` makes
-    the decoders of Llama-like models; None: those for their device.
+    `task_names` have the numbers of earlier task names; those of policies are added. `progress` is called with the next
+    step, such as "reading weights" or "warming up", on another thread than the caller's. `make` makes the decoders of
+    Llama-like models; None: those for their device.
 
     Raises:
-        ModelError, PairError: a model cannot be used, or the two do not belong together.
+        ModelError, PairError: a model cannot be used, or target and draft do not match.
         ConfigError, PolicyError: a setting or a policy cannot be used.
     """
-    # In a thread that ends with loading: threads that have computed keep workers of their own. While those exist OpenMP
-    # counts more threads than cores, and the engine's sleep at every barrier: plain rounds took 8 ms in place of 1.3.
-    # An interrupt waits for it, a second one does not.
-    with ThreadPoolExecutor(max_workers=1, thread_name_prefix="adaptspec-load") as alone:
-        built = alone.submit(_build, config, sinks, costs, task_names or TaskNames(), progress, make).result()
+    # Load in a thread that ends afterwards: a thread that has computed keeps its OpenMP workers. While those exist,
+    # OpenMP counts more threads than cores and the engine's workers sleep at every barrier: rounds without drafts took
+    # 8 ms instead of 1.3 ms. A first interrupt waits for the thread, a second one does not.
+    with ThreadPoolExecutor(max_workers=1, thread_name_prefix="adaptspec-load") as pool:
+        built = pool.submit(_build, config, sinks, costs, task_names or TaskNames(), progress, make).result()
     built.threads.apply()  # on the caller's thread, which may run the engine
     return built
 
 
-def _build(  # noqa: PLR0917 - those of `build`
+def _build(  # noqa: PLR0917 - the parameters of `build`
     config: EngineConfig,
     sinks: Sequence[Sink],
     costs: CostModel | None,
@@ -123,34 +123,34 @@ def _build(  # noqa: PLR0917 - those of `build`
     progress: Progress,
     make: MakeDecoder | None,
 ) -> Built:
-    most = all_threads()
-    torch.set_num_threads(config.threads or most)
+    max_threads = all_threads()
+    torch.set_num_threads(config.threads or max_threads)
     specs, files = _specs(config, task_names)
     detector = TaskDetector.load() if config.detect_tasks else None
-    places = [model_place(config.model, "target")]
+    paths = [model_path(config.model, "target")]
     if config.draft_model is not None:
-        places.append(places[0] if config.own_draft else model_place(config.draft_model, "draft"))
+        paths.append(paths[0] if config.self_speculation else model_path(config.draft_model, "draft"))
     progress(f"reading weights of {config.model}")
-    for place in places[1:]:  # a draft without weights is refused before the target is read, which may take minutes
-        found = find_model(place, gguf=True, pickles=config.allow_pickle)
+    for path in paths[1:]:  # refuse a draft without weights before reading the target, which may take minutes
+        found = find_model(path, gguf=True, pickles=config.allow_pickle)
         if is_gguf(found):
             read_header(found)
         else:
             weight_files(found, pickles=config.allow_pickle)
-    template = _template(config, places[0])  # which is refused before the target is read, too
-    tokenizer, described = template.tokenizer, partial(_with_tokens, template)
-    target, *drafts = load_models(config, places, partial(_deepest, config, specs, task_names), described, make)
+    template = _template(config, paths[0])  # an unusable template is also refused first
+    tokenizer, describe = template.tokenizer, partial(_with_tokens, template)
+    target, *drafts = load_models(config, paths, partial(_deepest, config, specs, task_names), describe, make)
     check_tokenizer(tokenizer, target.info)
     tokenizers = None
-    for place, draft in zip(places[1:], drafts, strict=True):
+    for path, draft in zip(paths[1:], drafts, strict=True):
         if not isinstance(draft, HeadRunner):  # a head has no tokenizer of its own
-            tokenizers = tokenizer, load_tokenizer(place)
+            tokenizers = tokenizer, load_tokenizer(path)
             check_tokenizer(tokenizers[1], draft.info)
-    counts = _counts(config.counts, find_model(places[0], gguf=True), tokenizer, target.info.vocab_size)
+    counts = _counts(config.counts, find_model(paths[0], gguf=True), tokenizer, target.info.vocab_size)
     loaded = Loaded(target, drafts[0] if drafts else None, target.info.eos_token_ids, counts, tokenizers)
     drafters = make_drafters(loaded)
     one_process = target.device.type == "cpu" and config.tensor_parallel_size == 1
-    choices = (most, 1) if config.threads is None and one_process else (config.threads or most,)
+    choices = (max_threads, 1) if config.threads is None and one_process else (config.threads or max_threads,)
     runners = [target, *drafts]
     threads = ComputeThreads(choices, partial(one_token_pass, target), set_threads=partial(_set_threads, runners))
     if len(threads.choices) > 1:
@@ -158,7 +158,7 @@ def _build(  # noqa: PLR0917 - those of `build`
         threads.compare()
     progress("comparing passes of several sizes")
     sizes: list[int] = []
-    for count in threads.choices:  # which may change later
+    for count in threads.choices:  # the number of threads may change while serving
         _set_threads(runners, count)
         sizes.append(equal_passes(target, seconds=SECONDS / len(threads.choices)))
     threads.apply()
@@ -181,12 +181,12 @@ def _build(  # noqa: PLR0917 - those of `build`
         task_names=task_names,
         make=lambda *_: executor,
     )
-    _follow(threads, core, costs, target)
+    _compare_threads_when_idle(threads, core, costs, target)
     return Built(core, executor, template, target, tuple(drafters), tuple(specs), costs, files, loaded, threads)
 
 
-def _follow(threads: ComputeThreads, core: EngineCore, costs: CostModel, target: Runner) -> None:
-    """Compare numbers of threads between requests, on an empty row."""
+def _compare_threads_when_idle(threads: ComputeThreads, core: EngineCore, costs: CostModel, target: Runner) -> None:
+    """Have numbers of threads compared while there are no requests, by passes in an empty row."""
     prefixes = core.scheduler.prefixes
 
     def run_pass() -> None:
@@ -195,17 +195,17 @@ def _follow(threads: ComputeThreads, core: EngineCore, costs: CostModel, target:
 
     def changed() -> None:
         costs.inflate_variance()
-        # Another number of threads may change the last bits: cached tokens would differ from tokens read anew.
+        # The number of threads may change the last bits, so cached tokens would differ from tokens that are read again.
         prefixes.clear()
 
     threads.follow(lambda: costs.resets, changed, run_pass)
 
 
-def _template(config: EngineConfig, place: str) -> ChatTemplate:
-    """The chat template to use, with the tokenizer in `place`. Raises ModelError or ConfigError: it cannot be used."""
-    found = find_model(place, gguf=True)
+def _template(config: EngineConfig, path: str) -> ChatTemplate:
+    """The chat template to use, with the tokenizer in `path`. Raises ModelError or ConfigError if it is unusable."""
+    found = find_model(path, gguf=True)
     if not is_gguf(found):
-        read_json(found / CONFIG)  # what is no model at all is refused as such
+        read_json(found / CONFIG)  # a folder without a model gets an error about that
     tokenizer = load_tokenizer(str(found))
     use_template(tokenizer, config.chat_template)
     template = ChatTemplate(tokenizer, config.chat_template_kwargs, sanitize=config.sanitize_control_tokens)
@@ -214,7 +214,7 @@ def _template(config: EngineConfig, place: str) -> ChatTemplate:
 
 
 def _set_threads(runners: Sequence[Runner], count: int) -> None:
-    """Have torch, and libraries with threads of their own, compute with so many."""
+    """Set the number of threads of torch and of libraries with their own threads."""
     torch.set_num_threads(count)
     for runner in runners:
         if isinstance(runner, LlamaCppRunner):
@@ -222,12 +222,13 @@ def _set_threads(runners: Sequence[Runner], count: int) -> None:
 
 
 def _with_tokens(template: ChatTemplate, info: ModelInfo) -> ModelInfo:
-    """What a tokenizer and its chat template say of a model: more tokens that end a text, and which ids are padding."""
+    """Add what the tokenizer and its chat template define: further EOS tokens, and the number of ids with a token."""
     ids = template.tokenizer.get_vocab()
-    more = (template.tokenizer.eos_token_id, ids.get(template.traits.end_of_turn or ""))
-    ends = dict.fromkeys([*info.eos_token_ids, *(one for one in more if one is not None and one < info.vocab_size)])
+    further = (template.tokenizer.eos_token_id, ids.get(template.traits.end_of_turn or ""))
+    valid = [token for token in further if token is not None and token < info.vocab_size]
+    eos_token_ids = tuple(dict.fromkeys([*info.eos_token_ids, *valid]))
     known = min(max(ids.values(), default=-1) + 1, info.vocab_size)
-    return replace(info, eos_token_ids=tuple(ends), known_tokens=known)
+    return replace(info, eos_token_ids=eos_token_ids, known_tokens=known)
 
 
 def assemble(
@@ -244,27 +245,27 @@ def assemble(
     timer: Callable[[], float] = time.perf_counter,
     make: MakeExecutor | None = None,
 ) -> EngineCore:
-    """An engine from parts that are already loaded; the first policy that is live is the default.
+    """Build an engine from loaded parts; the first live policy is the default.
 
-    Rows get room for the deepest draft that any policy may ask for, at most `limits.max_depth`. `timer` gives the
-    seconds that rounds and decisions are timed by. `make` makes the executor; None: the one for the target's device.
+    Rows have room for the deepest draft of any policy, at most `limits.max_depth`. `timer` returns seconds, by which
+    rounds and decisions are timed. `make` makes the executor; None: the one for the target's device.
 
     Raises:
-        ConfigError: two policies have one name, none is live, or one needs a drafter that is not there or that its
-            method cannot judge.
+        ConfigError: two policies have the same name, none is live, or one needs a drafter that was not loaded or that
+            its method cannot verify.
     """
     task_names = task_names or TaskNames()
     names = [drafter.name for drafter in drafters]
-    twice = next((spec.name for i, spec in enumerate(specs) if any(spec.name == s.name for s in specs[:i])), None)
-    if twice is not None:
-        raise ConfigError(f"two policies are called {twice}; rename one of them")
+    duplicate = next((spec.name for i, spec in enumerate(specs) if any(spec.name == s.name for s in specs[:i])), None)
+    if duplicate is not None:
+        raise ConfigError(f"two policies are called {duplicate}; rename one of them")
     specs = with_used([spec.with_drafters(names) for spec in specs])
     policies = {spec.name: build_policy(spec, costs, limits.max_rows, task_names) for spec in specs}
     deepest = max(policy.max_depth for policy in policies.values())
     limits = replace(limits.settled(cpu=target.device.type == "cpu"), max_depth=min(limits.max_depth, deepest))
     live = [spec for spec in specs if spec.rollout == LIVE]
     if not live:
-        raise ConfigError("no policy is live: requests that name none need one; give a policy without rollout")
+        raise ConfigError("no policy is live, but requests that name no policy need one; add a policy without rollout")
     controller = Controller(
         policies,
         live[0].name,
@@ -289,7 +290,7 @@ def assemble(
 
 
 def make_executor(target: Runner, drafters: Sequence[Drafter], limits: EngineLimits, *, eager: bool) -> ModelExecutor:
-    """The one for the device that the target is on; on CUDA its rounds are captured, unless `eager`."""
+    """Make the executor for the target's device; on CUDA its rounds are captured as graphs, unless `eager`."""
     if not isinstance(target, DeviceDecoder):
         return ModelExecutor(target, drafters)
     executor = DeviceExecutor(target, drafters, limits.max_rows, limits.max_depth)
@@ -298,62 +299,58 @@ def make_executor(target: Runner, drafters: Sequence[Drafter], limits: EngineLim
     return executor
 
 
-def _counts(
-    wanted: str | None, folder: Path, tokenizer: PreTrainedTokenizerFast, vocab_size: int
-) -> CorpusTable | None:
-    """Those asked for, or that lie in the target's folder."""
+def _counts(name: str | None, folder: Path, tokenizer: PreTrainedTokenizerFast, vocab_size: int) -> CorpusTable | None:
+    """The configured table, or the one in the target's folder, if there is one."""
     folder = folder.parent if is_gguf(folder) else folder
-    if wanted is None or (wanted == AUTO and not (folder / CORPUS_FILE).is_file()):
+    if name is None or (name == AUTO and not (folder / CORPUS_FILE).is_file()):
         return None
-    path = folder / CORPUS_FILE if wanted == AUTO else Path(wanted)
+    path = folder / CORPUS_FILE if name == AUTO else Path(name)
     return read_corpus_table(path, fingerprint(tokenizer), vocab_size)
 
 
 def _deepest(config: EngineConfig, specs: Sequence[PolicySpec], task_names: TaskNames) -> int:
-    """The deepest draft that any of them may ask for."""
+    """Maximum draft depth of all policies."""
     policies = [build_policy(spec, _any_costs(), config.limits.max_rows, task_names.copy()) for spec in specs]
     return min(config.limits.max_depth, max(policy.max_depth for policy in policies))
 
 
 def _any_costs() -> CostModel:
-    """For policies that are built only to be checked."""
+    """Arbitrary costs, for policies that are built only to be checked."""
     return CostModel(CostProfile((1,), (1,), ((1.0,),)))
 
 
 def _specs(config: EngineConfig, task_names: TaskNames) -> tuple[list[PolicySpec], dict[str, Path]]:
-    """The policies asked for, those that they use, then every shipped one that the drafters to come can run; and the
-    file of each.
-    """
+    """The configured policies, the ones they use, and every shipped one that the drafters can run; the file of each."""
     available = available_drafters(draft=config.draft_model is not None)
-    wanted: dict[str, Path] = {}
+    files: dict[str, Path] = {}
     specs = []
     trial = task_names.copy()
-    asked = _asked(config, trial, available)
-    used = {other.path.resolve(): other for _, spec in asked for other in spec.used.values()}
-    for path, _ in asked:
+    configured = _configured(config, trial, available)
+    used = {other.path.resolve(): other for _, spec in configured for other in spec.used.values()}
+    for path, _ in configured:
         used.pop(path.resolve(), None)
-    default = next(spec for _, spec in asked if spec.rollout == LIVE)
-    for path, spec in [*asked, *((other.path, other) for other in used.values())]:
-        check_file(spec.name, path, wanted.setdefault(spec.name, path))
+    default = next(spec for _, spec in configured if spec.rollout == LIVE)
+    for path, spec in [*configured, *((other.path, other) for other in used.values())]:
+        check_file(spec.name, path, files.setdefault(spec.name, path))
         specs.append(spec)
         for note in spec.notes(default=spec is default):
             _log.warning("%s", note)
         build_policy(spec, _any_costs(), config.limits.max_rows, trial)
-    Shares({spec.name: spec.rollout for spec in specs})  # refuses canaries that want more than there is
+    Shares({spec.name: spec.rollout for spec in specs})  # raises if shares of canaries exceed the traffic
     for path in shipped_policies():
         spec = load_policy_spec(path)
-        if spec.name not in wanted and set(available).issuperset(spec.needed):
+        if spec.name not in files and set(available).issuperset(spec.needed):
             specs.append(spec.with_drafters(available))
-            wanted[spec.name] = path
-    return specs, wanted
+            files[spec.name] = path
+    return specs, files
 
 
-def _asked(config: EngineConfig, task_names: TaskNames, available: Sequence[str]) -> list[tuple[Path, PolicySpec]]:
-    """The policies asked for, each file once. Canaries alone leave the default what it is without them."""
+def _configured(config: EngineConfig, task_names: TaskNames, available: Sequence[str]) -> list[tuple[Path, PolicySpec]]:
+    """The configured policies, each file once. If all of them are canaries, the default policy is added."""
     paths = {path.resolve(): path for path in map(find_policy, config.policy_names)}
-    asked = [(path, load_policy_spec(path, task_names, available)) for path in paths.values()]
-    if not any(spec.rollout == LIVE for _, spec in asked):
+    configured = [(path, load_policy_spec(path, task_names, available)) for path in paths.values()]
+    if not any(spec.rollout == LIVE for _, spec in configured):
         default = find_policy(config.default_policy)
-        others = [(path, spec) for path, spec in asked if path.resolve() != default.resolve()]
-        asked = [(default, load_policy_spec(default, available=available)), *others]
-    return asked
+        others = [(path, spec) for path, spec in configured if path.resolve() != default.resolve()]
+        configured = [(default, load_policy_spec(default, available=available)), *others]
+    return configured

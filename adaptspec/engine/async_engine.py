@@ -1,7 +1,7 @@
 """The engine for an event loop: requests go in, streams of deltas come out; one thread owns all model state.
 
-The event loop and the engine thread meet in two places only: an inbox of commands, and
-`call_soon_threadsafe` with all deltas of a round at once.
+The event loop and the engine thread communicate in two ways only: an inbox of commands, and `call_soon_threadsafe`
+with all deltas of a round at once.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from adaptspec.results import Completion, Delta, FinishReason
 
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
-_Command: TypeAlias = "Callable[[], list[Delta]] | None"  # None: it is to end
-# Without a request before other work begins: as long as a request may then have to wait for it, about.
+_Command: TypeAlias = "Callable[[], list[Delta]] | None"  # None: the thread is to end
+# Seconds without a request before idle work begins: about as long as a request may have to wait for such work.
 QUIET_SECONDS = 0.05
 
 
@@ -54,7 +54,7 @@ class EngineStats:
 class Stream:
     """The output of requests piece by piece; the last piece of each carries its completion.
 
-    Iterating raises EngineError if the engine stops. Closed before its end, or cancelled, it aborts what has not ended.
+    Iterating raises EngineError if the engine stops. Closing it early, or cancelling it, aborts unfinished requests.
     """
 
     def __init__(self, engine: AsyncEngine, requests: Sequence[Request]) -> None:
@@ -97,10 +97,10 @@ class AsyncEngine:
         spare: Callable[[], bool] | None = None,
         begin: Callable[[], None] | None = None,
     ) -> None:
-        """`name` is what clients call the model (None: its own). `begin` is called first on the engine's thread.
+        """`name` is the model's name for clients (None: its own). `begin` is called first on the engine's thread.
 
-        `spare` is called on the engine's thread while there are no requests, until it returns False: a small piece of
-        other work each time, which must not raise, and for whose end a request waits.
+        `spare` is called on the engine's thread while there are no requests, until it returns False. Each call does a
+        small piece of other work, which must not raise; a new request waits for the call to return.
         """
         self._core = core
         self._spare = spare
@@ -109,14 +109,14 @@ class AsyncEngine:
             core.inputs.info = replace(core.inputs.info, name=name)
         self._max_waiting = max_waiting
         self._inbox: SimpleQueue[_Command] = SimpleQueue()
-        # None: nobody listens any more, but the engine has not let go of the request yet.
+        # None: the stream was closed, but the engine has not ended the request yet.
         self._streams: dict[str, asyncio.Queue[Delta | None] | None] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
         self._draining = False
         self._closed = False
         self._failure: str | None = None
-        self._hung: str | None = None  # why nobody should wait for the engine now, though its thread lives
-        self._progress = 0  # reports of the engine thread; it alone writes
+        self._hung: str | None = None  # reason for which the engine counts as hung, although its thread exists
+        self._progress = 0  # number of progress reports; written by the engine thread only
         self._busy = False  # see `heartbeat`
         self._calls: set[Future[Any]] = set()
         self._ended = False
@@ -137,11 +137,11 @@ class AsyncEngine:
 
     @property
     def capacity(self) -> int:
-        """The most requests that can be in flight, running and waiting."""
+        """Maximum number of requests in flight, running and waiting."""
         return self._max_waiting + self._core.limits.max_rows
 
     def check(self, request: Request) -> None:
-        """Refuse what can never be served, without queueing anything. Raises RequestError."""
+        """Check whether the request can be served, without queueing it. Raises RequestError."""
         self._core.check(request)
 
     def compile_grammar(self, grammar: Grammar, max_bytes: int | None = None) -> Grammar:
@@ -155,14 +155,14 @@ class AsyncEngine:
 
     @property
     def alive(self) -> bool:
-        """Whether it takes requests or can finish those it has."""
+        """Whether the engine takes requests or can finish the current ones."""
         return self._failure is None and self._hung is None and not self._closed
 
     @property
     def heartbeat(self) -> int | None:
-        """How often the engine thread has reported progress so far, or None while it has nothing to do.
+        """Number of progress reports of the engine thread so far, or None while it has nothing to do.
 
-        It reports before every command and many times within a round: see `report_progress`. Any thread may ask.
+        It reports before every command and many times within a round: see `report_progress`. Any thread may read it.
         """
         return self._progress if self._busy else None
 
@@ -177,7 +177,7 @@ class AsyncEngine:
         for request_id, stream in self._streams.items():
             if stream is not None:
                 stream.put_nowait(None)
-            self.leave(request_id)  # should it come back, it has nobody to work for
+            self.leave(request_id)  # if the engine resumes, this request has no client
         with self._lock:
             self._fail_calls()
 
@@ -201,19 +201,21 @@ class AsyncEngine:
         )
 
     def prompt_progress(self, request_ids: Collection[str]) -> PromptProgress:
-        """How far these requests are in the queue and in reading their prompts. Any thread may ask."""
+        """Progress of these requests in the queue and in reading their prompts. Any thread may call it."""
         return self._core.scheduler.prompt_progress(request_ids)
 
     def submit(self, requests: Sequence[Request]) -> Stream:
-        """Queue requests that `check` lets pass, all or none of them; their output comes in one stream.
+        """Queue checked requests, all or none of them; their output comes in one stream.
 
         Raises:
-            UnknownModelError: the policy of one has gone.
+            UnknownModelError: the policy of a request was removed.
             OverloadedError: there is no room for all of them now.
             EngineError: the engine has stopped.
         """
         self._admit(requests)
-        prepared = [self._core.inputs.prepared(request) for request in requests]  # here: rounds do not wait for it
+        prepared = [
+            self._core.inputs.prepared(request) for request in requests
+        ]  # on this thread, so that rounds do not wait for it
         stream = Stream(self, requests)
         for request in prepared:
             self._streams[request.id] = stream.pieces
@@ -234,15 +236,15 @@ class AsyncEngine:
         raise EngineError("the engine ended the stream without a completion")
 
     def leave(self, request_id: str) -> None:
-        """Abort a request, whose stream nobody reads any more."""
+        """Abort a request whose stream is no longer read."""
         if request_id in self._streams:
             self._streams[request_id] = None
             self._inbox.put(lambda: self._core.abort(request_id))
 
     def call(self, work: Callable[[], T]) -> Future[T]:
-        """Have `work` done on the engine thread between two rounds; any thread may ask. Its error is the future's.
+        """Run `work` on the engine thread between two rounds. Any thread may call it; errors are set on the future.
 
-        The future holds EngineError if the engine has stopped or stops before it comes to it.
+        The future holds EngineError if the engine has stopped, or stops before it runs `work`.
         """
         future: Future[T] = Future()
 
@@ -253,10 +255,10 @@ class AsyncEngine:
                     return []
             try:
                 result, error = work(), None
-            except Exception as caught:  # noqa: BLE001 - it belongs to whoever asked, not to the rounds
+            except Exception as caught:  # noqa: BLE001 - the caller gets it; rounds go on
                 result, error = None, caught
             with self._lock:
-                if future in self._calls:  # else it took so long that its caller was sent away
+                if future in self._calls:  # else its caller has got an EngineError meanwhile
                     self._calls.discard(future)
                     future.set_result(cast("T", result)) if error is None else future.set_exception(error)
             return []
@@ -271,7 +273,7 @@ class AsyncEngine:
         return future
 
     async def drain(self, seconds: float) -> None:
-        """Refuse new requests, wait up to `seconds` for the running ones, then abort what is left."""
+        """Refuse new requests, wait up to `seconds` for the current ones, then abort the rest."""
         self._draining = True
         deadline = asyncio.get_running_loop().time() + seconds
         while self._streams and self.alive and asyncio.get_running_loop().time() < deadline:
@@ -303,8 +305,8 @@ class AsyncEngine:
             raise OverloadedError(f"the engine has {given} in flight; send the request again later")
         for request in requests:
             if request.id in self._streams:
-                raise EngineError(f"request id {request.id} is still in use; give every request an id of its own")
-            self._core.check_policy(request)  # it may have gone since `check`
+                raise EngineError(f"request id {request.id} is still in use; give every request a unique id")
+            self._core.check_policy(request)  # it may have been removed since `check`
         loop = asyncio.get_running_loop()
         if self._loop is None:
             self._loop = loop
@@ -318,14 +320,14 @@ class AsyncEngine:
             self._thread.start()
 
     def _run(self) -> None:
-        """The engine thread. However it ends, nobody is left waiting."""
+        """The engine thread. However it ends, all waiting streams and calls get an error."""
         set_progress_callback(self._count_progress)
         try:
             if self._begin is not None:
                 self._begin()
             self._serve()
         except BaseException as error:  # noqa: BLE001
-            # Not a round that failed but the loop around it: nothing can be trusted any more.
+            # The loop around the rounds has failed, so the engine's state cannot be trusted.
             _log.exception("the engine thread has stopped")
             self._failure = f"{type(error).__name__}: {error}"
         finally:
@@ -339,7 +341,7 @@ class AsyncEngine:
         self._progress += 1
 
     def _serve(self) -> None:
-        """Commands first, then a round; sleeps only when there is nothing to do."""
+        """Run commands, then a round; sleep only if there is nothing to do."""
         while True:
             deltas: list[Delta] = []
             sleep = self._core.idle
@@ -359,13 +361,13 @@ class AsyncEngine:
             self._deliver(deltas)
 
     def _next_command(self) -> _Command:
-        """Sleep until there is one; first do what may be done meanwhile."""
-        patience, working = QUIET_SECONDS, self._spare is not None
+        """Wait for a command; meanwhile do idle work."""
+        timeout, working = QUIET_SECONDS, self._spare is not None
         while working:
             try:
-                return self._inbox.get(timeout=patience)
+                return self._inbox.get(timeout=timeout)
             except Empty:
-                patience, self._busy = 0.0, True
+                timeout, self._busy = 0.0, True
                 report_progress()
                 working = self._spare is not None and self._spare()
         self._busy = False
@@ -375,7 +377,7 @@ class AsyncEngine:
         try:
             return self._core.step()
         except Exception as error:  # noqa: BLE001
-            # One broken round must not take the server down, nor those who shared it with the one that broke it.
+            # A failed round must end neither the server nor the other requests of the round.
             _log.exception("a round failed; the request that made it fail ends with an error")
             return self._recover(error)
 
@@ -383,7 +385,7 @@ class AsyncEngine:
         try:
             return self._core.recover(error)
         except Exception as worse:  # noqa: BLE001
-            _log.exception("a failed round could not be undone; all requests end")
+            _log.exception("recovery from a failed round has failed; all requests end")
             return self._core.abort_all(FinishReason.ERROR, f"{type(worse).__name__}: {worse}")
 
     def _deliver(self, deltas: list[Delta]) -> None:
@@ -396,10 +398,10 @@ class AsyncEngine:
         try:
             self._loop.call_soon_threadsafe(call)
         except RuntimeError:
-            _log.info("the event loop has closed; nobody is left to tell")
+            _log.info("the event loop has closed; results are discarded")
 
     def _fail_calls(self) -> None:
-        """Whoever waits for work to be done is told that it will not be. With the lock held."""
+        """Fail the pending calls. The lock must be held."""
         for future in self._calls:
             if not future.done():
                 future.set_exception(EngineError(self.why))

@@ -1,6 +1,4 @@
-"""What an engine has learned, kept across restarts: one directory per engine, one file in it, written whole or not at
-all.
-"""
+"""Saves and restores the learned state of an engine: one directory per engine, files written atomically."""
 
 from __future__ import annotations
 
@@ -23,7 +21,7 @@ _log = logging.getLogger(__name__)
 
 
 def tasks_in(folder: Path) -> tuple[str, ...]:
-    """`LearnedState.tasks` of a directory; none where there is nothing that can be read, of which `load` says why."""
+    """`LearnedState.tasks` of a directory; empty if the state cannot be read, for which `load` logs the reason."""
     try:
         return read_state(folder / FILE).tasks
     except StateError:
@@ -31,7 +29,7 @@ def tasks_in(folder: Path) -> tuple[str, ...]:
 
 
 class Checkpointer:
-    """Saves every `seconds`, on a thread of its own: the engine only copies arrays between two rounds."""
+    """Saves every `seconds` on its own thread; the engine only copies arrays between two rounds."""
 
     def __init__(self, manager: PolicyManager, store: StateStore, seconds: float = 60.0) -> None:
         self._manager = manager
@@ -42,7 +40,7 @@ class Checkpointer:
         self._thread = threading.Thread(target=self._run, name="adaptspec-state", daemon=True)
 
     def start(self) -> None:
-        """Load what there is, and begin to save. Before the first request."""
+        """Restore the saved state and start saving. Must be called before the first request."""
         state = self._store.load()
         if state is not None:
             try:
@@ -50,23 +48,23 @@ class Checkpointer:
             except StateError as error:
                 self._store.quarantine(str(error))
             else:
-                # What is learned of policies that are not served today may be wanted tomorrow.
+                # Keep the state of policies that are not served: they may be served again later.
                 self._others = {name: kept for name, kept in state.policies.items() if name not in restored}
                 _log.info("learned state restored for %s", ", ".join(restored) or "no policy")
         self._thread.start()
 
     def save(self) -> bool:
-        """Save now. What goes wrong is a line in the log, and False."""
+        """Save now. Errors are logged; returns False then."""
         try:
             return self._store.save({**self._others, **self._manager.learned()}, self._manager.tasks)
         except EngineError as error:
-            _log.warning("what was learned since the last time is not saved: %s", error)
-        except Exception:  # noqa: BLE001 - saving must go on with whatever a policy does next time
-            _log.exception("what was learned could not be saved; it is tried again later")
+            _log.warning("the learned state since the last save is not saved: %s", error)
+        except Exception:  # noqa: BLE001 - a faulty policy must not end the periodic saves
+            _log.exception("the learned state could not be saved; the next save tries again")
         return False
 
     def close(self) -> None:
-        """Save for the last time, and let the directory go. The engine must still run."""
+        """Save for the last time and release the directory. The engine must still run."""
         self._closing.set()
         self._thread.join()
         self.save()
@@ -78,21 +76,20 @@ class Checkpointer:
 
 
 class HistoryFile:
-    """What was served, as counts, for those who ask for it: one file, read at the start, written at the end.
+    """Stores the n-gram counts of earlier requests (opt-in): one file, read at the start, written at the end.
 
-    It holds no text, but what followed what: whoever reads it can piece texts together, so it is readable by its owner
-    alone.
+    It holds no text, but texts can be reconstructed from its counts, so only its owner can read it.
     """
 
     def __init__(self, folder: Path, histories: Histories, *, tokenizer: str, vocab_size: int) -> None:
-        """`tokenizer` is its fingerprint: of another one nothing here would mean the same."""
+        """`tokenizer` is its fingerprint; counts of another tokenizer are not used."""
         self._path = folder / HISTORY
         self._histories = histories
         self._tokenizer = tokenizer
         self._vocab_size = vocab_size
 
     def load(self) -> None:
-        """Go on from what is there, before the first request. What cannot be used is a line in the log."""
+        """Restore the file, before the first request. Errors are logged."""
         try:
             arrays = read_arrays(self._path)
             if int(arrays["version"]) != _HISTORY_VERSION or str(arrays["tokenizer"]) != self._tokenizer:
@@ -101,10 +98,12 @@ class HistoryFile:
         except FileNotFoundError:
             return
         except (OSError, StateError, *DAMAGE) as error:
-            _log.warning("%s is not used: %s; history starts anew, and replaces it at the end", self._path, error)
+            _log.warning(
+                "%s is not used: %s; the history starts empty, and replaces the file at shutdown", self._path, error
+            )
 
     def save(self, engine: AsyncEngine) -> None:
-        """Write down what is remembered now. What goes wrong is a line in the log, and the old file stays."""
+        """Write the current counts. Errors are logged, and the old file is kept."""
         try:
             arrays = engine.call(self._histories.arrays).result()
             archive = io.BytesIO()
@@ -112,4 +111,4 @@ class HistoryFile:
             np.savez_compressed(archive, allow_pickle=False, **about, **arrays)
             write_file(self._path, archive.getbuffer(), mode=0o600)
         except (OSError, EngineError) as error:
-            _log.warning("what was served is not kept: %s could not be written (%s)", self._path, error)
+            _log.warning("the history is not saved: %s could not be written (%s)", self._path, error)

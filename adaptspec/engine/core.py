@@ -1,6 +1,6 @@
 """The engine without threads: requests in, rounds, text out.
 
-One object on one thread. Models are behind its `Executor`, decisions behind its `Controller`.
+One object on one thread. Models are behind the `Executor`, decisions behind the `Controller`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from adaptspec.arrays import IntArray
+from adaptspec.arrays import EMPTY_INT, IntArray
 from adaptspec.control.controller import Controller
 from adaptspec.control.cost_model import CostModel
 from adaptspec.control.policy import BatchSignals
@@ -28,7 +28,6 @@ from adaptspec.engine.policy_settings import PolicySettings
 from adaptspec.engine.prefix_cache import Mode, scope_of
 from adaptspec.engine.scheduler import Batch, Scheduler, held_row
 from adaptspec.engine.sequence import Sequence as Seq
-from adaptspec.engine.signals import round_signals
 from adaptspec.errors import ConfigError, UnknownModelError
 from adaptspec.progress import report_progress
 from adaptspec.request import Request
@@ -36,16 +35,16 @@ from adaptspec.results import Delta, FinishReason
 from adaptspec.rounds import Branches, RoundRecord, RoundWork, Sink, Timing, has_branches
 
 _log = logging.getLogger(__name__)
-LOG_EVERY = 1000  # failed decisions per line of the log: several thousand rounds fit into a second
+LOG_EVERY = 1000  # failed decisions per log line: thousands of rounds can run in a second
 READING_SECONDS = 1.0  # maximum seconds of prompt reading in a round in which no row decodes
-# Minimum of prompt reading in a round: gaps of 30 ms are not noticed, and small passes cost more per token. With two
+# Minimum prompt reading per round: users do not notice gaps of 30 ms, and small passes cost more per token. With two
 # tokens in place of four, llama.cpp's rounds were 5 % shorter and a prompt of 2,000 tokens took 1.7 times as long.
-LEAST_PREFILL_SECONDS, LEAST_PREFILL_TOKENS = 0.03, 4
+MIN_PREFILL_SECONDS, MIN_PREFILL_TOKENS = 0.03, 4
 
 
 @dataclass(frozen=True)
 class EngineLimits:
-    """How much runs at once: rows, prompt tokens of a round (0: chosen for the device), and the deepest draft.
+    """Limits on rows, on prompt tokens of a round (0: chosen for the device), and on the depth of drafts.
 
     `prefill_seconds`: maximum time of prompt reading in a round with decoding rows. `prefix_cache`: requests reuse
     cached tokens of the same API key (`key`), of all requests (`shared`), or of none (`off`).
@@ -64,7 +63,7 @@ class EngineLimits:
             raise ConfigError(f"prefill seconds are {self.prefill_seconds}; they must be above 0")
 
     def settled(self, *, cpu: bool) -> EngineLimits:
-        """With a number of prompt tokens: a device is busy with several thousand, decoding rows wait for them."""
+        """Replace `prefill_tokens` of 0: more tokens use a GPU better, but delay decoding rows."""
         return replace(self, prefill_tokens=self.prefill_tokens or (512 if cpu else 2048))
 
 
@@ -82,7 +81,7 @@ class FinishedRound(NamedTuple):
     """A round whose tokens are known, but not their text.
 
     `appended`: positions in `Batch.emitting` of the sequences that gained tokens. `running`: positions [R] of the
-    decoding rows whose request was still there at its end (None: all). `lookups`: see `Executor.score_lookups`.
+    decoding rows whose request had not ended during the round (None: all). `lookups`: see `Executor.score_lookups`.
     """
 
     round: InFlightRound
@@ -93,7 +92,7 @@ class FinishedRound(NamedTuple):
 
 
 class EngineCore:
-    """Runs rounds over the requests it is given."""
+    """Runs rounds over the queued requests."""
 
     def __init__(
         self,
@@ -108,12 +107,11 @@ class EngineCore:
         clock: Callable[[], float] = time.monotonic,
         costs: CostModel | None = None,
     ) -> None:
-        """`settings` are those of every policy of the controller. `timer` gives the seconds that rounds
-        are timed by: costs are learned from nothing else; `clock` says when something happened. `costs` bound the
-        prompt tokens of a round by their time; None: only `limits` bound them.
+        """`settings` are those of every policy of the controller. `timer` returns seconds for measuring costs, `clock`
+        for time stamps. `costs` limit the prompt tokens of a round by their time; None: only `limits` do.
 
         Raises:
-            ConfigError: a method would be biased by what a drafter of its policy may leave out.
+            ConfigError: a verification method would be biased by tokens that a drafter of its policy may drop.
         """
         for name, policy in controller.policies.items():
             settings[name].check(name, policy, executor.anticipating)
@@ -138,13 +136,13 @@ class EngineCore:
         self._in_flight: InFlightRound | None = None
         self._failed_decisions = 0
         self._outbox: list[Delta] = []
-        self._warned_of_tasks = False  # that no more tasks are distinguished
+        self._warned_of_tasks = False  # once new task names count as `OTHER`
 
     @torch.inference_mode()
     def step(self) -> list[Delta]:
-        """One round: what each request gained, in no particular order.
+        """Run one round and return the deltas of its requests, in no particular order.
 
-        Where rounds run by themselves, the next one is launched before the text of this one is read.
+        If the executor overlaps rounds, the next one is launched before the text of this one is read.
         """
         in_flight, self._in_flight = self._in_flight or self._launch(), None
         if in_flight is None:
@@ -162,7 +160,7 @@ class EngineCore:
         return self.scheduler.idle and self._in_flight is None
 
     def check(self, request: Request) -> None:
-        """Refuse what cannot be served; touches no state, so any thread may call it.
+        """Check whether a request can be served. Touches no state, so any thread may call it.
 
         Raises:
             RequestError: with the field at fault in `param`.
@@ -171,7 +169,7 @@ class EngineCore:
         self.check_policy(request)
 
     def check_policy(self, request: Request) -> None:
-        """Raise UnknownModelError if its policy is not served (any more)."""
+        """Raise UnknownModelError if the request's policy is not served, or not any more."""
         policy, served = request.speculation.policy, self.controller.policies
         if policy is not None and policy not in served:
             raise UnknownModelError(
@@ -179,10 +177,10 @@ class EngineCore:
             )
 
     def add(self, request: Request) -> list[Delta]:
-        """Queue a checked request; it yields nothing yet. Its task is detected if that was not done before.
+        """Queue a checked request; returns no deltas yet. Its task is detected if that was not done before.
 
-        A task for which there is no room any more is counted and named as `OTHER`. A canary's share of the moment
-        decides the policy of the request for good.
+        New tasks beyond the maximum number count as `OTHER`. The policy is assigned here, by the current shares of
+        canaries, and does not change later.
         """
         request = self.inputs.prepared(request)
         task, policy = self._numbered(request.speculation.task), self.controller.assigned(request)
@@ -194,19 +192,19 @@ class EngineCore:
         return []
 
     def abort(self, request_id: str) -> list[Delta]:
-        """End a request where it stands; an unknown id is one that has already ended."""
+        """End a request now. Unknown ids are ignored: the request has already ended."""
         return self._abort(lambda sequence: sequence.request.id == request_id, FinishReason.ABORT, None)
 
     def abort_all(self, finish: FinishReason, error: str) -> list[Delta]:
-        """End every request, waiting ones too."""
+        """End every request, including waiting ones."""
         return self._abort(lambda _: True, finish, error)
 
     def recover(self, error: Exception) -> list[Delta]:
-        """After a round that failed half-way: end the request that made it fail, once it is known which one it is."""
+        """Handle a round that failed: end the request that caused it, once it is known (see `FaultBisection`)."""
         for sequence in list(self.scheduler.running):
             report_progress()
-            self._read_text(sequence)  # it may have ended well before
-            if sequence.finish is not None:  # it ended in this very round, before something failed
+            self._read_text(sequence)  # it may have ended without an error
+            if sequence.finish is not None:  # it ended in this round, before the failure
                 self._end(sequence, sequence.finish, sequence.error, trusted=False)
         self._in_flight, culprit = None, self.scheduler.failed()
         if culprit is not None:
@@ -216,48 +214,77 @@ class EngineCore:
     def _prefill_budget(self, rows: int, context: int) -> int:
         """Maximum prompt tokens of a round with `rows` decoding rows.
 
-        They may take twice the time of the round without them, so that decoding slows down to a third at most. Short
-        rounds may read for `LEAST_PREFILL_SECONDS`; `prefill_seconds` is the maximum.
+        Reading may take twice the time of the round without it, so that decoding slows down to a third at most. Short
+        rounds may read for `MIN_PREFILL_SECONDS`; `prefill_seconds` is the maximum.
         """
-        most = self.limits.prefill_tokens
+        max_tokens = self.limits.prefill_tokens
         if self._costs is None:
-            return most
+            return max_tokens
         seconds = READING_SECONDS
         if rows:
-            plain = self._costs.plain_seconds(rows, float(context))
-            seconds = min(self.limits.prefill_seconds, max(2.0 * plain, LEAST_PREFILL_SECONDS))
-        return min(max(self._costs.prefill_tokens_within(seconds), LEAST_PREFILL_TOKENS), most)
+            baseline = self._costs.plain_seconds(rows, float(context))
+            seconds = min(self.limits.prefill_seconds, max(2.0 * baseline, MIN_PREFILL_SECONDS))
+        return min(max(self._costs.prefill_tokens_within(seconds), MIN_PREFILL_TOKENS), max_tokens)
 
     def _launch(self) -> InFlightRound | None:
-        """Begin a round; None if no request can run before texts are read."""
+        """Launch a round; None if no request can run before texts are read."""
         clock = Clock(self._timer)
         batch = self.scheduler.next_batch()
         if not batch.decoding and not batch.chunks:
             return None
-        signals = round_signals(batch, self.executor, self.controller)
+        signals = self._signals(batch)
         decision = self._decide(signals)
         clock.lap("decide")
         launched = self.executor.launch(batch, decision)
         clock.lap("draft")
         return InFlightRound(batch, signals, decision, launched, clock)
 
+    def _signals(self, batch: Batch) -> BatchSignals:
+        """The policy's view of the decoding rows. Model-free drafters search as deep as the policies may draft."""
+        size, num_drafters = len(batch.decoding), len(self.executor.drafters)
+        gaps = self.executor.cache_gaps(batch)
+        lookups = self.executor.look_up(batch, self.controller.search_depth, self.controller.asked)
+        # One array, split into rows: for one decoding row, making an array costs as much as filling it.
+        table = np.array(
+            [
+                [sequence.length for sequence in batch.decoding],
+                batch.limits,
+                [sequence.emitted for sequence in batch.decoding],
+                *gaps,
+                *lookups.num_found,
+            ],
+            dtype=np.int64,
+        )
+        return BatchSignals(
+            rows=batch.rows[:size],
+            tasks=EMPTY_INT,
+            context=table[0],
+            limits=table[1],
+            position=table[2],
+            cache_gap=table[3 : 3 + num_drafters],
+            found=table[3 + num_drafters :],
+            prefill_tokens=batch.prefill_tokens,
+            stated=lookups.confidence,
+        )
+
     def _decide(self, signals: BatchSignals) -> Decision:
-        """The controller's decision. A policy that fails costs its drafts, and no request its answer."""
+        """The controller's decision. If a policy fails, the round has no drafts."""
         try:
             return self.controller.decide(signals)
-        except Exception:  # noqa: BLE001 - plain decoding needs no decision
+        except Exception:  # noqa: BLE001 - rounds without drafts need no decision
             self._failed_decisions += 1
             if self._failed_decisions % LOG_EVERY == 1:
                 _log.exception(
-                    "a round could not be decided and has no drafts; this has happened %d times", self._failed_decisions
+                    "the decision for a round has failed, so it has no drafts; failures so far: %d",
+                    self._failed_decisions,
                 )
             no_drafts = np.zeros(signals.batch_size, dtype=np.int64)
             return Decision(no_drafts, np.full_like(no_drafts, int(Reason.GUARD)), no_drafts)
 
     def _finish(self, in_flight: InFlightRound) -> FinishedRound:
-        """End a round: append the accepted tokens and cut the caches back to them. The next round may begin then."""
+        """Finish a round: append the accepted tokens and truncate the caches. The next round may be launched then."""
         batch, decision, clock = in_flight.batch, in_flight.decision, in_flight.clock
-        ended = [sequence.finish is not None for sequence in batch.decoding]  # while the round ran
+        ended = [sequence.finish is not None for sequence in batch.decoding]  # during the round
         verified = self.executor.finish(in_flight.launched)
         clock.lap("verify")
         tree, result, now = verified.draft.tree, verified.result, self._clock()
@@ -266,28 +293,28 @@ class EngineCore:
         for i, sequence in enumerate(batch.emitting):
             report_progress()
             if sequence.finish is not None:
-                continue  # it has ended, or nothing can be drawn for it
+                continue  # it has ended, or its scores are not finite
             nodes, length = result.nodes(i), sequence.length
             names = self._proposers(tree, i, nodes) if sequence.request.speculation.provenance else ()
             try:
                 sequence.append(result.tokens(tree, i), now, names)
-            except Exception as error:  # noqa: BLE001 - its own text is at fault; the others' is not
+            except Exception as error:  # noqa: BLE001 - it must not affect other requests
                 self._fail(sequence, error)
                 continue
             appended.append(i)
             if i < len(batch.decoding):
-                # The drafter that was asked is committed even if all its tokens were cut: it may have read ahead.
+                # The drafter is committed even if all its tokens were cut: its cache may be ahead of the text.
                 drafter = int(decision.drafter[i]) if decision.depths[i] else -1
                 committed.append(CommittedTokens(sequence, length, nodes, drafter))
         self.executor.commit(committed)
         clock.lap("commit")
         running = np.flatnonzero(np.logical_not(ended)) if any(ended) else None
-        # Before another round begins: drafters would then know the tokens that they are scored on.
+        # Must precede the next round, in which drafters read the tokens that they are scored on.
         lookups = self.executor.score_lookups(batch, decision, in_flight.signals.context)
         return FinishedRound(in_flight, verified, appended, running, lookups)
 
     def _read_texts(self, finished: FinishedRound) -> IntArray:
-        """Make text of the round's tokens. Tokens emitted [B] by the decoding rows."""
+        """Detokenize the round's tokens; returns the tokens emitted [B] by the decoding rows."""
         batch, tree, result = finished.round.batch, finished.verified.draft.tree, finished.verified.result
         emitted = np.zeros(len(batch.decoding), dtype=np.int64)
         for i in finished.appended:
@@ -301,7 +328,7 @@ class EngineCore:
         return emitted
 
     def _read_text(self, sequence: Seq) -> int | None:
-        """Tokens that it emits; None if reading them fails."""
+        """Detokenize a sequence's new tokens; returns how many are emitted, None after an error."""
         try:
             return sequence.read_text()
         except Exception as error:  # noqa: BLE001 - as above
@@ -323,9 +350,9 @@ class EngineCore:
         # A record may be kept for long, and distributions take megabytes.
         size, tree, result = len(emitted), replace(verified.draft.tree, distribution=None), verified.result
         verify_tokens = len(tree.token) if verified.verify_tokens is None else verified.verify_tokens
-        if len(tree.chain) > size:  # rows whose prompt ended in this round have drafted nothing
+        if len(tree.chain) > size:  # remove rows whose prompt ended in this round
             tree = tree.take(np.arange(size))
-        drafted, right = lookups or (None, None)
+        lookup_drafted, lookup_right = lookups or (None, None)
         seconds = verified.seconds or (clock.seconds("draft"), clock.seconds("verify"))
         record = RoundRecord(
             number=self._number,
@@ -349,8 +376,8 @@ class EngineCore:
             decision=decision,
             tasks=decision.tasks,
             expected=decision.expected,
-            shadow=right,
-            shadow_drafted=drafted,
+            shadow=lookup_right,
+            shadow_drafted=lookup_drafted,
             stated=signals.stated,
         )
         return record if running is None else record.take(running)
@@ -364,7 +391,7 @@ class EngineCore:
             self._report(sink.emit, record)
 
     def _deliver(self, batch: Batch) -> None:
-        """Collect what the requests of a round have gained, and end those that are complete."""
+        """Collect the deltas of a round's requests, and end the finished ones."""
         for sequence in batch.emitting:
             if sequence.finish is None:
                 if sequence.request.streamed:
@@ -374,14 +401,14 @@ class EngineCore:
         self.scheduler.went_well()
 
     def _report(self, receiver: Callable[..., None], *values: object) -> None:
-        """Call the controller or a sink: its failure must not cost a request its answer."""
+        """Call the controller or a sink. Its failure must not affect requests."""
         try:
             receiver(*values)
         except Exception:  # noqa: BLE001
-            _log.exception("round %d could not be reported to %s; it is left out there", self._number, receiver)
+            _log.exception("round %d could not be reported to %s, which misses it", self._number, receiver)
 
     def _collect(self) -> list[Delta]:
-        """All deltas that were not returned yet, those of a round that failed half-way too."""
+        """All deltas that were not returned yet, including those of a failed round."""
         deltas, self._outbox = self._outbox, []
         return deltas
 
@@ -399,7 +426,7 @@ class EngineCore:
             sequence.read_text()
             delta = sequence.delta()
             completion = sequence.completion(self._clock())
-        except Exception as broken:  # noqa: BLE001 - it must leave, whatever became of its text
+        except Exception as broken:  # noqa: BLE001 - the request must end in any case
             _log.exception("the text of %s is lost", sequence.request.id)
             completion = sequence.without_text(f"{type(broken).__name__}: {broken}", self._clock())
             delta = Delta(sequence.request.id, "", ())
@@ -421,19 +448,19 @@ class EngineCore:
         self.executor.leave(row)
         try:
             self.controller.finish(row)
-        except Exception:  # noqa: BLE001 - the row is free, whatever its policy makes of that
+        except Exception:  # noqa: BLE001 - the row is free in any case
             _log.exception("the end of row %d could not be reported to its policy", row)
 
     def _numbered(self, task: str | None) -> str | None:
-        """The task, if it has a number or gets one."""
+        """The task if it has a number or gets one, else `OTHER`."""
         tasks = self.controller.task_names
         if task is None or tasks.add(task) or task == OTHER:
             return task
         if not self._warned_of_tasks:
             self._warned_of_tasks = True
             _log.warning(
-                "requests have named %d tasks of their own, and no more are told apart: from task %r on, new names "
-                "count as %r; name fewer, such as tenants in place of sessions",
+                "requests have named %d different tasks, which is the maximum: from task %r on, new names count as %r; "
+                "use fewer names, such as tenants instead of sessions",
                 len(tasks.added),
                 task,
                 OTHER,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
-# What decoders give for bytes that are no UTF-8: at the end of a text, perhaps a character still to be completed.
+# Decoders return this for invalid UTF-8; at the end of a text it may be an incomplete character.
 _INCOMPLETE = "\ufffd"
 
 
@@ -29,16 +29,16 @@ class Detokenizer:
         return self._text
 
     def push(self, token: int, may_stop: bool = True) -> bool:
-        """Add one token; True when its text completed a stop string (the earliest match wins, and is cut off).
+        """Add one token; True if its text completes a stop string (the text is cut before the earliest match).
 
-        Without `may_stop`, a stop string that ends in this token's text is text like any other, for good.
+        Without `may_stop`, a stop string that ends in this token's text is kept as ordinary text.
         """
         self._may_stop = may_stop
         piece = self._stream.push(token)
         return self._append(piece) if piece else False
 
     def close(self) -> bool:
-        """No token follows: half a character comes out as it is. True if the text ends at a stop string."""
+        """End the text; an incomplete character is emitted as U+FFFD. True if the text ends at a stop string."""
         if not self.stopped:
             self._append(self._stream.rest())
         return self.stopped
@@ -57,7 +57,7 @@ class Detokenizer:
         self._text += piece
         if not self._stop or not self._may_stop:
             return False
-        # Only matches that end in the new piece: any other was looked for before, or was not allowed to count.
+        # Only matches that end in the new piece: earlier ones were checked before, or were not allowed to stop.
         hits = [at for s in self._stop if (at := self._text.find(s, max(0, start - len(s) + 1))) >= 0]
         if hits:
             self._text = self._text[: min(hits)]
@@ -65,7 +65,7 @@ class Detokenizer:
         return self.stopped
 
     def _held_back(self) -> int:
-        """How many characters at the end may be the beginning of a stop string."""
+        """Number of characters at the end that may begin a stop string."""
         longest = 0
         for stop in self._stop:
             for size in range(min(len(stop) - 1, len(self._text)), longest, -1):
@@ -76,22 +76,21 @@ class Detokenizer:
 
 
 class _Stream:
-    """Incremental decoding: decodes a short window of the latest tokens and gives what is new in it.
+    """Incremental decoding: decodes a short window of the latest tokens and returns its new text.
 
     The window holds the latest tokens that ended in a whole character (some decoders treat a first token differently)
-    and those that came since, ending in half of one. Where a token changes text that is already out (byte fallback
-    turns a whole run of bytes into U+FFFD once one of them is no UTF-8), what is out stays, and decoding starts afresh
-    behind it.
+    and those since, which end in an incomplete one. If a token changes text that was already returned (byte fallback
+    turns a whole run of bytes into U+FFFD once one of them is invalid), decoding restarts after the returned text.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerFast) -> None:
         self._decode = tokenizer.backend_tokenizer.decode
         self._window: list[int] = []
         self._done = 0  # tokens of the window that ended in a whole character
-        self._known = ""  # what of the window's text is out
+        self._known = ""  # the part of the window's text that was returned
 
     def push(self, token: int) -> str:
-        """The text that became certain with this token; often none."""
+        """The text that this token completes; often empty."""
         self._window.append(token)
         text = self._decode(self._window)
         if not text.endswith(_INCOMPLETE):
@@ -104,7 +103,7 @@ class _Stream:
         return piece
 
     def rest(self) -> str:
-        """What was held back; a character cut short is U+FFFD."""
+        """The text held back; an incomplete character is U+FFFD."""
         return self._advance(self._decode(self._window)) if len(self._window) > self._done else ""
 
     def _advance(self, text: str) -> str:

@@ -1,8 +1,8 @@
-"""Rounds on a device: launched whole, and ended by one look at what came of them.
+"""Rounds on a device: launched as a whole, and finished by one transfer of the results.
 
-The draft model's drafts branch beside their chains as a decision allows, those of others are chains. What it does not
-do (methods other than `coupled`, scores of prompts or at several draft temperatures, trees that others than the draft
-model grow) runs part by part as on a CPU, within `launch`.
+Drafts of the draft model may branch as a decision allows; those of other drafters are chains. Unsupported rounds
+(methods other than `coupled`, prompt log-probabilities, trees of other drafters) run part by part as on a CPU, within
+`launch`.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from adaptspec.verification.method import walk
 
 @dataclass(frozen=True)
 class RunningRound(LaunchedRound):
-    """A round that runs on the device. `draft` was drafted elsewhere."""
+    """A round that runs on the device. `draft` has the drafts of other drafters than the draft model."""
 
     plan: RoundPlan
     drafter: IntArray  # [B]
@@ -44,7 +44,7 @@ class RunningRound(LaunchedRound):
 
 @dataclass(frozen=True)
 class RoundInParts(LaunchedRound):
-    """A round that has run, part by part, when it was launched."""
+    """A round that was run part by part in `launch`."""
 
     verified: VerifiedRound
 
@@ -58,10 +58,10 @@ class DeviceExecutor(ModelExecutor):
     def __init__(self, target: DeviceDecoder, drafters: Sequence[Drafter], rows: int, steps: int) -> None:
         """For up to `rows` rows and drafts of up to `steps` tokens."""
         super().__init__(target, drafters)
-        model = next((one for one in drafters if isinstance(one, DraftModelDrafter)), None)
-        own = model is not None and isinstance(model.runner, DeviceDecoder)
-        self._decoder, self._model = target, model if own else None
-        self._which = -1 if self._model is None else drafters.index(self._model)
+        model = next((drafter for drafter in drafters if isinstance(drafter, DraftModelDrafter)), None)
+        on_device = model is not None and isinstance(model.runner, DeviceDecoder)
+        self._decoder, self._model = target, model if on_device else None
+        self._model_number = -1 if self._model is None else drafters.index(self._model)
         draft = None if self._model is None else self._model.runner
         assert draft is None or isinstance(draft, DeviceDecoder)
         self._draft_runner = draft
@@ -71,7 +71,7 @@ class DeviceExecutor(ModelExecutor):
 
     @torch.inference_mode()
     def capture(self) -> None:
-        """Have all that rounds may need ready as CUDA graphs."""
+        """Capture CUDA graphs for all rounds."""
         self._rounds.capture()
 
     def launch(self, batch: Batch, decision: Decision) -> LaunchedRound:
@@ -97,29 +97,29 @@ class DeviceExecutor(ModelExecutor):
         if isinstance(launched, RoundInParts):
             return launched.verified
         assert isinstance(launched, RunningRound)
-        found = self._rounds.result(launched.plan)
-        return self._judged(launched, found)
+        result = self._rounds.result(launched.plan)
+        return self._verified(launched, result)
 
     def _fits(self, batch: Batch, decision: Decision) -> bool:
-        """Whether the device can run the round whole."""
+        """Whether the device can run the round as a whole."""
         emitting = batch.emitting
-        asked = any(chunk.scored for chunk in batch.chunks)
-        if not (emitting or batch.chunks) or asked or any(s.method != Coupled() for s in emitting):
+        scored = any(chunk.scored for chunk in batch.chunks)
+        if not (emitting or batch.chunks) or scored or any(s.method != Coupled() for s in emitting):
             return False
-        tree, others = decision.tree, (decision.drafter != self._which) & (decision.depths > 0)
+        tree, others = decision.tree, (decision.drafter != self._model_number) & (decision.depths > 0)
         return tree is None or not (others & (tree.width > 1)).any()
 
     def _planned(self, batch: Batch, decision: Decision) -> tuple[RoundPlan, Draft, bool]:
-        """The round for the device, what others than its draft model have drafted for it, and whether a model has run.
+        """The plan of the round, the drafts of other drafters than the draft model, and whether a model has run.
 
-        What passes of a head, or of a draft of other tokens, take is drafting by the device's clock, too.
+        Passes of a head, or of a draft model with another tokenizer, also count as drafting in the device's timing.
         """
         emitting, size = batch.emitting, len(batch.decoding)
-        mine = (decision.drafter == self._which) & (decision.depths > 0)
-        others = np.where(mine, 0, decision.depths)
+        by_model = (decision.drafter == self._model_number) & (decision.depths > 0)
+        others = np.where(by_model, 0, decision.depths)
         draft = Draft(DraftTree.empty(len(emitting)))
         begun = not self._model_free.keys() >= set(decision.drafter[others > 0].tolist())
-        if begun or mine.any():
+        if begun or by_model.any():
             self._rounds.begin()
         if others.any():
             draft = self._propose(batch, decision, decision.drafter, others, table=None)
@@ -127,15 +127,15 @@ class DeviceExecutor(ModelExecutor):
         tree = None if decision.tree is None else _unbranched_where_masked(decision.tree, batch)
         work, caught_up = draft.work, 0
         others, tokens = draft.tree.counts, _padded_tokens(draft.tree)
-        if mine.any():
-            wanted = decision.depths if tree is None else tree.within(decision.depths)
+        if by_model.any():
+            max_depths = decision.depths if tree is None else tree.within(decision.depths)
             texts = [s.tokens for s in batch.decoding]
-            job = DraftJob(batch.rows[:size], texts, np.where(mine, wanted, 0), self._sampled(emitting))
-            depths[:size], caught_up = self._drafters[self._which].catch_up(job)
-            # All steps of the deepest row run, over all rows: those that have stopped included. Catching up is a pass
-            # of its own here. It is counted by its tokens, `caught_up`, and not among `passes`.
+            job = DraftJob(batch.rows[:size], texts, np.where(by_model, max_depths, 0), self._sampled(emitting))
+            depths[:size], caught_up = self._drafters[self._model_number].catch_up(job)
+            # All steps of the deepest row run over all rows, including stopped ones. Catching up is a separate pass
+            # here, which is counted by its tokens, `caught_up`, and not in `passes`.
             passes = (size,) * int(depths.max(initial=0))
-            work += (DraftWork(self.drafters[self._which], int(np.count_nonzero(mine)), passes, caught_up),)
+            work += (DraftWork(self.drafters[self._model_number], int(np.count_nonzero(by_model)), passes, caught_up),)
         nodes = depths if tree is None else self._nodes(batch, tree, depths, others)
         newest = np.array([(s.tokens[-2] if s.length > 1 else 0, s.tokens[-1]) for s in emitting], dtype=np.int64)
         plan = RoundPlan(
@@ -147,7 +147,7 @@ class DeviceExecutor(ModelExecutor):
             tokens,
             others,
             self._sampled(emitting),
-            np.array([-1 if (most := s.request.sampling.logprobs) is None else most for s in emitting], dtype=np.int64),
+            np.array([-1 if (top := s.request.sampling.logprobs) is None else top for s in emitting], dtype=np.int64),
             size,
             decision.stop,
             decision.draft_temperature,
@@ -157,17 +157,17 @@ class DeviceExecutor(ModelExecutor):
         return plan, draft._replace(work=work), begun or caught_up > 0
 
     def _nodes(self, batch: Batch, tree: TreeTable, depths: IntArray, others: IntArray) -> IntArray:
-        """[E] what drafts of these depths may come to where they branch, as far as the pass and the cache have room."""
+        """[E] number of nodes of drafts of these depths with branches, as far as the pass and the cache have room."""
         size, cache = len(batch.decoding), self._decoder.cache
         nodes: IntArray = depths.copy()
-        may = np.flatnonzero((depths[:size] > 0) & (tree.width > 1) & (tree.nodes > depths[:size])).tolist()
-        each = self._rounds.spare(np.maximum(depths, others)[:size]) // max(len(may), 1)
-        for i in may:
+        branching = np.flatnonzero((depths[:size] > 0) & (tree.width > 1) & (tree.nodes > depths[:size])).tolist()
+        share = self._rounds.spare(np.maximum(depths, others)[:size]) // max(len(branching), 1)
+        for i in branching:
             sequence = batch.decoding[i]
             row, length = held_row(sequence), sequence.length
-            most = min(int(tree.nodes[i]), int(depths[i]) + each, self._rounds.most_nodes, cache.context - length)
-            if most > depths[i]:
-                nodes[i] = most if self.caches.reserve(row, length + most) else depths[i]
+            room = min(int(tree.nodes[i]), int(depths[i]) + share, self._rounds.most_nodes, cache.context - length)
+            if room > depths[i]:
+                nodes[i] = room if self.caches.reserve(row, length + room) else depths[i]
         return nodes
 
     def _unread(self, batch: Batch, depths: IntArray) -> IntArray:
@@ -176,42 +176,42 @@ class DeviceExecutor(ModelExecutor):
             return depths
         return np.array([min(2, s.length - runner.length(held_row(s))) for s in batch.emitting], dtype=np.int64)
 
-    def _read_prompts(self, batch: Batch, told: IntArray) -> None:
+    def _read_prompts(self, batch: Batch, top_logprobs: IntArray) -> None:
         chunks = batch.chunks
-        tokens = [token for one in chunks for token in one.sequence.tokens[one.start : one.start + one.count]]
+        tokens = [token for chunk in chunks for token in chunk.sequence.tokens[chunk.start : chunk.start + chunk.count]]
         rows, counts, last, fed = (
-            np.array(one, dtype=np.int64)
-            for one in (
-                [held_row(one.sequence) for one in chunks],
-                [one.count for one in chunks],
-                [one.last for one in chunks],
+            np.array(column, dtype=np.int64)
+            for column in (
+                [held_row(chunk.sequence) for chunk in chunks],
+                [chunk.count for chunk in chunks],
+                [chunk.last for chunk in chunks],
                 tokens,
             )
         )
         packed = Packed(rows, counts, fed, last, prompts=len(rows))
         logits, states = self._decoder.forward(packed)
         if states is not None:
-            self._observe_pass(packed, [one.start for one in chunks], states)
+            self._observe_pass(packed, [chunk.start for chunk in chunks], states)
         if len(logits):
-            self._rounds.choose_first(logits, len(batch.decoding), told[len(batch.decoding) :])
+            self._rounds.choose_first(logits, len(batch.decoding), top_logprobs[len(batch.decoding) :])
 
-    def _judged(self, running: RunningRound, found: RoundResult) -> VerifiedRound:
+    def _verified(self, running: RunningRound, found: RoundResult) -> VerifiedRound:
         batch, plan, given = running.batch, running.plan, running.draft.tree
-        size, chain, mine = len(batch.decoding), found.counts, plan.depths > 0
+        size, chain, by_model = len(batch.decoding), found.counts, plan.depths > 0
         counts = chain + (found.picks >= 0).sum(axis=1)
         width = int(counts.max(initial=0))
         drafter = np.pad(running.drafter, (0, len(chain) - size))
-        confidence = np.where(mine[:, None], found.confidence[:, :width], given.on_chain(given.confidence, width))
-        entropy = np.where(mine[:, None], found.entropy[:, :width], given.on_chain(given.entropy, width))
+        confidence = np.where(by_model[:, None], found.confidence[:, :width], given.on_chain(given.confidence, width))
+        entropy = np.where(by_model[:, None], found.entropy[:, :width], given.on_chain(given.entropy, width))
         tree = packed_tree(found.picks[:, :width], chain, found.drafted[:, :width], (confidence, entropy), drafter)
-        broken = mine[tree.row] & np.isnan(tree.entropy)
+        broken = by_model[tree.row] & np.isnan(tree.entropy)
         if broken.any():
             tree = tree.keep(~np.isin(tree.row, tree.row[broken]))
         choices = [found.choices[i, : tree.counts[i] + 1] for i in range(size)] + [found.first[size:]]
         result = walk(tree, np.concatenate(choices))
         for i, sequence in enumerate(batch.emitting):
             if sequence.finish is not None:
-                continue  # it has gone meanwhile
+                continue  # it has ended meanwhile
             if found.bad[i]:
                 sequence.fail(NOT_NUMBERS)
             if found.told is not None and plan.told[i] >= 0:
@@ -219,33 +219,35 @@ class DeviceExecutor(ModelExecutor):
             if i < size:
                 row = held_row(sequence)
                 self._decoder.cache.set_length(row, sequence.length + int(counts[i]))
-                if mine[i] and self._model is not None and self._draft_runner is not None:
+                if by_model[i] and self._model is not None and self._draft_runner is not None:
                     self._draft_runner.cache.set_length(row, sequence.length + int(chain[i]) - 1)
-                    self._model.note(row, sequence.length, found.drafted[i, : chain[i]].tolist())
+                    self._model.record_chain(row, sequence.length, found.drafted[i, : chain[i]].tolist())
         if broken.any():  # after lengths were set: it frees the rows
-            self._drafters[self._which].report_broken(held_row(s) for s in batch.decoding if s.row is not None)
+            self._drafters[self._model_number].report_broken(held_row(s) for s in batch.decoding if s.row is not None)
         self._observe(batch, tree, result)
-        laid = int(np.maximum(plan.nodes, plan.counts).sum())
+        verify_tokens = int(np.maximum(plan.nodes, plan.counts).sum())
         accepted = np.where(found.bad, 0, result.accepted)
-        return VerifiedRound(Draft(tree, running.draft.work), replace(result, accepted=accepted), found.seconds, laid)
+        return VerifiedRound(
+            Draft(tree, running.draft.work), replace(result, accepted=accepted), found.seconds, verify_tokens
+        )
 
 
 def _padded_tokens(tree: DraftTree) -> IntArray:
-    """The tokens of chains [B, D], 0 beyond them."""
+    """The tokens of chains [B, D], padded with 0."""
     return np.nan_to_num(tree.on_chain(tree.token.astype(np.float64))).astype(np.int64)
 
 
 def _unbranched_where_masked(tree: TreeTable, batch: Batch) -> TreeTable:
-    """The table with chains for rows whose masks depend on their text: the device has masks along chains alone."""
+    """Turn drafts into chains in rows whose masks depend on their text: the device has such masks on chains only."""
     params = [s.request.sampling for s in batch.decoding]
-    masked = np.array([one.grammar is not None or one.min_tokens > 0 for one in params], dtype=np.bool_)
+    masked = np.array([sampling.grammar is not None or sampling.min_tokens > 0 for sampling in params], dtype=np.bool_)
     return replace(tree, width=np.where(masked, 1, tree.width))
 
 
-def _logprobs(told: FloatArray, tokens: Sequence[int], places: Sequence[int], most: int) -> list[TokenLogprob]:
-    """Of the tokens that a row gets, by what was told of its positions [D + 1, 1 + 2 n] (see `RoundResult`)."""
-    result, widest = [], told.shape[1] // 2
-    for token, line in zip(tokens, told[[0, *(place + 1 for place in places)]].tolist(), strict=True):
-        best = line[1 : 1 + most], map(int, line[1 + widest : 1 + widest + most])
-        result.append(TokenLogprob(token, line[0], tuple(zip(best[1], best[0], strict=True))))
+def _logprobs(table: FloatArray, tokens: Sequence[int], nodes: Sequence[int], top: int) -> list[TokenLogprob]:
+    """Log-probabilities of the tokens of a row, from those of its positions [D + 1, 1 + 2 n] (`RoundResult`)."""
+    result, max_top = [], table.shape[1] // 2
+    for token, entry in zip(tokens, table[[0, *(node + 1 for node in nodes)]].tolist(), strict=True):
+        logprobs, alternatives = entry[1 : 1 + top], map(int, entry[1 + max_top : 1 + max_top + top])
+        result.append(TokenLogprob(token, entry[0], tuple(zip(alternatives, logprobs, strict=True))))
     return result

@@ -1,4 +1,4 @@
-"""What to serve and how, as the command line and files say it."""
+"""The configuration of an engine, from the command line and files."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ AUTO = "auto"
 
 @dataclass(frozen=True)
 class EngineConfig:
-    """What to serve and how. `model` and `draft` are directories, GGUF files, hub ids, "smollm2" or
-    "bundled".
+    """The models, policies and limits of an engine.
 
-    `draft` "quantized:int8" or "quantized:int4" is the model itself in fewer bits, "first-layers:N" its first layers,
-    "mtp" the head in its own files; "auto" is the bundled draft for the bundled model and none for any other.
-    `policies` are names of shipped policies or paths of YAML files; the first is the default for requests that name
-    none (left empty: `goodput`, or `goodput-ngram` without a draft model), and every shipped policy whose drafters
-    are at hand can be asked for by name. `counts` is a file of a corpus's counts for the counts drafter; "auto" is
-    that in the model's folder, if there is one. `detect_tasks`: the task of a request that names none is read off its
-    prompt. `eager`: no CUDA graphs are captured. `draft_device`: where the draft model is, if not with the target.
-    `tensor_parallel_size`: devices that share the target, from this one on. `exact`: on CUDA, "depths" keeps texts
-    the same whatever is drafted beside up to 64 rows, "strict" beside more. `allow_pickle`: heads that draft may have
-    their tensors in pickles. `threads`: CPU threads of a forward pass, for all of this process; None: the faster of one
-    and all of them, see `ComputeThreads`. `gpu_layers`: how many layers of a GGUF file llama.cpp computes on a GPU, if
-    its library was built for one. `runner`: "auto" is llama.cpp for a GGUF file and torch for a directory; torch, which
-    has heads and trees, takes both.
-    `chat_template` is a file with the template in place of the model's own, "none" is no template;
-    `chat_template_kwargs` are its variables where a request does not set them. `sanitize_control_tokens`: text of
-    messages that reads like a control token stays text.
+    `model` and `draft` are directories, GGUF files, hub ids, "smollm2" or "bundled". `draft` "quantized:int8" or
+    "quantized:int4" is the model itself in fewer bits, "first-layers:N" its first layers, "mtp" the head in its own
+    files; "auto" is the bundled draft for the bundled model and none for others.
+    `policies` are names of shipped policies or paths of YAML files. The first is the default for requests that name
+    none; if empty, `goodput`, or `goodput-ngram` without a draft model. Requests can also name every shipped policy
+    whose drafters are available. `counts` is a corpus file for the counts drafter; "auto" is the one in the model's
+    folder, if there is one. `detect_tasks`: detect the task of a request that names none from its prompt.
+    `eager`: capture no CUDA graphs. `draft_device`: the device of the draft model, if not the target's.
+    `tensor_parallel_size`: number of devices that share the target, starting at this one. `exact`: on CUDA, "depths"
+    makes texts independent of drafts for up to 64 rows, "strict" for more. `allow_pickle`: allow drafting heads with
+    pickled tensors. `threads`: CPU threads of a forward pass, for the whole process; None: the faster of one and all,
+    see `ComputeThreads`. `gpu_layers`: layers of a GGUF file that llama.cpp computes on a GPU, if its library supports
+    one. `runner`: "auto" is llama.cpp for a GGUF file and torch for a directory; torch supports both, and also heads
+    and trees.
+    `chat_template` is a template file that replaces the model's template, "none" is no template;
+    `chat_template_kwargs` are default values of its variables. `sanitize_control_tokens`: encode text of messages that
+    looks like a control token as ordinary text.
     """
 
     model: str = BUNDLED
@@ -65,8 +65,8 @@ class EngineConfig:
         return self.draft
 
     @property
-    def own_draft(self) -> str | None:
-        """What of the model itself drafts for it, if it does."""
+    def self_speculation(self) -> str | None:
+        """The kind of self-speculation, if the draft is made from the model itself."""
         name = self.draft_model
         return name if name is not None and is_own(name) else None
 
@@ -76,10 +76,10 @@ class EngineConfig:
 
     @property
     def default_policy(self) -> str:
-        """What serves requests that name no policy, if no live one is asked for."""
+        """The policy of requests that name none, if no live policy is configured."""
         return "goodput" if self.draft_model is not None else "goodput-ngram"
 
 
-def model_place(name: str, role: str) -> str:
-    """The directory of the bundled `role` ("target" or "draft") for "bundled", any other name as it is."""
+def model_path(name: str, role: str) -> str:
+    """The directory of the bundled `role` ("target" or "draft") for "bundled"; other names are returned unchanged."""
     return str(Path(__file__).parents[1] / "models" / "bundled" / role) if name == BUNDLED else name

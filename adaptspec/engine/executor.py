@@ -1,6 +1,6 @@
-"""What a round needs done by models: the interface between deciding what to draft and drafting it.
+"""The interface between decisions and models: drafting, verification and caches of a round.
 
-`ModelExecutor` runs models in this process; the simulator's replays a tape.
+`ModelExecutor` runs models in this process; the simulator's executor replays a tape.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from adaptspec.verification.method import VerifyResult
 
 
 class CommittedTokens(NamedTuple):
-    """What stays of a row's round: the drafted `nodes` after the first `length` tokens of its text.
+    """The accepted `nodes` of a row after the first `length` tokens of its text.
 
-    The token after them is in no cache yet. `drafter` was asked to draft for the row (-1: none).
+    The token after them is in no cache yet. `drafter` has drafted for the row (-1: none).
     """
 
     sequence: Seq
@@ -30,9 +30,9 @@ class CommittedTokens(NamedTuple):
 
 
 class Lookups(NamedTuple):
-    """What model-free drafters have found for B rows before the round, and their confidence in each token.
+    """The drafts that model-free drafters have found for B rows before the round.
 
-    `num_found` [drafters, B] counts tokens; `confidence` [drafters, B, depth], None: no drafter states one.
+    `num_found` [drafters, B] is the number of tokens; `confidence` [drafters, B, depth] that of each, None if unknown.
     """
 
     num_found: Sequence[Sequence[int]]
@@ -41,17 +41,17 @@ class Lookups(NamedTuple):
 
 @dataclass(frozen=True)
 class LaunchedRound:
-    """A round that was launched: its drafts, as far as they are known yet."""
+    """A launched round with its drafts, as far as they are known yet."""
 
     batch: Batch
     draft: Draft
 
 
 class VerifiedRound(NamedTuple):
-    """The drafts of a round's E rows and how they were judged.
+    """The drafts of a round's E rows and the result of their verification.
 
-    `seconds` of drafting and verifying; None: what `launch` and `finish` took. `verify_tokens`: nodes that the target
-    computed, where the pass was laid out before drafting had stopped; None: those that were drafted.
+    `seconds` of drafting and verifying; None: the times of `launch` and `finish`. `verify_tokens`: nodes that the
+    target computed, if the size of the pass was fixed before drafting; None: the number of drafted nodes.
     """
 
     draft: Draft
@@ -61,27 +61,27 @@ class VerifiedRound(NamedTuple):
 
 
 class Executor(Protocol):
-    """Drafts and verifies for batches: B decoding rows first, then those whose prompt ends in this round, E in all.
+    """Drafts and verifies for batches: B decoding rows, then rows whose prompt ends in this round, E in total.
 
-    All calls come from one thread, in the order of a round; `launch` of the next may come right after `commit`.
+    All calls come from one thread, in the order of a round; the next `launch` may follow right after `commit`.
     """
 
-    overlaps: bool  # whether a launched round runs by itself: the host has time for other work before `finish`
+    overlaps: bool  # whether a launched round runs asynchronously, so that the host can do other work before `finish`
 
     @property
     def drafters(self) -> tuple[str, ...]:
-        """Their names; `Decision.drafter` is an index into them."""
+        """Names of the drafters; `Decision.drafter` is an index into them."""
 
     @property
     def anticipating(self) -> tuple[str, ...]:
-        """Those drafters that may drop tokens for what they are (see `Drafter.propose`)."""
+        """Names of drafters that may drop sampled tokens because of their value (see `Drafter.propose`)."""
 
     @property
     def caches(self) -> Caches:
         """The caches in which the scheduler reserves room and finds common prefixes."""
 
     def start(self, sequence: Seq) -> None:
-        """A sequence has got its row."""
+        """A sequence was assigned its row."""
 
     def leave(self, row: int) -> None:
         """The row's sequence has ended or was preempted; its cached tokens may be reused."""
@@ -90,28 +90,28 @@ class Executor(Protocol):
         """[drafters, B] tokens that each drafter has yet to read (see `BatchSignals.cache_gap`)."""
 
     def look_up(self, batch: Batch, max_depth: int, drafters: Collection[int]) -> Lookups:
-        """What these model-free drafters would draft now, up to `max_depth` tokens within the limits.
+        """The current drafts of the model-free ones of `drafters`, up to `max_depth` tokens within the batch's limits.
 
-        A head that is not among `drafters` gets no hidden states of the target until it is.
+        A head that is not in `drafters` gets no hidden states of the target.
         """
 
     def launch(self, batch: Batch, decision: Decision) -> LaunchedRound:
-        """Begin a round: draft for the decoding rows, or start to where rounds overlap."""
+        """Begin a round: draft for the decoding rows, or start doing so if rounds overlap."""
 
     def finish(self, launched: LaunchedRound) -> VerifiedRound:
-        """End it: run the target over drafts and prompt chunks and judge the drafts.
+        """Finish a round: run the target over drafts and prompt chunks and verify the drafts.
 
-        A sequence for which nothing can be drawn is failed; logprobs that it asked for are in `Seq.scored`.
+        Sequences with non-finite scores are failed. Requested log-probabilities are in `Seq.scored`.
         """
 
     def commit(self, committed: Sequence[CommittedTokens]) -> None:
-        """Drop what is cached of these rows beyond the committed tokens."""
+        """Drop cached tokens of these rows beyond the committed ones."""
 
     def score_lookups(self, batch: Batch, decision: Decision, context: IntArray) -> tuple[IntArray, IntArray] | None:
-        """After `commit`: what drafters that did not run would have drafted, and how much of it was right.
+        """The tokens that idle drafters would have drafted, and how many were right. Called after `commit`.
 
         [drafters, B] each (`RoundRecord.shadow_drafted` and `shadow`), -1 where unknown; `context` [B]: tokens before
-        the round. None where the decision watches no drafter.
+        the round. None if the decision watches no drafter.
         """
 
 

@@ -39,7 +39,7 @@ class FaultBisection:
 
     def clear(self, sequence: Sequence) -> None:
         """Remove a request from the bisection."""
-        groups = [[one for one in group if one is not sequence] for group in self._groups]
+        groups = [[other for other in group if other is not sequence] for group in self._groups]
         self._groups = [group for group in groups if group]
         self._marks.pop(id(sequence), None)
 

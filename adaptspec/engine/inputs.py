@@ -1,4 +1,4 @@
-"""Requests on their way in: what can never be served is refused, tasks are read off prompts, sequences are made."""
+"""Checks requests, detects their tasks and turns them into sequences."""
 
 from __future__ import annotations
 
@@ -21,24 +21,24 @@ from adaptspec.verification.method import Method
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
-# The detector looks at HEAD and TAIL characters; few tokenizers need more than a token for two of them.
+# The detector uses HEAD and TAIL characters; with most tokenizers two of them need at most one token.
 _HEAD_TOKENS, _TAIL_TOKENS = HEAD // 2, TAIL // 2
 
 
 class InputProcessor:
-    """Knows the target's limits and its tokenizer. Any thread may use it."""
+    """Checks and prepares requests for one target and its tokenizer. Any thread may use it."""
 
     def __init__(
         self, info: ModelInfo, tokenizer: PreTrainedTokenizerFast, detector: TaskDetector | None = None
     ) -> None:
-        """`detector` reads the task of requests that name none (None: nobody does)."""
+        """`detector` detects the task of requests that name none; None: they have no task."""
         self.info = info
         self._tokenizer = tokenizer
         self._detector = detector
         self._grammars = Grammars(tokenizer, info.vocab_size, info.eos_token_ids)
 
     def check(self, request: Request) -> None:
-        """Refuse what this model can never serve.
+        """Check whether this model can serve a request.
 
         Raises:
             RequestError: with the field at fault in `param`.
@@ -68,26 +68,26 @@ class InputProcessor:
         return self._grammars.compile(grammar, max_bytes)
 
     def prepared(self, request: Request) -> Request:
-        """A checked request with its grammar compiled and its task read off the prompt, unless it has them."""
+        """Add the compiled grammar and the detected task to a checked request that does not have them."""
         sampling = request.sampling
         if sampling.grammar is not None and sampling.grammar.compiled is None:
             grammar = self.compile_grammar(sampling.grammar)
             request = replace(request, sampling=replace(sampling, grammar=grammar))
-        wishes = request.speculation
-        if self._detector is None or wishes.task is not None or wishes.task_detected:
+        speculation = request.speculation
+        if self._detector is None or speculation.task is not None or speculation.task_detected:
             return request
         task = self._detector.detect(self.excerpt(request.prompt)).task
-        return replace(request, speculation=replace(wishes, task=task, task_detected=True))
+        return replace(request, speculation=replace(speculation, task=task, task_detected=True))
 
     def excerpt(self, prompt: Tokens[int]) -> str:
-        """The prompt's beginning and end, without special tokens: of a long one, a few hundred tokens are decoded."""
+        """The prompt's beginning and end, without special tokens; at most a few hundred tokens are decoded."""
         decode = self._tokenizer.backend_tokenizer.decode
         if len(prompt) <= _HEAD_TOKENS + _TAIL_TOKENS:
             return str(decode(list(prompt)))
         return f"{decode(list(prompt[:_HEAD_TOKENS]))}\n{decode(list(prompt[-_TAIL_TOKENS:]))}"
 
     def sequence(self, request: Request, method: Method) -> Sequence:
-        """A checked request, ready to be queued; `method` is to judge its drafts."""
+        """Make the sequence of a checked request; `method` verifies its drafts."""
         seed, grammar = request.sampling.seed, request.sampling.grammar
         return Sequence(
             request,

@@ -1,4 +1,4 @@
-"""Log-probabilities of output and prompt tokens, from the target's logits before any rule."""
+"""Log-probabilities of output and prompt tokens, from the target's logits before sampling rules."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ def token_logprobs(logits: torch.Tensor, tokens: Sequence[int], top: int) -> lis
 
 
 def output_logprobs(emitting: Sequence[Seq], logits: torch.Tensor, draft: DraftTree, result: VerifyResult) -> None:
-    """Score what each request is about to gain, into `Seq.scored`. `logits` [N + E, V] are of all packed positions.
+    """Score the tokens that each request gains, into `Seq.scored`. `logits` [N + E, V] are of all packed positions.
 
-    It must be called before commit: after a round that fails later, these logits are gone.
+    Must be called before the commit: if the round fails later, these logits are lost.
     """
-    asking = [(i, s) for i, s in enumerate(emitting) if s.request.sampling.logprobs is not None]
-    starts = position_starts(draft).tolist() if asking else []
-    for i, sequence in asking:
+    requested = [(i, s) for i, s in enumerate(emitting) if s.request.sampling.logprobs is not None]
+    starts = position_starts(draft).tolist() if requested else []
+    for i, sequence in requested:
         report_progress()
         positions = [starts[i], *(starts[i] + 1 + node for node in result.nodes(i))]
         top = sequence.request.sampling.logprobs or 0

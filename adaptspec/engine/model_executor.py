@@ -1,4 +1,4 @@
-"""Drafting and verifying with models in this process, with any mix of drafters and methods among the rows."""
+"""Drafts and verifies with models in this process; rows may use different drafters and methods."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ class ModelExecutor:
         self._target = target
         self._drafters = [GuardedDrafter(drafter) for drafter in drafters]
         self._names = tuple(drafter.name for drafter in drafters)
-        self._models = {number: one for number, one in enumerate(self._drafters) if one.runs_model}
-        self._model_free = {number: one for number, one in enumerate(self._drafters) if not one.runs_model}
+        self._models = {number: drafter for number, drafter in enumerate(self._drafters) if drafter.runs_model}
+        self._model_free = {number: drafter for number, drafter in enumerate(self._drafters) if not drafter.runs_model}
         self.caches = RowCaches(target, list(self._models.values()))
         self._observing = {number for number, one in enumerate(self._drafters) if one.learns_from_choices}
         self._sampling: tuple[list[RowSampling], SamplingBatch] | None = None
@@ -63,7 +63,7 @@ class ModelExecutor:
             drafter.start(held_row(sequence), start)
 
     def leave(self, row: int) -> None:
-        self._sampling = None  # of the round before, which holds the grammar of the request that has ended
+        self._sampling = None  # the last batch holds the grammar of the request that has ended
         for drafter in self._drafters:
             drafter.leave(row)
 
@@ -83,15 +83,15 @@ class ModelExecutor:
             if drafter is None:
                 continue
             report_progress()
-            stated = [
+            looked_up = [
                 drafter.look_up(held_row(s), s.tokens, min(limit, max_depth))
                 for s, limit in zip(batch.decoding, batch.limits, strict=True)
             ]
-            found[number] = list(map(len, stated))
+            found[number] = list(map(len, looked_up))
             if confidence is None:
                 confidence = np.full((len(self._drafters), size, max_depth), np.nan)
-            for line, values in zip(confidence[number], stated, strict=True):
-                line[: len(values)] = values
+            for padded, values in zip(confidence[number], looked_up, strict=True):
+                padded[: len(values)] = values
         return Lookups(found, confidence)
 
     def launch(self, batch: Batch, decision: Decision) -> LaunchedRound:
@@ -114,23 +114,23 @@ class ModelExecutor:
         return draft._replace(tree=self._within_room(batch, tree) if tree.branched else tree)
 
     def _with_lookups(self, batch: Batch, decision: Decision, draft: Draft, table: TreeTable, union: Union) -> Draft:
-        """The draft and the chains of its union's lookups, in rows that may branch or have no other draft."""
-        may = (table.width > 1) | (decision.depths == 0)
-        may &= [sequence.method.takes_trees for sequence in batch.decoding]
-        depths = table.within(np.where(may, np.minimum(union.depths, batch.limits), 0))
+        """Merge the chains of the union's lookups into the draft, in rows that may branch or have no other draft."""
+        may_add = (table.width > 1) | (decision.depths == 0)
+        may_add &= [sequence.method.takes_trees for sequence in batch.decoding]
+        depths = table.within(np.where(may_add, np.minimum(union.depths, batch.limits), 0))
         extra = self._propose(batch, replace(decision, stop=None), union.drafter, depths, table=None)
         if not len(extra.tree.token):
             return draft._replace(work=(*draft.work, *extra.work))
         try:
             return Draft(merge_drafts(draft.tree, extra.tree, table), (*draft.work, *extra.work))
         except Exception:  # noqa: BLE001 - a failure costs drafts, never answers
-            _log.exception("two drafts could not be merged; the first one stays")
+            _log.exception("two drafts could not be merged; only the first one is used")
             return draft
 
     def _propose(
         self, batch: Batch, decision: Decision, drafters: IntArray, depths: IntArray, *, table: TreeTable | None
     ) -> Draft:
-        """What these drafters [B] draft up to these depths [B]. Rows of one drafter and one method draft together."""
+        """Draft with `drafters` [B] up to `depths` [B]. Rows of the same drafter and method draft together."""
         emitting = batch.emitting
         if not depths.any():
             return Draft(DraftTree.empty(len(emitting)))
@@ -141,9 +141,11 @@ class ModelExecutor:
         parts = []
         for number, method in used:
             report_progress()
-            asked = depths if len(used) == 1 else np.where([group == (number, method) for group in groups], depths, 0)
+            group_depths = (
+                depths if len(used) == 1 else np.where([group == (number, method) for group in groups], depths, 0)
+            )
             group_table = table if method.takes_trees else None
-            parts.append(self._propose_group(batch, decision, (number, method), asked, table=group_table))
+            parts.append(self._propose_group(batch, decision, (number, method), group_depths, table=group_table))
         tree = parts[0].tree if len(parts) == 1 else DraftTree.merged([part.tree for part in parts])
         tree = replace(tree, drafter=drafters[tree.row])
         return Draft(tree, tuple(work for part in parts for work in part.work))
@@ -151,7 +153,7 @@ class ModelExecutor:
     def _propose_group(
         self, batch: Batch, decision: Decision, group: tuple[int, Method], depths: IntArray, *, table: TreeTable | None
     ) -> Draft:
-        """What one drafter drafts for rows of one method; depth 0 [E] leaves a row out."""
+        """Draft with one drafter for rows of one method; rows with depth 0 in `depths` [E] are skipped."""
         (number, method), sampling = group, self._sampled(batch.emitting)
         job = DraftJob(
             batch.rows,
@@ -161,7 +163,7 @@ class ModelExecutor:
             shares_noise=method.shares_noise,
             keep_distribution=method.needs_distribution and not sampling.plain_greedy,
             stop=decision.stop,
-            # Nothing can be gained where every row takes the likeliest token.
+            # Without effect if every row takes the likeliest token.
             draft_temperature=None if sampling.plain_greedy else decision.draft_temperature,
             tree=table,
         )
@@ -171,7 +173,7 @@ class ModelExecutor:
         return draft
 
     def _within_room(self, batch: Batch, tree: DraftTree) -> DraftTree:
-        """The draft without side nodes for which there is no room: room is reserved for the depths of main chains."""
+        """Drop side nodes for which there is no cache room; room for main chains is already reserved."""
         counts, chain = tree.counts.tolist(), tree.chain.tolist()
         fitting = list(counts)
         for i, sequence in enumerate(batch.decoding):
@@ -191,7 +193,7 @@ class ModelExecutor:
             self._observe_pass(packed, starts, states)
         logits, broken = zero_broken_logits(take_prompt_logprobs(batch, logits), draft.counts)
         emitting = batch.emitting
-        result = self._judge(emitting, logits, draft)
+        result = self._verify_rows(emitting, logits, draft)
         if len(broken):
             for i in broken.tolist():
                 emitting[i].fail(NOT_NUMBERS)
@@ -218,7 +220,7 @@ class ModelExecutor:
 
     def commit(self, committed: Sequence[CommittedTokens]) -> None:
         for model in self._models.values():
-            model.observe_commit([(held_row(one.sequence), one.nodes) for one in committed])
+            model.observe_commit([(held_row(tokens.sequence), tokens.nodes) for tokens in committed])
         for sequence, length, nodes, drafter in committed:
             report_progress()
             row, valid = held_row(sequence), length + len(nodes)
@@ -230,7 +232,7 @@ class ModelExecutor:
                 self._drafters[drafter].commit(row, valid, sequence.tokens)
 
     def score_lookups(self, batch: Batch, decision: Decision, context: IntArray) -> tuple[IntArray, IntArray] | None:
-        """See `Executor.score_lookups`. Model-free drafters are scored, since that takes next to no time."""
+        """See `Executor.score_lookups`. Only model-free drafters are scored, which costs almost no time."""
         watched = [number for number in decision.watched if number in self._model_free]
         if not watched:
             return None
@@ -246,7 +248,7 @@ class ModelExecutor:
         return (drafted, right) if known else None
 
     def _sampled(self, emitting: Sequence[Seq]) -> SamplingBatch:
-        """How the batch draws tokens, made anew only when its members change."""
+        """The sampling of the batch; rebuilt only if its members change."""
         rows, last = [sequence.sampling for sequence in emitting], self._sampling
         if last is not None and len(last[0]) == len(rows) and all(map(operator.is_, last[0], rows)):
             return last[1]
@@ -254,7 +256,7 @@ class ModelExecutor:
         self._sampling = rows, batch
         return batch
 
-    def _judge(self, emitting: Sequence[Seq], logits: torch.Tensor, draft: DraftTree) -> VerifyResult:
+    def _verify_rows(self, emitting: Sequence[Seq], logits: torch.Tensor, draft: DraftTree) -> VerifyResult:
         """Verify each row by its own method. `logits` [N + E, V] are of all packed positions."""
         methods, sampling = [s.method for s in emitting], self._sampled(emitting)
         used = list(dict.fromkeys(methods))
@@ -265,8 +267,8 @@ class ModelExecutor:
         choices = np.full(len(logits), -1, dtype=np.int64)
         for method in used:
             report_progress()
-            judged = np.array([one == method for one in methods])
-            rows, positions = np.flatnonzero(judged), np.repeat(judged, draft.counts + 1)
+            uses_method = np.array([row_method == method for row_method in methods])
+            rows, positions = np.flatnonzero(uses_method), np.repeat(uses_method, draft.counts + 1)
             at = torch.from_numpy(positions).to(logits.device)
             part = method.verify(logits[at], draft.take(rows), sampling.take(rows))
             accepted[rows], next_token[rows] = part.accepted, part.next_token
@@ -296,16 +298,16 @@ def _packed(batch: Batch, draft: DraftTree) -> Packed:
         rows.append(chunk.sequence.row)
         counts.append(chunk.count)
         wanted.append(chunk.count if chunk.scored else int(chunk.last))
-    packed_rows, sizes, fed, asked = (np.array(part, dtype=np.int64) for part in (rows, counts, tokens, wanted))
-    return Packed(packed_rows, sizes, fed, asked, visible or None, prompts=len(batch.chunks))
+    packed_rows, sizes, fed, num_logits = (np.array(part, dtype=np.int64) for part in (rows, counts, tokens, wanted))
+    return Packed(packed_rows, sizes, fed, num_logits, visible or None, prompts=len(batch.chunks))
 
 
 def drop_refused(draft: DraftTree, constraints: Sequence[Constraint | None]) -> DraftTree:
-    """The draft without nodes that their row's grammar refuses, before the target spends a pass on them.
+    """Drop nodes that the row's grammar refuses, before the target spends a pass on them.
 
-    An n-gram drafter knows no grammar; a draft model draws from masked scores already. A refused token has probability
-    0, and the tokens after it have no mask: the matcher cannot read on. This changes no output under any lossless
-    method: `coupled` rejects the token anyway, and an n-gram's token is a point mass, which is sure to be rejected.
+    Draft models sample from masked scores, but n-gram drafters ignore grammars. A refused token has probability 0, and
+    the matcher cannot compute masks after it. Outputs do not change under any lossless method: `coupled` rejects the
+    token anyway, and an n-gram's token is a point mass, which is always rejected.
     """
     kept: BoolArray = np.ones(len(draft.token), dtype=np.bool_)
     for i, constraint in enumerate(constraints):
@@ -319,12 +321,12 @@ def drop_refused(draft: DraftTree, constraints: Sequence[Constraint | None]) -> 
 
 
 def zero_broken_logits(logits: torch.Tensor, counts: IntArray) -> tuple[torch.Tensor, IntArray]:
-    """Logits without NaN and infinite values, and the rows that had them: their logits are zeros, so that they can be
-    judged with the others.
+    """Replace the logits of rows with NaN or infinite values by zeros, so that they can be verified with the others.
+    Returns the logits and those rows.
 
     Row i of the round has counts[i] + 1 of the logits [sum(counts + 1), V].
     """
-    # NaN if one of them is, -inf if none is left, inf if one cannot be compared.
+    # The maximum is NaN if a logit is NaN, inf if one is inf, -inf if all are masked.
     best = logits.numpy().max(axis=1) if logits.is_cpu else logits.amax(1).cpu().numpy()
     bad = ~np.isfinite(best)
     if not bad.any():

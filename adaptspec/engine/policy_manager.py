@@ -1,4 +1,4 @@
-"""The policies an engine serves, and changing them while it runs: checked first, swapped between two rounds."""
+"""Manages the served policies: changes are checked first and applied between two rounds."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class ServedPolicy:
-    """A policy as it runs: what its text says, and the file that may bring it anew (None: it was sent)."""
+    """A served policy with its text and its file (None: it was sent by a client)."""
 
     spec: PolicySpec
     text: str
@@ -45,7 +45,7 @@ class ServedPolicy:
 
     @property
     def mode(self) -> str:
-        """How it meets traffic: live or canary."""
+        """Its rollout: live or canary."""
         return self.spec.rollout.mode
 
     @property
@@ -55,7 +55,7 @@ class ServedPolicy:
 
 @dataclass(frozen=True)
 class Applied:
-    """What became of a policy text. `carried`: what the one of its name had learned was kept."""
+    """The result of applying a policy text. `carried`: the learned state of its predecessor was kept."""
 
     name: str
     replaced: bool
@@ -63,9 +63,9 @@ class Applied:
 
 
 class PolicyManager:
-    """Takes policy texts while the engine runs. Any thread may call it; a call may wait for a round to end.
+    """Applies policy texts while the engine runs. Any thread may call it; a call may wait for a round to end.
 
-    Whatever is wrong with a text, nothing has changed when the error is raised: the last good policy stays.
+    If a text raises an error, nothing has changed: the last valid policy is served.
     """
 
     def __init__(
@@ -76,31 +76,31 @@ class PolicyManager:
         specs: Sequence[PolicySpec],
         files: Mapping[str, Path],
         *,
-        most: int = 64,
+        max_policies: int = 64,
     ) -> None:
-        """`specs` are what the engine was built from, `files` where each of them was read.
+        """`specs` are the policies that the engine was built with, `files` their files.
 
-        Once there are `most` policies, only those that there are can be replaced.
+        If there are `max_policies`, policies can only be replaced.
 
         Raises:
-            PolicyError: a file cannot be read any more.
+            PolicyError: a file is not readable any more.
         """
         self._engine = engine
         self._core = core
         self._costs = costs
-        here = core.executor.drafters
+        drafters = core.executor.drafters
         served = [(spec, files.get(spec.name, spec.path)) for spec in with_used(specs)]
         self._served = {
-            spec.name: ServedPolicy(spec.with_drafters(here), read_text(path), path) for spec, path in served
+            spec.name: ServedPolicy(spec.with_drafters(drafters), read_text(path), path) for spec, path in served
         }
-        self._most = most
+        self._max_policies = max_policies
         self.reloads = Reloads()
         self._listeners: list[Callable[[str], None]] = []
-        self._lock = threading.Lock()  # one change at a time, and none while what was learned is read
+        self._lock = threading.Lock()  # one change at a time, and none while learned state is read
 
     @property
     def served(self) -> tuple[ServedPolicy, ...]:
-        """Every policy as it runs now, canaries too."""
+        """All served policies, including canaries."""
         return tuple(self._served.values())
 
     @property
@@ -109,15 +109,15 @@ class PolicyManager:
 
     @property
     def tasks(self) -> tuple[str, ...]:
-        """Names of tasks beyond the known ones, in the order of their numbers."""
+        """Names of tasks in addition to the built-in ones, in the order of their numbers."""
         return self._core.controller.task_names.added
 
     def listen(self, reloaded: Callable[[str], None]) -> None:
-        """Have `reloaded` called with the name of every policy that comes anew, on the thread that brings it."""
+        """Have `reloaded` called with the name of every applied policy, on the thread that applies it."""
         self._listeners.append(reloaded)
 
     def check(self, text: str, source: str = "<policy>") -> str:
-        """The name of the policy in a text, if it could be served. Changes nothing, and waits for no round.
+        """Check a policy text and return its name. Changes nothing, and waits for no round.
 
         Raises:
             PolicyError, ConfigError: it cannot be used; says why, and where.
@@ -132,9 +132,9 @@ class PolicyManager:
         return spec.name
 
     def apply(self, text: str, source: str = "<policy>", path: Path | None = None) -> Applied:
-        """Serve the policy in a text from the next round on, in place of the one of its name if there is one.
+        """Serve the policy in a text from the next round on; it replaces the one of the same name, if there is one.
 
-        `source` stands for the text in errors.
+        `source` names the text in errors.
 
         Raises:
             PolicyError, ConfigError: it cannot be used; says why, and where.
@@ -144,7 +144,7 @@ class PolicyManager:
             return self._apply(text, source, path)
 
     def apply_file(self, path: Path) -> Applied | None:
-        """The same for a file; None if it says what is served already. Raises as `apply` does."""
+        """Apply a file; None if its text is served already. Raises as `apply` does."""
         with self._counted():
             text = read_text(path)
             if any(policy.path == path and policy.text == text for policy in self.served):
@@ -152,7 +152,7 @@ class PolicyManager:
         return self.apply(text, str(path), path)
 
     def reload(self) -> list[dict[str, object]]:
-        """Read the file of every policy again. What cannot be used is told, and stays as it was."""
+        """Read the file of every policy again. Errors are returned, and these policies do not change."""
         outcomes: list[dict[str, object]] = []
         for policy in self.served:
             if policy.path is None:
@@ -166,12 +166,12 @@ class PolicyManager:
         return outcomes
 
     def remove(self, name: str) -> None:
-        """Serve a policy no longer: from the next round on no request can come to it; those that have keep it.
+        """Stop serving a policy to new requests from the next round on; current requests keep it.
 
-        A policy that came from a file is back after a restart.
+        A policy of a configured file is served again after a restart.
 
         Raises:
-            UnknownModelError: there is none of this name.
+            UnknownModelError: no policy has this name.
             ConfigError: it is the default.
             EngineError: the engine has stopped.
         """
@@ -182,17 +182,17 @@ class PolicyManager:
             self._served = {other: policy for other, policy in self._served.items() if other != name}
 
     def forget(self) -> list[str]:
-        """Have every policy learn anew, from the next round on. Raises EngineError if the engine has stopped."""
+        """Reset the learned state of all policies between two rounds. Raises EngineError if the engine has stopped."""
         with self._lock:
             for policy in self.served:
                 self._adopt([policy.spec])
             return [policy.name for policy in self.served]
 
     def _adopt(self, specs: Sequence[PolicySpec], *, carry: bool = False) -> bool:
-        """Build policies and have them from the next round on, or none of them. On the engine's thread, where requests
-        name tasks too. Returns whether what the last one had learned was carried over.
+        """Build and serve policies from the next round on, all or none of them. On the engine's thread, which also
+        numbers the tasks of requests. Returns whether the learned state of the last policy was carried over.
         """
-        core, here = self._core, set(self._core.controller.policies)
+        core, names_before = self._core, set(self._core.controller.policies)
 
         def adopted() -> bool:
             with core.controller.task_names.undone_on_error():
@@ -203,7 +203,7 @@ class PolicyManager:
                     for spec, policy in zip(specs, made, strict=True):
                         carried = adopt_policy(core, spec, policy, carry=carry)
                 except BaseException:
-                    for name in set(core.controller.policies) - here:
+                    for name in set(core.controller.policies) - names_before:
                         core.controller.drop(name)
                     raise
                 return carried
@@ -218,9 +218,9 @@ class PolicyManager:
             self._check_room(spec)
             more = self._more(spec)
             new = ServedPolicy(spec, text, path or (before.path if before is not None else None))
-            served = [*(ServedPolicy(one, read_text(one.path), one.path) for one in more), new]
+            served = [*(ServedPolicy(used, read_text(used.path), used.path) for used in more), new]
             carried = self._adopt([*more, spec], carry=before is not None and before.signature == new.signature)
-            # Others may be reading: the mapping they have stays as it is.
+            # A new mapping: other threads may be reading the old one.
             self._served = self._served | {policy.name: policy for policy in served}
             now = self.reloads
             self.reloads = replace(now, applied=now.applied + 1, last_applied=time.time())
@@ -231,15 +231,15 @@ class PolicyManager:
         return Applied(spec.name, before is not None, carried)
 
     def _parsed(self, text: str, source: str, path: Path | None) -> PolicySpec:
-        """The policy in a text. One that a client sends may use policies by name, but no files: an error could show
-        the client what is in them.
+        """Parse a policy text. A text from a client may use served policies by name, but no files: errors could reveal
+        their contents.
         """
         served = {name: policy.spec for name, policy in self._served.items()}
         find = found_among(served) if path is None else found_next_to(path.parent)
         return parse_policy_spec(text, source, self._core.controller.task_names, self._core.executor.drafters, find)
 
     def _more(self, spec: PolicySpec) -> list[PolicySpec]:
-        """The policies that it uses and that are not served yet. Raises ConfigError: one has another's name."""
+        """The policies that a spec uses and that are not served yet. Raises ConfigError if a name is taken."""
         more = []
         for one in with_used([spec])[1:]:
             served = self._served.get(one.name)
@@ -250,7 +250,7 @@ class PolicyManager:
         return more
 
     def _check_names(self, spec: PolicySpec, path: Path | None) -> None:
-        """Raises ConfigError: two files have one name, a file has another name than before, or a policy that another
+        """Raises ConfigError if two files have the same name, a file has a new name, or a policy that another
         one uses has `when:`. A text that was sent (without `path`) may replace any policy.
         """
         check_when(spec, (policy.spec for policy in self.served if policy.name != spec.name))
@@ -263,16 +263,17 @@ class PolicyManager:
             raise ConfigError(f"{path}: it was called {known[0]}, and {spec.name} now; give it its name back")
 
     def _check_room(self, spec: PolicySpec) -> None:
-        new = {spec.name, *(one.name for one in self._more(spec))} - self._served.keys()
-        if new and len(self._served) + len(new) > self._most:
+        new = {spec.name, *(used.name for used in self._more(spec))} - self._served.keys()
+        if new and len(self._served) + len(new) > self._max_policies:
             raise ConfigError(
-                f"the server has {quantity(len(self._served), 'policy', 'policies')}, and no more than {self._most} "
-                "may be; delete one, replace one, or start the server with a higher --limit policies=N"
+                f"the server has {quantity(len(self._served), 'policy', 'policies')}, and no more than "
+                f"{self._max_policies} may be; delete one, replace one, or start the server with a higher --limit "
+                "policies=N"
             )
 
     @contextmanager
     def _counted(self) -> Iterator[None]:
-        """Whatever is raised inside was a text that is not served."""
+        """Count errors inside as refused reloads."""
         try:
             yield
         except Exception:
@@ -281,7 +282,7 @@ class PolicyManager:
             raise
 
     def learned(self) -> dict[str, PolicyState]:
-        """What every policy has learned, by name. Raises EngineError if the engine has stopped."""
+        """The learned state of every policy, by name. Raises EngineError if the engine has stopped."""
         with self._lock:
             signatures = self._signatures
             return self._engine.call(
@@ -289,10 +290,10 @@ class PolicyManager:
             ).result()
 
     def restore(self, states: Mapping[str, PolicyState], tasks: Sequence[str] = ()) -> list[str]:
-        """Before the first request: see `restore_states`.
+        """Restore learned state, before the first request; see `restore_states`.
 
         Raises:
-            StateError: the `tasks` have other numbers here; then no state is used.
+            StateError: the `tasks` have other numbers in this engine; no state is restored then.
         """
         controller, signatures = self._core.controller, self._signatures
         if not controller.task_names.restore(tasks):
@@ -305,7 +306,7 @@ class PolicyManager:
 
 
 def check_policy(core: EngineCore, name: str, policy: Policy, settings: PolicySettings) -> None:
-    """Raise ConfigError if a policy cannot run here; touches no state, so any thread may call it."""
+    """Raise ConfigError if the engine cannot run a policy. Touches no state, so any thread may call it."""
     room = core.limits.max_depth
     if policy.max_depth > room:
         raise ConfigError(
@@ -317,13 +318,13 @@ def check_policy(core: EngineCore, name: str, policy: Policy, settings: PolicySe
 
 
 def adopt_policy(core: EngineCore, spec: PolicySpec, policy: Policy, *, carry: bool = False) -> bool:
-    """Serve the policy of a spec from the next round on, in place of the one of the same name if there is one. Called
-    between rounds. With `carry`, the new policy goes on from what the old one has learned. Returns whether it does.
+    """Serve the policy of a spec from the next round on; it replaces the one of the same name, if there is one. Called
+    between rounds. With `carry`, the new policy continues with the old one's learned state. Returns whether it does.
     Nothing has changed if it raises.
 
     Raises:
-        ConfigError: see `Controller.adopt`; or it drafts deeper than this engine has room for, or by a drafter that
-            its verification cannot judge.
+        ConfigError: see `Controller.adopt`; or the policy drafts deeper than this engine has room for, or with a
+            drafter that its verification does not support.
     """
     name, settings = spec.name, PolicySettings.of(spec)
     check_policy(core, name, policy, settings)
@@ -334,7 +335,7 @@ def adopt_policy(core: EngineCore, spec: PolicySpec, policy: Policy, *, carry: b
     core.settings[name] = settings
     for sequence in (*core.scheduler.running, *core.scheduler.waiting):
         if sequence.policy == name:
-            sequence.judge_by(settings.method)
+            sequence.set_method(settings.method)
     return carried
 
 

@@ -14,7 +14,7 @@ from adaptspec.verification.method import Method
 
 @dataclass(frozen=True)
 class PolicySettings:
-    """How the requests of a policy are verified, and which earlier requests they may be drafted from."""
+    """The verification method of a policy, and the earlier requests that it may draft from."""
 
     method: Method
     history: History = "key"
@@ -25,7 +25,7 @@ class PolicySettings:
         return cls(make_method(spec.verification.method, spec.verification.parameters), spec.history)
 
     def scope(self, key: str | None) -> str | None:
-        """Requests of one scope are drafted from each other's text; None: from the request's text alone. `key` is the
+        """The scope of requests that draft from each other's text; None: only from the request's text. `key` is the
         name of its API key.
         """
         if self.history == "server":
@@ -33,16 +33,16 @@ class PolicySettings:
         return None if self.history == "none" or key is None else f"key {key}"
 
     def check(self, name: str, policy: Policy, anticipating: Sequence[str]) -> None:
-        """Refuse a method that would be biased by what one of the policy's drafters may leave out.
+        """Check that the method is unbiased with the policy's drafters.
 
         Raises:
-            ConfigError: it weighs tokens by what they were drawn from, and the policy drafts with one of the
-                `anticipating` drafters.
+            ConfigError: the method uses the draft's distribution, and the policy drafts with one of the `anticipating`
+                drafters.
         """
         dropping = [drafter for drafter in anticipating if policy.max_depth and drafter in policy.drafters]
         if dropping and self.method.needs_distribution:
             raise ConfigError(
-                f"policy {name}: spec.verification: {self.method.name} weighs each drafted token by what it was drawn "
-                f"from, but {dropping[0]} may drop a token by its value, which would change the distribution of texts: "
-                "use coupled, or another drafter"
+                f"policy {name}: spec.verification: {self.method.name} needs the distribution of drafted tokens, but "
+                f"{dropping[0]} may drop a token by its value, which would change the distribution of texts: use "
+                "coupled, or another drafter"
             )

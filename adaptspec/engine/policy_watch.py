@@ -1,4 +1,4 @@
-"""Notices that policy files have changed, and has them served. A broken file is a line in the log."""
+"""Reloads policy files when they change. Errors in a file are logged."""
 
 from __future__ import annotations
 
@@ -14,28 +14,28 @@ _log = logging.getLogger(__name__)
 
 
 class PolicyWatch:
-    """Looks at the files of the policies that are served."""
+    """Watches the files of the served policies."""
 
     def __init__(self, manager: PolicyManager) -> None:
         self._manager = manager
         self._seen = self._marks()
 
     async def run(self, seconds: float = 1.0) -> None:
-        """Look again and again until cancelled."""
+        """Look every `seconds` until cancelled."""
         while True:
             await asyncio.sleep(seconds)
             await asyncio.to_thread(self.look)
 
     def look(self) -> None:
-        """Apply every file that has changed since the last look. What cannot be used stays as it was."""
-        # Taken before files are read: what is written meanwhile is seen at the next look.
+        """Apply every file that has changed since the last look. After an error the served policy is kept."""
+        # Taken before files are read, so that later writes are noticed at the next look.
         for path, mark in self._marks().items():
             if mark != self._seen.get(path):
                 self._seen[path] = mark
                 self._apply(path)
 
     def reload(self) -> None:
-        """Apply every file that does not say what is served, whenever it changed."""
+        """Apply every file that differs from the served policy, whenever it changed."""
         self._seen.clear()
         self.look()
 
@@ -44,7 +44,7 @@ class PolicyWatch:
             applied = self._manager.apply_file(path)
         except AdaptSpecError as error:
             _log.warning("%s; the policy that was served before stays", error)
-        except Exception:  # noqa: BLE001 - a surprise in one file must not end the watch over the others
+        except Exception:  # noqa: BLE001 - an error in one file must not end the watch
             _log.exception("%s could not be applied; the policy that was served before stays", path)
         else:
             if applied is not None:
@@ -52,5 +52,5 @@ class PolicyWatch:
                 _log.warning("policy %s was reloaded from %s%s", applied.name, path, kept)
 
     def _marks(self) -> dict[Path, FileMark | None]:
-        """By the file of each policy; None: it is gone."""
-        return {one.path: file_mark(one.path) for one in self._manager.served if one.path is not None}
+        """Marks by file of the served policies; None: the file is missing."""
+        return {policy.path: file_mark(policy.path) for policy in self._manager.served if policy.path is not None}

@@ -1,4 +1,4 @@
-"""Prefix cache: a prompt's beginning that another request has cached is not read again.
+"""Prefix cache: prompt prefixes that another request has cached are not read again.
 
 The rows of ended requests stay cached until their memory or the row is needed. The caches of draft models and heads
 stay as well, so that a request that reuses a prefix can draft at once. If memory is short, idle rows are evicted for
@@ -135,7 +135,7 @@ class PrefixCache:
         if row is None:
             row = self._take_empty()
         try:
-            cached = 0 if source is None else self._copied(source, row, shared)
+            cached = 0 if source is None else self._copy(source, row, shared)
             if self._caches.reserve(row, len(reader.tokens) + 1):
                 return Acquired(row, cached)
         except BaseException:
@@ -215,8 +215,8 @@ class PrefixCache:
             raise
         return row
 
-    def _copied(self, source: int, row: int, length: int) -> int:
-        """Copy a prefix of `source` to `row` and return its length; 0 after an error, and the prompt is read."""
+    def _copy(self, source: int, row: int, length: int) -> int:
+        """Copy a prefix of `source` to `row` and return its length; 0 after an error."""
         try:
             return self._caches.copy_prefix(source, row, length)
         except Exception:  # noqa: BLE001 - the prompt is read instead
@@ -233,8 +233,8 @@ class PrefixCache:
         scope, source, best = reader.prefix_scope, None, (0, 0)
         if scope is None:
             return None, 0
-        held = [(one.row, one.tokens) for one in running if one.row is not None and one.prefix_scope == scope]
-        held += [(one.row, one.tokens) for one in self._idle.values() if one.scope == scope]
+        held = [(other.row, other.tokens) for other in running if other.row is not None and other.prefix_scope == scope]
+        held += [(idle.row, idle.tokens) for idle in self._idle.values() if idle.scope == scope]
         for row, tokens in held:
             length = self._caches.length(row)
             common = _common_length(reader.tokens, tokens, min(length, len(reader.tokens) - 1))

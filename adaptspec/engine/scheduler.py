@@ -24,7 +24,7 @@ SAFE_BATCH_SECONDS = 60.0  # how long `safe_batch_size` limits the rows after la
 
 @dataclass(frozen=True)
 class Chunk:
-    """Part of a prompt to be read this round; `last` when it reaches the end and so yields a token."""
+    """Part of a prompt that is read in this round; `last` if it reaches the prompt's end and so yields a token."""
 
     sequence: Sequence
     start: int
@@ -33,16 +33,16 @@ class Chunk:
 
     @property
     def scored(self) -> bool:
-        """Whether log-probabilities of prompt tokens that it predicts are still wanted."""
+        """Whether log-probabilities of the prompt tokens that it predicts are requested and not computed yet."""
         wanted = self.sequence.request.sampling.prompt_logprobs is not None
         return wanted and len(self.sequence.prompt_logprobs) < self.sequence.prompt_length - 1
 
 
 @dataclass(frozen=True)
 class PromptProgress:
-    """How far the prompts of some requests are read: `read` of `total` tokens, over those that run.
+    """Progress of some requests: `read` of `total` prompt tokens of the running ones.
 
-    `ahead`: requests in the queue before the first of those that wait; 0 if none waits.
+    `ahead`: requests in the queue before the first waiting one of them; 0 if none waits.
     """
 
     read: int
@@ -51,14 +51,14 @@ class PromptProgress:
 
 
 class Batch:
-    """The sequences of one round: those that decode, each with the deepest draft it has room for, and prompt chunks."""
+    """The sequences of one round: decoding ones, each with its maximum draft depth (`limits`), and prompt chunks."""
 
     def __init__(self, decoding: list[Sequence], limits: list[int], chunks: list[Chunk]) -> None:
         self.decoding = decoding
         self.limits = limits
-        # Those that yield a token first, as `emitting` has them.
+        # Chunks that yield a token come first, in the order of `emitting`.
         self.chunks = sorted(chunks, key=lambda chunk: not chunk.last)
-        # Those that gain tokens: the decoding ones first, then those whose prompt ends in this round.
+        # Sequences that gain tokens: decoding ones, then those whose prompt ends in this round.
         self.emitting = [*decoding, *(chunk.sequence for chunk in self.chunks if chunk.last)]
         self.rows = np.array([sequence.row for sequence in self.emitting], dtype=np.int64)
         self.prefill_tokens = sum(chunk.count for chunk in chunks)
@@ -90,9 +90,9 @@ class Scheduler:
 
     A request waits while a running one reads a prefix that it can reuse; later requests may be admitted first.
 
-    When the cache runs out of room the newest sequence gives way: it waits at the front of the queue with the tokens
-    it has until another leaves, and reads them again then, as far as they are not cached any more; its output does not
-    change. Drafts never drive out running requests; idle rows are evicted for them.
+    When the cache runs out of room the newest sequence gives way: it waits at the front of the queue until another
+    leaves, and then reads the tokens that are not cached any more; its output does not change. Drafts never preempt
+    running requests; idle rows are evicted for them.
     """
 
     def __init__(
@@ -118,7 +118,7 @@ class Scheduler:
         self._short_of_room = False
         self._safe_batch_size, self._safe_batch_until = max_rows, 0.0
         self._bisection = FaultBisection()
-        self._awaited: dict[int, Awaited] = {}  # what queued sequences wait for, by their id()
+        self._awaited: dict[int, Awaited] = {}  # by id() of the queued sequence that waits
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []
         self.preemptions = 0  # sequences that gave way since the start
@@ -130,7 +130,7 @@ class Scheduler:
 
         Any thread may call it.
         """
-        return self._caches.share_of([row for one in self.running.copy() if (row := one.row) is not None])
+        return self._caches.share_of([row for sequence in self.running.copy() if (row := sequence.row) is not None])
 
     @property
     def idle(self) -> bool:
@@ -138,11 +138,11 @@ class Scheduler:
 
     @property
     def bisecting(self) -> bool:
-        """Whether a request that makes rounds fail is sought: who runs may then change with every round."""
+        """Whether a bisection is in progress; the running requests may then change with every round."""
         return self._bisection.group is not None
 
     def prompt_progress(self, request_ids: Collection[str]) -> PromptProgress:
-        """How far these requests are. Any thread may ask; numbers of a round that runs may be those before it."""
+        """Progress of these requests. Any thread may call it; the numbers may be those before the current round."""
         read, total = 0, 0
         for sequence in self.running.copy():
             row = sequence.row
@@ -156,15 +156,15 @@ class Scheduler:
         self.waiting.append(sequence)
 
     def next_batch(self) -> Batch:
-        """Admit what fits and lay out the coming round. Decoding rows have room for their limits."""
+        """Admit requests and return the next batch. Decoding rows have room for their limits."""
         self._admit()
         decoding: list[Sequence] = []
         limits: list[int] = []
         reading: list[Sequence] = []
         for sequence in list(self.running):
             if sequence.row is None or sequence.finish is not None:
-                continue  # gave way to an older one a moment ago, or only its text is still to be read
-            # The first token always comes from reading the prompt: no draft may delay it.
+                continue  # it has just given way, or has ended and waits for its text
+            # The first token always comes from a prompt chunk: drafting must not delay it.
             if not sequence.emitted or self._missing(sequence) > 1:
                 reading.append(sequence)
             elif self._make_room(sequence):
@@ -187,13 +187,13 @@ class Scheduler:
         ]
 
     def _until_reusable(self, sequence: Sequence, missing: int) -> int:
-        """Tokens left to read until a request can go on: this one, or one that waits for its prefix."""
+        """Tokens left to read until a request can continue: this one, or one that waits for its prefix."""
         cached = sequence.length - missing
-        waiting = (one.length - cached for one in self._awaited.values() if one.reader is sequence)
+        waiting = (awaited.length - cached for awaited in self._awaited.values() if awaited.reader is sequence)
         return min((missing, *(left for left in waiting if left > 0)))
 
     def _missing(self, sequence: Sequence) -> int:
-        """The number of its tokens that are not cached."""
+        """The number of the sequence's tokens that are not cached."""
         return sequence.length - self._caches.length(held_row(sequence))
 
     def leave(self, sequence: Sequence, *, trusted: bool = True) -> None:
@@ -201,7 +201,7 @@ class Scheduler:
         if sequence.row is None:
             if sequence in self.waiting:
                 self._dequeue(sequence)
-                self._short_of_room &= not sequence.emitted  # it may be what gave way last
+                self._short_of_room &= not sequence.emitted  # it may be the one that gave way last
             return
         self.running.remove(sequence)
         self._short_of_room = False
@@ -212,11 +212,11 @@ class Scheduler:
         self._bisection.clear(sequence)
 
     def failed(self) -> Sequence | None:
-        """Handle a failed round: discard what its rows cached and queue its requests again. Returns the culprit, if it
-        is known.
+        """Handle a failed round: discard the cached tokens of its rows and queue its requests again. Returns the
+        culprit, if it is known.
 
-        The requests wait at the front of the queue with the tokens they have. If an admission failed, that request is
-        the culprit, and the running ones keep their rows.
+        The requests wait at the front of the queue and keep their tokens. If an admission failed, that request is the
+        culprit, and the running ones keep their rows.
         """
         culprit, self._admitting = self._admitting, None
         if culprit is not None:
@@ -226,7 +226,7 @@ class Scheduler:
         return culprit
 
     def went_well(self) -> None:
-        """Handle a successful round; during a bisection, a group that is done makes room for the next one."""
+        """Handle a successful round; during a bisection, a completed group is replaced by the next one."""
         before = self._bisection.group
         if before is None:
             return
@@ -249,7 +249,7 @@ class Scheduler:
     def _next(self) -> Sequence | None:
         """The next request to admit, or None."""
         if not self.waiting or not self.prefixes.has_row or self._short_of_room:
-            return None  # who gave way waits until somebody leaves: let back in at once, it would be driven out again
+            return None  # a preempted request waits until one leaves; it would be preempted again at once
         if len(self.running) >= self._safe_batch_size and time.monotonic() < self._safe_batch_until:
             return None
         group = self._bisection.group
@@ -288,7 +288,7 @@ class Scheduler:
             self._on_start(sequence)
 
     def _make_room(self, sequence: Sequence) -> bool:
-        """Room for one more token, at the cost of newer sequences; False if it was the newest and gave way itself."""
+        """Make room for one more token by preempting newer sequences; False if this one itself gave way."""
         while not self._caches.reserve(held_row(sequence), sequence.length):
             newest = self.running[-1]
             if len(self.running) == 1:
@@ -303,7 +303,7 @@ class Scheduler:
         return True
 
     def _draft_room(self, sequence: Sequence) -> int:
-        """The deepest draft that finds room without anybody giving way."""
+        """Maximum draft depth for which there is room without preemption."""
         depth = max(0, min(sequence.depth_limit, self._max_depth))
         while depth and not self._caches.reserve(held_row(sequence), sequence.length + depth):
             depth //= 2

@@ -1,4 +1,4 @@
-"""One request on its way through the engine: its tokens, its text, how it ended."""
+"""The state of one request in the engine: its tokens, its text, its end."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from adaptspec.verification.method import Method
 
 
 class Sequence:
-    """Travels through queue, rounds and commit. `tokens` is prompt + output, and only grows.
+    """The state of a request from the queue to its completion. `tokens` is prompt + output, and only grows.
 
-    `row` is its place in every cache while it runs, None while it waits. `method` judges its drafts. Those of one
-    `scope` may be drafted from each other's text; None: only from its own text. Requests of one
-    `prefix_scope` may reuse each other's cached tokens; None: it shares none. `cached_tokens`: prompt tokens that were
-    cached at its first admission. `end_tokens` end it. `constraint` is its grammar at work. `logprobs` and
-    `prompt_logprobs` grow as tokens are scored, if it asks for them. `prediction` follows its output along the text
-    that was predicted for it; its lookups read it, too. `over`: its completion was handed out.
+    `row` is its row in every cache while it runs, None while it waits. `method` verifies its drafts. Requests of one
+    `scope` may draft from each other's text; None: only from its own text. Requests of one `prefix_scope` may reuse
+    each other's cached tokens; None: it shares none. `cached_tokens`: prompt tokens that were cached at its first
+    admission. `end_tokens` end it. `constraint` is the state of its grammar. `logprobs` and `prompt_logprobs` grow as
+    tokens are scored, if they are requested. `prediction` aligns its output with the predicted text; lookup drafters
+    use it, too. `over`: its completion was delivered.
     """
 
     over = False
@@ -53,17 +53,17 @@ class Sequence:
         self.cached_tokens = 0
         self.finish: FinishReason | None = None
         self.error: str | None = None
-        self._was_lossy = False  # before `method`
+        self._was_lossy = False  # whether an earlier method was lossy
         self.max_tokens = min(sampling.max_tokens, context - len(request.prompt))
         self.end_tokens = frozenset(sampling.stop_token_ids) | (frozenset() if sampling.ignore_eos else frozenset(eos))
         self.sampling = RowSampling(sampling, seed, self.tokens, len(request.prompt), eos, constraint)
         self._detokenizer = detokenizer
-        self._unread = len(self.tokens)  # the first token that is not in the text yet
-        self._drafters: SequenceOf[str] = ()  # of the tokens from there on, but for the last
+        self._unread = len(self.tokens)  # position of the first token that is not in the text yet
+        self._drafters: SequenceOf[str] = ()  # of the tokens from there on, except for the last
         self._sent = 0
-        self._prompt_told = False
+        self._prompt_reported = False
         self.logprobs: list[TokenLogprob] = []
-        self.scored: list[TokenLogprob] = []  # of the tokens that `commit` gets next
+        self.scored: list[TokenLogprob] = []  # of the tokens that `append` adds next
         self.prompt_logprobs: list[TokenLogprob] = []
         self.prediction = Prediction(request.prediction, len(request.prompt)) if request.prediction else None
         self._counts = _Counts()
@@ -88,18 +88,18 @@ class Sequence:
 
     @property
     def depth_limit(self) -> int:
-        """The deepest draft that can still earn: all of it and the bonus token must fit into max_tokens."""
+        """Maximum useful draft depth: the draft and the bonus token must fit into max_tokens."""
         room = self.max_tokens - self.emitted - 1
-        wish = self.request.speculation.max_depth
-        return room if wish is None else min(room, wish)
+        max_depth = self.request.speculation.max_depth
+        return room if max_depth is None else min(room, max_depth)
 
     @property
     def lossy(self) -> bool:
         """Whether its verification may have changed the text."""
         return self._was_lossy or self.method.lossy
 
-    def judge_by(self, method: Method) -> None:
-        """From here on; what it has is marked by the method it had."""
+    def set_method(self, method: Method) -> None:
+        """Verify with `method` from the next round on; `lossy` still accounts for the earlier method."""
         self._was_lossy |= self.method.lossy and self.emitted > 0
         self.method = method
 
@@ -109,18 +109,18 @@ class Sequence:
         return self.timings.admitted is not None
 
     def admit(self, now: float) -> None:
-        """Note when it left the queue; a return after giving way does not count."""
+        """Record when the request left the queue for the first time."""
         if not self.admitted:
             self.timings = replace(self.timings, admitted=now)
 
     def append(self, tokens: list[int], now: float, drafters: SequenceOf[str] = ()) -> None:
-        """Append the tokens of one round, up to one that ends the request; all but the last were proposed, by these
+        """Append the tokens of one round, up to one that ends the request; all but the last were proposed by these
         `drafters`. The next round may begin; their text is not known before `read_text`.
         """
         if self.timings.first_token is None:
             self.timings = replace(self.timings, first_token=now)
         self._drafters, before = drafters, self.emitted
-        if not self.max_tokens:  # the prompt was to be read, and nothing else
+        if not self.max_tokens:  # only the prompt was to be read
             self.finish = FinishReason.LENGTH
             return
         for token in tokens:
@@ -131,25 +131,25 @@ class Sequence:
         gained = self.emitted - before
         self.logprobs += self.scored[:gained]
         if self.sampling.constraint is not None:
-            self._keep_to(self.sampling.constraint, tokens[:gained])
+            self._advance_constraint(self.sampling.constraint, tokens[:gained])
 
     def read_text(self) -> int:
-        """Make text of the appended tokens; return how many of them are emitted: none after a stop string."""
+        """Detokenize the appended tokens; return how many are emitted: none after a stop string."""
         first, end = self._unread, len(self.tokens)
-        for place in range(first, end):
-            token, emitted = self.tokens[place], place + 1 - self.prompt_length
+        for position in range(first, end):
+            token, emitted = self.tokens[position], position + 1 - self.prompt_length
             stops = self._stops(token, emitted)
             if not stops:
                 stops = self._detokenizer.push(token, may_stop=emitted >= self.request.sampling.min_tokens)
                 if not stops and emitted >= self.max_tokens:
                     stops = self._detokenizer.close()
             if self._provenance is not None:
-                by = self._drafters[place - first] if place - first < len(self._drafters) else None
-                self._provenance.add(len(self._detokenizer.text), by)
+                drafter = self._drafters[position - first] if position - first < len(self._drafters) else None
+                self._provenance.add(len(self._detokenizer.text), drafter)
             if stops:
                 if self.finish in (None, FinishReason.LENGTH):
                     self.finish = FinishReason.STOP
-                del self.tokens[place + 1 :], self.logprobs[emitted:]
+                del self.tokens[position + 1 :], self.logprobs[emitted:]
                 break
         gained, self._unread = len(self.tokens) - first, len(self.tokens)
         if self.prediction is not None:
@@ -157,23 +157,23 @@ class Sequence:
         return gained
 
     def _ends(self, token: int, emitted: int) -> bool:
-        """Whether nothing can follow a token with which so many are emitted."""
+        """Whether `token` ends the output, which then has `emitted` tokens."""
         return emitted >= self.max_tokens or self._stops(token, emitted)
 
     def _stops(self, token: int, emitted: int) -> bool:
         return token in self.end_tokens and emitted >= self.request.sampling.min_tokens
 
-    def _keep_to(self, constraint: Constraint, tokens: list[int]) -> None:
+    def _advance_constraint(self, constraint: Constraint, tokens: list[int]) -> None:
         constraint.commit(tokens)
         if constraint.error is not None:
             self.finish, self.error = FinishReason.ERROR, f"{FAILED}{constraint.error}"
 
     def fail(self, error: str) -> None:
-        """It cannot go on, and ends with this round."""
+        """End the request with an error in this round."""
         self.finish, self.error = FinishReason.ERROR, error
 
     def without_text(self, error: str, now: float) -> Completion:
-        """Its end where even its text cannot be told."""
+        """A completion without text, for a request whose text cannot be read."""
         return Completion(
             request_id=self.request.id,
             text="",
@@ -187,8 +187,8 @@ class Sequence:
         )
 
     def count_round(self, drafted: int, accepted: int, nodes: int) -> None:
-        """Note one decoding round for the request's statistics: of `drafted` tokens along the longest path and `nodes`
-        in all, `accepted` were emitted.
+        """Count a decoding round in the statistics: of `drafted` tokens on the longest path and `nodes` in total,
+        `accepted` were emitted.
         """
         self._counts.add(drafted, accepted, nodes)
 
@@ -196,10 +196,13 @@ class Sequence:
         start, self._sent = self._sent, self.emitted
         text = self._detokenizer.take(final=self.finish is not None)
         tokens = tuple(self.tokens[self.prompt_length + start :])
-        logprobs, of_prompt = tuple(self.logprobs[start:]), () if self._prompt_told else tuple(self.prompt_logprobs)
-        self._prompt_told = True
+        logprobs, prompt_logprobs = (
+            tuple(self.logprobs[start:]),
+            () if self._prompt_reported else tuple(self.prompt_logprobs),
+        )
+        self._prompt_reported = True
         pieces = None if self._provenance is None else self._provenance.take(text)
-        return Delta(self.request.id, text, tokens, pieces=pieces, logprobs=logprobs, prompt_logprobs=of_prompt)
+        return Delta(self.request.id, text, tokens, pieces=pieces, logprobs=logprobs, prompt_logprobs=prompt_logprobs)
 
     def completion(self, now: float) -> Completion:
         if self.finish is None:
@@ -260,33 +263,33 @@ class _Counts:
 
 
 class TokenProvenance:
-    """Which parts of an output a drafter has proposed, for requests that want to know.
+    """Records which drafter has proposed each part of an output, for requests with `provenance`.
 
-    `add` every token as it is committed; `take` the pieces of the text that goes out.
+    `add` every token as it is committed; `take` the pieces of the text that is delivered.
     """
 
     def __init__(self) -> None:
-        self._waiting: deque[tuple[int, str | None]] = deque()  # where the text of a token ends, and its drafter
+        self._waiting: deque[tuple[int, str | None]] = deque()  # end of a token's text, and its drafter
         self._taken = 0
 
     def add(self, end: int, drafter: str | None) -> None:
-        """One token, after which the text was `end` characters long; `drafter` None: the target's own."""
+        """Add a token, after which the text has `end` characters; `drafter` None: the target."""
         self._waiting.append((end, drafter))
 
     def take(self, text: str) -> tuple[Piece, ...]:
-        """The pieces of the text that follows what was taken before, a token each.
+        """The pieces of the next `text`, one per token.
 
-        A token without text of its own (of a character still incomplete, or an end) makes no piece. What no token
-        vouches for, such as a character cut short at the end, is the target's own.
+        Tokens without text (within an incomplete character, or EOS) have no piece. Text without a token, such as an
+        incomplete character at the end, is attributed to the target.
         """
         pieces, done, end = [], 0, self._taken + len(text)
         while done < len(text) and self._waiting:
-            upto, drafter = self._waiting[0]
-            size = min(upto, end) - self._taken - done
+            token_end, drafter = self._waiting[0]
+            size = min(token_end, end) - self._taken - done
             if size > 0:
                 pieces.append(Piece(text[done : done + size], drafter))
                 done += size
-            if upto > end:
+            if token_end > end:
                 break  # the rest of its text is held back
             self._waiting.popleft()
         if done < len(text):

@@ -29,7 +29,7 @@ class Engine:
     def __init__(
         self, core: EngineCore, tokenizer: PreTrainedTokenizerFast, template: ChatTemplate | None = None
     ) -> None:
-        """`template` None: the tokenizer's own."""
+        """`template` None: the tokenizer's template."""
         self.core = core
         self.tokenizer = tokenizer
         self.template = template or ChatTemplate(tokenizer)
@@ -49,10 +49,10 @@ class Engine:
     ) -> Engine:
         """Load a target and a draft (directories, hub ids, or "bundled") under a policy (name or YAML file).
 
-        See `EngineConfig` for what is chosen when draft and policy are left out.
+        See `EngineConfig` for the defaults of draft and policy.
 
         Raises:
-            ModelError, PairError, ConfigError, PolicyError: saying what to do.
+            ModelError, PairError, ConfigError, PolicyError: the message says what to do.
         """
         policies = (policy,) if policy else ()
         return cls.from_config(
@@ -61,7 +61,7 @@ class Engine:
 
     @classmethod
     def from_config(cls, config: EngineConfig, progress: Progress = no_progress) -> Engine:
-        """As `from_pretrained`, with every setting at hand; for `progress` see `build`."""
+        """As `from_pretrained`, with all settings; for `progress` see `build`."""
         built = build(config, progress=progress)
         return cls(built.core, built.tokenizer, built.template)
 
@@ -73,10 +73,10 @@ class Engine:
     ) -> list[Completion]:
         """Complete all prompts (text, or token ids), batched; answers come in the order of the prompts.
 
-        `sampling` is one for all or one each.
+        `sampling` is one for all prompts, or one for each.
 
         Raises:
-            RequestError: one of them cannot be served; then none is.
+            RequestError: a request cannot be served; none is run then.
         """
         each = [sampling] * len(prompts) if isinstance(sampling, SamplingParams) else list(sampling)
         if len(each) != len(prompts):
@@ -106,14 +106,14 @@ class Engine:
         yield from self._run([request.id])
 
     def chat(self, messages: Sequence[dict[str, str]]) -> list[int]:
-        """The prompt of a conversation, in token ids, by the model's own template.
+        """The prompt of a conversation, in token ids, by the model's template.
 
-        Raises RequestError: the template does not take these messages, or the model has none.
+        Raises RequestError if the template does not support these messages, or the model has none.
         """
         return self.template.encode(self.template.render(self.template.marked(list(messages))))
 
     def _run(self, ids: Sequence[str]) -> Iterator[Delta]:
-        """Run rounds until these requests have ended; other streams that are open meanwhile keep their pieces."""
+        """Run rounds until these requests have ended; pieces of other open streams are kept for them."""
         unfinished = set(ids)
         self._pieces.update({request_id: deque() for request_id in ids})
         try:
@@ -132,7 +132,7 @@ class Engine:
                 self._sort(self.core.abort(request_id))
 
     def _sort(self, deltas: Sequence[Delta]) -> None:
-        """Put each piece where its stream will look for it; nobody waits for those of a request that was left."""
+        """Queue each piece for its stream; pieces of abandoned requests are dropped."""
         for delta in deltas:
             if delta.request_id in self._pieces:
                 self._pieces[delta.request_id].append(delta)

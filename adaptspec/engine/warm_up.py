@@ -1,7 +1,7 @@
-"""Warm-up: synthetic rounds before the first request, from which the cost model learns what rounds take.
+"""Warm-up: synthetic rounds before the first request, from which the cost model learns the times of rounds.
 
-They run through the engine's executor, so they are the rounds that requests will run: the same drafters, caches and
-captured graphs. Texts are random tokens, as seconds hardly depend on them.
+They run through the engine's executor, so they use what requests will use: the same drafters, caches and
+captured graphs. Texts are random tokens, since times hardly depend on them.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ from adaptspec.rounds import RoundWork, Timing
 from adaptspec.verification.coupled import Coupled
 
 SECONDS = 3.0  # a slow model runs fewer kinds of rounds
-_DEPTHS = (1, 3, 7)  # of drafts, besides the deepest that policies ask for
+_DEPTHS = (1, 3, 7)  # of drafts, in addition to the maximum depth of the policies
 _PROMPT = 16  # tokens of a prompt
 _MAX_CONTEXT = 512  # of a row
 _MAX_SWEEPS = 3
-_FIRST_SHARE = 0.5  # of the seconds, for the first sweep: each kind runs again in the others
-_ALWAYS = 2  # kinds that may take all of them: plain rounds, and those of two tokens
+_FIRST_SHARE = 0.5  # share of the time for the first sweep; each kind runs again in later ones
+_ALWAYS = 2  # the first kinds, which may take all of the time
 _TOKENS = (1, 2, 4, 8)  # tokens per row in the profile
 
-# Shares of a plain pass: first guesses of what no round has measured.
+# Costs relative to a pass without drafts: initial values for what no round has measured.
 _TOKEN, _DRAFT_PASS, _CACHED_TOKEN = 0.03, 0.1, 3e-4
 
 
@@ -68,9 +68,9 @@ def warm_up(
     seconds: float = SECONDS,
     timer: Callable[[], float] = time.perf_counter,
 ) -> CostModel:
-    """The cost model after about `seconds` of synthetic rounds; all rows must be free, and are free again.
+    """Build a cost model from about `seconds` of synthetic rounds; all rows must be free, and are free afterwards.
 
-    A first round of its kind takes several times as long as the next ones (memory is touched, kernels are chosen), so
+    The first round of each kind takes several times as long as later ones (memory is touched, kernels are chosen), so
     it is not learned.
 
     Raises:
@@ -78,7 +78,7 @@ def warm_up(
     """
     rounds = _run_rounds(executor, inputs, limits, seconds, timer)
     models = {executor.drafters[index] for index in _models(executor)}
-    decoding = [one for one in rounds if one[0].rows]
+    decoding = [(work, timing) for work, timing in rounds if work.rows]
     if not decoding:
         raise ConfigError(f"{inputs.info.name} has no room for one round; give it a longer context or a larger cache")
     counts = _row_counts(limits)
@@ -98,7 +98,7 @@ def _run_rounds(
     seconds: float,
     timer: Callable[[], float],
 ) -> list[_Round]:
-    """Rounds of all kinds that there is time for, in several sweeps: what disturbs a moment disturbs few of a kind."""
+    """Run rounds of as many kinds as time allows, in several sweeps, so that a disturbance affects few of each kind."""
     began, rows = timer(), _SyntheticRows(executor, inputs, timer)
     rounds, known = list[_Round](), set[RoundWork]()
     taken: dict[_Kind, float] = {}  # seconds of the latest round of each kind that has run
@@ -137,17 +137,17 @@ def _row_counts(limits: EngineLimits) -> list[int]:
 
 
 def _models(executor: ModelExecutor) -> list[int]:
-    """The drafters that run a model."""
+    """Indices of the drafters that run a model."""
     return [index for index, name in enumerate(executor.drafters) if kind_of(name) is not Kind.MODEL_FREE]
 
 
 def _kinds(executor: ModelExecutor, limits: EngineLimits) -> list[_Kind]:
-    """All kinds of rounds, those of the fewest tokens first.
+    """All kinds of rounds, ordered by their number of tokens.
 
-    Without a draft model, lookups fill the drafts: they find as many tokens as they are asked for.
+    Without a draft model, lookups draft: from the prediction they find as many tokens as requested.
     """
-    drafters, most = _models(executor) or range(min(1, len(executor.drafters))), limits.max_depth
-    depths = sorted({depth for depth in (*_DEPTHS, most) if 0 < depth <= most})
+    drafters, max_depth = _models(executor) or range(min(1, len(executor.drafters))), limits.max_depth
+    depths = sorted({depth for depth in (*_DEPTHS, max_depth) if 0 < depth <= max_depth})
     rows = _row_counts(limits)
     kinds = [_Kind(1, prompt=_PROMPT), *(_Kind(count) for count in rows)]
     kinds += [_Kind(count, drafter, depth) for count in rows for drafter in drafters for depth in depths]
@@ -157,7 +157,7 @@ def _kinds(executor: ModelExecutor, limits: EngineLimits) -> list[_Kind]:
 def _rough_profile(
     rounds: Sequence[_Round], models: Collection[str], counts: Sequence[int], *, together: bool
 ) -> CostProfile:
-    """What the fit starts from: lines through the smallest and the largest passes; `counts` of rows are a drafter's."""
+    """Initial profile of the fit: lines through the smallest and largest passes; `counts` are numbers of draft rows."""
     first, each = _line([(work.verify_tokens, timing.verify) for work, timing in rounds])
     drafters = {}
     for name in models:
@@ -190,9 +190,9 @@ def _line(passes: Sequence[tuple[int, float]]) -> tuple[float, float]:
 
 
 class _SyntheticRows:
-    """Rows that hold one random text, each as far as rounds have taken it; one takes the next token with every round.
+    """Rows that hold prefixes of one random text; each round appends the next token.
 
-    What the models choose is not used, so drafts are rejected and every run does the same.
+    The models' choices are ignored: all drafts count as rejected, and every run does the same.
     """
 
     def __init__(self, executor: ModelExecutor, inputs: InputProcessor, timer: Callable[[], float]) -> None:
@@ -204,7 +204,7 @@ class _SyntheticRows:
 
     @torch.inference_mode()
     def run(self, kind: _Kind) -> _Round | None:
-        """Run a round; None where the cache or the context has no room for it."""
+        """Run a round; None if the cache or the context has no room for it."""
         report_progress()
         for _ in range(2):  # once more with new rows if these have no room left
             if self._open(kind.rows) and self._reserve(kind):
@@ -220,12 +220,12 @@ class _SyntheticRows:
             self._executor.caches.free(row)
 
     def _open(self, count: int) -> bool:
-        """Have so many rows that decode; False if the cache has no room for them."""
+        """Start rows until `count` of them decode; False if the cache has no room for them."""
         new = list[Seq]()
         for row in range(len(self._sequences), count):
             if not self._executor.caches.reserve(row, 2):
                 return False
-            # Lookups draft from the prediction, which is the text to come.
+            # Lookups draft from the prediction, which is the following text.
             params = SamplingParams(len(self._text), 0.0, ignore_eos=True)
             request = Request(f"warm-up-{row}", (self._text[0],), params, prediction=tuple(self._text[1:]))
             sequence = self._inputs.sequence(request, Coupled())
@@ -238,7 +238,7 @@ class _SyntheticRows:
         return True
 
     def _reserve(self, kind: _Kind) -> bool:
-        """Have room in each row; False if there is none."""
+        """Reserve room in each row; False if there is none."""
         more = kind.prompt + kind.depth + 1
         return all(
             one.length + more <= len(self._text) and self._executor.caches.reserve(held_row(one), one.length + more)
@@ -246,7 +246,7 @@ class _SyntheticRows:
         )
 
     def _read(self, count: int) -> _Round:
-        """Have the first row read so many more tokens of the text."""
+        """Have the first row read the next `count` tokens of the text."""
         sequence = self._sequences[0]
         start = sequence.length - 1  # the newest token is not cached
         sequence.tokens += self._text[sequence.length : start + count]
@@ -256,7 +256,7 @@ class _SyntheticRows:
         return self._run(Batch(self._sequences[: kind.rows], [kind.depth] * kind.rows, []), kind)
 
     def _run(self, batch: Batch, kind: _Kind) -> _Round:
-        """A round as `EngineCore` runs it, without texts and records."""
+        """Run a round as `EngineCore` does, without texts and records."""
         executor, size = self._executor, len(batch.decoding)
         depths = np.full(size, kind.depth, dtype=np.int64)
         decision = Decision(depths, np.zeros_like(depths), np.full_like(depths, kind.drafter))
@@ -269,8 +269,8 @@ class _SyntheticRows:
         clock.lap("verify")
         for sequence in batch.emitting:
             sequence.tokens.append(self._text[sequence.length])
-        asked = kind.drafter if kind.depth else -1
-        executor.commit([CommittedTokens(sequence, sequence.length - 1, [], asked) for sequence in batch.decoding])
+        drafter = kind.drafter if kind.depth else -1
+        executor.commit([CommittedTokens(sequence, sequence.length - 1, [], drafter) for sequence in batch.decoding])
         clock.lap("commit")
         verify_tokens = len(draft.tree.token) if verify_tokens is None else verify_tokens
         work = RoundWork(size, size + verify_tokens, float(context), draft.work, batch.prefill_tokens)

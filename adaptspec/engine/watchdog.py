@@ -1,8 +1,8 @@
-"""Detects an engine that hangs, so that its clients get an error instead of waiting for ever.
+"""Detects an engine that hangs, so that its clients get an error instead of waiting forever.
 
 One rule: an engine hangs if it has work, could run, and reports no progress for longer than both `hang_seconds` and ten
 times the longest time between two reports that was seen recently or is expected. A slow round reports progress many
-times (see `report_progress`), so it is no hang, however long it takes.
+times (see `report_progress`), so it is not a hang, however long it takes.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from pathlib import Path
 from typing import Protocol
 
 _log = logging.getLogger(__name__)
-# A silence is a hang only if it is so many times as long as those that ended by themselves.
+# A silence is a hang only if it is this many times as long as those that ended by themselves.
 MULTIPLE = 10.0
 # Seconds of work for which a silence is remembered: the machine may be quieter since.
 REMEMBERED = 600.0
-# Between two looks no more counts, in seconds: where the watchdog looks late, the process did not run.
+# Maximum seconds that count between two looks: if the watchdog looks late, the process did not run.
 _LONGEST_LOOK = 1.0
-# No more of a silence is forgiven for lack of a processor, so that a hang is also noticed on a full machine.
+# Maximum share of a silence that waiting for a processor excuses, so that hangs are noticed on a busy machine.
 _MAX_FORGIVEN = 0.9
 
 
@@ -37,25 +37,25 @@ def waited_for_processor(threads: Path = Path("/proc/self/task")) -> float:
         try:
             total += int(thread.read_text().split()[1])
         except (OSError, IndexError, ValueError):
-            continue  # it has just ended, or this kernel keeps no such figures
+            continue  # the thread has just ended, or the kernel has no such statistics
     return total / 1e9
 
 
 class Watched(Protocol):
-    """What a watchdog needs of an engine."""
+    """The part of an engine that the watchdog uses."""
 
     @property
     def heartbeat(self) -> int | None:
         """A number that grows with every report of progress; None while the engine has nothing to do."""
 
     def stack(self) -> str:
-        """Where the engine is now, for the log."""
+        """The current stack of the engine thread, for the log."""
 
     def give_up(self, reason: str) -> None:
-        """End every request with an error and take no more."""
+        """End every request with an error and refuse new ones."""
 
     def resume(self) -> None:
-        """Take requests again."""
+        """Accept requests again."""
 
 
 class Watchdog:
@@ -73,7 +73,7 @@ class Watchdog:
         """No silence of up to `seconds` is a hang. `expected`: the longest time between two reports of progress that
         is usual on this machine, in seconds, by its measured costs.
 
-        Time in which threads waited for a processor does not count: that is a full machine. `waited` returns it, ever
+        Time in which threads waited for a processor does not count (a busy machine). `waited` returns its total, ever
         rising, in seconds.
         """
         self._engine = engine
@@ -100,13 +100,13 @@ class Watchdog:
         return max(self._seconds, MULTIPLE * self._expected)
 
     async def run(self, every: float = 0.25) -> None:
-        """Look again and again until cancelled."""
+        """Look every `every` seconds until cancelled."""
         while True:
             await asyncio.sleep(every)
             self.look()
 
     def look(self) -> None:
-        """Give up on an engine that hangs, and take it back when it works again."""
+        """Check the engine once: give up on it if it hangs, resume it when it works again."""
         now, heartbeat = self._clock(), self._engine.heartbeat
         passed, self._looked = min(now - self._looked, _LONGEST_LOOK), now
         if heartbeat is None or heartbeat != self._heartbeat:
@@ -149,13 +149,13 @@ class _Silence:
         self._passed = self._held_up = 0.0
 
     def grow(self, passed: float, waited: float) -> None:
-        """By `passed` seconds, up to a moment at which threads have waited `waited` seconds in all."""
+        """Add `passed` seconds; `waited`: total seconds that threads have waited for a processor so far."""
         self._passed += passed
         if self._waited is not None:
-            self._held_up += max(0.0, waited - self._waited)  # a thread that ended took its share along
+            self._held_up += max(0.0, waited - self._waited)  # the total drops when a thread ends
         self._waited = waited
 
     @property
     def seconds(self) -> float:
-        """How long it has lasted."""
+        """Seconds of silence in which the engine could run."""
         return self._passed - min(self._held_up, _MAX_FORGIVEN * self._passed)

@@ -1,4 +1,4 @@
-"""Verification: which drafted tokens are kept. The methods by name; adding one takes a line here."""
+"""Verification: which drafted tokens are accepted. `METHODS` has the methods by name."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ METHODS: Mapping[str, Callable[..., Method]] = MappingProxyType(
 
 
 def make_method(name: str, parameters: Mapping[str, float] = MappingProxyType({})) -> Method:
-    """The method a policy names, with the parameters it gives; ConfigError if there is no such name or parameter."""
+    """Make the method of a policy. Raises ConfigError if there is no such name or parameter."""
     if name not in METHODS:
         known = ", ".join(sorted(METHODS))
-        raise ConfigError(f"there is no verification method {name!r}; use one of: {known}")
+        raise ConfigError(f"unknown verification method {name!r}; use one of: {known}")
     try:
         return METHODS[name](**parameters)
     except TypeError as error:

@@ -1,4 +1,4 @@
-"""`coupled` verification: keep a drafted token iff it is the very token the target draws at its position."""
+"""`coupled` verification: accept a drafted token iff it is the token that the target draws at its position."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from adaptspec.verification.method import Method, Positions, VerifyResult, walk
 
 @dataclass(frozen=True)
 class Coupled(Method):
-    """The target draws y_t = argmax(score_t + Gumbel(seed, t)) all along the window; drafts that equal it stay.
+    """The target draws y_t = argmax(score_t + Gumbel(seed, t)) at every position; equal drafted tokens are accepted.
 
-    Since y_t is a function of the context, seed and position alone, the output is that of plain decoding, token for
-    token, whatever was drafted; a draft that guesses with the same noise agrees most often. Greedy
-    rows have no noise: y_t is the argmax. Source: Daliri, Musco, Suresh, "Coupling without communication
-    and drafter-invariant speculative decoding", 2024.
+    y_t depends on the context, seed and position only, so the output is that of decoding without speculation, token for
+    token, whatever was drafted. Drafts that are sampled with the same noise agree most often. Greedy rows have no
+    noise: y_t is the argmax. Source: Daliri, Musco, Suresh, "Coupling without communication and drafter-invariant
+    speculative decoding", 2024.
     """
 
     name = "coupled"

@@ -1,4 +1,4 @@
-"""The lossy methods, `threshold` and `typical`: keep drafted tokens that are good enough for the target."""
+"""The lossy methods, `threshold` and `typical`: accept drafted tokens that are plausible to the target."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from adaptspec.verification.method import Method, Positions, VerifyResult, accep
 
 
 class GoodEnough(Method):
-    """Keeps drafted tokens up to the first that is not good enough; the target's own token follows.
+    """Accepts drafted tokens up to the first that is not good enough; the target's token follows.
 
-    The token that the target itself draws at a position is good enough by definition: the text is the same
-    whether it is kept or put in. One that the rules remove (a score of -inf) never is.
+    The token that the target draws at a position is always good enough: the text is the same whether it is accepted or
+    emitted as the correction. Tokens that the sampling rules remove (a score of -inf) never are.
     """
 
     lossy = True
 
     @abstractmethod
     def good_enough(self, scores: Floats, tokens: IntArray, index: IntArray, sampling: SamplingBatch) -> BoolArray:
-        """Which of the drafted `tokens` [M] are, bool [M], by the scores [M, V] there; `index` [M] are their rows."""
+        """Whether drafted tokens [M] are good enough, by scores [M, V] at their positions; `index` [M]: their rows."""
 
     def verify(self, logits: Logits, draft: DraftTree, sampling: SamplingBatch) -> VerifyResult:
         positions = Positions.of(draft)
@@ -43,10 +43,10 @@ class GoodEnough(Method):
 
 @dataclass(frozen=True)
 class Threshold(GoodEnough):
-    """Keep a drafted x if p(x) >= high, or if p(x) >= low and x is among the target's `top` likeliest; else reject.
+    """Accept a drafted x if p(x) >= high, or if p(x) >= low and x is among the target's `top` likeliest tokens.
 
-    p is the softmax of the processed scores, also for greedy rows (there it is that of temperature 1): the marks then
-    say how far from the argmax the text may stray. The first rejected token is replaced by the target's own.
+    p is the softmax of the processed scores, also for greedy rows (at temperature 1), whose output may then differ from
+    the argmax. The first rejected token is replaced by the target's token.
     """
 
     high: float = 0.3
@@ -64,11 +64,11 @@ class Threshold(GoodEnough):
 
 @dataclass(frozen=True)
 class Typical(GoodEnough):
-    """Keep a drafted x if p(x) > min(epsilon, delta * exp(-H(p))), H the entropy in nats of the target's distribution.
+    """Accept a drafted x if p(x) > min(epsilon, delta * exp(-H(p))), H being the entropy (nats) of the target's p.
 
-    The surer the target, the likelier a token must be; where many would do, one of probability epsilon is enough.
-    Greedy rows have a point mass for p, so that for them the text stays exact. The first rejected token is
-    replaced by the target's own. Source: Cai et al. 2024, "Medusa", section 2.3.2 (typical acceptance).
+    The lower the entropy, the likelier a token must be; a probability above epsilon is always enough. Greedy rows have
+    a point mass for p, so their output is exact. The first rejected token is replaced by the target's token.
+    Source: Cai et al. 2024, "Medusa", section 2.3.2 (typical acceptance).
     """
 
     epsilon: float = 0.09

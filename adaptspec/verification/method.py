@@ -1,4 +1,4 @@
-"""What a verification method is, and what all of them need: positions of a verify pass, and walks along agreement."""
+"""The interface of verification methods, and shared helpers: positions of a verify pass, accepted paths."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from adaptspec.models.sampling import Logits, SamplingBatch
 class VerifyResult:
     """Which drafted nodes of B rows are accepted, and the token after them.
 
-    `next_token` [B] is the target's correction or bonus. `path` [B, D] has the index of the accepted node at each
-    depth, -1 beyond them. `choices` [N + B] are the target's tokens at all packed positions, from methods that know
-    them; -1 where unknown.
+    `next_token` [B] is the target's correction or bonus token. `path` [B, D] has the index of the accepted node at each
+    depth, padded with -1. `choices` [N + B] are the target's tokens at all packed positions, -1 where unknown; None if
+    the method does not compute them.
     """
 
     accepted: IntArray  # [B]
@@ -33,33 +33,35 @@ class VerifyResult:
         return cls(accepted, next_token, np.where(nodes < accepted[:, None], nodes, -1))
 
     def nodes(self, row: int) -> list[int]:
-        """The accepted nodes of a row, in their order."""
+        """The accepted nodes of a row, in text order."""
         nodes: list[int] = self.path[row, : int(self.accepted[row])].tolist()
         return nodes
 
     def tokens(self, draft: DraftTree, row: int) -> list[int]:
-        """The tokens that a row gains: those of its accepted nodes, then the next one."""
-        own = draft.token[draft.row_nodes(row)]
-        return [*own[self.nodes(row)].tolist(), int(self.next_token[row])]
+        """The tokens that a row gains: those of its accepted nodes, then the next token."""
+        drafted = draft.token[draft.row_nodes(row)]
+        return [*drafted[self.nodes(row)].tolist(), int(self.next_token[row])]
 
 
 class Method(Protocol):
-    """Decides which drafted tokens are kept. The defaults are those of `coupled`.
+    """Decides which drafted tokens are accepted. The defaults are those of `coupled`.
 
-    A method that compares a token with the target's and asks nothing else of it accepts trees (`takes_trees`).
-    Methods are values: two of one kind with the same parameters are equal, and one can replace the other.
-    A method that needs the distribution weighs a drafted token by what it was drawn from: sampled drafts must keep
-    `DraftTree.distribution`, and drafters must be non-anticipating (`Drafter.propose`).
+    Methods that only compare drafted tokens with the target's tokens accept trees (`takes_trees`). Methods are values:
+    two of one class with the same parameters are equal and interchangeable. Methods with `needs_distribution` use the
+    distribution that a token was sampled from: drafts must keep `DraftTree.distribution`, and drafters must be
+    non-anticipating (see `Drafter.propose`).
     """
 
     name: str  # as written in policies
-    lossy: bool = False  # the output may differ from what the target alone would give
-    shares_noise: bool = True  # drafts are drawn with the target's noise (coupled), else with their own (rejection)
+    lossy: bool = False  # the output may differ from the target's distribution
+    shares_noise: bool = (
+        True  # drafts are sampled with the target's noise (coupled), else with independent noise (rejection)
+    )
     needs_distribution: bool = False
     takes_trees: bool = False
 
     def verify(self, logits: Logits, draft: DraftTree, sampling: SamplingBatch) -> VerifyResult:
-        """Judge the draft of B rows. `logits` [N + B, V], float32, of all packed positions (see `DraftTree`)."""
+        """Verify the draft of B rows by float32 `logits` [N + B, V] of all packed positions (see `DraftTree`)."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +69,7 @@ class Positions:
     """The N + B packed positions of a verify pass."""
 
     row: IntArray  # [N + B]
-    depth: IntArray  # [N + B] drafted tokens on the way to each, its own included
+    depth: IntArray  # [N + B] number of drafted tokens on the path to each, inclusive
     paths: list[list[int]]  # [N + B] these tokens
 
     @classmethod
@@ -84,7 +86,7 @@ def position_starts(draft: DraftTree) -> IntArray:
 
 
 def node_parents(draft: DraftTree) -> IntArray:
-    """The packed position [N] of each node's parent: the logits there are those of the node's token."""
+    """The packed position [N] of each node's parent, whose logits predict the node's token."""
     parents: IntArray = draft.offsets[:-1][draft.row] + draft.row + draft.parent + 1
     return parents
 
@@ -98,9 +100,9 @@ def accepted_run(draft: DraftTree, passed: BoolArray) -> IntArray:
 
 
 def walk(draft: DraftTree, choices: IntArray) -> VerifyResult:
-    """Follow the target's tokens `choices` [N + B] through each row's tree as far as it has them.
+    """Accept the path in each row's tree that matches the target's tokens `choices` [N + B].
 
-    Of equal siblings the first counts. The target's token after the last one is the next token.
+    Of equal siblings the first is accepted. The target's token after the last accepted node is the next token.
     """
     target, tokens, parents = choices.tolist(), draft.token.tolist(), draft.parent.tolist()
     next_tokens: list[int] = []
@@ -123,6 +125,6 @@ def walk(draft: DraftTree, choices: IntArray) -> VerifyResult:
         position += end - start + 1
         start = end
     accepted = np.array(list(map(len, paths)), dtype=np.int64)
-    deepest = int(accepted.max(initial=0))
-    lines = np.array([path + [-1] * (deepest - len(path)) for path in paths], dtype=np.int64)
-    return VerifyResult(accepted, np.array(next_tokens, dtype=np.int64), lines.reshape(len(paths), deepest), choices)
+    depth = int(accepted.max(initial=0))
+    padded = np.array([path + [-1] * (depth - len(path)) for path in paths], dtype=np.int64)
+    return VerifyResult(accepted, np.array(next_tokens, dtype=np.int64), padded.reshape(len(paths), depth), choices)

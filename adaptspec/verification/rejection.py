@@ -1,6 +1,6 @@
-"""`rejection` and `block`: speculative sampling, which keeps drafted tokens so that the output has p's distribution.
+"""`rejection` and `block`: speculative sampling, which preserves the target's distribution p.
 
-Drafts are chains, drawn from `DraftTree.distribution` (q) with noise of their own; without one they are point masses.
+Drafts are chains, sampled from `DraftTree.distribution` (q) with independent noise; without one they are point masses.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from adaptspec.verification.method import (
 
 
 class SpeculativeSampling(Method):
-    """Keeps what `accept` does; then draws from the residual of p where the draft is cut, from p where it is not.
+    """Accepts tokens by `accept`, then draws the next one: from the residual of p after a rejection, else from p.
 
-    Every token that is not a draft's is drawn with the noise plain decoding would use, which nothing in
-    the draft or the acceptance depends on.
+    The next token is drawn with the noise of decoding without speculation, which is independent of the draft and of
+    the acceptance.
     """
 
     shares_noise = False
@@ -38,8 +38,8 @@ class SpeculativeSampling(Method):
 
     @abstractmethod
     def accept(self, drafted: _Drafted, numbers: FloatArray) -> tuple[IntArray, FloatArray]:
-        """How many tokens of each row are kept [B], given a uniform number in [0, 1) for each of the N drafted, and
-        the weight w [B] of p in max(0, w p - q) where the draft is cut; it means nothing where all were kept.
+        """The number of accepted tokens [B], given a uniform number in [0, 1) for each of the N drafted tokens, and the
+        weight w [B] of p in the residual max(0, w p - q); the weight is unused in rows that accept all tokens.
         """
 
     def verify(self, logits: Logits, draft: DraftTree, sampling: SamplingBatch) -> VerifyResult:
@@ -55,11 +55,11 @@ class SpeculativeSampling(Method):
         cut = np.flatnonzero(accepted < draft.counts)
         if len(cut):
             residual = drafted.residual((draft.offsets[:-1] + accepted)[cut], weights[cut])
-            # p = q up to rounding can be rejected, once in ten million draws, and nothing be left: p itself is right.
+            # If p = q up to rounding, a rejection (once in ten million draws) may leave no residual; p is exact then.
             empty = residual.max(axis=1, keepdims=True) <= 0.0
-            plain = target[ends[cut]]
+            unchanged = target[ends[cut]]
             with np.errstate(divide="ignore"):
-                final[cut] = np.log(np.where(empty, plain, residual))
+                final[cut] = np.log(np.where(empty, unchanged, residual))
         return VerifyResult.of_chains(accepted, sampling.choose(final, np.arange(len(accepted)), accepted))
 
 
@@ -82,37 +82,37 @@ class Rejection(SpeculativeSampling):
 
 @dataclass(frozen=True)
 class Block(SpeculativeSampling):
-    """Keep the longest prefix that passes its own test, though a shorter one may have failed.
+    """Accept the longest prefix that passes its own test, even if a shorter one has failed.
 
-    With q_i what drafted token x_i was drawn from and p_i the target there, both after the i - 1 tokens before,
+    With q_i the distribution that drafted token x_i was sampled from, and p_i the target's, both after i - 1 tokens,
 
         w_0 = 1,  w_i = min(1, w_{i-1} p_i(x_i) / q_i(x_i)),  rest_i = sum of max(0, w_i p_{i+1} - q_{i+1}),
         h_i = rest_i / (rest_i + 1 - w_i) for a token with a successor, h_n = w_n for the last one,
 
-    token i passes with probability h_i, each by a number of its own; the last to pass, a, and all before it are
-    kept. After a < n follows a draw from max(0, w_a p_{a+1} - q_{a+1}), normalised; after all of them one from p_{n+1}.
-    By induction from the end, P(at least i are kept | x_1..x_i) = w_i: since sum of min(w_i p, q) over the next token
-    is w_i - rest_i, it is (w_i - rest_i) + (1 - w_i + rest_i) h_i. This holds along every path of its own, so the
-    draft may end where a stop rule saw fit after x_n. And w_i is at least the product of the single ratios,
-    each cut at 1, by which token-wise `rejection` keeps them. Point masses have q_i = 1 at x_i.
+    token i passes with probability h_i, by an independent uniform number. The last token that passes, a, and all before
+    it are accepted. The next token is drawn from max(0, w_a p_{a+1} - q_{a+1}), normalised, or from p_{n+1} if a = n.
+    By induction from the end, P(at least i are accepted | x_1..x_i) = w_i: since the sum of min(w_i p, q) over the next
+    token is w_i - rest_i, it is (w_i - rest_i) + (1 - w_i + rest_i) h_i. This holds for each path, so a stop
+    rule may end the draft after any x_n. w_i is at least the product of the single ratios, each capped at 1, with which
+    token-wise `rejection` accepts tokens. Point masses have q_i = 1 at x_i.
     Source: Sun et al. 2024, "Block Verification Accelerates Speculative Decoding".
     """
 
     name = "block"
 
     def accept(self, drafted: _Drafted, numbers: FloatArray) -> tuple[IntArray, FloatArray]:
-        """Keep all up to the last token whose uniform number passes its own test."""
+        """Accept all tokens up to the last one whose uniform number passes its test."""
         draft, row, index = drafted.draft, drafted.draft.row, drafted.draft.index
         weights = _block_weights(drafted)  # [B, D + 1]
         before = weights[row, index]
         w = weights[row, index + 1]
-        # rest_i is over the token after x_i: the next node's, with the weight that x_i leaves.
+        # rest_i sums over the token after x_i, so it is computed at the next node, with the weight after x_i.
         rest = drafted.residual(np.arange(len(row)), before).sum(axis=1, dtype=np.float64)
         is_last = index + 1 == draft.counts[row]
         after = np.where(is_last, 0.0, np.append(rest[1:], 0.0))
-        below = after + 1.0 - w
-        # 0 / 0 is p = q after a draft that is sure to be kept: kept.
-        passing = np.divide(after, below, out=np.ones_like(w), where=below > 0.0)
+        denominator = after + 1.0 - w
+        # 0 / 0 means p = q after a draft that is accepted with probability 1: it passes.
+        passing = np.divide(after, denominator, out=np.ones_like(w), where=denominator > 0.0)
         passing = np.where(is_last, w, passing)
         passed = numbers < passing  # strict, so that a token of probability 0 never passes
         accepted: IntArray = np.zeros(len(draft.chain), dtype=np.int64)
@@ -149,7 +149,7 @@ class _Drafted:
 
 
 def _block_weights(drafted: _Drafted) -> FloatArray:
-    """w_0 to w_D of each row, [B, D + 1]; values beyond a row's last node mean nothing."""
+    """w_0 to w_D of each row, [B, D + 1]; values beyond a row's last node are undefined."""
     draft = drafted.draft
     ratios = np.nan_to_num(draft.on_chain(drafted.p / drafted.q))
     weights = np.ones((len(ratios), ratios.shape[1] + 1))

@@ -10,7 +10,7 @@ from typing import Any
 import openai
 import pytest
 
-from adaptspec.engine.engine_config import model_place
+from adaptspec.engine.engine_config import model_path
 from adaptspec.models.runner import Packed
 from adaptspec.models.tokenization import load_tokenizer
 from tests.clients.conftest import PROGRAMS, environment, node_project, run
@@ -80,7 +80,7 @@ def test_langchain(server: Server, story: str) -> None:
 
 def test_lm_eval(server: Server, tmp_path: Path) -> None:
     """Multiple choice by log-likelihoods of echoed token ids, and writing until a stop: the target's own numbers."""
-    python, target = environment("lm-eval", "lm-eval[api]", "transformers") / "python", model_place("bundled", "target")
+    python, target = environment("lm-eval", "lm-eval[api]", "transformers") / "python", model_path("bundled", "target")
     tasks = shutil.copytree(PROGRAMS / "lm_eval_task", tmp_path / "tasks")
     for task in tasks.glob("*.yaml"):
         task.write_text(task.read_text().replace("TINY_JSONL", str(tasks / "tiny.jsonl")))
@@ -112,7 +112,7 @@ def _samples(folder: Path, task: str) -> list[dict[str, Any]]:
 
 def _likelihood(question: str, choice: str) -> tuple[float, bool]:
     """The target's own, one pass over both: log-likelihood of `choice`, and whether greedy decoding would write it."""
-    place = model_place("bundled", "target")
+    place = model_path("bundled", "target")
     tokenizer, runner = load_tokenizer(place), load_runner(place, device="cpu", max_rows=1)
     before = tokenizer.encode(question, add_special_tokens=False)
     tokens = tokenizer.encode(question + choice, add_special_tokens=False)
@@ -143,7 +143,7 @@ def test_guidellm(server: Server, tmp_path: Path) -> None:
     run(
         *(program, "run", "--disable-console", "--output", f"kind=json,path={out}"),
         *("--backend", f"kind=openai_http,target={server.url},model=bundled"),
-        *("--tokenizer", f"kind=hf_auto,model={model_place('bundled', 'target')}"),
+        *("--tokenizer", f"kind=hf_auto,model={model_path('bundled', 'target')}"),
         *("--profile", "kind=concurrent,streams=2", "--constraint", "kind=max_requests,count=8"),
         *("--data", "kind=synthetic_text,prompt_tokens=16,output_tokens=16"),
         timeout=300,
@@ -159,7 +159,7 @@ def test_aiperf(server: Server, tmp_path: Path) -> None:
     program = environment("aiperf", "aiperf==0.13.0") / "aiperf"
     printed = run(
         *(program, "profile", "--model", "bundled", "--url", server.url, "--endpoint-type", "chat", "--streaming"),
-        *("--tokenizer", model_place("bundled", "target"), "--synthetic-input-tokens-mean", "16"),
+        *("--tokenizer", model_path("bundled", "target"), "--synthetic-input-tokens-mean", "16"),
         *("--output-tokens-mean", "24", "--extra-inputs", "ignore_eos:true", "--extra-inputs", "temperature:0"),
         *("--request-count", "8", "--concurrency", "2", "--random-seed", "1", "--ui", "none"),
         *("--output-artifact-dir", tmp_path),

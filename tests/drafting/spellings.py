@@ -15,11 +15,11 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers,
 from transformers import PreTrainedTokenizerFast
 
 import adaptspec
-from adaptspec.engine.engine_config import model_place
+from adaptspec.engine.engine_config import model_path
 from adaptspec.models.tokenization import load_tokenizer
 from tests.conftest import write_tiny_model
 
-TARGET, DRAFT = (Path(model_place("bundled", role)) for role in ("target", "draft"))
+TARGET, DRAFT = (Path(model_path("bundled", role)) for role in ("target", "draft"))
 ALL = 1.1  # what tokenizers must write alike for their shared tokens to be used: more than there is
 
 

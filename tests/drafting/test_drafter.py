@@ -95,7 +95,7 @@ def test_policies_and_their_schema_know_what_is_registered() -> None:
         parse_policy_spec(text, "p")
 
 
-def test_one_that_is_not_at_hand_is_told_at_its_line() -> None:
+def test_an_unavailable_drafter_is_reported_at_its_line() -> None:
     text = HEAD + "spec:\n  choose: {algorithm: goodput}\n  drafters: [ngram, draft-model]\n"
     parse_policy_spec(text, "p", available=("ngram", "draft-model"))
     with pytest.raises(

@@ -36,7 +36,7 @@ class Broken(LookupDrafter):
         raise RuntimeError("never")
 
 
-def test_after_an_error_a_drafter_offers_nothing_until_it_has_rested() -> None:
+def test_a_failed_drafter_is_suspended() -> None:
     now = [0.0]
     inner = Broken(24)
     made = GuardedDrafter(inner, lambda: now[0])
@@ -58,7 +58,7 @@ class Failing(LookupDrafter):
         raise MemoryError("no room")
 
 
-def test_a_drafter_that_keeps_failing_rests_longer_up_to_a_minute() -> None:
+def test_suspensions_of_a_failing_drafter_grow_to_a_minute() -> None:
     """After as long without an error as the last suspension, the next one is short again."""
     now = [0.0]
     inner = Failing(24)

@@ -94,7 +94,7 @@ def test_a_freed_row_is_forgotten() -> None:
 
 
 @given(TEXTS, st.integers(0, 6), st.integers(1, 8), TEMPERATURES)
-def test_an_offer_is_what_is_then_drafted(tokens: list[int], most: int, depth: int, temperature: float) -> None:
+def test_a_lookup_is_the_following_draft(tokens: list[int], most: int, depth: int, temperature: float) -> None:
     """Of an offer any part may be taken, or more asked for: the draft is the one made without looking first."""
     start = _start(temperature)
     looked = _made(start)
@@ -106,7 +106,7 @@ def test_an_offer_is_what_is_then_drafted(tokens: list[int], most: int, depth: i
 
 
 @given(TEXTS, st.integers(1, 6), st.integers(1, 6))
-def test_an_offer_that_has_gone_by_is_never_drafted(tokens: list[int], more: int, most: int) -> None:
+def test_an_outdated_lookup_is_never_drafted(tokens: list[int], more: int, most: int) -> None:
     """Rounds in which it was left: by the next one there is more text, and what was found is found anew."""
     looked = _made()
     looked.look_up(0, tokens[: max(1, len(tokens) - more)], most)
@@ -139,7 +139,7 @@ def test_the_same_text_gives_the_same_draft_however_it_came(tokens: list[int], m
 
 
 @given(TEXTS, st.integers(1, 6), st.integers(1, 6), TEMPERATURES)
-def test_a_shadow_is_what_a_draft_would_have_got(tokens: list[int], first: int, more: int, temperature: float) -> None:
+def test_a_score_is_that_of_the_draft_not_made(tokens: list[int], first: int, more: int, temperature: float) -> None:
     start = max(1, len(tokens) - more)
     would = propose(_made(_start(temperature)), tokens[:start], len(tokens) - start)
     right = [guess == token for guess, token in zip(would, tokens[start:], strict=False)]
@@ -180,7 +180,7 @@ def test_each_drafted_token_meets_the_noise_of_its_own_position() -> None:
     assert np.mean(right) > 0.85
 
 
-def test_what_one_key_was_served_helps_it_and_nobody_else() -> None:
+def test_history_of_an_api_key_is_used_for_its_requests_only() -> None:
     """While it is served and afterwards: tokens that only the other key has had are in no draft."""
     drafter = _counts()
     secret = [11, 12, 13, 14, 15, 16, 17]
@@ -236,7 +236,7 @@ def test_a_prompt_is_read_a_part_in_each_round() -> None:
     assert [propose(drafter, text + [5] * rounds, 1) for rounds in (1, 2)] == [[], [6]]
 
 
-def test_of_a_text_that_came_without_being_looked_at_a_scope_counts_the_end() -> None:
+def test_a_scope_counts_the_end_of_a_text_without_lookups() -> None:
     """What it does when a request ends is bounded, too."""
     drafter, live = _counts(), [1]
     drafter.start(0, RowStart(RowSampling(SamplingParams(), 3, live, 1, ()), None, "key a"))
@@ -274,4 +274,4 @@ def test_a_scope_counts_every_text_once(text: list[int], rounds: list[tuple[int,
         once.add(contexts, token)
         contexts = advance(contexts, token)
     assert drafter.histories is not None
-    assert sorted(drafter.histories.index_of("key a").lines()) == sorted(once.lines())
+    assert sorted(drafter.histories.index_of("key a").entries()) == sorted(once.entries())

@@ -63,7 +63,7 @@ def test_a_context_of_both_generations_has_the_counts_of_both(text: list[int], m
     bounded, whole = NgramIndex(max_contexts), NgramIndex(10_000)
     _count(bounded, text)
     _count(whole, text)
-    for context, token, _ in whole.lines():
+    for context, token, _ in whole.entries():
         assert bounded.followers(context).get(token, 0) <= whole.followers(context).get(token, 0)
     for context in contexts_at(text, len(text) - 1) if len(text) > 1 else ():
         assert bounded.followers(context)[text[-1]] > 0
@@ -83,7 +83,7 @@ def test_a_million_tokens_stay_within_the_bound_and_the_oldest_goes() -> None:
         sent += len(text)
         assert len(index) <= 2**11 + 2 * MAX_CONTEXT
     assert len(histories) <= 2**12 + 2**11 + 2 * MAX_CONTEXT
-    assert all(len(index.followers(context)) <= 16 for context, _, _ in index.lines())
+    assert all(len(index.followers(context)) <= 16 for context, _, _ in index.entries())
     old = NgramIndex(10)
     _count(old, [1, 2, 3])
     _count(old, list(range(100, 140)))
@@ -110,7 +110,7 @@ def test_histories_come_back_from_their_arrays(texts: dict[str, list[int]]) -> N
     assert len(restored) == len(kept)
     for scope in texts:
         index = kept.index_of(scope)
-        for context, _, _ in index.lines():
+        for context, _, _ in index.entries():
             assert restored.index_of(scope).followers(context) == index.followers(context)
 
 
@@ -121,8 +121,8 @@ def test_histories_come_back_from_their_arrays(texts: dict[str, list[int]]) -> N
         ({"scope": np.array([7], dtype=np.uint32)}, "token or a scope"),
         ({"count": np.array([0], dtype=np.uint32)}, "token or a scope"),
         ({"count": np.array([1, 2], dtype=np.uint32)}, "one length"),
-        ({"count": np.array([1.0])}, "whole numbers"),
-        ({"count": np.array(1, dtype=np.uint32)}, "whole numbers"),
+        ({"count": np.array([1.0])}, "unsigned integers"),
+        ({"count": np.array(1, dtype=np.uint32)}, "unsigned integers"),
         ({"count": None}, "'count' is missing"),
     ],
 )

@@ -299,10 +299,10 @@ def test_merged_drafts_have_each_token_after_a_node_once(data: st.DataObject, co
 
 def test_rows_without_nodes_of_the_other_draft_keep_their_distribution() -> None:
     """A method that weighs tokens by what they were drawn from may verify the other rows of a round."""
-    sampled = DraftTree.from_chains(np.array([[3, 1], [2, 0]]), np.array([2, 1]))
+    sampled = DraftTree.from_chains(np.array([[3, 1], [2, 0]]), np.array([2, 1]), np.full((2, 2), 0.5))
     drawn_from = np.random.default_rng(0).dirichlet(np.ones(5), 3).astype(np.float32)
     extra = DraftTree.from_chains(np.array([[0], [4]]), np.array([0, 1]), drafter=1)
-    table = TreeTable(array(1, 4), array(4, 4), np.zeros(2), np.ones((2, 1, 1)))
+    table = TreeTable(array(1, 4), array(4, 4), np.zeros(2), np.full((2, 1, 1), 0.5))
     merged = merge_drafts(replace(sampled, distribution=drawn_from), extra, table)
     assert merged.token.tolist() == [3, 1, 2, 4]
     np.testing.assert_array_equal(merged.distribution[:2], drawn_from[:2])

@@ -126,8 +126,8 @@ def live(built: Built, workloads: Workloads, tape: Tape, spec: PolicySpec, rows:
     timer, notes = Timer(), Notes()
     draft = next(drafter for drafter in built.drafters if isinstance(drafter, DraftModelDrafter))
     drafters: Sequence[Drafter] = [
-        DraftModelDrafter(PricedDraft(draft.runner, timer), draft.ends),
-        *(PricedLookup(timer, name, built.target.info.vocab_size, draft.ends) for name in ("ngram", "counts")),
+        DraftModelDrafter(PricedDraft(draft.runner, timer), draft.eos_token_ids),
+        *(PricedLookup(timer, name, built.target.info.vocab_size, draft.eos_token_ids) for name in ("ngram", "counts")),
     ]
     core = assemble(
         PricedTarget(built.target, timer),

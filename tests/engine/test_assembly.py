@@ -12,7 +12,7 @@ import torch
 from transformers import AutoModelForCausalLM, GPT2Config
 
 from adaptspec.control.cost_model import CostModel
-from adaptspec.drafting.other_tokenizer import OwnTokensDrafter
+from adaptspec.drafting.cross_tokenizer import CrossTokenizerDrafter
 from adaptspec.engine.assembly import assemble, build
 from adaptspec.engine.core import EngineLimits
 from adaptspec.engine.engine_config import EngineConfig
@@ -96,7 +96,7 @@ def test_a_draft_of_another_tokenizer_is_as_good_as_any(target_path: Path, tmp_p
     """It has the name that policies know; a tokenizer with more tokens than its model has is refused."""
     tokenizer = gpt2_like(300)
     built = build(EngineConfig(str(target_path), str(write_model(tmp_path / "other", tokenizer)), limits=SMALL))
-    assert isinstance(built.drafters[0], OwnTokensDrafter)
+    assert isinstance(built.drafters[0], CrossTokenizerDrafter)
     assert built.drafters[0].name == "draft-model"
     tokenizer.add_tokens(["hello"])
     tokenizer.save_pretrained(tmp_path / "other")
@@ -142,7 +142,7 @@ def test_two_files_of_one_name_are_refused(target_path: Path, tmp_path: Path) ->
         assemble(built.target, built.drafters, built.tokenizer, specs=specs, costs=built.costs, limits=SMALL)
 
 
-def test_ones_own_policy_replaces_the_shipped_one_of_its_name(target_path: Path, tmp_path: Path) -> None:
+def test_a_configured_policy_replaces_the_shipped_one_of_its_name(target_path: Path, tmp_path: Path) -> None:
     """A file called `off` is the `off` of this engine, unless the shipped one is asked for as well."""
     file = policy_file(tmp_path / "off.yaml", "off", "{algorithm: static, depth: 2}", ", drafters: [ngram]")
     built = build(EngineConfig(str(target_path), policies=(file,), limits=SMALL))
@@ -231,9 +231,7 @@ def test_canaries_that_want_too_much_are_refused_before_models_are_loaded(tmp_pa
 
 
 def test_what_needs_a_device_or_another_model_is_refused(draft_path: Path, tmp_path: Path) -> None:
-    with pytest.raises(
-        ConfigError, match="--exact strict shapes the passes of Llama-like models on CUDA; leave it out"
-    ):
+    with pytest.raises(ConfigError, match="--exact strict is for Llama-like models on CUDA; leave it out"):
         build(EngineConfig(str(draft_path), None, device="cpu", exact="strict"))
     other = GPT2Config(n_embd=16, n_layer=1, n_head=2, vocab_size=60, eos_token_id=1)
     AutoModelForCausalLM.from_config(other).save_pretrained(tmp_path)

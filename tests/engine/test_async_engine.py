@@ -163,7 +163,7 @@ async def test_cancelling_generate_aborts() -> None:
             await nothing_is_left(front, target)
 
 
-async def test_spare_time_is_used_between_requests_and_ends_with_the_next() -> None:
+async def test_idle_work_runs_between_requests_and_ends_with_the_next() -> None:
     """Other work comes in pieces, on the engine's thread, never while there is a request; when there is no more of it
     the engine sleeps. While it lasts the engine shows that it lives, so that work that hangs is noticed."""
     begun, enough, ended = threading.Event(), threading.Event(), threading.Event()
@@ -215,7 +215,7 @@ async def test_a_failed_round_that_cannot_be_undone_ends_its_request() -> None:
         assert front.alive
 
 
-async def test_a_dead_engine_thread_hangs_nobody() -> None:
+async def test_streams_fail_if_the_engine_thread_dies() -> None:
     """Faults: if the loop itself breaks, open streams and later requests get an error, and `alive` says so."""
     async with engine(Deadly(context=CONTEXT)) as front:
         with pytest.raises(EngineError, match="gone"):

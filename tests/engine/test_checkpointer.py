@@ -73,7 +73,7 @@ def test_nothing_new_is_not_written_again(tmp_path: Path) -> None:
         (to_bytes(LearnedState("llama+tiny", states())), "other models"),
     ],
 )
-def test_what_cannot_be_trusted_is_put_aside(tmp_path: Path, caplog: Any, content: bytes, reason: str) -> None:
+def test_an_untrusted_state_is_quarantined(tmp_path: Path, caplog: Any, content: bytes, reason: str) -> None:
     """Truncated, NaN, damaged and foreign files: renamed, the reason in the log, and saving goes on."""
     for count in (1, 2):
         (tmp_path / FILE).write_bytes(content)
@@ -220,7 +220,7 @@ async def test_a_state_that_a_policy_cannot_have_costs_no_other_policy_its_own(
         assert (read_state(folder / FILE).policies["main"].arrays["acceptance"] >= 0.0).all()
 
 
-async def test_tasks_that_have_other_numbers_here_put_a_state_aside(tmp_path: Path, caplog: Any) -> None:
+async def test_a_state_with_other_task_numbers_is_quarantined(tmp_path: Path, caplog: Any) -> None:
     """Counts of one task would be those of another."""
     folder = tmp_path / "state"
     folder.mkdir()
@@ -233,7 +233,7 @@ async def test_tasks_that_have_other_numbers_here_put_a_state_aside(tmp_path: Pa
         await asyncio.to_thread(kept.close)
 
 
-async def test_closing_after_the_engine_has_died_hangs_nobody(tmp_path: Path, caplog: Any) -> None:
+async def test_closing_after_the_engine_has_died_returns(tmp_path: Path, caplog: Any) -> None:
     """What was saved before stays."""
     async with desk_of(tmp_path, [goodput("main")]) as one:
         kept = await asyncio.to_thread(keeper, one, tmp_path / "state")

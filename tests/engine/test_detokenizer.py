@@ -107,7 +107,7 @@ def test_byte_fallback_hands_out_each_character_when_it_is_whole(
     assert out == text.removeprefix(" ")
 
 
-def test_text_that_is_out_stays_when_a_broken_byte_follows(byte_fallback: PreTrainedTokenizerFast) -> None:
+def test_returned_text_stays_when_an_invalid_byte_follows(byte_fallback: PreTrainedTokenizerFast) -> None:
     """`A` has been sent when the byte after it turns out to be none of UTF-8; the word behind follows all the same."""
     detokenizer = Detokenizer(byte_fallback)
     pieces = []
@@ -123,7 +123,7 @@ def test_text_that_is_out_stays_when_a_broken_byte_follows(byte_fallback: PreTra
     stops=st.lists(st.text("abxyé", min_size=1, max_size=4), min_size=1, max_size=3),
     allowed_from=st.integers(0, 24),
 )
-def test_what_was_handed_out_is_never_taken_back(
+def test_returned_text_never_changes(
     shared: PreTrainedTokenizerFast, text: str, stops: list[str], allowed_from: int
 ) -> None:
     """Wherever min_tokens ends: deltas joined are the text, cut at the first stop string that ends after that."""

@@ -245,7 +245,7 @@ def test_a_policy_that_fails_costs_drafts_and_no_answer(caplog: pytest.LogCaptur
     spec = dictated.policy(Case(depths="3").policy, kind=Failing)
     asked = requests(8)
     assert_usual(answers(table("draft-model").engine([spec], EngineLimits(ROWS)), asked), asked)
-    assert sum("could not be decided" in one.message for one in caplog.records) == 1
+    assert sum("decision for a round has failed" in one.message for one in caplog.records) == 1
 
 
 class Unreadable:

@@ -89,5 +89,5 @@ def test_what_cannot_be_used_is_logged_and_replaced(saved: Path, damage: str, ca
     histories = Histories()
     with caplog.at_level(logging.WARNING):
         file_of(saved, histories, "u" if damage == "other tokenizer" else "t").load()
-    assert "history starts anew" in caplog.text
+    assert "the history starts empty" in caplog.text
     assert not len(histories)

@@ -310,7 +310,7 @@ async def test_only_so_many_policies_are_served(tmp_path: Path) -> None:
     """Each takes memory; those that there are can be replaced."""
     async with desk_of(tmp_path, [static("main", 3)]) as one:
         specs = [load_policy_spec(one.files["main"])]
-        desk = PolicyManager(one.front, one.core, CostModel(COSTS), specs, one.files, most=2)
+        desk = PolicyManager(one.front, one.core, CostModel(COSTS), specs, one.files, max_policies=2)
         await asyncio.to_thread(desk.apply, static("second", 1))
         for ask in (desk.apply, desk.check):
             with pytest.raises(ConfigError, match="no more than 2 may be; delete one"):

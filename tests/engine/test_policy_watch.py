@@ -66,7 +66,7 @@ async def test_what_was_sent_stays_until_its_file_changes_or_a_reload_is_asked_f
         assert one.desk.served[0].text == static("main", 3)
 
 
-async def test_a_broken_file_is_told_once(tmp_path: Path, caplog: Any) -> None:
+async def test_a_broken_file_is_logged_once(tmp_path: Path, caplog: Any) -> None:
     """And one that is gone; the policy stays, and comes back with its file."""
     async with desk_of(tmp_path, [static("main", 3)]) as one:
         watch, file = PolicyWatch(one.desk), one.files["main"]

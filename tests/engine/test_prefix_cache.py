@@ -238,7 +238,7 @@ WHOLE = len(PROMPT) - 1  # the last token is read: the answer begins behind it
         (replace(AGAIN, prompt=PROMPT[:10]), "key", 9),
     ],
 )
-def test_who_reuses_what(again: Request, mode: Mode, cached: int) -> None:
+def test_only_requests_of_one_scope_reuse_a_prefix(again: Request, mode: Mode, cached: int) -> None:
     """The answer is that of an engine without a cache; tokens that were reused are not read."""
     world = table("draft-model")
     core = engine(world, mode=mode)

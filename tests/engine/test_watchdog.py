@@ -177,7 +177,7 @@ def test_a_process_that_was_stopped_does_not_hang(world: World) -> None:
     assert world.silence() <= PATIENCE + 2 * EVERY
 
 
-def test_the_system_tells_who_was_not_let_run() -> None:
+def test_waiting_for_a_processor_is_read_from_the_system() -> None:
     """Two that compute on one processor; and a thread that sleeps waits for nothing."""
     one = min(os.sched_getaffinity(0))
     busy = subprocess.Popen(
@@ -205,7 +205,7 @@ def test_the_system_tells_who_was_not_let_run() -> None:
     assert grown[0] > 0.05
 
 
-def test_a_system_that_does_not_tell_is_none_that_forgives(tmp_path: Path) -> None:
+def test_without_system_statistics_no_waiting_is_excused(tmp_path: Path) -> None:
     """No such files, or files of another kind."""
     assert waited_for_processor(tmp_path / "none") == 0.0
     for name, text in (("1", ""), ("2", "a b c"), ("3", "5 2000000000 7")):

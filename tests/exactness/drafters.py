@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 
-from adaptspec.engine.engine_config import model_place
+from adaptspec.engine.engine_config import model_path
 from tests.conftest import TINY_VOCAB, write_tiny_model
 from tests.drafting.spellings import respelled_draft, translated_draft
 from tests.models.heads.golden import HEADS, medusa, write_mtp
@@ -101,7 +101,7 @@ class Models:
     def place(self, name: str) -> str:
         """The folder of a model, or the name itself where it is a part of the target."""
         if name in ("bundled", "bundled-draft"):
-            return model_place("bundled", "draft" if name == "bundled-draft" else "target")
+            return model_path("bundled", "draft" if name == "bundled-draft" else "target")
         if name.startswith("head:"):
             return str(self._head(name.removeprefix("head:")))
         if name not in self._makers:

@@ -101,7 +101,7 @@ async def world(target: Path, draft: Path) -> AsyncIterator[World]:
     )
     built = await asyncio.to_thread(build, config, costs=CostModel(QUIET.profile()))
     engine = AsyncEngine(built.core, "tiny")
-    manager = PolicyManager(engine, built.core, built.costs, built.specs, built.files, most=2)
+    manager = PolicyManager(engine, built.core, built.costs, built.specs, built.files, max_policies=2)
     try:
         yield World(built, engine, manager)
     finally:

@@ -95,8 +95,10 @@ def test_trees_are_read_as_they_were_written(original: RoundRecord) -> None:
 
 def test_a_branching_round_without_rows_is_read() -> None:
     """Its only request was aborted while it ran."""
-    empty = branching(SIBLING).take(np.zeros(0, dtype=np.int64))
-    assert same(replace(empty, tasks=EMPTY_INT), reread(empty))
+    read = reread(branching(SIBLING).take(np.zeros(0, dtype=np.int64)))
+    assert isinstance(read, RoundRecord)
+    assert read.branches is not None
+    assert (read.request_ids, len(read.branches.tree.token)) == ((), 0)
 
 
 def test_the_sample_has_every_field_of_a_round() -> None:

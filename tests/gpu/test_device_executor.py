@@ -17,7 +17,7 @@ import torch.distributed as dist
 
 from adaptspec.engine.assembly import Built
 from adaptspec.engine.core import EngineLimits
-from adaptspec.engine.engine_config import EngineConfig, model_place
+from adaptspec.engine.engine_config import EngineConfig, model_path
 from adaptspec.engine.model_set import load_models
 from adaptspec.gpu.device_decoder import DeviceDecoder, device_decoder
 from adaptspec.gpu.graphs import Captured
@@ -66,7 +66,7 @@ def pair(cuda: PretendCuda) -> tuple[Built, Built]:
 def test_rounds_have_memory_beside_the_caches(cuda: PretendCuda) -> None:
     """Caches take what is left by passes of the widest round and of a prompt, which is read in larger parts."""
     config = EngineConfig(device="cuda", dtype="float32", eager=True, context=256, limits=EngineLimits(max_rows=64))
-    places, left = [model_place("bundled", name) for name in ("target", "draft")], []
+    places, left = [model_path("bundled", name) for name in ("target", "draft")], []
     for room in (2**27, 2**27 + 2**25):
         runners: Any = load_models(config, places, lambda: 7, room=lambda _, room=room: room)  # type: ignore[misc]
         left.append(room - sum(pool.nbytes for runner in runners for pool in runner.cache.pool))
@@ -167,7 +167,7 @@ class WithoutPasses(DeviceDecoder):
 
 def with_draft(kind: type[DeviceDecoder]) -> MakeDecoder:
     """The bundled models on a device, of which the draft model is of this kind."""
-    name = Path(model_place("bundled", "draft")).resolve().name
+    name = Path(model_path("bundled", "draft")).resolve().name
 
     def made(info: ModelInfo, config: DecoderConfig, weights: DecoderWeights, plan: CachePlan) -> DeviceDecoder:
         if info.name != name:

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from adaptspec.drafting.draft_model import DraftModelDrafter
-from adaptspec.engine.engine_config import EngineConfig, model_place
+from adaptspec.engine.engine_config import EngineConfig, model_path
 from adaptspec.errors import ConfigError
 from adaptspec.models.loading import load_model
 from tests.exactness.harness import answers
@@ -37,6 +37,6 @@ def test_target_and_draft_may_be_on_two_devices() -> None:
 def test_devices_that_cannot_be_used_are_refused() -> None:
     """One that is not there, and one for a head, which drafts from the target's states."""
     with PretendCuda(), pytest.raises(ConfigError, match="cuda:1, but the CUDA devices here are 1, from cuda:0 on"):
-        load_model(model_place("bundled", "draft"), device="cuda:1")
+        load_model(model_path("bundled", "draft"), device="cuda:1")
     with pytest.raises(ConfigError, match="leave --draft-device out"):
         built(EngineConfig("bundled", str(HEADS / "eagle3"), device="cpu", draft_device="cpu"))

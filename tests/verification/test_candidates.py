@@ -34,7 +34,7 @@ def _joint(runner: TableRunner) -> FloatArray:
 
 
 @pytest.mark.parametrize("shape", [Shape(width=3, nodes=12), Shape(width=4, nodes=16, beam=True)])
-def test_trees_emit_the_targets_own_distribution(tokenizer: PreTrainedTokenizerFast, shape: Shape) -> None:
+def test_trees_emit_the_targets_distribution(tokenizer: PreTrainedTokenizerFast, shape: Shape) -> None:
     """Three tokens together, whichever node they came from: a chi-square test at a vocabulary of 16."""
     target, policy = TableRunner(vocab=VOCAB), Branched(("draft-model",), lambda n, size: [2] * size, shape)
     drafter = DraftModelDrafter(TableRunner(vocab=VOCAB, seed=1, blend=0.8))

@@ -118,7 +118,7 @@ def test_an_accepted_run_ends_before_the_first_token_that_fails(rows: list[list[
     assert accepted_run(draft, passed).tolist() == [[*line, False].index(False) for line in rows]
 
 
-def test_every_method_is_found_by_its_own_name_and_says_whether_it_is_lossy() -> None:
+def test_every_method_has_its_name_and_lossiness() -> None:
     lossy = {name: make_method(name).lossy for name in METHODS}
     assert lossy == {"coupled": False, "rejection": False, "block": False, "threshold": True, "typical": True}
     assert all(make_method(name).name == name for name in METHODS)

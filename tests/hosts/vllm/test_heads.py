@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 import torch
 
-from adaptspec.engine.engine_config import BUNDLED, EngineConfig, model_place
+from adaptspec.engine.engine_config import BUNDLED, EngineConfig, model_path
 from adaptspec.engine.sync_engine import Engine
 from adaptspec.models.chat.chat_template import ChatTemplate
 from adaptspec.models.tokenization import load_tokenizer
@@ -31,7 +31,7 @@ from tests.hosts.vllm.conftest import Program, run_program
 
 DEPTH, STEPS, LENGTH = 3, 32, 96
 TOKENS, LONGEST = 160, 200  # vLLM also counts what it accepts beyond the end: long texts have few of those
-TARGET = model_place(BUNDLED, "target")
+TARGET = model_path(BUNDLED, "target")
 
 
 def asked(prompts: Path = BUILT_IN, longest: int = LONGEST) -> list[list[int]]:
@@ -68,7 +68,7 @@ def compared(
 def eagle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An EAGLE-3 head as `train eagle` saves it, after as much training on short answers as makes it right at times."""
     prompts, folder = asked(longest=LENGTH // 2), tmp_path_factory.mktemp("eagle")
-    texts, _ = ours(prompts, folder, Path(model_place(BUNDLED, "draft")), DEPTH)
+    texts, _ = ours(prompts, folder, Path(model_path(BUNDLED, "draft")), DEPTH)
     ids = torch.tensor([[*prompt, *text][:LENGTH] for prompt, text in zip(prompts, texts, strict=True)])
     teacher = load_transformers(TARGET, torch.float32, torch.device("cpu"))
     head = make_head("eagle", teacher, DEPTH, 1)

@@ -19,9 +19,9 @@ from transformers.convert_slow_tokenizer import bytes_to_unicode
 from transformers.generation import candidate_generator as reference
 
 from adaptspec.bench.teacher_forcing import Judge
+from adaptspec.drafting.cross_tokenizer import MIN_ALIKE, SharedTokensDrafter, TextDrafter, make
 from adaptspec.drafting.draft_model import DraftModelDrafter
 from adaptspec.drafting.drafter import DraftJob, Loaded, ModelDrafter
-from adaptspec.drafting.other_tokenizer import ALIKE, SharedTokensDrafter, TextDrafter, make
 from adaptspec.engine.core import EngineCore, EngineLimits
 from adaptspec.engine.inputs import InputProcessor
 from adaptspec.engine.model_executor import ModelExecutor
@@ -61,7 +61,7 @@ class Pair:
 
     drafter: ModelDrafter
 
-    def __init__(self, target: Path, draft: Path, least: float = ALIKE) -> None:
+    def __init__(self, target: Path, draft: Path, least: float = MIN_ALIKE) -> None:
         self.target, own = (load_runner(str(path), device="cpu", max_rows=4) for path in (target, draft))
         self.tokenizer, other = load_tokenizer(str(target)), load_tokenizer(str(draft))
         self.drafter = make(
@@ -101,7 +101,7 @@ def asked(pair: Pair, *params: SamplingParams) -> list[Request]:
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 def test_other_ids_cost_no_acceptance(drafts: dict[str, Path], temperature: float) -> None:
-    """Round by round, what the same weights have accepted in the target's own tokens: branches, noise and all."""
+    """Round by round, what the same weights have accepted in the target's tokens: branches, noise and all."""
     same, moved = Pair(TARGET, DRAFT), Pair(TARGET, drafts["moved"])
     assert type(same.drafter) is DraftModelDrafter
     for shape in ("chain", "comb"):
@@ -119,7 +119,7 @@ def test_other_ids_cost_no_acceptance(drafts: dict[str, Path], temperature: floa
 
 @pytest.mark.whole
 def test_the_noise_of_the_same_text_goes_through_text(drafts: dict[str, Path]) -> None:
-    """Drawn drafts are accepted as often as in the target's own tokens; the likeliest text, or noise of one's own,
+    """Drawn drafts are accepted as often as in the target's tokens; the likeliest text, or noise of one's own,
     would lose a third of that.
     """
     rates = []
@@ -267,7 +267,7 @@ def test_passes_are_measured_with_what_translating_takes(drafts: dict[str, Path]
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("other", [False, True], ids=["goes on", "goes on in another way"])
-def test_a_reused_prefix_is_not_read_again_in_own_tokens(drafts: dict[str, Path], way: str, other: bool) -> None:
+def test_a_reused_prefix_is_not_read_again_in_draft_tokens(drafts: dict[str, Path], way: str, other: bool) -> None:
     """The next turn of a chat: the draft's cache keeps the tokens that are the same in the new text."""
     pair = Pair(TARGET, drafts["moved"], WAYS[way])
     core = pair.core(Case(depths="3"))
@@ -286,14 +286,14 @@ def test_a_reused_prefix_is_not_read_again_in_own_tokens(drafts: dict[str, Path]
     assert found[0] == found[1]
 
 
-def test_a_pair_is_told_apart_by_its_tokenizers(drafts: dict[str, Path]) -> None:
+def test_a_pair_is_identified_by_its_tokenizers(drafts: dict[str, Path]) -> None:
     """In words, for the line that serve prints."""
-    assert Pair(TARGET, DRAFT).drafter.description == "in the target's own tokens"
+    assert Pair(TARGET, DRAFT).drafter.description == "in the target's tokens"
     moved, gpt2 = Pair(TARGET, drafts["moved"]).drafter, Pair(TARGET, drafts["gpt2"]).drafter
     assert isinstance(moved, SharedTokensDrafter)
-    assert moved.description == "in the 4096 tokens of both tokenizers (which write 100% of a text alike)"
+    assert moved.description == "in the 4096 tokens of both tokenizers (which encode 100% of a text alike)"
     assert isinstance(gpt2, TextDrafter)
-    assert "through text (the two tokenizers write only" in gpt2.description
+    assert "through text (the two tokenizers encode only" in gpt2.description
 
 
 def test_a_tokenizer_whose_tokens_spell_no_text_is_refused(folder: Path) -> None:
