@@ -27,10 +27,12 @@ MAX_CHARACTERS = 100_000  # of a grammar: what is longer takes noticeable time t
 _BASE_BYTES, _BYTES_PER_CHARACTER, _BYTES_OF_MULTIPLES = 2**19, 320, 2**22
 # Of the lexer, at 0.4 to 0.8 kB: they are added while an answer is written. Answers of real clients make some thousand.
 _MAX_LEXER_STATES = 50_000
-# Of the parser, at one position of the text and in a whole mask: each is compared with the others there. A grammar
-# in Lark has one for each alternative, and many more where a text can be read in many ways: each of its tokens then
-# took longer than the one before, up to a third of a second. A schema has up to four for each optional property.
-_MAX_ITEMS, _MAX_ITEMS_IN_LARK, _MAX_ITEMS_IN_MASK = 2_000, 500, 5_000
+# Of the parser, at one position of the text and in a whole mask: each is compared with the others there. A grammar in
+# Lark has one for each alternative, and many more where a text can be read in many ways: each of its tokens then took
+# longer than the one before, up to a third of a second. A schema has up to four for each optional property.
+_MAX_ITEMS, _MAX_ITEMS_IN_MASK = 2_000, 50_000
+_MAX_ITEMS_IN_LARK, _MAX_ITEMS_IN_MASK_IN_LARK = 500, 5_000
+_SCHEMA_IN_LARK = re.compile(r'(?m)^[^"/\n]*%json\b')  # of tool calls; grammars of clients cannot have it
 FAILED = "its grammar could not be followed: "  # begins the error of a request whose constraint has one
 _LEFT = "the output left its grammar"
 _EXCERPT = re.compile(r"\n\x20*[0-9]+ \| ")  # begins the lines of a grammar that an error of the compiler ends with
@@ -118,11 +120,12 @@ class Grammars:
                 grammar.param,
             )
         llguidance = library(grammar.param)
+        max_items, max_items_in_mask = _max_items(grammar)
         limits = llguidance.LLParserLimits(
             verbose_errors=False,  # verbose ones quote the output
             max_lexer_states=_MAX_LEXER_STATES,
-            max_items_in_row=_max_items(grammar),
-            step_max_items=_MAX_ITEMS_IN_MASK,
+            max_items_in_row=max_items,
+            step_max_items=max_items_in_mask,
         )
         try:
             text = _source(grammar, llguidance.LLMatcher)
@@ -136,11 +139,11 @@ class Grammars:
         return matcher
 
 
-def _max_items(grammar: Grammar) -> int:
-    """How many items the parser may hold at a position of the text."""
-    if grammar.syntax == "json-schema" or "%json" in grammar.text:
-        return _MAX_ITEMS
-    return min(_MAX_ITEMS_IN_LARK + grammar.text.count("|"), _MAX_ITEMS)
+def _max_items(grammar: Grammar) -> tuple[int, int]:
+    """How many items the parser may hold at a position of the text, and in a whole mask."""
+    if grammar.syntax == "json-schema" or _SCHEMA_IN_LARK.search(grammar.text):
+        return _MAX_ITEMS, _MAX_ITEMS_IN_MASK
+    return min(_MAX_ITEMS_IN_LARK + grammar.text.count("|"), _MAX_ITEMS), _MAX_ITEMS_IN_MASK_IN_LARK
 
 
 def _source(grammar: Grammar, matcher: Any) -> str:

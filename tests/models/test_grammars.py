@@ -163,6 +163,19 @@ def test_what_can_be_read_in_too_many_ways_ends_soon(tokenizer: PreTrainedTokeni
         assert "non-verbose" not in str(constraint.error)
 
 
+def test_a_schema_may_have_hundreds_of_optional_properties(tokenizer: PreTrainedTokenizerFast) -> None:
+    """Each is up to four items of the parser."""
+    names = [f"property_{i}" for i in range(450)]
+    schema = {"type": "object", "properties": {name: {"type": "string"} for name in names}}
+    text = json.dumps(dict.fromkeys(names[::50], "x"))
+    constraint = Grammars(tokenizer, len(tokenizer), (1,)).start(Grammar(json.dumps(schema)))
+    tokens = tokenizer.encode(text, add_special_tokens=False)
+    assert constraint.valid(tokens) == len(tokens)
+    constraint.mask(tokens)
+    constraint.commit(tokens)
+    assert constraint.error is None
+
+
 def test_a_request_uses_up_no_lexer_states_of_another(tokenizer: PreTrainedTokenizerFast) -> None:
     """The next request with the same grammar failed at its first token."""
     grammars, ends = Grammars(tokenizer, len(tokenizer), (1,)), []
