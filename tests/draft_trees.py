@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from hypothesis import strategies as st
@@ -55,7 +56,7 @@ def pack(rows: Sequence[Row], *, distribution: bool = False) -> DraftTree:
     nodes = [node for row in rows for node in row.nodes]
     depths = [len(row.path(node)) for row in rows for node in range(len(row.nodes))]
 
-    def column(name: str, kind: type[int] | type[float]) -> np.ndarray:  # type: ignore[type-arg]
+    def column(name: str, kind: type[int] | type[float]) -> Any:
         return np.array([getattr(node, name) for node in nodes], dtype=kind)
 
     shares = np.array([node.distribution for node in nodes], dtype=np.float32).reshape(-1, VOCAB)

@@ -126,7 +126,8 @@ def continues(table: StopTable, step: int, tokens: Sequence[Last]) -> list[bool]
 
 def by_definition(table: StopTable | None, draft: Drafted) -> list[int]:
     """`lengths` from the definition."""
-    counts, active, survival = [0] * len(draft.depths), range(len(draft.depths)), [1.0] * len(draft.depths)
+    rows = len(draft.depths)
+    counts, active, survival = [0] * rows, list(range(rows)), [1.0] * rows
     for step in range(1, STEPS + 1):
         for row in active:
             counts[row] = step

@@ -53,11 +53,15 @@ class _Source:
         """Rows in `full` have no room for nodes off their main chain."""
         self.beams = beams
         self.frontiers: list[list[Node]] = []
+        self.not_submitted: list[Node] = []  # nodes of frontiers that would not be submitted as things stand
         self._builder, self._seed, self._full = builder, seed, full
 
     def candidates(self, frontier: Sequence[Node], step: int) -> Sequence[Candidates]:
         assert step == len(self.frontiers)
         self.frontiers.append(list(frontier))
+        for node in frontier if step else ():
+            nodes, limit = self._builder.row(node.row), self._builder.limit(node.row)
+            self.not_submitted += [node] if node.number not in nodes.best(limit) else []
         return [self.after(row, self._builder.row(row).path(number)) for row, number in frontier]
 
     def after(self, row: int, path: Sequence[int]) -> tuple[list[tuple[int, float]], float]:
@@ -135,6 +139,7 @@ def test_beams_draft_from_likely_nodes_that_have_room(data: st.DataObject, seed:
         TreeGrowth(builder, source, np.array(depths)).run(range(count), stop)
         tree = builder.build()
         trees.append(tree)
+        assert not source.not_submitted
         for row, number in (node for frontier in source.frontiers[1:] for node in frontier):
             nodes = builder.row(row)
             if number not in nodes.chain:
@@ -161,6 +166,17 @@ def test_a_row_without_room_drafts_on_from_its_main_chain_only() -> None:
     assert len(frontiers) == 3
     assert [len([node for node in frontier if node.row == 1]) for frontier in source.frontiers] == [1, 1, 1]
     assert max(len([node for node in frontier if node.row == 0]) for frontier in source.frontiers) > 1
+
+
+def test_a_chain_ends_after_the_token_at_which_its_survival_is_too_low() -> None:
+    """Survival is the product of the chances of all tokens: 0.7, 0.49, 0.34."""
+    one: FloatArray = np.ones((2, 1))
+    stop = StopTable(
+        survival=np.array([[0.4], [0.6]]), calibration=0.7 * one, unstated=one, worth=one, step=np.zeros((2, 1))
+    )
+    builder = TreeBuilder(2)
+    assert TreeGrowth(builder, _Source(builder, 0), array(6, 6)).run([0, 1], stop) == [2, 2, 1]
+    assert builder.build().chain.tolist() == [3, 2]
 
 
 def _job(prompts: list[list[int]], depths: list[int], shape: Shape, temperature: float = 0.0) -> DraftJob:
