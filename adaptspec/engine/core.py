@@ -37,8 +37,7 @@ from adaptspec.rounds import Branches, RoundRecord, RoundWork, Sink, Timing, has
 _log = logging.getLogger(__name__)
 LOG_EVERY = 1000  # failed decisions per log line: thousands of rounds can run in a second
 READING_SECONDS = 1.0  # maximum seconds of prompt reading in a round in which no row decodes
-# Minimum prompt reading per round: users do not notice gaps of 30 ms, and small passes cost more per token. With two
-# tokens in place of four, llama.cpp's rounds were 5 % shorter and a prompt of 2,000 tokens took 1.7 times as long.
+# Minimum prompt reading per round: users do not notice gaps of 30 ms, and small passes cost more per token.
 MIN_PREFILL_SECONDS, MIN_PREFILL_TOKENS = 0.03, 4
 
 
