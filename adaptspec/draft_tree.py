@@ -80,10 +80,7 @@ class DraftTree:
         """
         order = np.argsort(np.concatenate([part.row for part in parts]), kind="stable")
         counts = np.sum([part.counts for part in parts], axis=0)
-        columns = {
-            name: np.concatenate([getattr(part, name) for part in parts])[order]
-            for name in ("token", "parent", "depth", "rank", "drafter", "confidence", "entropy")
-        }
+        columns = {name: np.concatenate([getattr(part, name) for part in parts])[order] for name in _PER_NODE}
         known = next((part.distribution for part in parts if part.distribution is not None), None)
         distribution = None
         if known is not None:

@@ -81,9 +81,8 @@ class _Row:
     def __init__(self, window: int, size: int, max_grams: int) -> None:
         self._window, self._size, self._max_grams = window, size, max_grams
         self._lanes: list[list[int]] = []
-        self._grams: OrderedDict[int, list[tuple[int, ...]]] = (
-            OrderedDict()
-        )  # lists: the latest first; keys: the latest last
+        # By first token, the latest used last; the n-grams of each, the latest first.
+        self._grams: OrderedDict[int, list[tuple[int, ...]]] = OrderedDict()
 
     def grams(self, newest: int) -> list[tuple[int, ...]]:
         """Continuations of this token in n-grams, the latest first."""

@@ -348,7 +348,6 @@ class EngineCore:
         self._number += 1
         # A record may be kept for long, and distributions take megabytes.
         size, tree, result = len(emitted), replace(verified.draft.tree, distribution=None), verified.result
-        verify_tokens = len(tree.token) if verified.verify_tokens is None else verified.verify_tokens
         if len(tree.chain) > size:  # remove rows whose prompt ended in this round
             tree = tree.take(np.arange(size))
         lookup_drafted, lookup_right = lookups or (None, None)
@@ -368,7 +367,11 @@ class EngineCore:
             entropy=tree.on_chain(tree.entropy),
             branches=Branches(tree, result.path[:size]) if has_branches(tree, decision.drafter) else None,
             work=RoundWork(
-                size, size + verify_tokens, float(signals.context.sum()), verified.draft.work, batch.prefill_tokens
+                size,
+                size + verified.num_verified,
+                float(signals.context.sum()),
+                verified.draft.work,
+                batch.prefill_tokens,
             ),
             timing=Timing(*seconds, clock.total),
             ended=self._clock(),

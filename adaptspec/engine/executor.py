@@ -59,6 +59,11 @@ class VerifiedRound(NamedTuple):
     seconds: tuple[float, float] | None = None
     verify_tokens: int | None = None
 
+    @property
+    def num_verified(self) -> int:
+        """Nodes that the target computed."""
+        return len(self.draft.tree.token) if self.verify_tokens is None else self.verify_tokens
+
 
 class Executor(Protocol):
     """Drafts and verifies for batches: B decoding rows, then rows whose prompt ends in this round, E in total.

@@ -219,8 +219,9 @@ class ModelExecutor:
                 self._drafters[number].observe(held_row(sequence), NodeChoices(draft, i, choices))
 
     def commit(self, committed: Sequence[CommittedTokens]) -> None:
+        accepted = [(held_row(tokens.sequence), tokens.nodes) for tokens in committed]
         for model in self._models.values():
-            model.observe_commit([(held_row(tokens.sequence), tokens.nodes) for tokens in committed])
+            model.observe_commit(accepted)
         for sequence, length, nodes, drafter in committed:
             report_progress()
             row, valid = held_row(sequence), length + len(nodes)

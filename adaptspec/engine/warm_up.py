@@ -265,13 +265,12 @@ class _SyntheticRows:
         executor.look_up(batch, kind.depth, range(len(executor.drafters)))
         launched = executor.launch(batch, decision)
         clock.lap("draft")
-        draft, _, seconds, verify_tokens = executor.finish(launched)
+        verified = executor.finish(launched)
         clock.lap("verify")
         for sequence in batch.emitting:
             sequence.tokens.append(self._text[sequence.length])
         drafter = kind.drafter if kind.depth else -1
         executor.commit([CommittedTokens(sequence, sequence.length - 1, [], drafter) for sequence in batch.decoding])
         clock.lap("commit")
-        verify_tokens = len(draft.tree.token) if verify_tokens is None else verify_tokens
-        work = RoundWork(size, size + verify_tokens, float(context), draft.work, batch.prefill_tokens)
-        return work, Timing(*(seconds or (clock.seconds("draft"), clock.seconds("verify"))), clock.total)
+        work = RoundWork(size, size + verified.num_verified, float(context), verified.draft.work, batch.prefill_tokens)
+        return work, Timing(*(verified.seconds or (clock.seconds("draft"), clock.seconds("verify"))), clock.total)

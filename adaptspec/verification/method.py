@@ -54,9 +54,7 @@ class Method(Protocol):
 
     name: str  # as written in policies
     lossy: bool = False  # the output may differ from the target's distribution
-    shares_noise: bool = (
-        True  # drafts are sampled with the target's noise (coupled), else with independent noise (rejection)
-    )
+    shares_noise: bool = True  # drafts are sampled with the target's noise (coupled), else with their own (rejection)
     needs_distribution: bool = False
     takes_trees: bool = False
 
@@ -87,7 +85,7 @@ def position_starts(draft: DraftTree) -> IntArray:
 
 def node_parents(draft: DraftTree) -> IntArray:
     """The packed position [N] of each node's parent, whose logits predict the node's token."""
-    parents: IntArray = draft.offsets[:-1][draft.row] + draft.row + draft.parent + 1
+    parents: IntArray = position_starts(draft)[draft.row] + draft.parent + 1
     return parents
 
 
