@@ -49,6 +49,7 @@ _CLIP = 2.0  # an observation counts up to so many standard deviations, or stall
 _DRIFT = 1 / 900  # about the last thirty rounds count
 _PACE_DRIFT = 4 / 900  # clocks change more often than relative prices
 _RAGGED_DRIFT = 1 / 16  # ragged passes may be tried once in 64 rounds only
+_PREFILL_DRIFT = 1 / 4  # about the last three rounds count: a prompt's tokens cost more the more are before them
 
 _CORRELATION_RANGES = 3.0  # the correlation of two increments falls to 1 / e over so many ranges
 _BATCH = 16  # rounds that are learned together: one update of the filter takes as long as pricing a round
@@ -326,7 +327,7 @@ class CostModel:
         if work.rows:
             others = self.verify_seconds(work.rows, work.verify_tokens, work.context_tokens)
         prompt = self._pace * float(self._values[_PREFILL]) * work.prefill_tokens
-        variance = float(self._covariance[_PREFILL, _PREFILL]) + _DRIFT * _NOISE_SD**2
+        variance = float(self._covariance[_PREFILL, _PREFILL]) + _PREFILL_DRIFT * _NOISE_SD**2
         limit = _CLIP * math.sqrt(variance + _NOISE_SD**2)
         # At least a tenth of the pass is credited to the prompt, in case the price of the other tokens is wrong.
         innovation = math.log(max(seconds - others, 0.1 * seconds, _MIN_SECONDS) / prompt)

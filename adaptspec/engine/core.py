@@ -37,8 +37,7 @@ from adaptspec.rounds import Branches, RoundRecord, RoundWork, Sink, Timing, has
 _log = logging.getLogger(__name__)
 LOG_EVERY = 1000  # failed decisions per log line: thousands of rounds can run in a second
 READING_SECONDS = 1.0  # maximum seconds of prompt reading in a round in which no row decodes
-# Minimum prompt reading per round: users do not notice gaps of 30 ms, and small passes cost more per token.
-MIN_PREFILL_SECONDS, MIN_PREFILL_TOKENS = 0.03, 4
+MIN_PREFILL_SECONDS = 0.02  # per round: users do not notice such gaps, and small passes cost more per token
 
 
 @dataclass(frozen=True)
@@ -223,7 +222,7 @@ class EngineCore:
         if rows:
             baseline = self._costs.plain_seconds(rows, float(context))
             seconds = min(self.limits.prefill_seconds, max(2.0 * baseline, MIN_PREFILL_SECONDS))
-        return min(max(self._costs.prefill_tokens_within(seconds), MIN_PREFILL_TOKENS), max_tokens)
+        return min(max(self._costs.prefill_tokens_within(seconds), 1), max_tokens)
 
     def _launch(self) -> InFlightRound | None:
         """Launch a round; None if no request can run before texts are read."""
