@@ -136,6 +136,11 @@ class PrefixCache:
             row = self._take_empty()
         try:
             cached = 0 if source is None else self._copy(source, row, shared)
+            if cached < shared and source in self._idle:
+                # Memory is short: `source` would be evicted for its own copy, so its row is used instead.
+                self.drop(row)
+                row = self._idle.pop(source).row
+                cached = self._copy(row, row, shared)
             if self._caches.reserve(row, len(reader.tokens) + 1):
                 return Acquired(row, cached)
         except BaseException:
@@ -217,12 +222,16 @@ class PrefixCache:
 
     def _copy(self, source: int, row: int, length: int) -> int:
         """Copy a prefix of `source` to `row` and return its length; 0 after an error."""
+        idle = self._idle.pop(source, None)  # it must not be evicted for its own copy
         try:
             return self._caches.copy_prefix(source, row, length)
         except Exception:  # noqa: BLE001 - the prompt is read instead
             _log.exception("cached tokens could not be reused; the prompt is read")
             self._caches.free(row)
             return 0
+        finally:
+            if idle is not None:
+                self._idle[source] = idle
 
     def _longest(self, reader: Reader, running: Collection[Reader]) -> tuple[int | None, int]:
         """The row with the longest cached prefix of the request's text, and the length of that prefix; (None, 0) if no

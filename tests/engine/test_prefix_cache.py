@@ -202,6 +202,20 @@ def test_the_row_that_was_used_last_stays() -> None:
     assert prefixes.stats.evictions == 2
 
 
+def test_a_row_is_not_evicted_for_its_own_copy() -> None:
+    """There is no memory for both: the request gets the row itself, although others lose its end."""
+    caches = Blocks(11)
+    prefixes = PrefixCache(caches, 4)
+    caches.evict = prefixes.evict
+    idle = Asking([0] * 30, ("a", None))
+    acquired = prefixes.acquire(idle, [])
+    assert acquired is not None
+    caches.write(acquired.row, idle.tokens, ("a", None))
+    prefixes.retain(acquired.row, idle)
+    assert prefixes.acquire(Asking([0] * 20 + [1] * 4, ("a", None)), []) == (acquired.row, 20)
+    assert not prefixes.stats.evictions
+
+
 # --- in an engine -----------------------------------------------------------------------------------------------
 
 
