@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from typing import TypeVar
 
 import numpy as np
@@ -154,5 +155,8 @@ class GuardedDrafter(Drafter):
             self._suspension_seconds,
         )
         for row in rows:
-            self.leave(row)
-            self.free(row)
+            with suppress(Exception):  # a drafter that has just failed may fail again: that is no new failure
+                self.inner.leave(row)
+            with suppress(Exception):
+                if self._model is not None:
+                    self._model.free(row)

@@ -84,6 +84,32 @@ def test_suspensions_of_a_failing_drafter_grow_to_a_minute() -> None:
     assert inner.asked == len(expected) + 2
 
 
+class Stuck(DraftModelDrafter):
+    """Fails at every call, and counts those for drafts."""
+
+    asked = 0
+
+    def propose(self, job: DraftJob) -> Draft:
+        self.asked += 1
+        raise MemoryError("the device is lost")
+
+    def leave(self, row: int) -> None:
+        raise MemoryError("the device is lost")
+
+    def free(self, row: int) -> None:
+        raise MemoryError("the device is lost")
+
+
+def test_a_failure_that_also_prevents_freeing_rows_is_one_failure() -> None:
+    now, inner = [0.0], Stuck(TableRunner())
+    made, job = GuardedDrafter(inner, lambda: now[0]), _job([[5, 6]] * 8, [3] * 8)
+    made.propose(job)
+    for seconds, calls in ((0.999 * MIN_SUSPENSION, 1), (1.001 * MIN_SUSPENSION, 2)):
+        now[0] = seconds
+        made.propose(job)
+        assert inner.asked == calls
+
+
 class HalfBroken(DraftModelDrafter):
     """Its confidence is NaN from the second drafted token of its first row on."""
 
