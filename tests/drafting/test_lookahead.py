@@ -52,11 +52,25 @@ def test_lanes_learn_how_the_target_goes_on() -> None:
 def test_a_draft_keeps_to_its_depth_and_limit_and_a_freed_row_is_forgotten() -> None:
     drafter = LookaheadDrafter()
     _decode(drafter, [3, 7, 1], 10)
-    tree = _propose(drafter, [3, 7, 1], depth=2, nodes=5)
+    tree = _propose(drafter, [3, 7, 1], depth=3, nodes=5)
     assert tree.counts.tolist() == [5]
-    assert tree.depths.tolist() == [2]
+    assert tree.depths.tolist() == [3]
     drafter.leave(0)
     assert drafter.look_up(0, [3, 7, 1], 7) == pytest.approx([np.nan], nan_ok=True)
+
+
+@pytest.mark.parametrize("depth", [3, 4, 5, 6, 7])
+def test_no_node_is_spent_on_a_lane_that_cannot_grow(depth: int) -> None:
+    """Each submitted lane gains a token from the target, so that no path to a leaf is submitted twice."""
+    drafter, before = LookaheadDrafter(), set[tuple[int, ...]]()
+    _propose(drafter, [3, 7, 1], depth)
+    for number in range(8):
+        tree = _propose(drafter, [3, 7, 1, 2], depth)  # lanes have no 2, so no n-gram continues it
+        paths = tree.path_tokens()
+        leaves = {tuple(paths[path[-1] + 1]) for path in tree.leaf_paths(0)}
+        assert not leaves & before
+        drafter.observe(0, NodeChoices(tree, 0, [9 + (number + node) % 20 for node in range(len(paths))]))
+        before = leaves
 
 
 def test_choices_are_found_by_the_tokens_before_them() -> None:
