@@ -185,6 +185,8 @@ class Histories:
         if {column.dtype.kind + str(column.ndim) for column in columns} != {"u1"} or len(set(map(len, columns))) > 1:
             raise StateError("its columns are not unsigned integers of one length")
         scope, _, token, count = columns
+        if len(set(names)) < len(names):
+            raise StateError("it has two scopes of one name")
         if (scope >= len(names)).any() or (token >= vocab_size).any() or not count.all():
             raise StateError("it has an unknown token or a scope without a name, or a count of 0")
         entries: list[list[tuple[int, int, int]]] = [[] for _ in names]

@@ -120,6 +120,7 @@ def test_histories_come_back_from_their_arrays(texts: dict[str, list[int]]) -> N
         ({"token": np.array([99], dtype=np.uint32)}, "token or a scope"),
         ({"scope": np.array([7], dtype=np.uint32)}, "token or a scope"),
         ({"count": np.array([0], dtype=np.uint32)}, "token or a scope"),
+        ({"scopes": np.array(["server", "server"])}, "two scopes of one name"),
         ({"count": np.array([1, 2], dtype=np.uint32)}, "one length"),
         ({"count": np.array([1.0])}, "unsigned integers"),
         ({"count": np.array(1, dtype=np.uint32)}, "unsigned integers"),
