@@ -219,7 +219,7 @@ class AsyncEngine:
         stream = Stream(self, requests)
         for request in prepared:
             self._streams[request.id] = stream.pieces
-            self._inbox.put(lambda request=request: self._core.add(request))  # type: ignore[misc]
+            self._inbox.put(lambda request=request: self._add(request))  # type: ignore[misc]
         return stream
 
     def stream(self, request: Request) -> Stream:
@@ -258,9 +258,14 @@ class AsyncEngine:
             except Exception as caught:  # noqa: BLE001 - the caller gets it; rounds go on
                 result, error = None, caught
             with self._lock:
-                if future in self._calls:  # else its caller has got an EngineError meanwhile
-                    self._calls.discard(future)
-                    future.set_result(cast("T", result)) if error is None else future.set_exception(error)
+                if future not in self._calls:
+                    return []  # its caller has got an EngineError meanwhile
+                self._calls.discard(future)
+            # Without the lock: callbacks of the future run here, and may call the engine.
+            if error is None:
+                future.set_result(cast("T", result))
+            else:
+                future.set_exception(error)
             return []
 
         with self._lock:
@@ -372,6 +377,13 @@ class AsyncEngine:
                 working = self._spare is not None and self._spare()
         self._busy = False
         return self._inbox.get()
+
+    def _add(self, request: Request) -> list[Delta]:
+        try:
+            return self._core.add(request)
+        except Exception as error:  # noqa: BLE001 - other requests go on
+            _log.exception("request %s could not be queued; it ends with an error", request.id)
+            return self._core.refuse(request, error)
 
     def _round(self) -> list[Delta]:
         try:

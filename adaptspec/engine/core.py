@@ -31,7 +31,7 @@ from adaptspec.engine.sequence import Sequence as Seq
 from adaptspec.errors import ConfigError, UnknownModelError
 from adaptspec.progress import report_progress
 from adaptspec.request import Request
-from adaptspec.results import Delta, FinishReason
+from adaptspec.results import Completion, Delta, FinishReason, SpeculationStats, Timings
 from adaptspec.rounds import Branches, RoundRecord, RoundWork, Sink, Timing, has_branches
 
 _log = logging.getLogger(__name__)
@@ -79,7 +79,8 @@ class FinishedRound(NamedTuple):
     """A round whose tokens are known, but not their text.
 
     `appended`: positions in `Batch.emitting` of the sequences that gained tokens. `running`: positions [R] of the
-    decoding rows whose request had not ended during the round (None: all). `lookups`: see `Executor.score_lookups`.
+    decoding rows whose request was neither aborted during the round nor failed in it (None: all). `lookups`: see
+    `Executor.score_lookups`.
     """
 
     round: InFlightRound
@@ -189,6 +190,23 @@ class EngineCore:
         self.scheduler.add(sequence)
         return []
 
+    def refuse(self, request: Request, error: Exception) -> list[Delta]:
+        """End a request that could not be queued."""
+        now = self._clock()
+        completion = Completion(
+            request.id,
+            "",
+            (),
+            len(request.prompt),
+            FinishReason.ERROR,
+            SpeculationStats(),
+            Timings(now, None, None, now),
+            f"{type(error).__name__}: {error}",
+        )
+        for sink in self._sinks:
+            self._report(sink.finished, request, completion)
+        return [Delta(request.id, "", (), completion)]
+
     def abort(self, request_id: str) -> list[Delta]:
         """End a request now. Unknown ids are ignored: the request has already ended."""
         return self._abort(lambda sequence: sequence.request.id == request_id, FinishReason.ABORT, None)
@@ -282,7 +300,7 @@ class EngineCore:
     def _finish(self, in_flight: InFlightRound) -> FinishedRound:
         """Finish a round: append the accepted tokens and truncate the caches. The next round may be launched then."""
         batch, decision, clock = in_flight.batch, in_flight.decision, in_flight.clock
-        ended = [sequence.finish is not None for sequence in batch.decoding]  # during the round
+        ended = [sequence.finish is not None for sequence in batch.decoding]  # by an abort
         verified = self.executor.finish(in_flight.launched)
         clock.lap("verify")
         tree, result, now = verified.draft.tree, verified.result, self._clock()
@@ -306,6 +324,8 @@ class EngineCore:
                 committed.append(CommittedTokens(sequence, length, nodes, drafter))
         self.executor.commit(committed)
         clock.lap("commit")
+        # What a failed row accepted is unknown, and must not be learned from.
+        ended = [gone or s.finish is FinishReason.ERROR for gone, s in zip(ended, batch.decoding, strict=True)]
         running = np.flatnonzero(np.logical_not(ended)) if any(ended) else None
         # Must precede the next round, in which drafters read the tokens that they are scored on.
         lookups = self.executor.score_lookups(batch, decision, in_flight.signals.context)

@@ -31,6 +31,8 @@ class FaultBisection:
         if len(ran) < 2:
             self._found = True
             self._groups = rest
+            if not rest:
+                self._marks.clear()
             return ran[0] if ran else None
         half = len(ran) // 2
         self._groups = [list(ran[:half]), list(ran[half:]), *rest]

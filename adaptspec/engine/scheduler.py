@@ -122,7 +122,7 @@ class Scheduler:
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []
         self.preemptions = 0  # sequences that gave way since the start
-        self._admitting: Sequence | None = None  # the sequence whose admission has failed, if any
+        self._admitting: Sequence | None = None  # set while a sequence is admitted: after an error it is the culprit
 
     @property
     def cache_used(self) -> float:
@@ -135,6 +135,11 @@ class Scheduler:
     @property
     def idle(self) -> bool:
         return not self.running and not self.waiting
+
+    @property
+    def _sources(self) -> list[Sequence]:
+        """Running requests whose cached tokens may be copied. Where rounds overlap, a failed one has not left yet."""
+        return [sequence for sequence in self.running if sequence.finish is not FinishReason.ERROR]
 
     @property
     def bisecting(self) -> bool:
@@ -260,7 +265,7 @@ class Scheduler:
         awaited = self._awaited.get(id(sequence))
         if awaited is not None and self.prefixes.is_pending(awaited):
             return True
-        awaited = self.prefixes.find_reader(sequence, self.running)
+        awaited = self.prefixes.find_reader(sequence, self._sources)
         if awaited is None:
             self._awaited.pop(id(sequence), None)
         else:
@@ -274,9 +279,9 @@ class Scheduler:
     def _admit(self) -> None:
         while (sequence := self._next()) is not None:
             self._admitting = sequence
-            acquired = self.prefixes.acquire(sequence, self.running)
-            self._admitting = None
+            acquired = self.prefixes.acquire(sequence, self._sources)
             if acquired is None:
+                self._admitting = None
                 return
             self._dequeue(sequence)
             sequence.row = acquired.row
@@ -286,6 +291,7 @@ class Scheduler:
                 self.prefixes.stats.hits += acquired.cached
             self.running.append(sequence)
             self._on_start(sequence)
+            self._admitting = None
 
     def _make_room(self, sequence: Sequence) -> bool:
         """Make room for one more token by preempting newer sequences; False if this one itself gave way."""

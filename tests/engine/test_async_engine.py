@@ -6,6 +6,7 @@ import asyncio
 import threading
 import time
 from collections.abc import AsyncIterator, Sequence
+from concurrent.futures import Future
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -301,6 +302,37 @@ async def test_work_is_done_between_rounds_on_the_engine_thread() -> None:
         with pytest.raises(ZeroDivisionError):
             await asyncio.wrap_future(front.call(lambda: 1 // 0))
         assert [delta async for delta in stream][-1].completion is not None
+
+
+async def test_a_callback_of_a_call_may_call_the_engine() -> None:
+    async with engine() as front:
+        gate, second = threading.Event(), Future[int]()
+        asked = front.call(lambda: gate.wait(10))
+        asked.add_done_callback(lambda _: front.call(lambda: second.set_result(7)))
+        gate.set()
+        assert await asyncio.wait_for(asyncio.wrap_future(second), 10) == 7
+
+
+async def test_a_request_that_cannot_be_queued_ends_alone() -> None:
+    core = core_of()
+    assigned = core.controller.assigned
+
+    def fail_once(request: Request) -> str:
+        if request.id == "bad":
+            raise MemoryError("no room for it")
+        return assigned(request)
+
+    core.controller.assigned = fail_once  # type: ignore[method-assign]
+    front = AsyncEngine(core)
+    try:
+        usual = asyncio.create_task(front.generate(Request("usual", (5, 6), GREEDY)))
+        failed = await front.generate(Request("bad", (7, 8), GREEDY))
+        assert (failed.finish, failed.error) == (FinishReason.ERROR, "MemoryError: no room for it")
+        assert (await usual).finish is FinishReason.LENGTH
+        assert front.alive
+        assert not front.stats().waiting
+    finally:
+        await asyncio.to_thread(front.close)
 
 
 async def test_work_for_an_engine_that_stops_is_refused() -> None:

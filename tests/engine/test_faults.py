@@ -21,8 +21,10 @@ from adaptspec.control.policy import BatchSignals
 from adaptspec.drafting.draft_model import DraftModelDrafter
 from adaptspec.drafting.drafter import Drafter
 from adaptspec.drafting.lookup import LookupDrafter
+from adaptspec.engine.assembly import MakeExecutor
 from adaptspec.engine.async_engine import AsyncEngine
 from adaptspec.engine.core import EngineCore, EngineLimits
+from adaptspec.engine.model_executor import ModelExecutor
 from adaptspec.engine.watchdog import Watchdog
 from adaptspec.errors import EngineError
 from adaptspec.models.runner import Forward, Packed
@@ -30,7 +32,7 @@ from adaptspec.request import Request, SamplingParams
 from adaptspec.results import Completion, FinishReason
 from adaptspec.rounds import RoundRecord, Sink
 from tests.exactness import dictated
-from tests.exactness.harness import Case, Notes, answers, plain
+from tests.exactness.harness import Case, Notes, Overlapping, answers, plain
 from tests.exactness.worlds import CONTEXT, TOKENIZER, World, table
 from tests.fakes import TableRunner
 
@@ -192,6 +194,76 @@ def test_scores_that_are_no_numbers_end_their_row(value: float, length: int) -> 
     assert "not numbers" in (done["r2"].error or "")
 
 
+class Poisoned(TableRunner):
+    """A runner whose first row to be read caches what makes all later scores NaN, in every copy of it, too."""
+
+    def __init__(self) -> None:
+        super().__init__(context=CONTEXT)
+        self._poisoned: set[int] | None = None  # None: nothing is read yet
+
+    def forward(self, packed: Packed) -> Forward:
+        if self._poisoned is None:
+            self._poisoned = {int(packed.rows[0])}
+        logits = super().forward(packed).logits.clone()
+        own = np.repeat(np.isin(packed.rows, list(self._poisoned)), packed.wanted)
+        logits[torch.from_numpy(own)] = np.nan
+        return Forward(logits)
+
+    def copy_prefix(self, source: int, target: int, length: int) -> int:
+        if source in (self._poisoned or ()):
+            self._poisoned = {*(self._poisoned or ()), target}
+        return super().copy_prefix(source, target, length)
+
+    def free(self, row: int) -> None:
+        super().free(row)
+        (self._poisoned or set()).discard(row)
+
+
+@pytest.mark.parametrize("make", [ModelExecutor, Overlapping])
+def test_what_a_failed_request_has_cached_is_not_reused(make: MakeExecutor) -> None:
+    """Others wait for its prefix; where rounds overlap, they are admitted before it has left."""
+    prompt = tuple(2 + (7 * place + place // 5) % 20 for place in range(40))
+    asked = [Request(f"r{i}", prompt, GREEDY, key="a") for i in range(3)]
+    drafter = DraftModelDrafter(TableRunner(seed=1, blend=0.8, context=CONTEXT))
+    policy, limits = dictated.policy(Case(depths="3").policy), EngineLimits(ROWS, prefill_tokens=8)
+    done = answers(World(Poisoned(), [drafter], TOKENIZER).engine([policy], limits, make=make), asked)
+    assert_usual(done, asked, failed=["r0"])
+
+
+def test_a_request_that_cannot_start_ends_alone_and_costs_no_other_pass() -> None:
+    asked, target = requests(4), TableRunner(context=CONTEXT)
+    core = core_of(target)
+    start = core.controller.start
+
+    def refuse(row: int, request: Request) -> None:
+        if request.id == "r2":
+            raise MemoryError("no state for it")
+        start(row, request)
+
+    core.controller.start = refuse  # type: ignore[method-assign]
+    assert_usual(answers(core, asked), asked, failed=["r2"])
+    usual = TableRunner(context=CONTEXT)
+    answers(core_of(usual), [one for one in asked if one.id != "r2"])
+    assert target.fed == usual.fed
+
+
+def test_nothing_is_learned_from_the_round_in_which_a_row_fails() -> None:
+    """Its draft was not rejected: what the target would have accepted is unknown."""
+
+    def poison(runner: Faulty, packed: Packed, logits: torch.Tensor) -> torch.Tensor:
+        own, logits = held_by(runner, packed, 4), logits.clone()
+        if any(runner.length(int(row)) >= 9 for row in packed.rows[own]):
+            logits[torch.from_numpy(np.repeat(own, packed.wanted))] = np.nan
+        return logits
+
+    notes, asked = Notes(), requests(4)
+    same = DraftModelDrafter(TableRunner(context=CONTEXT))  # drafts what the target chooses
+    assert_usual(answers(core_of(Faulty(poison), same, sinks=[notes]), asked), asked, failed=["r2"])
+    for record in notes.records:
+        rejected = record.drafted > record.accepted
+        assert "r2" not in np.array(record.request_ids)[rejected]
+
+
 def draft_raises(runner: Faulty, packed: Packed, logits: torch.Tensor) -> torch.Tensor:
     raise RuntimeError("the draft is broken")
 
@@ -199,10 +271,10 @@ def draft_raises(runner: Faulty, packed: Packed, logits: torch.Tensor) -> torch.
 class LostLookup(LookupDrafter):
     """An n-gram drafter that raises wherever it can."""
 
-    def propose(self, job: Any) -> Any:
+    def propose(self, *_: Any) -> Any:
         raise KeyError("lost")
 
-    offer = shadow = free = commit = propose  # type: ignore[assignment]
+    start = look_up = score = observe = commit = leave = propose  # type: ignore[assignment]
 
 
 @pytest.mark.parametrize(
