@@ -45,7 +45,7 @@ REASON_WORDS: Mapping[Reason, str] = {
 
 # Entropy in nats from which a draft counts as unsure: that of an even choice among seven tokens.
 UNSURE = 2.0
-# What a column holds for a row that has no such bound.
+# Values of a column in rows without its bound.
 _UNBOUND = {"entropy": np.inf, "calibration": 1.0, "unstated": 1.0, "step": -1.0}  # others: 0
 
 

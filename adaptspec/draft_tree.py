@@ -173,13 +173,12 @@ class DraftTree:
         """The nodes in `mask` [N] whose ancestors are all in it, in the same order."""
         if mask.all():
             return self
-        kept, first = mask.tolist(), self.offsets[self.row].tolist()
-        for node, (parent, start) in enumerate(zip(self.parent.tolist(), first, strict=True)):
-            kept[node] = kept[node] and (parent < 0 or kept[start + parent])
-        kept = np.array(kept, dtype=np.bool_)
+        is_kept, start = mask.tolist(), self.offsets[self.row]
+        for node, (parent, row_start) in enumerate(zip(self.parent.tolist(), start.tolist(), strict=True)):
+            is_kept[node] = is_kept[node] and (parent < 0 or is_kept[row_start + parent])
+        kept: BoolArray = np.array(is_kept, dtype=np.bool_)
         before = np.concatenate(([0], np.cumsum(kept)))  # nodes kept before each node
         new_index = before[:-1] - before[self.offsets][self.row]  # within the row
-        start = self.offsets[self.row]
         parent = np.where(self.parent < 0, -1, new_index[start + np.maximum(self.parent, 0)])
         main = kept & (self.index < self.chain[self.row])
         chain = np.bincount(self.row[main], minlength=len(self.chain))

@@ -37,7 +37,7 @@ class RoundWork(NamedTuple):
     """The passes that a round ran: the input of the cost model.
 
     `verify_tokens` are packed tokens of the target's pass, padding included and prompts excluded. `context_tokens`:
-    cached tokens of all rows together. `ragged`: the engine pays for rows that verify different numbers of tokens.
+    cached tokens of all rows together. `ragged`: passes take longer if rows verify different numbers of tokens.
     """
 
     rows: int
@@ -80,7 +80,7 @@ class ChainOutcome(NamedTuple):
 
 @dataclass(frozen=True)
 class Branches:
-    """The drafts of a round of which some branch or are of several drafters, and the accepted paths.
+    """Drafts and accepted paths of a round in which a draft branches or has nodes of several drafters.
 
     `path` [B, D] has the index of the accepted node at each depth, -1 beyond them.
     """
@@ -193,7 +193,7 @@ class RoundRecord:
 
     @property
     def kept(self) -> IntArray:
-        """Accepted tokens that the client got [B]: the token that every pass brings is none of them."""
+        """Accepted tokens that the client received [B], without the target's own token of each pass."""
         return np.minimum(self.accepted, np.maximum(self.emitted - 1, 0))
 
     @property
@@ -208,7 +208,7 @@ class RoundRecord:
 
     @property
     def kept_on_chain(self) -> IntArray:
-        """Tokens of it that the client got [B]."""
+        """Accepted tokens of each row's main chain that the client received [B]."""
         return self.kept if self.branches is None else np.minimum(self.kept, self.branches.on_chain)
 
     def main_chains(self) -> RoundRecord:

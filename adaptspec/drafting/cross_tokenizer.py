@@ -144,9 +144,7 @@ class CrossTokenizerDrafter(ModelDrafter):
         """
         text, copied = self._rows.get(row), self._copied.pop(row, None)
         if text is None:
-            # A cache that is neither empty nor copied was filled by a timing run; its tokens do not matter.
-            held = self.runner.length(row) if copied is None else 0
-            text = self._rows[row] = _Row([0] * held, len(tokens) - 1) if held else _Row([*self._opening], 0)
+            text = self._rows[row] = _Row([*self._opening], 0)
         kept = before = len(text.draft_tokens)
         if text.num_read < len(tokens):
             kept = self._translate(text, tokens[text.num_read :])

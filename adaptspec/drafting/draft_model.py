@@ -54,7 +54,7 @@ class DraftModelDrafter(ModelDrafter):
     def catch_up(self, job: DraftJob) -> tuple[IntArray, int]:
         """See `ModelDrafter.catch_up`."""
         depths = self._within_context(job)
-        active, packed, caught_up = self._first(job, depths, kept=_USUAL)
+        active, packed, caught_up = self._first(job, depths, unread=_USUAL)
         if caught_up:
             reading = packed.counts > 0
             counts = packed.counts[reading]
@@ -117,9 +117,9 @@ class DraftModelDrafter(ModelDrafter):
             return job.depths
         return np.clip(job.depths, 0, np.maximum(np.array(limits, dtype=np.int64), 0))
 
-    def _first(self, job: DraftJob, depths: IntArray, kept: int = 0) -> _FirstPass:
+    def _first(self, job: DraftJob, depths: IntArray, unread: int = 0) -> _FirstPass:
         """The first pass, which reads the tokens that are missing in the cache of each drafting row, except for the
-        last `kept`. Rows that read all of them draft.
+        last `unread`. Rows that read all of them draft.
         """
         budget, vocabulary, runner = self.catch_up_tokens, self.runner.info.vocab_size, self.runner
         reading: list[int] = []
@@ -129,8 +129,8 @@ class DraftModelDrafter(ModelDrafter):
         for i in np.flatnonzero(depths).tolist():
             row, context = int(job.rows[i]), job.tokens[i]
             missing = context[runner.length(row) :]
-            due = len(missing) - kept
-            part = missing[: min(max(due, 0), max(budget, _USUAL - kept))]
+            due = len(missing) - unread
+            part = missing[: min(max(due, 0), max(budget, _USUAL - unread))]
             # A target with a wider (padded) vocabulary may hold tokens that the draft has no embedding for.
             if max(missing) >= vocabulary or not runner.reserve(row, len(context) + int(depths[i])):
                 continue
@@ -140,7 +140,7 @@ class DraftModelDrafter(ModelDrafter):
             counts.append(len(part))
             complete.append(len(part) >= due)
         rows, read, wanted, tokens = (np.array(part, dtype=np.int64) for part in (reading, counts, complete, fed))
-        usual = _USUAL - kept
+        usual = _USUAL - unread
         caught_up = sum(count - usual for count in counts if count > usual)
         packed = Packed(job.rows[rows], read, tokens, wanted, prompts=len(rows) if caught_up else 0)
         return _FirstPass(rows if all(complete) else rows[wanted > 0], packed, caught_up)

@@ -27,9 +27,8 @@ class HeadDrafter(DraftModelDrafter):
         self._head = head
         self._active = True
         self._states: torch.Tensor | None = None  # of the latest pass of decoding rows
-        self._pending: dict[
-            int, tuple[int, int]
-        ] = {}  # by row: index of its first token in that pass, and the token's position
+        # By row: index of its first token in that pass, and the token's position in the text.
+        self._pending: dict[int, tuple[int, int]] = {}
 
     def activate(self, *, active: bool) -> None:
         """See `ModelDrafter.activate`."""

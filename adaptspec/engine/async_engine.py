@@ -213,9 +213,8 @@ class AsyncEngine:
             EngineError: the engine has stopped.
         """
         self._admit(requests)
-        prepared = [
-            self._core.inputs.prepared(request) for request in requests
-        ]  # on this thread, so that rounds do not wait for it
+        # On this thread, so that rounds do not wait for detected tasks and compiled grammars.
+        prepared = [self._core.inputs.prepared(request) for request in requests]
         stream = Stream(self, requests)
         for request in prepared:
             self._streams[request.id] = stream.pieces
@@ -337,7 +336,7 @@ class AsyncEngine:
             self._failure = f"{type(error).__name__}: {error}"
         finally:
             self._busy = False
-            self._call_loop(self._give_up)
+            self._call_loop(self._end_streams)
             with self._lock:
                 self._ended = True
                 self._fail_calls()
@@ -419,7 +418,8 @@ class AsyncEngine:
                 future.set_exception(EngineError(self.why))
         self._calls.clear()
 
-    def _give_up(self) -> None:
+    def _end_streams(self) -> None:
+        """End all streams with an error: the engine thread has ended. On the event loop."""
         for stream in self._streams.values():
             if stream is not None:
                 stream.put_nowait(None)

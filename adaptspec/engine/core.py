@@ -66,7 +66,7 @@ class EngineLimits:
 
 
 class InFlightRound(NamedTuple):
-    """A round that runs."""
+    """A launched round with what its record needs. `clock` has timed its parts so far."""
 
     batch: Batch
     signals: BatchSignals
@@ -118,7 +118,7 @@ class EngineCore:
         self.controller = controller
         self.inputs = inputs
         self.settings = dict(settings)
-        self.limits = limits = limits.settled(cpu=True)
+        self.limits = limits = limits.settled(cpu=True)  # a caller with a GPU has settled them before
         self.scheduler = Scheduler(
             executor.caches,
             limits.max_rows,
@@ -150,7 +150,7 @@ class EngineCore:
         if self.executor.overlaps and not self.scheduler.bisecting:
             self._in_flight = self._launch()
         emitted = self._read_texts(finished)
-        self._report_round(self._record(finished, emitted))
+        self._report_round(self._make_record(finished, emitted))
         self._deliver(in_flight.batch)
         return self._collect()
 
@@ -176,13 +176,13 @@ class EngineCore:
             )
 
     def add(self, request: Request) -> list[Delta]:
-        """Queue a checked request; returns no deltas yet. Its task is detected if that was not done before.
+        """Queue a checked request. Its task is detected if that was not done before. Returns no deltas, as a command.
 
         New tasks beyond the maximum number count as `OTHER`. The policy is assigned here, by the current shares of
         canaries, and does not change later.
         """
         request = self.inputs.prepared(request)
-        task, policy = self._numbered(request.speculation.task), self.controller.assigned(request)
+        task, policy = self._task_or_other(request.speculation.task), self.controller.assigned(request)
         request = replace(request, speculation=replace(request.speculation, task=task, policy=policy))
         sequence = self.inputs.sequence(request, self.settings[policy].method)
         sequence.scope = self.settings[policy].scope(request.key)
@@ -349,12 +349,13 @@ class EngineCore:
         """Detokenize a sequence's new tokens; returns how many are emitted, None after an error."""
         try:
             return sequence.read_text()
-        except Exception as error:  # noqa: BLE001 - as above
+        except Exception as error:  # noqa: BLE001 - it must not affect other requests
             self._fail(sequence, error)
             return None
 
     def _fail(self, sequence: Seq, error: Exception) -> None:
-        _log.exception("the tokens of %s could not be committed", sequence.request.id)
+        """End a request whose tokens or text could not be processed. Called in an exception handler."""
+        _log.exception("the tokens or the text of %s could not be processed", sequence.request.id)
         sequence.fail(f"{type(error).__name__}: {error}")
 
     def _proposers(self, tree: DraftTree, row: int, nodes: Sequence[int]) -> list[str]:
@@ -362,7 +363,7 @@ class EngineCore:
         names = self.executor.drafters
         return [names[drafter] for drafter in tree.drafter[tree.row_nodes(row)][nodes].tolist()]
 
-    def _record(self, finished: FinishedRound, emitted: IntArray) -> RoundRecord:
+    def _make_record(self, finished: FinishedRound, emitted: IntArray) -> RoundRecord:
         (batch, signals, decision, _, clock), verified, _, running, lookups = finished
         self._number += 1
         # A record may be kept for long, and distributions take megabytes.
@@ -472,7 +473,7 @@ class EngineCore:
         except Exception:  # noqa: BLE001 - the row is free in any case
             _log.exception("the end of row %d could not be reported to its policy", row)
 
-    def _numbered(self, task: str | None) -> str | None:
+    def _task_or_other(self, task: str | None) -> str | None:
         """The task if it has a number or gets one, else `OTHER`."""
         tasks = self.controller.task_names
         if task is None or tasks.add(task) or task == OTHER:

@@ -212,9 +212,10 @@ class ModelExecutor:
         if not self._observing or result.choices is None or not len(draft.token):
             return
         for i, sequence in enumerate(batch.decoding):
+            if sequence.row is None:
+                continue  # its request has ended while the round ran
             at = draft.row_nodes(i)
-            # A request may have gone while its round ran.
-            for number in self._observing.intersection(draft.drafter[at].tolist()) if sequence.row is not None else ():
+            for number in self._observing.intersection(draft.drafter[at].tolist()):
                 choices = result.choices[at.start + i : at.stop + i + 1].tolist()
                 self._drafters[number].observe(held_row(sequence), NodeChoices(draft, i, choices))
 

@@ -51,7 +51,10 @@ class PromptProgress:
 
 
 class Batch:
-    """The sequences of one round: decoding ones, each with its maximum draft depth (`limits`), and prompt chunks."""
+    """The sequences of one round: B decoding ones with their maximum draft depths (`limits` [B]), and prompt chunks.
+
+    `emitting`: the E sequences that gain tokens, the decoding ones first. `rows` [E] are their rows in all caches.
+    """
 
     def __init__(self, decoding: list[Sequence], limits: list[int], chunks: list[Chunk]) -> None:
         self.decoding = decoding

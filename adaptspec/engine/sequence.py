@@ -193,18 +193,18 @@ class Sequence:
         self._counts.add(drafted, accepted, nodes)
 
     def delta(self) -> Delta:
+        """The output since the last call. Text that may begin a stop string is held back until the end."""
         start, self._sent = self._sent, self.emitted
         text = self._detokenizer.take(final=self.finish is not None)
         tokens = tuple(self.tokens[self.prompt_length + start :])
-        logprobs, prompt_logprobs = (
-            tuple(self.logprobs[start:]),
-            () if self._prompt_reported else tuple(self.prompt_logprobs),
-        )
+        logprobs = tuple(self.logprobs[start:])
+        prompt_logprobs = () if self._prompt_reported else tuple(self.prompt_logprobs)
         self._prompt_reported = True
         pieces = None if self._provenance is None else self._provenance.take(text)
         return Delta(self.request.id, text, tokens, pieces=pieces, logprobs=logprobs, prompt_logprobs=prompt_logprobs)
 
     def completion(self, now: float) -> Completion:
+        """The whole output. Raises ValueError if the request has not ended."""
         if self.finish is None:
             raise ValueError("the request has not ended")
         return Completion(

@@ -44,7 +44,7 @@ class VerifyResult:
 
 
 class Method(Protocol):
-    """Decides which drafted tokens are accepted. The defaults are those of `coupled`.
+    """Decides which drafted tokens are accepted. By default it is lossless, shares noise, and takes chains only.
 
     Methods that only compare drafted tokens with the target's tokens accept trees (`takes_trees`). Methods are values:
     two of one class with the same parameters are equal and interchangeable. Methods with `needs_distribution` use the
