@@ -121,6 +121,8 @@ class DraftTree:
         """`values` [N] of the main chains as [B, depth], padded with NaN; `depth` None: that of the longest chain."""
         depth = int(self.chain.max(initial=0)) if depth is None else depth
         padded: FloatArray = np.full((len(self.chain), depth), np.nan)
+        if not padded.size:
+            return padded
         main = self.index < np.minimum(self.chain, depth)[self.row]
         padded[self.row[main], self.index[main]] = values[main]
         return padded

@@ -366,8 +366,9 @@ class EngineCore:
     def _make_record(self, finished: FinishedRound, emitted: IntArray) -> RoundRecord:
         (batch, signals, decision, _, clock), verified, _, running, lookups = finished
         self._number += 1
-        # A record may be kept for long, and distributions take megabytes.
-        size, tree, result = len(emitted), replace(verified.draft.tree, distribution=None), verified.result
+        size, tree, result = len(emitted), verified.draft.tree, verified.result
+        if tree.distribution is not None:  # a record may be kept for long, and distributions take megabytes
+            tree = replace(tree, distribution=None)
         if len(tree.chain) > size:  # remove rows whose prompt ended in this round
             tree = tree.take(np.arange(size))
         lookup_drafted, lookup_right = lookups or (None, None)
