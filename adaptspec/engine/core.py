@@ -22,7 +22,7 @@ from adaptspec.control.policy import BatchSignals
 from adaptspec.control.tasks import OTHER
 from adaptspec.decision import Decision, Reason
 from adaptspec.draft_tree import DraftTree
-from adaptspec.engine.executor import Clock, CommittedTokens, Executor, LaunchedRound, VerifiedRound
+from adaptspec.engine.executor import CommittedTokens, Executor, LapTimer, LaunchedRound, VerifiedRound
 from adaptspec.engine.inputs import InputProcessor
 from adaptspec.engine.policy_settings import PolicySettings
 from adaptspec.engine.prefix_cache import Mode, scope_of
@@ -72,7 +72,7 @@ class InFlightRound(NamedTuple):
     signals: BatchSignals
     decision: Decision
     launched: LaunchedRound
-    clock: Clock
+    laps: LapTimer
 
 
 class FinishedRound(NamedTuple):
@@ -244,16 +244,16 @@ class EngineCore:
 
     def _launch(self) -> InFlightRound | None:
         """Launch a round; None if no request can run before texts are read."""
-        clock = Clock(self._timer)
+        laps = LapTimer(self._timer)
         batch = self.scheduler.next_batch()
         if not batch.decoding and not batch.chunks:
             return None
         signals = self._signals(batch)
         decision = self._decide(signals)
-        clock.lap("decide")
+        laps.lap("decide")
         launched = self.executor.launch(batch, decision)
-        clock.lap("draft")
-        return InFlightRound(batch, signals, decision, launched, clock)
+        laps.lap("draft")
+        return InFlightRound(batch, signals, decision, launched, laps)
 
     def _signals(self, batch: Batch) -> BatchSignals:
         """The policy's view of the decoding rows. Model-free drafters search as deep as the policies may draft."""
@@ -299,10 +299,10 @@ class EngineCore:
 
     def _finish(self, in_flight: InFlightRound) -> FinishedRound:
         """Finish a round: append the accepted tokens and truncate the caches. The next round may be launched then."""
-        batch, decision, clock = in_flight.batch, in_flight.decision, in_flight.clock
+        batch, decision, laps = in_flight.batch, in_flight.decision, in_flight.laps
         ended = [sequence.finish is not None for sequence in batch.decoding]  # by an abort
         verified = self.executor.finish(in_flight.launched)
-        clock.lap("verify")
+        laps.lap("verify")
         tree, result, now = verified.draft.tree, verified.result, self._clock()
         appended: list[int] = []
         committed: list[CommittedTokens] = []
@@ -323,7 +323,7 @@ class EngineCore:
                 drafter = int(decision.drafter[i]) if decision.depths[i] else -1
                 committed.append(CommittedTokens(sequence, length, nodes, drafter))
         self.executor.commit(committed)
-        clock.lap("commit")
+        laps.lap("commit")
         # What a failed row accepted is unknown, and must not be learned from.
         ended = [gone or s.finish is FinishReason.ERROR for gone, s in zip(ended, batch.decoding, strict=True)]
         running = np.flatnonzero(np.logical_not(ended)) if any(ended) else None
@@ -364,7 +364,7 @@ class EngineCore:
         return [names[drafter] for drafter in tree.drafter[tree.row_nodes(row)][nodes].tolist()]
 
     def _make_record(self, finished: FinishedRound, emitted: IntArray) -> RoundRecord:
-        (batch, signals, decision, _, clock), verified, _, running, lookups = finished
+        (batch, signals, decision, _, laps), verified, _, running, lookups = finished
         self._number += 1
         size, tree, result = len(emitted), verified.draft.tree, verified.result
         if tree.distribution is not None:  # a record may be kept for long, and distributions take megabytes
@@ -372,7 +372,7 @@ class EngineCore:
         if len(tree.chain) > size:  # remove rows whose prompt ended in this round
             tree = tree.take(np.arange(size))
         lookup_drafted, lookup_right = lookups or (None, None)
-        seconds = verified.seconds or (clock.seconds("draft"), clock.seconds("verify"))
+        seconds = verified.seconds or (laps.seconds("draft"), laps.seconds("verify"))
         record = RoundRecord(
             number=self._number,
             request_ids=tuple(sequence.request.id for sequence in batch.decoding),
@@ -394,7 +394,7 @@ class EngineCore:
                 verified.draft.work,
                 batch.prefill_tokens,
             ),
-            timing=Timing(*seconds, clock.total),
+            timing=Timing(*seconds, laps.total),
             ended=self._clock(),
             decision=decision,
             tasks=decision.tasks,
@@ -421,7 +421,7 @@ class EngineCore:
                     self._outbox.append(sequence.delta())
             elif not sequence.over:
                 self._end(sequence, sequence.finish, sequence.error)
-        self.scheduler.went_well()
+        self.scheduler.succeeded()
 
     def _report(self, receiver: Callable[..., None], *values: object) -> None:
         """Call the controller or a sink. Its failure must not affect requests."""

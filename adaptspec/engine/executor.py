@@ -120,7 +120,7 @@ class Executor(Protocol):
         """
 
 
-class Clock:
+class LapTimer:
     """Splits a round's time into named laps, in seconds."""
 
     def __init__(self, timer: Callable[[], float]) -> None:

@@ -45,7 +45,7 @@ class FaultBisection:
         self._groups = [group for group in groups if group]
         self._marks.pop(id(sequence), None)
 
-    def went_well(self) -> bool:
+    def succeeded(self) -> bool:
         """Handle a successful round. Returns whether the bisection has just ended without a culprit."""
         group = self._groups[0]
         # The first new token comes from reading; a request may fail in decoding only.

@@ -213,7 +213,7 @@ class Scheduler:
             return
         self.running.remove(sequence)
         self._short_of_room = False
-        self._give_back(sequence, trusted=trusted)
+        self._release_row(sequence, trusted=trusted)
 
     def clear(self, sequence: Sequence) -> None:
         """Remove a request that has left from the bisection."""
@@ -230,26 +230,26 @@ class Scheduler:
         if culprit is not None:
             return culprit  # no round has run
         culprit = self._bisection.failed(self.running)
-        self._put_back(trusted=False)
+        self._requeue_all(trusted=False)
         return culprit
 
-    def went_well(self) -> None:
+    def succeeded(self) -> None:
         """Handle a successful round; during a bisection, a completed group is replaced by the next one."""
         before = self._bisection.group
         if before is None:
             return
-        if self._bisection.went_well() and self._bisection.safe_batch_size is not None:
+        if self._bisection.succeeded() and self._bisection.safe_batch_size is not None:
             self._safe_batch_size = self._bisection.safe_batch_size
             self._safe_batch_until = time.monotonic() + SAFE_BATCH_SECONDS
             _log.warning("no request fails by itself; at most %d run at once for a while", self._safe_batch_size)
         after = self._bisection.group
         if after is not before and after is not None:
-            self._put_back(trusted=True)
+            self._requeue_all(trusted=True)
 
-    def _put_back(self, *, trusted: bool) -> None:
+    def _requeue_all(self, *, trusted: bool) -> None:
         """Queue all running sequences again, first and in their order; `trusted`: their cached tokens are valid."""
         for sequence in reversed(self.running):
-            self._give_back(sequence, trusted=trusted)
+            self._release_row(sequence, trusted=trusted)
             self.waiting.appendleft(sequence)
         self.running.clear()
         self._short_of_room = False
@@ -303,7 +303,7 @@ class Scheduler:
             if len(self.running) == 1:
                 raise EngineError(f"the cache is too small for {sequence.length} tokens; give more cache tokens")
             self.running.remove(newest)
-            self._give_back(newest)
+            self._release_row(newest)
             self.waiting.appendleft(newest)
             self.preemptions += 1
             self._short_of_room = True
@@ -318,7 +318,7 @@ class Scheduler:
             depth //= 2
         return depth
 
-    def _give_back(self, sequence: Sequence, *, trusted: bool = True) -> None:
+    def _release_row(self, sequence: Sequence, *, trusted: bool = True) -> None:
         row = held_row(sequence)
         sequence.row = None
         if trusted and sequence.finish is not FinishReason.ERROR:

@@ -19,7 +19,7 @@ from adaptspec.control.cost_profile import CostProfile, DrafterCost
 from adaptspec.decision import Decision
 from adaptspec.drafters import Kind, kind_of
 from adaptspec.engine.core import EngineLimits
-from adaptspec.engine.executor import Clock, CommittedTokens
+from adaptspec.engine.executor import CommittedTokens, LapTimer
 from adaptspec.engine.inputs import InputProcessor
 from adaptspec.engine.model_executor import ModelExecutor
 from adaptspec.engine.scheduler import Batch, Chunk, held_row
@@ -43,7 +43,7 @@ _TOKENS = (1, 2, 4, 8)  # tokens per row in the profile
 _TOKEN, _DRAFT_PASS, _CACHED_TOKEN = 0.03, 0.1, 3e-4
 
 
-class _Kind(NamedTuple):
+class _RoundKind(NamedTuple):
     """Rounds of `rows` rows that draft `depth` tokens each, or in which one row reads `prompt` tokens."""
 
     rows: int
@@ -101,10 +101,10 @@ def _run_rounds(
     """Run rounds of as many kinds as time allows, in several sweeps, so that a disturbance affects few of each kind."""
     began, rows = timer(), _SyntheticRows(executor, inputs, timer)
     rounds, known = list[_Round](), set[RoundWork]()
-    taken: dict[_Kind, float] = {}  # seconds of the latest round of each kind that has run
+    taken: dict[_RoundKind, float] = {}  # seconds of the latest round of each kind that has run
     latest = 0.0  # seconds per token
 
-    def run(kind: _Kind) -> None:
+    def run(kind: _RoundKind) -> None:
         nonlocal latest
         if (one := rows.run(kind)) is None:
             return
@@ -141,7 +141,7 @@ def _models(executor: ModelExecutor) -> list[int]:
     return [index for index, name in enumerate(executor.drafters) if kind_of(name) is not Kind.MODEL_FREE]
 
 
-def _kinds(executor: ModelExecutor, limits: EngineLimits) -> list[_Kind]:
+def _kinds(executor: ModelExecutor, limits: EngineLimits) -> list[_RoundKind]:
     """All kinds of rounds, ordered by their number of tokens.
 
     Without a draft model, lookups draft: from the prediction they find as many tokens as requested.
@@ -149,8 +149,8 @@ def _kinds(executor: ModelExecutor, limits: EngineLimits) -> list[_Kind]:
     drafters, max_depth = _models(executor) or range(min(1, len(executor.drafters))), limits.max_depth
     depths = sorted({depth for depth in (*_DEPTHS, max_depth) if 0 < depth <= max_depth})
     rows = _row_counts(limits)
-    kinds = [_Kind(1, prompt=_PROMPT), *(_Kind(count) for count in rows)]
-    kinds += [_Kind(count, drafter, depth) for count in rows for drafter in drafters for depth in depths]
+    kinds = [_RoundKind(1, prompt=_PROMPT), *(_RoundKind(count) for count in rows)]
+    kinds += [_RoundKind(count, drafter, depth) for count in rows for drafter in drafters for depth in depths]
     return sorted(kinds, key=lambda kind: (kind.tokens, kind.rows))
 
 
@@ -184,9 +184,9 @@ def _rough_profile(
 def _line(passes: Sequence[tuple[int, float]]) -> tuple[float, float]:
     """Seconds of the smallest size, and of each more up to the largest; `passes` are sizes with their seconds."""
     sizes = [size for size, _ in passes]
-    fewest, most = min(sizes), max(sizes)
-    first, last = (statistics.median(taken for size, taken in passes if size == end) for end in (fewest, most))
-    return first, max(last - first, 0.0) / (most - fewest) if most > fewest else _TOKEN * first
+    smallest, largest = min(sizes), max(sizes)
+    first, last = (statistics.median(taken for size, taken in passes if size == end) for end in (smallest, largest))
+    return first, max(last - first, 0.0) / (largest - smallest) if largest > smallest else _TOKEN * first
 
 
 class _SyntheticRows:
@@ -203,7 +203,7 @@ class _SyntheticRows:
         self._sequences: list[Seq] = []
 
     @torch.inference_mode()
-    def run(self, kind: _Kind) -> _Round | None:
+    def run(self, kind: _RoundKind) -> _Round | None:
         """Run a round; None if the cache or the context has no room for it."""
         report_progress()
         for _ in range(2):  # once more with new rows if these have no room left
@@ -234,10 +234,10 @@ class _SyntheticRows:
             self._executor.start(sequence)
             new.append(sequence)
         if new:
-            self._run(Batch([], [], [Chunk(sequence, 0, 1, last=True) for sequence in new]), _Kind(0))
+            self._run(Batch([], [], [Chunk(sequence, 0, 1, last=True) for sequence in new]), _RoundKind(0))
         return True
 
-    def _reserve(self, kind: _Kind) -> bool:
+    def _reserve(self, kind: _RoundKind) -> bool:
         """Reserve room in each row; False if there is none."""
         more = kind.prompt + kind.depth + 1
         return all(
@@ -250,27 +250,27 @@ class _SyntheticRows:
         sequence = self._sequences[0]
         start = sequence.length - 1  # the newest token is not cached
         sequence.tokens += self._text[sequence.length : start + count]
-        return self._run(Batch([], [], [Chunk(sequence, start, count, last=True)]), _Kind(0))
+        return self._run(Batch([], [], [Chunk(sequence, start, count, last=True)]), _RoundKind(0))
 
-    def _decode(self, kind: _Kind) -> _Round:
+    def _decode(self, kind: _RoundKind) -> _Round:
         return self._run(Batch(self._sequences[: kind.rows], [kind.depth] * kind.rows, []), kind)
 
-    def _run(self, batch: Batch, kind: _Kind) -> _Round:
+    def _run(self, batch: Batch, kind: _RoundKind) -> _Round:
         """Run a round as `EngineCore` does, without texts and records."""
         executor, size = self._executor, len(batch.decoding)
         depths = np.full(size, kind.depth, dtype=np.int64)
         decision = Decision(depths, np.zeros_like(depths), np.full_like(depths, kind.drafter))
         context = sum(sequence.length for sequence in batch.decoding)
-        clock = Clock(self._timer)
+        laps = LapTimer(self._timer)
         executor.look_up(batch, kind.depth, range(len(executor.drafters)))
         launched = executor.launch(batch, decision)
-        clock.lap("draft")
+        laps.lap("draft")
         verified = executor.finish(launched)
-        clock.lap("verify")
+        laps.lap("verify")
         for sequence in batch.emitting:
             sequence.tokens.append(self._text[sequence.length])
         drafter = kind.drafter if kind.depth else -1
         executor.commit([CommittedTokens(sequence, sequence.length - 1, [], drafter) for sequence in batch.decoding])
-        clock.lap("commit")
+        laps.lap("commit")
         work = RoundWork(size, size + verified.num_verified, float(context), verified.draft.work, batch.prefill_tokens)
-        return work, Timing(*(verified.seconds or (clock.seconds("draft"), clock.seconds("verify"))), clock.total)
+        return work, Timing(*(verified.seconds or (laps.seconds("draft"), laps.seconds("verify"))), laps.total)
