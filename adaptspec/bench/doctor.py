@@ -29,7 +29,7 @@ from adaptspec.models.gguf import is_gguf, read_header
 from adaptspec.models.layers import has_products
 from adaptspec.models.loading import DTYPES
 from adaptspec.models.model_files import CONFIG, read_json
-from adaptspec.models.own_drafts import FIRST_LAYERS, MTP, QUANTIZED
+from adaptspec.models.self_speculation import FIRST_LAYERS, MTP, QUANTIZED
 from adaptspec.models.source import find_model
 from adaptspec.quantity import quantity
 from adaptspec.simulation.machine import Curve, DraftTimes, Machine
@@ -72,13 +72,13 @@ def doctor_drafts(config: EngineConfig, given: Sequence[str]) -> list[str | None
     """
     own = [config.draft_model] if config.draft_model is not None else []
     names: list[str] = []
-    for name in given or [*own, *own_drafts(config.model)[:1]]:
-        names += [*own, *own_drafts(config.model)] if name == _ALL else [name]
+    for name in given or [*own, *self_speculations(config.model)[:1]]:
+        names += [*own, *self_speculations(config.model)] if name == _ALL else [name]
     return [None if name == "none" else name for name in dict.fromkeys(names or ["none"])]
 
 
-def own_drafts(model: str) -> list[str]:
-    """All kinds of drafts that a model may make of itself."""
+def self_speculations(model: str) -> list[str]:
+    """All kinds of self-speculation that a model may support, as `--draft` names them."""
     found = find_model(model_path(model, "target"), gguf=True)
     if is_gguf(found):
         return []  # llama.cpp runs it whole, as it is

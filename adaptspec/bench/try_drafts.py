@@ -30,9 +30,9 @@ from adaptspec.errors import ConfigError
 from adaptspec.journal import RequestStarted
 from adaptspec.models.gguf import parts
 from adaptspec.models.llama_cpp import LlamaCppRunner
-from adaptspec.models.own_drafts import FIRST_LAYERS, QUANTIZED
 from adaptspec.models.pass_range import exactness
 from adaptspec.models.runner import Runner
+from adaptspec.models.self_speculation import FIRST_LAYERS, QUANTIZED
 from adaptspec.models.source import find_model
 from adaptspec.request import Request, SamplingParams, SpeculationParams
 from adaptspec.rounds import RoundRecord

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from adaptspec.engine.core import EngineLimits
-from adaptspec.models.own_drafts import is_own
+from adaptspec.models.self_speculation import is_self_speculation
 
 BUNDLED = "bundled"
 AUTO = "auto"
@@ -68,7 +68,7 @@ class EngineConfig:
     def self_speculation(self) -> str | None:
         """The kind of self-speculation, if the draft is made from the model itself."""
         name = self.draft_model
-        return name if name is not None and is_own(name) else None
+        return name if name is not None and is_self_speculation(name) else None
 
     @property
     def policy_names(self) -> tuple[str, ...]:

@@ -28,8 +28,8 @@ from adaptspec.models.loading import (
     load_model,
     plain_decoder,
 )
-from adaptspec.models.own_drafts import MTP
 from adaptspec.models.runner import CapturingRunner, ModelInfo, Runner
+from adaptspec.models.self_speculation import MTP
 from adaptspec.models.source import find_model
 from adaptspec.models.weights import DecoderWeights
 
@@ -128,7 +128,7 @@ def _load(
     if head:
         models.append(load_head(paths[1], models[0], pickles=config.allow_pickle))
     elif config.self_speculation:
-        models.append(_self_speculation(models[0], config.self_speculation))
+        models.append(models[0].self_speculation(config.self_speculation))
     info = replace(describe(models[0].info), strict=config.exact == "strict", eager=config.eager)
     models[0] = replace(models[0], info=info)
     answers, tokens = group.answers(), {}
@@ -153,12 +153,6 @@ def _load(
         assert isinstance(head_runner, HeadRunner)
         target.capture_states(head_runner.spec.capture)
     return runners
-
-
-def _self_speculation(model: LoadedModel, name: str) -> LoadedModel:
-    if model.own_draft is None:
-        raise ConfigError(f"{model.folder}: only Llama-like models can draft for themselves; use a draft model")
-    return model.own_draft(name)
 
 
 def _round_bytes(model: LoadedModel, config: EngineConfig, deepest: Callable[[], int]) -> int:

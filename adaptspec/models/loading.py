@@ -21,8 +21,8 @@ from adaptspec.models.layers import has_products
 from adaptspec.models.llama_cpp import LlamaCppRunner, LlamaModel, file_type
 from adaptspec.models.llama_library import load_library
 from adaptspec.models.model_files import CONFIG, eos_token_ids, fingerprint, read_json, weight_files
-from adaptspec.models.own_drafts import own_weights
 from adaptspec.models.runner import ModelInfo, Runner
+from adaptspec.models.self_speculation import draft_weights
 from adaptspec.models.source import find_model
 from adaptspec.models.transformers_runner import (
     BLOCK,
@@ -41,13 +41,16 @@ RUNNERS = ("auto", "llama.cpp", "torch")  # auto: llama.cpp for GGUF files, torc
 NOT_GENERATIVE = ("Classification", "ForQuestionAnswering", "ForMaskedLM")
 
 
+MakeDecoder = Callable[[ModelInfo, DecoderConfig, DecoderWeights, CachePlan], Runner]
+
+
 @dataclass(frozen=True)
 class LoadedModel:
     """A model whose weights are loaded and that has no cache yet: several models can share what memory is left.
 
     `info.context` is the most that the model itself takes. `start` makes its runner, given what the cache leaves of it
-    and the cache's sizes; with a `block_size`, they are of that block size whatever is asked for. `config` is that of
-    a Llama-like model.
+    and the cache's sizes; with a `block_size`, they are of that block size whatever is asked for. `config`, `weights`
+    and `make` are those of a Llama-like model.
     """
 
     folder: Path
@@ -57,10 +60,10 @@ class LoadedModel:
     start: Callable[[ModelInfo, CachePlan], Runner]
     block_size: int | None = None
     config: DecoderConfig | None = None
-    weights: DecoderWeights | None = None  # of a Llama-like one
+    weights: DecoderWeights | None = None
+    make: MakeDecoder | None = None
     tensors: GgufTensors | None = None  # where these were read from, if not from a directory
     module: PreTrainedModel | None = None  # of any other
-    own_draft: Callable[[str], LoadedModel] | None = None  # one of itself (see `own_weights`); None: it has none
     state_width: int = 0  # of a head: values per token of the target's states that it reads
 
     def runner(self, limits: CacheLimits) -> Runner:
@@ -69,8 +72,16 @@ class LoadedModel:
         plan = plan_cache(self.folder, self.bytes_per_token, self.device, longest=self.info.context, limits=limits)
         return self.start(replace(self.info, context=plan.context), plan)
 
+    def self_speculation(self, name: str) -> LoadedModel:
+        """The draft that this model makes of itself: quantized:int8, quantized:int4 or first-layers:N.
 
-MakeDecoder = Callable[[ModelInfo, DecoderConfig, DecoderWeights, CachePlan], Runner]
+        Raises ConfigError: the model is not Llama-like, or there is no such draft of it.
+        """
+        if self.config is None or self.weights is None or self.make is None:
+            raise ConfigError(f"{self.folder}: only Llama-like models can draft for themselves; use a draft model")
+        config, weights = draft_weights(self.config, self.weights, name)
+        info = replace(self.info, name=name, fingerprint=f"{self.info.fingerprint}-{name}")
+        return _loaded_decoder(self.folder, info, config, weights, self.make)
 
 
 def plain_decoder(info: ModelInfo, config: DecoderConfig, weights: DecoderWeights, plan: CachePlan) -> Runner:
@@ -104,15 +115,15 @@ def load_model(
             return _load_llama_cpp(folder, device=device, dtype=dtype, gpu_layers=gpu_layers)
         if gpu_layers:
             raise ConfigError("--gpu-layers is for llama.cpp; leave it out with --runner torch, which takes --device")
-        return _load_gguf_on_torch(folder, dtype, device_of(device), (make, part))
+        return _load_gguf_on_torch(folder, dtype, device_of(device), make=make, part=part)
     raw = read_json(folder / CONFIG)
     check_sizes(raw)
     _refuse_unsafe(folder, raw)
-    place = device_of(device)
-    kind = _dtype(dtype, place, raw)
+    torch_device = device_of(device)
+    torch_dtype = _dtype(dtype, torch_device, raw)
     if is_lean(raw):
-        return _load_lean(folder, raw, kind, place, (make, part))
-    return load_other(folder, raw, kind, place)
+        return _load_lean(folder, raw, torch_dtype, torch_device, make=make, part=part)
+    return load_other(folder, raw, torch_dtype, torch_device)
 
 
 def check_parts(path_or_hub_id: str, size: int) -> None:
@@ -125,16 +136,16 @@ def check_parts(path_or_hub_id: str, size: int) -> None:
 
 
 def _load_lean(
-    folder: Path, raw: Mapping[str, Any], dtype: torch.dtype, device: torch.device, how: tuple[MakeDecoder, Part]
+    folder: Path, raw: Mapping[str, Any], dtype: torch.dtype, device: torch.device, *, make: MakeDecoder, part: Part
 ) -> LoadedModel:
     config = read_decoder_config(raw)
-    weights = load_weights(folder, config, dtype, device, how[1])
+    weights = load_weights(folder, config, dtype, device, part)
     _give_back_memory()
     info = _info(folder, raw, dtype, (weights.parameters, config.vocab_size, config.context))
-    return _lean(folder, info, config, weights, how)
+    return _loaded_decoder(folder, info, config.part(part), weights, make)
 
 
-def _load_gguf_on_torch(path: Path, dtype: str, device: torch.device, how: tuple[MakeDecoder, Part]) -> LoadedModel:
+def _load_gguf_on_torch(path: Path, dtype: str, device: torch.device, *, make: MakeDecoder, part: Part) -> LoadedModel:
     """A GGUF file of a Llama-like model, its weights in 16 bits or float32."""
     header = read_header(path)
     # Numbers of few bits lose next to nothing in float16.
@@ -142,7 +153,7 @@ def _load_gguf_on_torch(path: Path, dtype: str, device: torch.device, how: tuple
     check_sizes(raw)
     config, kind = read_decoder_config(raw), _dtype(dtype, device, raw)
     tensors = GgufTensors(header)
-    weights = load_weights(path, config, kind, device, how[1], tensors=tensors)
+    weights = load_weights(path, config, kind, device, part, tensors=tensors)
     _give_back_memory()
     info = ModelInfo(
         name=path.stem,
@@ -154,7 +165,7 @@ def _load_gguf_on_torch(path: Path, dtype: str, device: torch.device, how: tuple
         eos_token_ids=header.end_tokens,
         dtype=str(kind).removeprefix("torch."),
     )
-    return replace(_lean(path, info, config, weights, how), tensors=tensors)
+    return replace(_loaded_decoder(path, info, config.part(part), weights, make), tensors=tensors)
 
 
 def _give_back_memory() -> None:
@@ -164,25 +175,21 @@ def _give_back_memory() -> None:
         trim(0)
 
 
-def _lean(
-    folder: Path, info: ModelInfo, whole: DecoderConfig, weights: DecoderWeights, how: tuple[MakeDecoder, Part]
+def _loaded_decoder(
+    folder: Path, info: ModelInfo, config: DecoderConfig, weights: DecoderWeights, make: MakeDecoder
 ) -> LoadedModel:
-    """A Llama-like model, or one part of it, whose weights are read."""
-    make, part = how
-    config, device = whole.part(part), weights.embedding.device
-
-    def loaded(info: ModelInfo, config: DecoderConfig, own: DecoderWeights) -> LoadedModel:
-        each = config.cache_shape.bytes_per_token(own.embedding.dtype)
-        start = lambda info, plan: make(info, config, own, plan)  # noqa: E731
-        return LoadedModel(folder, info, device, each, start, config=config, weights=own)
-
-    found = loaded(info, config, weights)
-
-    def own_draft(name: str) -> LoadedModel:
-        info = replace(found.info, name=name, fingerprint=f"{found.info.fingerprint}-{name}")
-        return loaded(info, *own_weights(config, weights, name))
-
-    return replace(found, own_draft=own_draft)
+    """A Llama-like model, or one part of it."""
+    embedding = weights.embedding
+    return LoadedModel(
+        folder,
+        info,
+        embedding.device,
+        config.cache_shape.bytes_per_token(embedding.dtype),
+        lambda info, plan: make(info, config, weights, plan),
+        config=config,
+        weights=weights,
+        make=make,
+    )
 
 
 def _load_llama_cpp(path: Path, *, device: str, dtype: str, gpu_layers: int) -> LoadedModel:

@@ -1,4 +1,4 @@
-"""Drafts that a model makes of itself: with weights in fewer bits, or with its first layers alone."""
+"""Self-speculation: a model drafts with its own weights in fewer bits, with its first layers, or with its MTP head."""
 
 from __future__ import annotations
 
@@ -9,17 +9,20 @@ from adaptspec.models.config import DecoderConfig
 from adaptspec.models.quantized import quantized_weights
 from adaptspec.models.weights import DecoderWeights
 
-QUANTIZED, FIRST_LAYERS = "quantized:", "first-layers:"  # how names of such drafts begin
-MTP = "mtp"  # the head that predicts more tokens, where a model's own files bring one
+QUANTIZED, FIRST_LAYERS = "quantized:", "first-layers:"  # prefixes, which a number of bits or of layers follows
+MTP = "mtp"  # the head for multi-token prediction in the model's own files
 
 
-def is_own(name: str) -> bool:
-    """Whether `--draft` names a part of the target, not a folder."""
+def is_self_speculation(name: str) -> bool:
+    """Whether `--draft` names a kind of self-speculation, not a model or a head."""
     return name == MTP or name.startswith((QUANTIZED, FIRST_LAYERS))
 
 
-def own_weights(config: DecoderConfig, weights: DecoderWeights, name: str) -> tuple[DecoderConfig, DecoderWeights]:
-    """A model's draft of this name; what stays as it is, it shares. ConfigError: there is none."""
+def draft_weights(config: DecoderConfig, weights: DecoderWeights, name: str) -> tuple[DecoderConfig, DecoderWeights]:
+    """The draft called `name`, such as first-layers:4, of a model. Unchanged weights are shared with the model.
+
+    Raises ConfigError: there is no such number of bits or layers.
+    """
     if name.startswith(QUANTIZED):
         return config, quantized_weights(weights, name.removeprefix(QUANTIZED))
     number = name.removeprefix(FIRST_LAYERS)
