@@ -24,8 +24,8 @@ from adaptspec.control.learned_state import StateStore
 from adaptspec.control.tasks import TaskNames
 from adaptspec.drafting.drafter import ModelDrafter
 from adaptspec.drafting.lookup import LookupDrafter
-from adaptspec.engine.assembly import Built, build
 from adaptspec.engine.async_engine import AsyncEngine
+from adaptspec.engine.build import Built, build
 from adaptspec.engine.checkpointer import Checkpointer, HistoryFile, tasks_in
 from adaptspec.engine.engine_config import BUNDLED, EngineConfig
 from adaptspec.engine.policy_manager import PolicyManager

@@ -20,8 +20,8 @@ from adaptspec.bench.exactness import TOP, first_difference, located
 from adaptspec.bench.openai_server import error_text, opened, server_root
 from adaptspec.bench.setup import described, title_of
 from adaptspec.bench.workloads import Workloads, encode
-from adaptspec.engine.assembly import Built
-from adaptspec.engine.engine_config import EngineConfig, model_path
+from adaptspec.engine.build import Built
+from adaptspec.engine.engine_config import EngineConfig
 from adaptspec.engine.sync_engine import Engine
 from adaptspec.errors import ConfigError
 from adaptspec.models.gguf import is_gguf
@@ -51,7 +51,7 @@ Ask = Callable[[tuple[int, ...]], Answer]
 
 def check_against(engine: str, config: EngineConfig) -> None:
     """Raises ConfigError: "transformers" does not run the model, which is a GGUF file."""
-    if engine == TRANSFORMERS and is_gguf(find_model(model_path(config.model, "target"), gguf=True)):
+    if engine == TRANSFORMERS and is_gguf(find_model(config.target_path, gguf=True)):
         raise ConfigError(
             f"transformers is not compared on a GGUF file such as {config.model}; give --model DIR with safetensors, "
             "or the URL of a server as --against"
@@ -108,7 +108,7 @@ def compared(
 
 def _transformers(built: Built, config: EngineConfig, tokens: int) -> Ask:
     info, device = built.target.info, built.target.device
-    model = load_transformers(model_path(config.model, "target"), getattr(torch, info.dtype), device)
+    model = load_transformers(config.target_path, getattr(torch, info.dtype), device)
 
     @torch.inference_mode()
     def ask(prompt: tuple[int, ...]) -> Answer:

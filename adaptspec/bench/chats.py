@@ -17,7 +17,7 @@ from typing import Any
 from adaptspec.bench.contenders import complete, policy_engine
 from adaptspec.bench.setup import described, title_of
 from adaptspec.bench.workloads import Workloads
-from adaptspec.engine.assembly import Built
+from adaptspec.engine.build import Built
 from adaptspec.engine.core import EngineCore
 from adaptspec.engine.engine_config import EngineConfig
 from adaptspec.engine.prefix_cache import Mode

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 
 from adaptspec.bench.workloads import Workloads, encode
-from adaptspec.engine.assembly import Built, assemble, build
 from adaptspec.engine.async_engine import AsyncEngine
+from adaptspec.engine.build import Built, assemble, build
 from adaptspec.engine.engine_config import EngineConfig
 from adaptspec.request import Request, SamplingParams
 from adaptspec.telemetry.otlp_export import SpanQueue, TraceLevel, TraceSettings

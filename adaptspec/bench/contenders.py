@@ -12,7 +12,7 @@ from adaptspec.control.cost_model import CostModel
 from adaptspec.control.language.spec import PolicySpec
 from adaptspec.control.task_detector import TaskDetector
 from adaptspec.drafting.drafter import make_drafters
-from adaptspec.engine.assembly import Built, assemble
+from adaptspec.engine.build import Built, assemble
 from adaptspec.engine.core import EngineCore
 from adaptspec.engine.engine_config import EngineConfig
 from adaptspec.engine.prefix_cache import Mode

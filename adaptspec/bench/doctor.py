@@ -93,7 +93,7 @@ def doctor_configs(config: EngineConfig) -> list[EngineConfig]:
     Of a GGUF file llama.cpp and torch in its usual data type; of others, and with --runner torch, each data type for
     which this CPU has fast products. Torch takes minutes to load a large GGUF file, which is then for llama.cpp alone.
     """
-    found = find_model(model_path(config.model, "target"), gguf=True)
+    found = find_model(config.target_path, gguf=True)
     if config.dtype != AUTO or config.device not in (AUTO, "cpu") or torch.cuda.is_available():
         return [config]
     if is_gguf(found) and config.runner != "torch":

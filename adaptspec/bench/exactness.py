@@ -25,7 +25,7 @@ from adaptspec.control.policy import BatchSignals, Policy
 from adaptspec.decision import Decision, Reason, StopTable, TreeTable, Union
 from adaptspec.drafters import Kind, default_drafters, kind_of
 from adaptspec.drafting.drafter import Drafter, make_drafters
-from adaptspec.engine.assembly import Built, make_executor
+from adaptspec.engine.build import Built, make_executor
 from adaptspec.engine.core import EngineCore
 from adaptspec.engine.engine_config import EngineConfig
 from adaptspec.engine.inputs import InputProcessor

@@ -13,7 +13,7 @@ from adaptspec.bench.setup import described, title_of
 from adaptspec.bench.workloads import Workloads
 from adaptspec.control.language.spec import PolicySpec
 from adaptspec.drafters import default_drafters
-from adaptspec.engine.assembly import Built
+from adaptspec.engine.build import Built
 from adaptspec.engine.engine_config import EngineConfig
 from adaptspec.errors import ConfigError
 from adaptspec.request import SamplingParams

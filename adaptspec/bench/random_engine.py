@@ -19,7 +19,7 @@ from adaptspec.control.language.loader import load_policy_spec
 from adaptspec.control.language.spec import PolicySpec
 from adaptspec.drafting.draft_model import DraftModelDrafter
 from adaptspec.drafting.lookup import LookupDrafter
-from adaptspec.engine.assembly import assemble, make_executor
+from adaptspec.engine.build import assemble, make_executor
 from adaptspec.engine.core import EngineCore, EngineLimits
 from adaptspec.engine.inputs import InputProcessor
 from adaptspec.engine.warm_up import warm_up

@@ -19,8 +19,8 @@ from adaptspec.analysis.journal_tape import DRAFTER
 from adaptspec.bench.doctor import policy_text
 from adaptspec.bench.policies import PolicySettings, policy_config, run_policies
 from adaptspec.bench.workloads import Workloads
-from adaptspec.engine.assembly import build
-from adaptspec.engine.engine_config import EngineConfig, model_path
+from adaptspec.engine.build import build
+from adaptspec.engine.engine_config import EngineConfig
 from adaptspec.tables import Table
 from adaptspec.training.distillation import DEPTHS, LAYERS
 from adaptspec.training.head_files import make_head, save_head
@@ -56,14 +56,14 @@ def run_random_heads(
     config: EngineConfig, workloads: Workloads, settings: PolicySettings, tick: Callable[[], None]
 ) -> dict[str, Any]:
     """`run_policies` of plain decoding, hearing and the default policy with each kind of head in turn."""
-    place, results = model_path(config.model, "target"), {}
+    results = {}
     with TemporaryDirectory() as folder:
         files = [Path(folder, f"{name}.yaml") for name in _POLICIES]
         for file, text in zip(files, _POLICIES.values(), strict=True):
             file.write_text(text)
         settings = replace(settings, cpu_time=True)
         for kind in KINDS:
-            write_random_head(kind, place, Path(folder, kind))
+            write_random_head(kind, config.target_path, Path(folder, kind))
             with_head = replace(config, draft=str(Path(folder, kind)), device="cpu")
             with_head = policy_config(with_head, [str(file) for file in files], settings.batch)
             results[kind] = run_policies(build(with_head), with_head, workloads, settings, tick)

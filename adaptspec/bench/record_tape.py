@@ -18,7 +18,7 @@ import torch
 from adaptspec.bench.setup import processor
 from adaptspec.bench.teacher_forcing import Judge, Written
 from adaptspec.bench.workloads import Workloads, encode
-from adaptspec.engine.assembly import Built
+from adaptspec.engine.build import Built
 from adaptspec.engine.warm_up import warm_up
 from adaptspec.errors import ConfigError
 from adaptspec.request import Request, SamplingParams, SpeculationParams

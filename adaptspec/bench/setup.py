@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from adaptspec.engine.assembly import Built
+from adaptspec.engine.build import Built
 from adaptspec.engine.engine_config import EngineConfig
 from adaptspec.models.llama_cpp import LlamaCppRunner
 from adaptspec.models.runner import Runner

@@ -23,7 +23,7 @@ from adaptspec.bench.workloads import Workloads, encode
 from adaptspec.control.language.spec import PolicySpec
 from adaptspec.drafters import Kind, kind_of
 from adaptspec.drafting.drafter import ModelDrafter
-from adaptspec.engine.assembly import Built, assemble, build
+from adaptspec.engine.build import Built, assemble, build
 from adaptspec.engine.core import EngineLimits
 from adaptspec.engine.engine_config import EngineConfig, model_path
 from adaptspec.errors import ConfigError

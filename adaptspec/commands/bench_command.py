@@ -31,7 +31,7 @@ from adaptspec.control.language.library import find_policy, shipped_policies
 from adaptspec.errors import ConfigError
 
 if TYPE_CHECKING:
-    from adaptspec.engine.assembly import Built
+    from adaptspec.engine.build import Built
     from adaptspec.engine.engine_config import EngineConfig
 
 YARDSTICK = "smollm2 if it was pulled, else the bundled pair"
@@ -328,7 +328,7 @@ def _built(config: EngineConfig) -> Built:
     """The engine of a configuration, with its start shown on standard error."""
     from rich.console import Console
 
-    from adaptspec.engine.assembly import build
+    from adaptspec.engine.build import build
     from adaptspec.start_status import StartStatus
 
     with StartStatus(Console(stderr=True), "starting") as status:

@@ -215,9 +215,7 @@ def _validate(arguments: argparse.Namespace) -> int:
 
 def _check(path: Path) -> PolicySpec:
     """Read it and build it once, as a server would."""
-    from adaptspec.control.cost_model import CostModel
-    from adaptspec.control.cost_profile import CostProfile
-    from adaptspec.control.language.loader import build_policy, load_policy_spec
+    from adaptspec.control.language.loader import build_for_checks, load_policy_spec
     from adaptspec.control.routing import with_used
     from adaptspec.control.tasks import TaskNames
 
@@ -225,7 +223,7 @@ def _check(path: Path) -> PolicySpec:
     spec = load_policy_spec(path, task_names)
     try:
         for one in with_used([spec]):
-            build_policy(one, CostModel(CostProfile((1,), (1,), ((1.0,),))), 1, task_names)
+            build_for_checks(one, task_names=task_names)
     except ConfigError as error:
         raise PolicyError(f"{path}:1:1: {error}") from error
     return spec

@@ -10,6 +10,8 @@ from adaptspec.drafting.draft_model import DraftModelDrafter
 from adaptspec.models.heads.head_runner import HeadRunner
 from adaptspec.models.runner import Packed
 
+CATCH_UP_TOKENS = 512  # maximum tokens that a head reads in one pass
+
 
 class HeadDrafter(DraftModelDrafter):
     """A draft model that is a head: it receives the target's hidden states of committed tokens, in text order.
@@ -18,7 +20,9 @@ class HeadDrafter(DraftModelDrafter):
     While the drafter is inactive no states are passed on, and the head forgets its rows.
     """
 
-    def __init__(self, head: HeadRunner, eos_token_ids: Collection[int] = (), catch_up_tokens: int = 512) -> None:
+    def __init__(
+        self, head: HeadRunner, eos_token_ids: Collection[int] = (), catch_up_tokens: int = CATCH_UP_TOKENS
+    ) -> None:
         super().__init__(head, eos_token_ids, catch_up_tokens)
         layers = ", ".join(map(str, head.spec.capture))
         self.description = (

@@ -71,6 +71,18 @@ class EngineConfig:
         return name if name is not None and is_self_speculation(name) else None
 
     @property
+    def target_path(self) -> str:
+        """The directory, file or hub id of the target."""
+        return model_path(self.model, "target")
+
+    @property
+    def draft_path(self) -> str | None:
+        """The directory, file or hub id of the draft, which is the target's for self-speculation."""
+        if self.self_speculation is not None:
+            return self.target_path
+        return None if self.draft_model is None else model_path(self.draft_model, "draft")
+
+    @property
     def policy_names(self) -> tuple[str, ...]:
         return self.policies or (self.default_policy,)
 

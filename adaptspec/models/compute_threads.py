@@ -15,6 +15,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -23,6 +24,7 @@ from adaptspec.errors import ModelError
 from adaptspec.models.runner import Packed, Runner
 
 _log = logging.getLogger(__name__)
+T = TypeVar("T")
 # Turns of a comparison, each with one pass per number of threads: at least so many, and more until the seconds are
 # spent.
 _LEAST_TURNS, _MOST_TURNS, _SECONDS = 2, 9, 0.5
@@ -72,6 +74,17 @@ class ComputeThreads:
         """Run a whole comparison now, and keep the faster choice."""
         for _ in self._comparison():
             pass
+
+    def measure_each(self, measure: Callable[[], T]) -> list[T]:
+        """What `measure` returns with each number of threads; afterwards the present number is set again."""
+        try:
+            found = []
+            for count in self.choices:
+                self._set_threads(count)
+                found.append(measure())
+            return found
+        finally:
+            self.apply()
 
     def follow(
         self, doubts: Callable[[], int], on_change: Callable[[], None], run_pass: Callable[[], None] | None = None

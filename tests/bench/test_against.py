@@ -10,7 +10,7 @@ import pytest
 
 from adaptspec.bench.against import Answer, against_report, check_against, compared, run_against
 from adaptspec.bench.workloads import read_workloads
-from adaptspec.engine.assembly import Built, build
+from adaptspec.engine.build import Built, build
 from adaptspec.engine.core import EngineLimits
 from adaptspec.engine.engine_config import EngineConfig
 from adaptspec.engine.sync_engine import Engine

@@ -23,7 +23,7 @@ from adaptspec.bench.exactness import (
 )
 from adaptspec.bench.workloads import read_workloads
 from adaptspec.control.language.loader import parse_policy_spec
-from adaptspec.engine.assembly import Built, build
+from adaptspec.engine.build import Built, build
 from adaptspec.engine.core import EngineLimits
 from adaptspec.engine.engine_config import EngineConfig
 from adaptspec.request import Request, SamplingParams

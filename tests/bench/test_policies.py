@@ -19,7 +19,7 @@ from safetensors.torch import load_file, save_file
 from adaptspec.bench.policies import PolicySettings, policies_report, policy_config, run_policies
 from adaptspec.bench.workloads import read_workloads
 from adaptspec.control.algorithms.registry import GROUP
-from adaptspec.engine.assembly import build
+from adaptspec.engine.build import build
 from adaptspec.engine.engine_config import EngineConfig
 from adaptspec.errors import ConfigError, EngineError
 from tests.policies.world import HEADER

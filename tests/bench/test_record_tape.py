@@ -19,7 +19,7 @@ from adaptspec.control.controller import Controller
 from adaptspec.control.cost_model import CostModel
 from adaptspec.control.policy import BatchSignals
 from adaptspec.decision import Decision, StopTable, TreeTable
-from adaptspec.engine.assembly import Built, assemble, build
+from adaptspec.engine.build import Built, assemble, build
 from adaptspec.engine.core import EngineLimits
 from adaptspec.engine.engine_config import EngineConfig
 from adaptspec.request import Request, SamplingParams, SpeculationParams

@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from adaptspec.bench.record_tape import RecordSettings, record
 from adaptspec.bench.try_drafts import try_draft
 from adaptspec.bench.workloads import Workloads
-from adaptspec.engine.assembly import build
+from adaptspec.engine.build import build
 from adaptspec.engine.engine_config import EngineConfig
 from adaptspec.training.corpus import Prompt
 from tests.conftest import MakeModel

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from adaptspec.engine.assembly import Built, build
+from adaptspec.engine.build import Built, build
 from adaptspec.engine.core import EngineLimits
 from adaptspec.engine.engine_config import EngineConfig
 from tests.chaos.harness import Server, running

@@ -20,8 +20,8 @@ from typing import Any
 from aiohttp import web
 
 from adaptspec.drafting.draft_model import DraftModelDrafter
-from adaptspec.engine.assembly import Built
 from adaptspec.engine.async_engine import AsyncEngine
+from adaptspec.engine.build import Built
 from adaptspec.engine.policy_manager import PolicyManager
 from adaptspec.engine.watchdog import Watchdog
 from adaptspec.models.runner import Runner

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from adaptspec.engine.assembly import Built
+from adaptspec.engine.build import Built
 from adaptspec.models.runner import Forward, Packed, Runner
 from adaptspec.results import FinishReason
 from tests.chaos.harness import CANARY, COMPLETIONS, Answer, Server, replaced, running

@@ -13,7 +13,7 @@ from adaptspec.cli import main
 from adaptspec.command_line import Parser
 from adaptspec.commands import serve_command
 from adaptspec.commands.arguments import engine_config
-from adaptspec.engine.assembly import build
+from adaptspec.engine.build import build
 from adaptspec.engine.engine_config import EngineConfig
 
 

@@ -13,7 +13,7 @@ from adaptspec.drafters import DRAFTERS, Entry, Kind
 from adaptspec.drafting.draft_model import DraftModelDrafter
 from adaptspec.drafting.drafter import Loaded
 from adaptspec.drafting.lookup import LookupDrafter
-from adaptspec.engine.assembly import build
+from adaptspec.engine.build import build
 from adaptspec.engine.core import EngineLimits
 from adaptspec.engine.engine_config import EngineConfig
 from adaptspec.errors import PolicyError

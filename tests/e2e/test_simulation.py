@@ -23,7 +23,7 @@ from adaptspec.drafters import Kind, kind_of
 from adaptspec.drafting.draft_model import DraftModelDrafter
 from adaptspec.drafting.drafter import Draft, Drafter, DraftJob
 from adaptspec.drafting.lookup import LookupDrafter
-from adaptspec.engine.assembly import Built, assemble, build
+from adaptspec.engine.build import Built, assemble, build
 from adaptspec.engine.core import EngineLimits
 from adaptspec.engine.engine_config import EngineConfig
 from adaptspec.models.runner import Packed as Pass

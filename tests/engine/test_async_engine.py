@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from adaptspec.engine.assembly import build
 from adaptspec.engine.async_engine import AsyncEngine
+from adaptspec.engine.build import build
 from adaptspec.engine.core import EngineCore, EngineLimits
 from adaptspec.engine.engine_config import EngineConfig
 from adaptspec.engine.scheduler import PromptProgress

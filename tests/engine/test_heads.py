@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from adaptspec.control.cost_model import CostModel
-from adaptspec.engine.assembly import build
+from adaptspec.engine.build import build
 from adaptspec.engine.core import EngineLimits
 from adaptspec.engine.engine_config import EngineConfig
 from adaptspec.models.heads.head_runner import HeadRunner

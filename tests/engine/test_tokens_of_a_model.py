@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from adaptspec.engine.assembly import build
+from adaptspec.engine.build import build
 from adaptspec.engine.core import EngineLimits
 from adaptspec.engine.engine_config import EngineConfig
 from adaptspec.engine.sync_engine import Engine

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from adaptspec.engine.assembly import build
+from adaptspec.engine.build import build
 from adaptspec.engine.engine_config import EngineConfig
 from adaptspec.errors import ModelError
 

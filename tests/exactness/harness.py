@@ -329,12 +329,14 @@ def serve(
 ) -> Run:
     """The requests as a case drafts for them, or as these policies do."""
     notes = Notes()
+    target: Any = FailsOnce(world.target, script.fails) if script.fails else world.target
+    overlaps = script.overlaps and case.runtime not in OVERLAPPING
     core = world.engine(
         policies or [dictated.policy(case.policy)],
         EngineLimits(script.rows, case.chunk, 7, prefix_cache="key" if case.prefix == "hit" else "off"),
         sinks=[notes],
-        make=Overlapping if script.overlaps and case.runtime not in OVERLAPPING else None,
-        target=FailsOnce(world.target, script.fails) if script.fails else None,  # type: ignore[arg-type]
+        executor=Overlapping(target, world.drafters) if overlaps else None,
+        target=target,
     )
     deltas = drive(core, asked, script)
     core.scheduler.prefixes.clear()  # other engines use the same caches

@@ -19,10 +19,11 @@ from adaptspec.drafting.drafter import Drafter, ModelDrafter
 from adaptspec.drafting.lookahead import LookaheadDrafter
 from adaptspec.drafting.lookup import LookupDrafter
 from adaptspec.drafting.ngram_index import Histories
-from adaptspec.engine.assembly import MakeExecutor, assemble, build
+from adaptspec.engine.build import assemble, build
 from adaptspec.engine.core import EngineCore, EngineLimits
 from adaptspec.engine.engine_config import EngineConfig
-from adaptspec.engine.model_set import decoder
+from adaptspec.engine.load_models import decoder
+from adaptspec.engine.model_executor import ModelExecutor
 from adaptspec.gpu.device_decoder import DeviceDecoder, device_decoder
 from adaptspec.models.config import DecoderConfig
 from adaptspec.models.heads.head_runner import HeadRunner
@@ -66,7 +67,7 @@ class World:
         specs: Sequence[PolicySpec],
         limits: EngineLimits,
         sinks: Sequence[Sink] = (),
-        make: MakeExecutor | None = None,
+        executor: ModelExecutor | None = None,
         target: Runner | None = None,
     ) -> EngineCore:
         """An engine of these policies, whose clock ticks evenly: they decide the same every time."""
@@ -80,7 +81,7 @@ class World:
             sinks=sinks,
             limits=limits,
             timer=lambda: 4e-4 * next(ticks),
-            make=make,
+            executor=executor,
         )
 
     def prompt(self, number: int, length: int) -> tuple[int, ...]:

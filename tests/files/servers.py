@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from adaptspec.control.cost_model import CostModel
-from adaptspec.engine.assembly import Built, build
 from adaptspec.engine.async_engine import AsyncEngine
+from adaptspec.engine.build import Built, build
 from adaptspec.engine.core import EngineLimits
 from adaptspec.engine.engine_config import EngineConfig
 from adaptspec.engine.policy_manager import PolicyManager

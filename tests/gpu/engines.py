@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 
 from adaptspec.control.cost_model import CostModel
-from adaptspec.engine.assembly import Built, build, make_executor
+from adaptspec.engine.build import Built, build, make_executor
 from adaptspec.engine.core import EngineCore, EngineLimits
 from adaptspec.engine.engine_config import EngineConfig
 from adaptspec.models.loading import MakeDecoder
@@ -49,10 +48,10 @@ def core_of(
 ) -> tuple[EngineCore, Notes]:
     """An engine that drafts as a case says, or the body of a policy."""
     notes = Notes()
-    make = partial(make_executor, limits=replace(LIMITS, max_depth=8), eager=eager)
     drafters = [drafter for drafter in one.drafters if drafter.name in ("draft-model", "ngram")]
+    executor = make_executor(one.target, drafters, replace(LIMITS, max_depth=8), eager=eager)
     world = World(one.target, drafters, one.tokenizer)
-    return world.engine([dictated.policy(policy or case.policy)], LIMITS, [notes], make), notes
+    return world.engine([dictated.policy(policy or case.policy)], LIMITS, [notes], executor), notes
 
 
 def served(one: Built, policies: Sequence[str], asked: Sequence[Request]) -> tuple[dict[str, Completion], Notes]:

@@ -15,10 +15,10 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from adaptspec.engine.assembly import Built
+from adaptspec.engine.build import Built
 from adaptspec.engine.core import EngineLimits
 from adaptspec.engine.engine_config import EngineConfig, model_path
-from adaptspec.engine.model_set import load_models
+from adaptspec.engine.load_models import load_models
 from adaptspec.gpu.device_decoder import DeviceDecoder, device_decoder
 from adaptspec.gpu.graphs import Captured
 from adaptspec.gpu.paged_cache import PagedCache
@@ -66,9 +66,9 @@ def pair(cuda: PretendCuda) -> tuple[Built, Built]:
 def test_rounds_have_memory_beside_the_caches(cuda: PretendCuda) -> None:
     """Caches take what is left by passes of the widest round and of a prompt, which is read in larger parts."""
     config = EngineConfig(device="cuda", dtype="float32", eager=True, context=256, limits=EngineLimits(max_rows=64))
-    places, left = [model_path("bundled", name) for name in ("target", "draft")], []
+    left = []
     for room in (2**27, 2**27 + 2**25):
-        runners: Any = load_models(config, places, lambda: 7, room=lambda _, room=room: room)  # type: ignore[misc]
+        runners: Any = load_models(config, 7, free_bytes=lambda _, room=room: room)  # type: ignore[misc]
         left.append(room - sum(pool.nbytes for runner in runners for pool in runner.cache.pool))
     logits, states = 64 * (1 + 7) * 4 * runners[0].info.vocab_size, 2048 * 4 * 4 * 256
     assert left[0] > 2 * logits + states

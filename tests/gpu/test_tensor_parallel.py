@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from adaptspec.engine.assembly import Built
+from adaptspec.engine.build import Built
 from adaptspec.engine.engine_config import EngineConfig
 from adaptspec.gpu import round as rounds
 from adaptspec.gpu.device_decoder import DeviceDecoder

@@ -63,6 +63,16 @@ def test_the_faster_number_is_kept_where_it_is_clearly_faster(one: float, two: f
     assert (threads.count, machine.set) == (chosen, chosen)
 
 
+def test_a_measurement_with_each_number_of_threads_leaves_the_number_as_it_was() -> None:
+    machine = Machine({1: 0.05, 2: 0.03})
+    threads = machine.threads(2, 1)
+    assert threads.measure_each(lambda: machine.set) == [2, 1]
+    assert machine.set == 2
+    with pytest.raises(ZeroDivisionError):
+        threads.measure_each(lambda: 1 // (machine.set - 1))
+    assert machine.set == 2
+
+
 @pytest.mark.parametrize(("seconds", "passes"), [(3.0, 6), (0.1, 8), (0.001, 20)])
 def test_a_comparison_is_bounded(seconds: float, passes: int) -> None:
     """One turn to warm up and two that count; more only within half a second, and nine at most."""

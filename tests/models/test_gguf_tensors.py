@@ -8,7 +8,7 @@ import pytest
 import torch
 from gguf import GGUFWriter, RopeScalingType
 
-from adaptspec.engine.assembly import build
+from adaptspec.engine.build import build
 from adaptspec.engine.engine_config import EngineConfig
 from adaptspec.errors import ConfigError, ModelError
 from adaptspec.models.kv_cache import CacheLimits

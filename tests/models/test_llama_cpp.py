@@ -14,7 +14,7 @@ import torch
 
 from adaptspec.bench.doctor import doctor_drafts
 from adaptspec.control.cost_model import CostModel
-from adaptspec.engine.assembly import build
+from adaptspec.engine.build import build
 from adaptspec.engine.engine_config import EngineConfig
 from adaptspec.errors import ConfigError, EngineError, ModelError
 from adaptspec.models.gguf import GgufHeader, read_header

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from adaptspec.engine.assembly import build
+from adaptspec.engine.build import build
 from adaptspec.engine.engine_config import EngineConfig
 from adaptspec.errors import ConfigError
 from adaptspec.models.layers import linear as linear_of

@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from adaptspec.engine.assembly import build
+from adaptspec.engine.build import build
 from adaptspec.engine.core import EngineLimits
-from adaptspec.engine.engine_config import EngineConfig, model_path
-from adaptspec.engine.model_set import decoder, load_models
+from adaptspec.engine.engine_config import EngineConfig
+from adaptspec.engine.load_models import decoder, load_models
 from adaptspec.errors import ConfigError
 from adaptspec.gpu.device_decoder import device_decoder
 from adaptspec.models.loading import MakeDecoder
@@ -22,8 +22,9 @@ CONFIG = EngineConfig(policies=("static-3",), device="cpu", limits=EngineLimits(
 @pytest.mark.parametrize(("make", "dtype"), [(decoder, "float32"), (device_decoder, "bfloat16")])
 def test_no_weight_is_held_twice(make: MakeDecoder, dtype: str) -> None:
     """The first layers are the target's own tensors, and so are its norm and head; on a device, too."""
-    places, config = [model_path("bundled", "target")] * 2, replace(CONFIG, draft="first-layers:2", context=64)
-    target, draft = load_models(replace(config, dtype=dtype), places, lambda: 3, make=make)
+    config = replace(CONFIG, draft="first-layers:2", context=64, dtype=dtype)
+    target, draft = load_models(config, 3, make=make)
+    assert draft is not None
     mine, its = (set(map(id, flat(runner._weights))) for runner in (draft, target))  # type: ignore[attr-defined]
     assert mine
     assert mine < its

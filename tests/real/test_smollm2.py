@@ -22,7 +22,7 @@ import pytest
 import torch
 
 from adaptspec.control.cost_model import CostModel
-from adaptspec.engine.assembly import build
+from adaptspec.engine.build import build
 from adaptspec.engine.core import EngineLimits
 from adaptspec.engine.engine_config import EngineConfig
 from adaptspec.models.layers import has_products

@@ -9,8 +9,8 @@ from pathlib import Path
 from aiohttp import web
 
 from adaptspec.control.cost_model import CostModel
-from adaptspec.engine.assembly import build
 from adaptspec.engine.async_engine import AsyncEngine
+from adaptspec.engine.build import build
 from adaptspec.engine.core import EngineLimits
 from adaptspec.engine.engine_config import EngineConfig
 from adaptspec.server.application import make_app

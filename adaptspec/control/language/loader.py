@@ -10,6 +10,7 @@ from adaptspec.control.algorithms.goodput import Goodput, GoodputSettings
 from adaptspec.control.algorithms.registry import INSTALLED
 from adaptspec.control.composed_policy import ComposedPolicy
 from adaptspec.control.cost_model import CostModel
+from adaptspec.control.cost_profile import CostProfile
 from adaptspec.control.language.library import find_policy, shipped_policies, unknown_policy
 from adaptspec.control.language.schema import ReadContext, validate
 from adaptspec.control.language.spec import PolicySpec
@@ -159,6 +160,11 @@ def build_policy(spec: PolicySpec, cost: CostModel, max_rows: int, task_names: T
         draft_temperature=None if body.draft_temperature is None else body.draft_temperature.ends,
         tree_limits=TreeLimits(body.max_width, body.max_nodes) if body.max_width > 1 else None,
     )
+
+
+def build_for_checks(spec: PolicySpec, max_rows: int = 1, task_names: TaskNames | None = None) -> Policy:
+    """`build_policy` with arbitrary costs: whether a policy can be built, and its depth, do not depend on costs."""
+    return build_policy(spec, CostModel(CostProfile((1,), (1,), ((1.0,),))), max_rows, task_names)
 
 
 def _task(spec: PolicySpec, name: str, task_names: TaskNames) -> int:

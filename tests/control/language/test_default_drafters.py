@@ -13,7 +13,7 @@ from adaptspec.control.host import Host, narrow
 from adaptspec.control.language.library import find_policy
 from adaptspec.control.language.loader import build_policy, load_policy_spec, parse_policy_spec
 from adaptspec.control.language.spec import PolicySpec
-from adaptspec.engine.assembly import assemble
+from adaptspec.engine.build import assemble
 from adaptspec.engine.core import EngineLimits
 from adaptspec.errors import PolicyError
 from adaptspec.request import Request, SamplingParams

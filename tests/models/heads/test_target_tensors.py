@@ -10,7 +10,7 @@ import torch
 from transformers import Gemma2Config, GPT2Config, GPTNeoXConfig, OPTConfig, PretrainedConfig
 
 from adaptspec.control.cost_model import CostModel
-from adaptspec.engine.assembly import build
+from adaptspec.engine.build import build
 from adaptspec.engine.core import EngineLimits
 from adaptspec.engine.engine_config import EngineConfig
 from adaptspec.errors import ModelError

@@ -13,10 +13,10 @@ from transformers import AutoModelForCausalLM, GPT2Config
 
 from adaptspec.control.cost_model import CostModel
 from adaptspec.drafting.cross_tokenizer import CrossTokenizerDrafter
-from adaptspec.engine.assembly import assemble, build
+from adaptspec.engine.build import assemble, build
 from adaptspec.engine.core import EngineLimits
 from adaptspec.engine.engine_config import EngineConfig
-from adaptspec.engine.model_set import load_models
+from adaptspec.engine.load_models import load_models
 from adaptspec.engine.sync_engine import Engine
 from adaptspec.errors import ConfigError, ModelError, PolicyError
 from adaptspec.request import SamplingParams, SpeculationParams
@@ -182,14 +182,15 @@ def test_target_and_draft_share_the_memory(target_path: Path, draft_path: Path) 
     """Caches are sized once, when both models' weights are loaded, and together keep to what there is."""
     asked: list[torch.device] = []
 
-    def room(device: torch.device) -> int:
+    def free_bytes(device: torch.device) -> int:
         asked.append(device)
         return 100 * (2 + 1) * 2 * 2 * 8 * 4  # 100 tokens in 2 + 1 layers
 
-    places = [str(target_path), str(draft_path)]
-    runners = load_models(EngineConfig(*places, device="cpu", limits=SMALL), places, lambda: 7, room=room)
+    config = EngineConfig(str(target_path), str(draft_path), device="cpu", limits=SMALL)
+    runners = load_models(config, 7, free_bytes=free_bytes)
     assert asked == [torch.device("cpu")]
     for runner in runners:
+        assert runner is not None
         assert runner.info.context == 50
         assert runner.reserve(0, 50)
         assert runner.reserve(1, 50)

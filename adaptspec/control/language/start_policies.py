@@ -1,0 +1,73 @@
+"""The policies that an engine starts with: files are read, and each policy is built once to check it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from adaptspec.control.language.library import find_policy, shipped_policies
+from adaptspec.control.language.loader import build_for_checks, load_policy_spec
+from adaptspec.control.language.spec import PolicySpec
+from adaptspec.control.rollout import LIVE, Shares
+from adaptspec.control.routing import check_file
+from adaptspec.control.tasks import TaskNames
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class StartPolicies:
+    """The policies that requests can name; the first live one is the default.
+
+    `files` has the file of each policy by its name. `max_depth` is the deepest draft that any of them asks for.
+    """
+
+    specs: tuple[PolicySpec, ...]
+    files: Mapping[str, Path]
+    max_depth: int
+
+
+def read_start_policies(
+    names: Sequence[str], default: str, available: Sequence[str], max_rows: int, task_names: TaskNames
+) -> StartPolicies:
+    """Read the policies in `names`, those that they use, and every shipped policy that the drafters can run.
+
+    `names` are paths or names of shipped policies. The policy `default` is added if no other one is live. `available`
+    are the engine's drafters. `task_names` are not changed. Notes on the policies are logged.
+
+    Raises:
+        PolicyError, ConfigError: a policy cannot be used, two files have the same name, or canaries have more than the
+            whole traffic.
+    """
+    task_names = task_names.copy()
+    named = _named_specs(names, default, available, task_names)
+    by_name: dict[str, PolicySpec] = {}
+    for spec in [*named, *(used for user in named for used in user.used.values())]:
+        check_file(spec.name, spec.path, by_name.setdefault(spec.name, spec).path)
+    default_spec = next(spec for spec in named if spec.rollout == LIVE)
+    for spec in by_name.values():
+        for note in spec.notes(default=spec is default_spec):
+            _log.warning("%s", note)
+    Shares({spec.name: spec.rollout for spec in by_name.values()})  # raises ConfigError
+    for shipped in map(load_policy_spec, shipped_policies()):
+        if set(available).issuperset(shipped.needed):
+            by_name.setdefault(shipped.name, shipped.with_drafters(available))
+    specs = tuple(by_name.values())
+    policies = [build_for_checks(spec, max_rows, task_names) for spec in specs]
+    files = {spec.name: spec.path for spec in specs}
+    return StartPolicies(specs, files, max(policy.max_depth for policy in policies))
+
+
+def _named_specs(
+    names: Sequence[str], default: str, available: Sequence[str], task_names: TaskNames
+) -> list[PolicySpec]:
+    """The named policies, each file once. If all of them are canaries, the policy `default` is put first."""
+    paths = {path.resolve(): path for path in map(find_policy, names)}
+    specs = [load_policy_spec(path, task_names, available) for path in paths.values()]
+    if any(spec.rollout == LIVE for spec in specs):
+        return specs
+    path = find_policy(default)
+    others = [spec for spec in specs if spec.path.resolve() != path.resolve()]
+    return [load_policy_spec(path, available=available), *others]
