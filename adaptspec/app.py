@@ -146,7 +146,9 @@ async def serve(config: ServeConfig, console: Console, status: StartStatus | Non
             task_names.restore(tasks_in(config.state_dir))
         # Loading takes seconds of pure computation; the loop must stay free for Ctrl-C.
         built = await asyncio.to_thread(build, config.engine, [store], task_names=task_names, progress=status)
-        engine = AsyncEngine(built.core, config.name, config.max_waiting, built.spare, built.threads.apply)
+        engine = AsyncEngine(
+            built.core, config.name, config.max_waiting, on_idle=built.on_idle, on_start=built.threads.apply
+        )
         closing.push_async_callback(asyncio.to_thread, engine.close)
         await asyncio.to_thread(built.core.inputs.prepare_grammars)
         limits = built.core.limits

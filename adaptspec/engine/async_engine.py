@@ -75,7 +75,7 @@ class Stream:
             raise
         if delta is None:
             await self.aclose()
-            raise EngineError(self._engine.why)
+            raise EngineError(self._engine.failure_reason)
         if delta.completion is not None:
             self._running.discard(delta.request_id)
         return delta
@@ -83,7 +83,7 @@ class Stream:
     async def aclose(self) -> None:
         """Abort the requests that have not ended."""
         while self._running:
-            self._engine.leave(self._running.pop())
+            self._engine.abort(self._running.pop())
 
 
 class AsyncEngine:
@@ -94,17 +94,17 @@ class AsyncEngine:
         core: EngineCore,
         name: str | None = None,
         max_waiting: int = 1024,
-        spare: Callable[[], bool] | None = None,
-        begin: Callable[[], None] | None = None,
+        on_idle: Callable[[], bool] | None = None,
+        on_start: Callable[[], None] | None = None,
     ) -> None:
-        """`name` is the model's name for clients (None: its own). `begin` is called first on the engine's thread.
+        """`name` is the model's name for clients (None: its own). `on_start` is called first on the engine's thread.
 
-        `spare` is called on the engine's thread while there are no requests, until it returns False. Each call does a
+        `on_idle` is called on the engine's thread while there are no requests, until it returns False. Each call does a
         small piece of other work, which must not raise; a new request waits for the call to return.
         """
         self._core = core
-        self._spare = spare
-        self._begin = begin
+        self._on_idle = on_idle
+        self._on_start = on_start
         if name is not None:
             core.inputs.info = replace(core.inputs.info, name=name)
         self._max_waiting = max_waiting
@@ -154,7 +154,7 @@ class AsyncEngine:
         return self._core.inputs.compile_grammar(grammar, max_bytes)
 
     @property
-    def alive(self) -> bool:
+    def is_alive(self) -> bool:
         """Whether the engine takes requests or can finish the current ones."""
         return self._failure is None and self._hung is None and not self._closed
 
@@ -171,13 +171,13 @@ class AsyncEngine:
         frame = None if self._thread.ident is None else sys._current_frames().get(self._thread.ident)
         return "" if frame is None else "".join(traceback.format_stack(frame))
 
-    def give_up(self, reason: str) -> None:
+    def mark_hung(self, reason: str) -> None:
         """The engine hangs: end every stream with an error and take no requests, until `resume`. On the event loop."""
         self._hung = reason
         for request_id, stream in self._streams.items():
             if stream is not None:
                 stream.put_nowait(None)
-            self.leave(request_id)  # if the engine resumes, this request has no client
+            self.abort(request_id)  # if the engine resumes, this request has no client
         with self._lock:
             self._fail_calls()
 
@@ -234,7 +234,7 @@ class AsyncEngine:
                     return delta.completion
         raise EngineError("the engine ended the stream without a completion")
 
-    def leave(self, request_id: str) -> None:
+    def abort(self, request_id: str) -> None:
         """Abort a request whose stream is no longer read."""
         if request_id in self._streams:
             self._streams[request_id] = None
@@ -269,7 +269,7 @@ class AsyncEngine:
 
         with self._lock:
             if self._ended or self._closed or self._hung is not None:
-                future.set_exception(EngineError(self.why))
+                future.set_exception(EngineError(self.failure_reason))
                 return future
             self._calls.add(future)
             self._start()
@@ -280,7 +280,7 @@ class AsyncEngine:
         """Refuse new requests, wait up to `seconds` for the current ones, then abort the rest."""
         self._draining = True
         deadline = asyncio.get_running_loop().time() + seconds
-        while self._streams and self.alive and asyncio.get_running_loop().time() < deadline:
+        while self._streams and self.is_alive and asyncio.get_running_loop().time() < deadline:
             await asyncio.sleep(0.02)
         for request_id in list(self._streams):
             self._inbox.put(lambda rid=request_id: self._core.abort(rid))  # type: ignore[misc]
@@ -296,12 +296,13 @@ class AsyncEngine:
             self._thread.join(timeout=0.1 if self._hung else 10)
 
     @property
-    def why(self) -> str:
+    def failure_reason(self) -> str:
+        """Why the engine takes no requests, for errors."""
         return f"the engine has stopped: {self._failure or self._hung or 'it was closed'}"
 
     def _admit(self, requests: Sequence[Request]) -> None:
         if self._failure is not None or self._hung is not None:
-            raise EngineError(self.why)
+            raise EngineError(self.failure_reason)
         if self._draining:
             raise OverloadedError("the server is shutting down; send the request again later")
         if len(self._streams) + len(requests) > self.capacity:
@@ -327,8 +328,8 @@ class AsyncEngine:
         """The engine thread. However it ends, all waiting streams and calls get an error."""
         set_progress_callback(self._count_progress)
         try:
-            if self._begin is not None:
-                self._begin()
+            if self._on_start is not None:
+                self._on_start()
             self._serve()
         except BaseException as error:  # noqa: BLE001
             # The loop around the rounds has failed, so the engine's state cannot be trusted.
@@ -366,14 +367,14 @@ class AsyncEngine:
 
     def _next_command(self) -> _Command:
         """Wait for a command; meanwhile do idle work."""
-        timeout, working = QUIET_SECONDS, self._spare is not None
+        timeout, working = QUIET_SECONDS, self._on_idle is not None
         while working:
             try:
                 return self._inbox.get(timeout=timeout)
             except Empty:
                 timeout, self._busy = 0.0, True
                 report_progress()
-                working = self._spare is not None and self._spare()
+                working = self._on_idle is not None and self._on_idle()
         self._busy = False
         return self._inbox.get()
 
@@ -415,7 +416,7 @@ class AsyncEngine:
         """Fail the pending calls. The lock must be held."""
         for future in self._calls:
             if not future.done():
-                future.set_exception(EngineError(self.why))
+                future.set_exception(EngineError(self.failure_reason))
         self._calls.clear()
 
     def _end_streams(self) -> None:

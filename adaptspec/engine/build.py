@@ -69,7 +69,7 @@ class Built:
         return self.template.tokenizer
 
     @property
-    def spare(self) -> Callable[[], bool]:
+    def on_idle(self) -> Callable[[], bool]:
         """Work for times without requests (see `AsyncEngine`)."""
         return self.threads.work
 

@@ -51,7 +51,7 @@ class Watched(Protocol):
     def stack(self) -> str:
         """The current stack of the engine thread, for the log."""
 
-    def give_up(self, reason: str) -> None:
+    def mark_hung(self, reason: str) -> None:
         """End every request with an error and refuse new ones."""
 
     def resume(self) -> None:
@@ -120,7 +120,7 @@ class Watchdog:
         if hangs and not self._hangs:
             reason = f"it has made no progress for {self.bound:.3g} seconds in which it could run"
             _log.error("the engine hangs: %s; its requests end with an error\n%s", reason, self._engine.stack())
-            self._engine.give_up(reason)
+            self._engine.mark_hung(reason)
         elif self._hangs and not hangs:
             _log.warning("the engine works again")
             self._engine.resume()

@@ -83,7 +83,7 @@ async def _signals() -> AsyncGenerator[asyncio.Queue[signal.Signals], None]:
 @asynccontextmanager
 async def _watched(app: web.Application) -> AsyncGenerator[None, None]:
     """Meanwhile systemd is notified that the engine is alive, if it asks for it."""
-    task = asyncio.create_task(systemd.send_watchdog_reports(lambda: app[SERVICE].engine.alive))
+    task = asyncio.create_task(systemd.send_watchdog_reports(lambda: app[SERVICE].engine.is_alive))
     try:
         yield
     finally:

@@ -64,7 +64,7 @@ class Service:
     @property
     def state(self) -> str:
         """dead, draining or ok."""
-        return "dead" if not self.engine.alive else "draining" if self.draining else "ok"
+        return "dead" if not self.engine.is_alive else "draining" if self.draining else "ok"
 
     @property
     def full(self) -> bool:
@@ -80,7 +80,7 @@ class Service:
         """Raise DrainingError, EngineStoppedError or OverloadedError if no request can be taken now."""
         if self.draining:
             raise DrainingError("the server is shutting down; send the request again to its successor")
-        if not self.engine.alive:
+        if not self.engine.is_alive:
             raise EngineStoppedError("the engine has stopped; restart the server and see its log")
         if self.full:
             load = self.engine.stats()

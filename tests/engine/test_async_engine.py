@@ -170,7 +170,7 @@ async def test_idle_work_runs_between_requests_and_ends_with_the_next() -> None:
     begun, enough, ended = threading.Event(), threading.Event(), threading.Event()
     seen: set[tuple[str, bool, bool]] = set()
 
-    def spare() -> bool:
+    def on_idle() -> bool:
         seen.add((threading.current_thread().name, core.idle, front.heartbeat is not None))
         begun.set()
         if enough.is_set():
@@ -178,7 +178,7 @@ async def test_idle_work_runs_between_requests_and_ends_with_the_next() -> None:
         return not ended.is_set()
 
     core = core_of()
-    front = AsyncEngine(core, spare=spare)
+    front = AsyncEngine(core, on_idle=on_idle)
     try:
         await front.generate(Request("a", (5, 6), GREEDY))
         assert await asyncio.to_thread(begun.wait, 10)
@@ -199,7 +199,7 @@ async def test_the_engine_thread_computes_with_the_threads_that_were_asked_for(t
         built = build(EngineConfig(str(target_path), None, ("off",), threads=before + 1, detect_tasks=False))
         assert torch.get_num_threads() == before + 1, "on the thread that builds, which may compute as well"
         torch.set_num_threads(before)
-        front = AsyncEngine(built.core, begin=built.threads.apply)
+        front = AsyncEngine(built.core, on_start=built.threads.apply)
         try:
             assert await asyncio.wrap_future(front.call(torch.get_num_threads)) == before + 1
         finally:
@@ -213,15 +213,15 @@ async def test_a_failed_round_that_cannot_be_undone_ends_its_request() -> None:
     async with engine(Stuck(context=CONTEXT)) as front:
         done = await front.generate(Request("r", (5, 6), GREEDY))
         assert (done.finish, done.error) == (FinishReason.ERROR, "MemoryError: gone")
-        assert front.alive
+        assert front.is_alive
 
 
 async def test_streams_fail_if_the_engine_thread_dies() -> None:
-    """Faults: if the loop itself breaks, open streams and later requests get an error, and `alive` says so."""
+    """Faults: if the loop itself breaks, open streams and later requests get an error, and `is_alive` says so."""
     async with engine(Deadly(context=CONTEXT)) as front:
         with pytest.raises(EngineError, match="gone"):
             await front.generate(Request("r", (5, 6), GREEDY))
-        assert not front.alive
+        assert not front.is_alive
         with pytest.raises(EngineError, match="gone"):
             await front.generate(Request("later", (5, 6), GREEDY))
 

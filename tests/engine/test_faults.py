@@ -369,7 +369,7 @@ async def test_an_engine_that_hangs_is_given_up_and_taken_back() -> None:
         waiting = [asyncio.create_task(front.generate(request)) for request in requests(8)]
         outcomes = await asyncio.wait_for(asyncio.gather(*waiting, return_exceptions=True), 10.0)
         assert all(isinstance(outcome, EngineError) for outcome in outcomes)
-        assert not front.alive
+        assert not front.is_alive
         with pytest.raises(EngineError, match="has made no progress"):
             await front.generate(Request("late", (5, 6), GREEDY))
         with pytest.raises(EngineError, match="has made no progress"):
@@ -377,7 +377,7 @@ async def test_an_engine_that_hangs_is_given_up_and_taken_back() -> None:
         gate.set()
 
         async def back() -> None:
-            while not front.alive or front.stats().waiting or front.stats().running:
+            while not front.is_alive or front.stats().waiting or front.stats().running:
                 await asyncio.sleep(0.01)
 
         await asyncio.wait_for(back(), 10.0)
@@ -393,6 +393,6 @@ async def test_a_call_that_hangs_ends_with_an_error() -> None:
             with pytest.raises(EngineError, match="has made no progress"):
                 await asyncio.wait_for(asyncio.wrap_future(call), 10.0)
         gate.set()
-        while not front.alive:
+        while not front.is_alive:
             await asyncio.sleep(0.01)
         assert await asyncio.wrap_future(front.call(lambda: 3)) == 3

@@ -23,17 +23,17 @@ class FakeEngine:
     def __init__(self) -> None:
         self.heartbeat: int | None = None
         self.given_up: list[str] = []
-        self.alive = True
+        self.is_alive = True
 
     def stack(self) -> str:
         return "in the middle of a pass"
 
-    def give_up(self, reason: str) -> None:
+    def mark_hung(self, reason: str) -> None:
         self.given_up.append(reason)
-        self.alive = False
+        self.is_alive = False
 
     def resume(self) -> None:
-        self.alive = True
+        self.is_alive = True
 
 
 class World:
@@ -59,7 +59,7 @@ class World:
     def silence(self, most: float = 1000.0, *, starved: float = 0.0, every: float = EVERY) -> float:
         """Seconds until the engine is given up, `most` if it is not; for a share of them it had no processor."""
         began = self.now
-        while self.engine.alive and self.now < began + most:
+        while self.engine.is_alive and self.now < began + most:
             self.now += every
             self.waited += starved * every
             self.watchdog.look()
@@ -92,7 +92,7 @@ def test_a_pass_that_never_returns_is_noticed_in_time_and_so_is_its_end(world: W
     assert PATIENCE < world.silence() <= PATIENCE + 2 * EVERY
     world.silence(100.0)
     world.progress()
-    assert world.engine.alive
+    assert world.engine.is_alive
     assert len(world.engine.given_up) == 1
 
 
@@ -129,10 +129,10 @@ def test_passes_that_are_expected_to_be_slow_are_waited_for() -> None:
 def test_a_hang_that_ends_does_not_make_the_watchdog_blind(world: World) -> None:
     """An hour without progress is remembered as a silence of the length at which it was noticed, not of an hour."""
     world.silence()
-    world.engine.alive = True
+    world.engine.is_alive = True
     world.silence(3600.0)
     world.progress()
-    assert world.engine.alive
+    assert world.engine.is_alive
     assert world.silence() <= MULTIPLE * PATIENCE + 2 * EVERY
 
 
@@ -154,7 +154,7 @@ def test_an_engine_that_is_not_let_run_does_not_hang(world: World) -> None:
     """Thirteen others on two processors: a pass of some seconds takes many times as long."""
     assert world.silence(5 * PATIENCE, starved=11 / 13) == 5 * PATIENCE
     world.progress()
-    assert world.engine.alive
+    assert world.engine.is_alive
 
 
 def test_a_hang_is_noticed_on_the_fullest_machine(world: World) -> None:
@@ -173,7 +173,7 @@ def test_a_process_that_was_stopped_does_not_hang(world: World) -> None:
     """For a minute nothing ran: neither the engine nor the watchdog."""
     world.silence(2 * EVERY)
     assert world.silence(60.0, every=60.0) == 60.0
-    assert world.engine.alive
+    assert world.engine.is_alive
     assert world.silence() <= PATIENCE + 2 * EVERY
 
 

@@ -166,7 +166,7 @@ SERVERS: Mapping[str, Callable[[World], Mapping[str, Any]]] = {
     "named": _named,
     **{name: _templated(source) for name, source in _TEMPLATES.items()},
     "full engine": _scripted(capacity=0),
-    "stopped engine": _scripted(alive=False),
+    "stopped engine": _scripted(is_alive=False),
     "failing engine": _scripted(failing_at=1),
     "overloaded engine": _scripted(refusal=OverloadedError("the queue is full; wait")),
     "broken engine": _scripted(refusal=EngineError("it broke; send it again")),

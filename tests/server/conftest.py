@@ -32,7 +32,7 @@ class FakeEngine:
     preemptions, cache_used, prefix_queried, prefix_hits, prefix_evictions = 0, 0.0, 0, 0, 0
 
     def __init__(self) -> None:
-        self.alive, self.drained, self.running, self.capacity = True, False, 0, 1000
+        self.is_alive, self.drained, self.running, self.capacity = True, False, 0, 1000
         self.pause = 0.0  # seconds before each token
         self.refusal: Exception | None = None  # raised by `submit`
         self.failing_at: int | None = None  # ends there with FinishReason.ERROR

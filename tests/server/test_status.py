@@ -22,7 +22,7 @@ async def test_models_are_listed_and_found_by_name(client: Any) -> None:
 
 async def test_health_follows_the_engine(client: Any, engine: Any, app: Any) -> None:
     assert await get(client, "/health") == (200, {"status": "ok", "running": 0, "waiting": 0})
-    engine.alive = False
+    engine.is_alive = False
     assert (await get(client, "/health"))[0] == 503
     async with client.post("/v1/completions", json={"prompt": "x"}) as response:
         assert (response.status, (await response.json())["error"]["code"]) == (503, "engine_stopped")
