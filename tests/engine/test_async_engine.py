@@ -329,7 +329,7 @@ async def test_a_request_that_cannot_be_queued_ends_alone() -> None:
         failed = await front.generate(Request("bad", (7, 8), GREEDY))
         assert (failed.finish, failed.error) == (FinishReason.ERROR, "MemoryError: no room for it")
         assert (await usual).finish is FinishReason.LENGTH
-        assert front.alive
+        assert front.is_alive
         assert not front.stats().waiting
     finally:
         await asyncio.to_thread(front.close)

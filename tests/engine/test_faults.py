@@ -21,7 +21,6 @@ from adaptspec.control.policy import BatchSignals
 from adaptspec.drafting.draft_model import DraftModelDrafter
 from adaptspec.drafting.drafter import Drafter
 from adaptspec.drafting.lookup import LookupDrafter
-from adaptspec.engine.assembly import MakeExecutor
 from adaptspec.engine.async_engine import AsyncEngine
 from adaptspec.engine.core import EngineCore, EngineLimits
 from adaptspec.engine.model_executor import ModelExecutor
@@ -220,13 +219,14 @@ class Poisoned(TableRunner):
 
 
 @pytest.mark.parametrize("make", [ModelExecutor, Overlapping])
-def test_what_a_failed_request_has_cached_is_not_reused(make: MakeExecutor) -> None:
+def test_what_a_failed_request_has_cached_is_not_reused(make: type[ModelExecutor]) -> None:
     """Others wait for its prefix; where rounds overlap, they are admitted before it has left."""
     prompt = tuple(2 + (7 * place + place // 5) % 20 for place in range(40))
     asked = [Request(f"r{i}", prompt, GREEDY, key="a") for i in range(3)]
-    drafter = DraftModelDrafter(TableRunner(seed=1, blend=0.8, context=CONTEXT))
+    target, drafter = Poisoned(), DraftModelDrafter(TableRunner(seed=1, blend=0.8, context=CONTEXT))
     policy, limits = dictated.policy(Case(depths="3").policy), EngineLimits(ROWS, prefill_tokens=8)
-    done = answers(World(Poisoned(), [drafter], TOKENIZER).engine([policy], limits, make=make), asked)
+    core = World(target, [drafter], TOKENIZER).engine([policy], limits, executor=make(target, [drafter]))
+    done = answers(core, asked)
     assert_usual(done, asked, failed=["r0"])
 
 
