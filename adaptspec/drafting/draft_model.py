@@ -15,6 +15,7 @@ import numpy as np
 
 from adaptspec.arrays import BoolArray, FloatArray, IntArray
 from adaptspec.decision import draft_temperatures
+from adaptspec.draft_tree import path_mask
 from adaptspec.drafting.drafter import Draft, DraftJob, Loaded, ModelDrafter
 from adaptspec.drafting.tree_builder import ROOT, Candidates, Node, TreeBuilder, TreeGrowth
 from adaptspec.errors import ConfigError
@@ -160,26 +161,23 @@ class ReadNodes:
     def __init__(self, base: int) -> None:
         self.base = base
         self._nodes: dict[tuple[int, int], int] = {}  # by parent and token
-        self._visible: list[bytes] = []  # attention mask of each node, a byte per node
-        self._is_chain = True
+        self._parents: list[int] = []
 
     def __len__(self) -> int:
-        return len(self._visible)
+        return len(self._parents)
 
     def add(self, parent: int, token: int) -> int:
         """Add a node and return its position after `base`. `parent` -1 is the last of the `base` tokens."""
-        node = len(self._visible)
+        node = len(self._parents)
         self._nodes[parent, token] = node
-        self._visible.append((self._visible[parent] if parent >= 0 else b"").ljust(node, b"\0") + b"\1")
-        self._is_chain = self._is_chain and parent == node - 1
+        self._parents.append(parent)
         return node
 
     def visible(self, count: int) -> BoolArray | None:
         """Attention mask [count, nodes] of the last `count` nodes; None while all nodes are one chain."""
-        if self._is_chain:
+        if self._parents == list(range(-1, len(self) - 1)):
             return None
-        masks = b"".join([mask.ljust(len(self._visible), b"\0") for mask in self._visible[-count:]])
-        return np.frombuffer(masks, dtype=np.bool_).reshape(count, -1)
+        return path_mask(self._parents)[-count:]
 
     def path(self, text: Sequence[int]) -> list[int]:
         """The longest path of nodes that matches `text`, which begins after `base`."""

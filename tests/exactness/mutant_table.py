@@ -460,8 +460,8 @@ MUTANTS = (
     Mutant(
         "branch-sees-its-sibling",
         "adaptspec/draft_tree.py",
-        "masks.append(masks[parent + 1].ljust(position",
-        "masks.append(masks[position - 1].ljust(position",
+        "before = masks[parent] if parent >= 0",
+        "before = masks[node - 1] if parent >= 0",
         "With branches, a text depends on what else was drafted.",
         ("tests/models/test_branches.py", *TREES),
     ),
