@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import Any
@@ -10,6 +10,9 @@ from typing import Any
 import numpy as np
 
 from adaptspec.arrays import BoolArray, FloatArray, IntArray
+
+Children = Mapping[tuple[int, int], int]
+"""Nodes of a row by parent and token."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -144,6 +147,14 @@ class DraftTree:
             start = end
         return paths
 
+    def children(self, row: int) -> Children:
+        """The nodes of a row by parent and token; of equal siblings the first."""
+        nodes = self.row_nodes(row)
+        children: dict[tuple[int, int], int] = {}
+        for node, key in enumerate(zip(self.parent[nodes].tolist(), self.token[nodes].tolist(), strict=True)):
+            children.setdefault(key, node)
+        return children
+
     def leaf_paths(self, row: int) -> list[list[int]]:
         """The path to each leaf of a row, as node indices within the row."""
         parents = self.parent[self.row_nodes(row)].tolist()
@@ -214,6 +225,18 @@ def path_mask(parents: Sequence[int]) -> BoolArray:
         masks.append(before.ljust(node, b"\0") + b"\1")
     width = len(masks)
     return np.frombuffer(b"".join([mask.ljust(width, b"\0") for mask in masks]), dtype=np.bool_).reshape(width, -1)
+
+
+def matching_path(children: Children, tokens: Iterable[int]) -> list[int]:
+    """The longest path from a row's newest token whose nodes match the first of `tokens`."""
+    path: list[int] = []
+    node = -1
+    for token in tokens:
+        child = children.get((node, token))
+        if child is None:
+            break
+        path.append(node := child)
+    return path
 
 
 _PER_NODE = tuple(field.name for field in fields(DraftTree) if field.name not in ("offsets", "chain", "distribution"))

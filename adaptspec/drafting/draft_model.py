@@ -15,7 +15,7 @@ import numpy as np
 
 from adaptspec.arrays import BoolArray, FloatArray, IntArray
 from adaptspec.decision import draft_temperatures
-from adaptspec.draft_tree import path_mask
+from adaptspec.draft_tree import matching_path, path_mask
 from adaptspec.drafting.drafter import Draft, DraftJob, Loaded, ModelDrafter
 from adaptspec.drafting.tree_builder import ROOT, Candidates, Node, TreeBuilder, TreeGrowth
 from adaptspec.errors import ConfigError
@@ -160,7 +160,7 @@ class ReadNodes:
 
     def __init__(self, base: int) -> None:
         self.base = base
-        self._nodes: dict[tuple[int, int], int] = {}  # by parent and token
+        self._children: dict[tuple[int, int], int] = {}  # by parent and token
         self._parents: list[int] = []
 
     def __len__(self) -> int:
@@ -169,7 +169,7 @@ class ReadNodes:
     def add(self, parent: int, token: int) -> int:
         """Add a node and return its position after `base`. `parent` -1 is the last of the `base` tokens."""
         node = len(self._parents)
-        self._nodes[parent, token] = node
+        self._children[parent, token] = node
         self._parents.append(parent)
         return node
 
@@ -181,14 +181,7 @@ class ReadNodes:
 
     def path(self, text: Sequence[int]) -> list[int]:
         """The longest path of nodes that matches `text`, which begins after `base`."""
-        path: list[int] = []
-        node = -1
-        for token in text:
-            found = self._nodes.get((node, token))
-            if found is None:
-                break
-            path.append(node := found)
-        return path
+        return matching_path(self._children, text)
 
 
 class _Passes:

@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerFast
 
 from adaptspec.arrays import FloatArray, IntArray
 from adaptspec.decision import StopTable, TreeTable
-from adaptspec.draft_tree import DraftTree
+from adaptspec.draft_tree import DraftTree, matching_path
 from adaptspec.drafters import DRAFTERS, available_drafters
 from adaptspec.drafting.ngram_index import CorpusTable
 from adaptspec.drafting.prediction import Prediction
@@ -55,20 +55,15 @@ class NodeChoices:
 
     def __init__(self, draft: DraftTree, row: int, choices: list[int]) -> None:
         """`choices` [nodes + 1]: after the newest token and after each node, -1 where unknown."""
-        at = draft.row_nodes(row)
-        nodes = zip(draft.parent[at].tolist(), draft.token[at].tolist(), strict=True)
-        self._nodes = {node: i for i, node in enumerate(nodes)}
+        self._children = draft.children(row)
         self._choices = choices
 
     def after(self, path: Sequence[int]) -> int | None:
         """The token that the target chose after the drafted tokens `path`; None if not drafted or unknown."""
-        node = -1
-        for token in path:
-            found = self._nodes.get((node, token))
-            if found is None:
-                return None
-            node = found
-        chosen = self._choices[node + 1]
+        nodes = matching_path(self._children, path)
+        if len(nodes) < len(path):
+            return None
+        chosen = self._choices[nodes[-1] + 1 if nodes else 0]
         return None if chosen < 0 else chosen
 
 

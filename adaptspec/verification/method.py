@@ -102,26 +102,20 @@ def walk(draft: DraftTree, choices: IntArray) -> VerifyResult:
 
     Of equal siblings the first is accepted. The target's token after the last accepted node is the next token.
     """
-    target, tokens, parents = choices.tolist(), draft.token.tolist(), draft.parent.tolist()
+    target: list[int] = choices.tolist()
     next_tokens: list[int] = []
     paths: list[list[int]] = []
-    start, position = 0, 0
-    for end in draft.offsets[1:].tolist():
-        children = {
-            (parent, token): node
-            for node, parent, token in zip(
-                range(end - start - 1, -1, -1), parents[start:end][::-1], tokens[start:end][::-1], strict=True
-            )
-        }
+    for row, start in enumerate(position_starts(draft).tolist()):
+        children = draft.children(row)
         path: list[int] = []
-        node = children.get((-1, target[position]))
+        token = target[start]
+        node = children.get((-1, token))
         while node is not None:
             path.append(node)
-            node = children.get((node, target[position + 1 + node]))
-        next_tokens.append(target[position + 1 + path[-1] if path else position])
+            token = target[start + 1 + node]
+            node = children.get((node, token))
+        next_tokens.append(token)
         paths.append(path)
-        position += end - start + 1
-        start = end
     accepted = np.array(list(map(len, paths)), dtype=np.int64)
     depth = int(accepted.max(initial=0))
     padded = np.array([path + [-1] * (depth - len(path)) for path in paths], dtype=np.int64)
