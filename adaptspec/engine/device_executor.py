@@ -234,7 +234,9 @@ class DeviceExecutor(ModelExecutor):
 
 def _padded_tokens(tree: DraftTree) -> IntArray:
     """The tokens of chains [B, D], padded with 0."""
-    return np.nan_to_num(tree.on_chain(tree.token.astype(np.float64))).astype(np.int64)
+    tokens: IntArray = np.zeros((len(tree.chain), int(tree.counts.max(initial=0))), dtype=np.int64)
+    tokens[tree.row, tree.index] = tree.token
+    return tokens
 
 
 def _unbranched_where_masked(tree: TreeTable, batch: Batch) -> TreeTable:
