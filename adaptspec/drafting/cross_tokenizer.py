@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 from adaptspec.arrays import IntArray
+from adaptspec.common_prefix import common_prefix
 from adaptspec.draft_tree import DraftTree
 from adaptspec.drafting.draft_model import DraftModelDrafter
 from adaptspec.drafting.drafter import Draft, DraftJob, Loaded, ModelDrafter
@@ -150,8 +151,7 @@ class CrossTokenizerDrafter(ModelDrafter):
             kept = self._translate(text, tokens[text.num_read :])
             text.num_read = len(tokens)
         if copied is not None:
-            pairs = enumerate(zip(copied, text.draft_tokens))  # noqa: B905
-            kept = next((i for i, (cached, token) in pairs if cached != token), len(copied))
+            kept = common_prefix(copied, text.draft_tokens)
         last = max(len(text.draft_tokens) - 1, 0)
         self._inner.commit(row, last if kept == before else min(kept, last), text.draft_tokens)
         return text.draft_tokens
@@ -321,10 +321,6 @@ class TextDrafter(CrossTokenizerDrafter):
             # A space that a tokenizer adds before every text is not part of the text.
             whole = tail.removeprefix(draft.space) + piece if tail else piece.removeprefix(self._target.space)
             ids = draft.encode(whole) if whole else []
-        kept = start
-        for before, after in zip(tokens[start:], ids, strict=False):
-            if before != after:
-                break
-            kept += 1
+        kept = start + common_prefix(tokens[start:], ids)
         tokens[kept:] = ids[kept - start :]
         return kept

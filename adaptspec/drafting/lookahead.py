@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from adaptspec.common_prefix import common_prefix
 from adaptspec.drafting.drafter import Draft, Drafter, DraftJob, Loaded, NodeChoices
 from adaptspec.drafting.tree_builder import ROOT, TreeBuilder
 
@@ -59,13 +60,9 @@ class LookaheadDrafter(Drafter):
     def score(self, row: int, tokens: list[int], start: int) -> tuple[int, int]:
         """See `Drafter.score`. The n-gram with the most matching tokens counts."""
         grams = self._rows[row].grams(tokens[start - 1]) if row in self._rows else []
-        after, best = tokens[start:], 0
-        for gram in grams:
-            run = 0
-            while run < min(len(gram), len(after)) and gram[run] == after[run]:
-                run += 1
-            best = max(best, run)
-        return min(max(map(len, grams), default=0), len(after)), best
+        after = tokens[start:]
+        matching = [common_prefix(list(gram), after) for gram in grams]
+        return min(max(map(len, grams), default=0), len(after)), max(matching, default=0)
 
     def observe(self, row: int, choices: NodeChoices) -> None:
         """See `Drafter.observe`. Lanes grow by the tokens that the target chose after them."""

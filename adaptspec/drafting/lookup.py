@@ -18,6 +18,7 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
+from adaptspec.common_prefix import common_prefix
 from adaptspec.drafting.drafter import Draft, Drafter, DraftJob, Loaded, RowStart
 from adaptspec.drafting.ngram_index import CorpusTable, Histories, NgramIndex, advance, contexts_at
 from adaptspec.drafting.tree_builder import TreeBuilder
@@ -96,12 +97,7 @@ class LookupDrafter(Drafter):
     def score(self, row: int, tokens: list[int], start: int) -> tuple[int, int]:
         """See `Drafter.score`. Usually scores the result of `look_up` before the round."""
         draft = self._find(row, tokens, start, len(tokens) - start, self._row(row).draws)
-        accepted = 0
-        for drafted, token in zip(draft, tokens[start:], strict=False):  # the draft may be shorter
-            if drafted.token != token:
-                break
-            accepted += 1
-        return len(draft), accepted
+        return len(draft), common_prefix([drafted.token for drafted in draft], tokens[start:])
 
     def leave(self, row: int) -> None:
         """See `Drafter.leave`. The index of the scope counts the tokens since the last lookup."""

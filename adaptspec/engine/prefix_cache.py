@@ -8,11 +8,12 @@ drafts; drafts never drive out running requests.
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, Protocol
 
+from adaptspec.common_prefix import common_prefix
 from adaptspec.errors import EngineError
 from adaptspec.request import Request
 
@@ -22,7 +23,6 @@ Scope = tuple[str | None, str | None]  # API key and salt: requests of one scope
 # A row is taken over instead of copied if that discards at most this share of the reused tokens: copying a token takes
 # less than a sixteenth of the time of reading it.
 _LOST_SHARE = 1 / 16
-_COMPARED = 256  # tokens compared at a time
 
 
 class Caches(Protocol):
@@ -115,7 +115,7 @@ class PrefixCache:
         _, cached = self._longest(reader, running)
         for other in running:
             if other.prefix_scope == reader.prefix_scope:
-                soon = _common_length(tokens, other.tokens, len(tokens) - 1)
+                soon = min(common_prefix(tokens, other.tokens), len(tokens) - 1)
                 if 2 * (soon - cached) > len(tokens) - cached:
                     return Awaited(other, soon)
         return None
@@ -246,7 +246,7 @@ class PrefixCache:
         held += [(idle.row, idle.tokens) for idle in self._idle.values() if idle.scope == scope]
         for row, tokens in held:
             length = self._caches.length(row)
-            common = _common_length(reader.tokens, tokens, min(length, len(reader.tokens) - 1))
+            common = min(common_prefix(reader.tokens, tokens), length, len(reader.tokens) - 1)
             if common and (common, -length) >= best:
                 source, best = row, (common, -length)
         return source, best[0]
@@ -260,13 +260,3 @@ def scope_of(request: Request, mode: Mode) -> Scope | None:
     if mode == "off" or not request.prefix_cache or request.sampling.prompt_logprobs is not None:
         return None
     return request.key if mode == "key" else None, request.cache_salt
-
-
-def _common_length(a: Sequence[int], b: Sequence[int], limit: int) -> int:
-    """The number of equal tokens at the beginning of `a` and `b`, at most `limit`."""
-    limit = min(limit, len(a), len(b))
-    for start in range(0, limit, _COMPARED):
-        end = min(start + _COMPARED, limit)
-        if a[start:end] != b[start:end]:
-            return next(i for i in range(start, end) if a[i] != b[i])
-    return max(limit, 0)
