@@ -150,10 +150,12 @@ class CrossTokenizerDrafter(ModelDrafter):
         if text.num_read < len(tokens):
             kept = self._translate(text, tokens[text.num_read :])
             text.num_read = len(tokens)
+        valid = last = max(len(text.draft_tokens) - 1, 0)
         if copied is not None:
-            kept = common_prefix(copied, text.draft_tokens)
-        last = max(len(text.draft_tokens) - 1, 0)
-        self._inner.commit(row, last if kept == before else min(kept, last), text.draft_tokens)
+            valid = common_prefix(copied, text.draft_tokens)
+        elif kept < before:
+            valid = kept
+        self._inner.commit(row, min(valid, last), text.draft_tokens)
         return text.draft_tokens
 
     def _translate(self, text: _Row, target_tokens: Sequence[int]) -> int:

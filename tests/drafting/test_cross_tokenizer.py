@@ -19,6 +19,7 @@ from transformers.convert_slow_tokenizer import bytes_to_unicode
 from transformers.generation import candidate_generator as reference
 
 from adaptspec.bench.teacher_forcing import Judge
+from adaptspec.draft_tree import DraftTree
 from adaptspec.drafting.cross_tokenizer import MIN_ALIKE, SharedTokensDrafter, TextDrafter, make
 from adaptspec.drafting.draft_model import DraftModelDrafter
 from adaptspec.drafting.drafter import DraftJob, Loaded, ModelDrafter
@@ -284,6 +285,23 @@ def test_a_reused_prefix_is_not_read_again_in_draft_tokens(drafts: dict[str, Pat
         assert done.stats.drafted
         assert (caught_up < 0.5 * len(text)) == (salt is None)
     assert found[0] == found[1]
+
+
+def test_a_copied_cache_is_kept_up_to_the_first_difference(drafts: dict[str, Path]) -> None:
+    """Texts with a first token in common may have none in draft tokens: nothing of the copied cache is drafted from."""
+    fresh, reused = (Pair(TARGET, drafts["moved"], ALL) for _ in range(2))
+    letter, *before = fresh.tokenizer.encode("d o the thing that you like", add_special_tokens=False)
+    after = fresh.tokenizer.encode("ef add(a, b):\n    return", add_special_tokens=False)
+
+    def draft(pair: Pair, text: list[int]) -> DraftTree:
+        sampling = SamplingBatch([RowSampling(GREEDY, 0, text, len(text), ())], pair.target.info.vocab_size)
+        return pair.drafter.propose(DraftJob(array(0), [text], array(5), sampling)).tree
+
+    draft(reused, [letter, *before])
+    reused.drafter.copy_prefix(0, 0, 1)
+    found, expected = (draft(pair, [letter, *after]) for pair in (reused, fresh))
+    assert found.token.tolist() == expected.token.tolist()
+    assert found.confidence.tolist() == expected.confidence.tolist()
 
 
 def test_a_pair_is_identified_by_its_tokenizers(drafts: dict[str, Path]) -> None:
