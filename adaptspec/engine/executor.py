@@ -12,7 +12,8 @@ from typing import NamedTuple, Protocol
 from adaptspec.arrays import FloatArray, IntArray
 from adaptspec.decision import Decision
 from adaptspec.drafting.drafter import Draft
-from adaptspec.engine.scheduler import Batch, Caches
+from adaptspec.engine.row_caches import Caches
+from adaptspec.engine.scheduler import Batch
 from adaptspec.engine.sequence import Sequence as Seq
 from adaptspec.verification.method import VerifyResult
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple, Protocol
 
 from adaptspec.common_prefix import common_prefix
+from adaptspec.engine.row_caches import Caches
 from adaptspec.errors import EngineError
 from adaptspec.request import Request
 
@@ -23,22 +24,6 @@ Scope = tuple[str | None, str | None]  # API key and salt: requests of one scope
 # A row is taken over instead of copied if that discards at most this share of the reused tokens: copying a token takes
 # less than a sixteenth of the time of reading it.
 _LOST_SHARE = 1 / 16
-
-
-class Caches(Protocol):
-    """The part of `RowCaches` that the prefix cache uses."""
-
-    def reserve(self, row: int, length: int) -> bool:
-        """See `RowCaches.reserve`."""
-
-    def length(self, row: int) -> int:
-        """See `RowCaches.length`."""
-
-    def copy_prefix(self, source: int, target: int, length: int) -> int:
-        """See `RowCaches.copy_prefix`."""
-
-    def free(self, row: int) -> None:
-        """See `RowCaches.free`."""
 
 
 class Reader(Protocol):
@@ -94,8 +79,9 @@ class PrefixCache:
     """
 
     def __init__(self, caches: Caches, rows: int) -> None:
-        """All rows are freed first: the texts that they hold are unknown."""
+        """All rows are freed first: the texts that they hold are unknown. `caches` evict idle rows from now on."""
         self._caches = caches
+        caches.evict = self.evict
         self._empty = list(range(rows - 1, -1, -1))
         for row in self._empty:
             caches.free(row)

@@ -3,17 +3,43 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
+from typing import Protocol
 
 from adaptspec.drafting.fault_guard import GuardedDrafter
 from adaptspec.models.runner import Runner
 
 
-class RowCaches:
-    """A request has one row number in all of these caches. `length` and `reserve` refer to the target's cache.
+class Caches(Protocol):
+    """The caches of all rows: `RowCaches`, or those of a simulation.
 
-    `evict` is called when memory is short; it frees the least recently used idle row and returns False if there is
-    none. Room for drafts is reserved in the same manner: idle rows are evicted for drafts, running requests never are.
+    A request has one row number in all of them. `length`, `reserve` and `share_of` refer to the target's cache. `evict`
+    is called when memory is short; it frees the least recently used idle row and returns False if there is none.
+    Room for drafts is reserved in the same manner: idle rows are evicted for drafts, running requests never are.
     """
+
+    evict: Callable[[], bool]
+
+    def share_of(self, rows: Collection[int]) -> float:
+        """See `Runner.share_of`."""
+
+    def reserve(self, row: int, length: int) -> bool:
+        """Reserve room for `length` tokens in total in `row`; False if memory is short with all idle rows evicted."""
+
+    def length(self, row: int) -> int:
+        """Tokens of `row` that the target has cached."""
+
+    def copy_prefix(self, source: int, target: int, length: int) -> int:
+        """See `Runner.copy_prefix`; returns the tokens that the target copied. If memory is short, a row is evicted.
+
+        A drafter that could not copy the prefix reads the missing tokens before it next drafts.
+        """
+
+    def free(self, row: int) -> None:
+        """Free the row in all caches."""
+
+
+class RowCaches:
+    """The caches of a target and of its drafters' models."""
 
     def __init__(self, target: Runner, drafters: Sequence[GuardedDrafter]) -> None:
         """`drafters` are those that run a model."""
@@ -21,25 +47,18 @@ class RowCaches:
         self.evict: Callable[[], bool] = lambda: False
 
     def share_of(self, rows: Collection[int]) -> float:
-        """See `Runner.share_of`."""
         return self._target.share_of(rows)
 
     def reserve(self, row: int, length: int) -> bool:
-        """Reserve room for `length` tokens in total in `row`; False if memory is short with all idle rows evicted."""
         while not self._target.reserve(row, length):
             if not self.evict():
                 return False
         return True
 
     def length(self, row: int) -> int:
-        """Tokens of `row` that the target has cached."""
         return self._target.length(row)
 
     def copy_prefix(self, source: int, target: int, length: int) -> int:
-        """See `Runner.copy_prefix`; returns the tokens that the target copied. If memory is short, a row is evicted.
-
-        A drafter that could not copy the prefix reads the missing tokens before it next drafts.
-        """
         held = self._target.copy_prefix(source, target, length)
         if source != target and held < length and self.evict():
             self._target.free(target)
@@ -49,7 +68,6 @@ class RowCaches:
         return held
 
     def free(self, row: int) -> None:
-        """Free the row in all caches."""
         self._target.free(row)
         for drafter in self._drafters:
             drafter.free(row)

@@ -8,12 +8,12 @@ from collections import deque
 from collections.abc import Callable, Collection
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 
 from adaptspec.engine.fault_isolation import FaultBisection
 from adaptspec.engine.prefix_cache import Awaited, PrefixCache
+from adaptspec.engine.row_caches import Caches
 from adaptspec.engine.sequence import Sequence
 from adaptspec.errors import EngineError
 from adaptspec.results import FinishReason
@@ -67,27 +67,6 @@ class Batch:
         self.prefill_tokens = sum(chunk.count for chunk in chunks)
 
 
-class Caches(Protocol):
-    """The caches of all rows: `RowCaches`, or those of a simulation."""
-
-    evict: Callable[[], bool]
-
-    def share_of(self, rows: Collection[int]) -> float:
-        """See `Runner.share_of`."""
-
-    def reserve(self, row: int, length: int) -> bool:
-        """See `RowCaches.reserve`."""
-
-    def length(self, row: int) -> int:
-        """See `RowCaches.length`."""
-
-    def copy_prefix(self, source: int, target: int, length: int) -> int:
-        """See `RowCaches.copy_prefix`."""
-
-    def free(self, row: int) -> None:
-        """See `RowCaches.free`."""
-
-
 class Scheduler:
     """First come, first served, at most `max_rows` at a time; prompts are read in parts (see `share_prefill`).
 
@@ -113,7 +92,6 @@ class Scheduler:
         """
         self._caches = caches
         self.prefixes = PrefixCache(caches, max_rows)
-        caches.evict = self.prefixes.evict
         self._prefill_budget = prefill_budget
         self._max_depth = max_depth
         self._on_start = on_start

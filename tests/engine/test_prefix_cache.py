@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
@@ -37,6 +37,9 @@ class Blocks:
         self.rows: dict[int, list[tuple[int, Scope | None]]] = {}
         self.held: dict[int, int] = {}  # blocks
         self.evict: Callable[[], bool] = bool
+
+    def share_of(self, rows: Collection[int]) -> float:
+        return sum(self.held.get(row, 0) for row in rows) / self.blocks
 
     def reserve(self, row: int, length: int) -> bool:
         needed = -(-length // 4)
@@ -86,7 +89,6 @@ class Rows(RuleBasedStateMachine):
     def start(self, rows: int, blocks: int) -> None:
         self.count, self.caches = rows, Blocks(blocks)
         self.prefixes = PrefixCache(self.caches, rows)
-        self.caches.evict = self.prefixes.evict
         self.running: list[Asking] = []
 
     @precondition(lambda self: self.prefixes.has_row)
