@@ -115,10 +115,10 @@ class StopTable:
         above = survival - minimum
         gain = above * worth
         if main is not None:
-            # The worth of more steps is that of the chain; off the chain the next token counts at most.
+            # The worth of more steps is that of the chain; off the chain the next token counts at most. In a row that
+            # has no such bounds, a step is worth nothing.
             side = survival * np.minimum(self.unstated[rows, 0], worth) - minimum * worth
             above, gain = np.where(main, above, side), np.where(main, gain, side)
-            going &= main | (price >= 0.0)
         going &= above > 0.0
         return going & (float(gain[going].sum()) > price)
 

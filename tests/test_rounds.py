@@ -19,13 +19,17 @@ BINS = 4  # of calibrations
 
 @st.composite
 def tables(draw: st.DrawFn, rows: int, *, priced: bool = False) -> StopTable | None:
-    """Any mix of bounds of any width; None stops nothing. Steps cost something where they are `priced`."""
+    """Any mix of bounds of any width; None stops nothing. Steps cost something where they are `priced`, or, as a line
+    through learned seconds may say, less than nothing.
+    """
     random = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
     confidence, entropy, survival, exists = draw(st.tuples(*[st.booleans()] * 4))
 
     def numbers(exists: bool, maximum: float = 1.0, width: int = 0) -> FloatArray | None:
         width = width or draw(st.integers(1, STEPS))
         return np.asarray(maximum * random.random((rows, width))) if exists else None
+
+    price = draw(st.sampled_from([-0.2, 0.5])) if priced else 0.0
 
     table = StopTable(
         numbers(confidence, 0.5),
@@ -34,7 +38,7 @@ def tables(draw: st.DrawFn, rows: int, *, priced: bool = False) -> StopTable | N
         numbers(survival, width=BINS),
         numbers(survival),
         numbers(survival),
-        numbers(survival, 0.5 if priced else 0.0),
+        numbers(survival, price),
     )
     return table if exists else None
 
@@ -108,7 +112,7 @@ def continues(table: StopTable, step: int, tokens: Sequence[Last]) -> list[bool]
         if (lower is not None and confidence < lower) or (upper is not None and entropy > upper):
             continue
         price = prices[i]
-        if not main and (price is None or price < 0.0):
+        if not main and price is None:
             continue
         if minimum is None:
             gains[i] = 0.0
@@ -169,6 +173,8 @@ def test_nodes_off_main_chains_go_on_only_by_the_price_of_a_step(
     row, confidence, entropy, survival, main = (np.array(column) for column in zip(*tokens, strict=True))
     goes = table.continues(step, row, confidence, entropy, survival=survival, main=main)
     assert goes.tolist() == continues(table, step, tokens)
+    has_price = np.array([part is not None and part.step is not None for _, part in parts])
+    assert not goes[~main & ~has_price[row]].any()
     chains = table.continues(step, row[main], confidence[main], entropy[main], survival=survival[main])
     assert chains.tolist() == continues(table, step, [token for token in tokens if token.main])
 
