@@ -5,7 +5,7 @@ from __future__ import annotations
 import pkgutil
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import torch
@@ -15,7 +15,7 @@ from adaptspec.arrays import FloatArray, IntArray
 from adaptspec.decision import StopTable, TreeTable
 from adaptspec.draft_tree import DraftTree, matching_path
 from adaptspec.drafters import DRAFTERS, available_drafters
-from adaptspec.drafting.ngram_index import CorpusTable
+from adaptspec.drafting.ngram_index import CorpusTable, CountedText
 from adaptspec.drafting.prediction import Prediction
 from adaptspec.models.runner import Packed, Runner
 from adaptspec.models.sampling import RowSampling, SamplingBatch
@@ -72,13 +72,14 @@ class RowStart:
     """A request that starts in a row: how it samples, and its predicted output.
 
     `scope`: requests of one scope may draft from each other's text; None: the request drafts from its text only.
-    `shares_noise`: its drafts may be drawn with the target's noise.
+    `shares_noise`: its drafts may be drawn with the target's noise. `text` counts its text for all lookup drafters.
     """
 
     sampling: RowSampling
     prediction: Prediction | None = None
     scope: str | None = None
     shares_noise: bool = True
+    text: CountedText = field(default_factory=CountedText)
 
 
 class Drafter(ABC):

@@ -20,7 +20,7 @@ import numpy as np
 
 from adaptspec.common_prefix import common_prefix
 from adaptspec.drafting.drafter import Draft, Drafter, DraftJob, Loaded, RowStart
-from adaptspec.drafting.ngram_index import CorpusTable, Histories, NgramIndex, advance, contexts_at
+from adaptspec.drafting.ngram_index import CorpusTable, CountedText, Histories, NgramIndex, advance
 from adaptspec.drafting.tree_builder import TreeBuilder
 from adaptspec.models.noise import drawn_of_few, position_word, seed_keys, token_words
 from adaptspec.models.sampling import MIN_TEMPERATURE, RowSampling
@@ -36,8 +36,7 @@ _MIN_SURVIVAL = 0.1
 _BEST_UNKNOWN = math.exp(1.5)
 # Lower temperatures are raised to this: higher powers of a probability would underflow.
 _MIN_DRAFT_TEMPERATURE = 1 / 64
-# Indexed tokens at the end of a prompt, tokens indexed per round, contexts per generation of a request's index.
-_MAX_TEXT, _MAX_READ, _MAX_CONTEXTS = 4096, 512, 2**15
+_MAX_READ = 512  # tokens of a text that are counted per round
 
 _Source = tuple[NgramIndex | CorpusTable, float]  # and the weight of its counts
 _probability = itemgetter(1)
@@ -68,8 +67,8 @@ class LookupDrafter(Drafter):
     def start(self, row: int, start: RowStart) -> None:
         history = None
         if self.histories is not None and start.scope is not None:
-            history = self.histories.index_of(start.scope)
-        self._rows[row] = _Row(start, history, self._counted.get(start.sampling, 0))
+            history = CountedText(self.histories.index_of(start.scope), self._counted.get(start.sampling, 0))
+        self._rows[row] = _Row(start, history)
 
     def propose(self, job: DraftJob) -> Draft:
         """See `Drafter.propose`. Trees have the next likely tokens as siblings of each token of the chain."""
@@ -100,10 +99,13 @@ class LookupDrafter(Drafter):
         return len(draft), common_prefix([drafted.token for drafted in draft], tokens[start:])
 
     def leave(self, row: int) -> None:
-        """See `Drafter.leave`. The index of the scope counts the tokens since the last lookup."""
+        """See `Drafter.leave`. If the row was ever looked up, its scope counts the tokens since then."""
         state = self._rows.pop(row, None)
-        if state is not None and state.sampling is not None and state.history is not None:
-            self._counted[state.sampling] = state.finish(state.sampling.tokens)
+        if state is None or state.sampling is None or state.history is None or not state.history.num_counted:
+            return
+        tokens = state.sampling.tokens
+        state.history.count(tokens, len(tokens), len(tokens))
+        self._counted[state.sampling] = state.history.num_counted
 
     def _row(self, row: int) -> _Row:
         """The state of a row. If the row was never started, or its start failed, only its text is used."""
@@ -116,16 +118,16 @@ class LookupDrafter(Drafter):
         if kept is not None and kept.start == start and kept.max_depth >= max_depth and kept.draws == draws:
             return kept.draft[:max_depth]
         state.read(tokens, start)
-        return self._draft(state, start, max_depth, draws)
+        return self._draft(state, tokens, start, max_depth, draws)
 
-    def _draft(self, state: _Row, start: int, max_depth: int, draws: bool) -> list[_Drafted]:
-        sources: list[_Source] = [(state.index, 1.0)]
+    def _draft(self, state: _Row, tokens: list[int], start: int, max_depth: int, draws: bool) -> list[_Drafted]:
+        sources: list[_Source] = [(state.text.index, 1.0)]
         if state.history is not None:
-            sources.append((state.history, _HISTORY_WEIGHT))
+            sources.append((state.history.index, _HISTORY_WEIGHT))
         if self._corpus is not None:
             sources.append((self._corpus, 1.0))
         predicted = [] if state.prediction is None else state.prediction.continuation(max_depth)
-        contexts, survival = state.contexts, 1.0
+        contexts, survival = state.text.contexts(tokens, start), 1.0
         draft: list[_Drafted] = []
         while len(draft) < max_depth:
             expected = predicted[len(draft)] if len(draft) < len(predicted) else None
@@ -187,53 +189,29 @@ class _Lookup(NamedTuple):
 
 
 class _Row:
-    """One request: the indexes of its text and its scope, its prediction, and how it samples."""
+    """One request: its text and the history of its scope, its prediction, and how it samples."""
 
-    def __init__(self, start: RowStart | None, history: NgramIndex | None = None, counted: int = 0) -> None:
-        """`counted` tokens of the text are in the index of its scope already."""
-        self.index = NgramIndex(_MAX_CONTEXTS)
+    def __init__(self, start: RowStart | None, history: CountedText | None = None) -> None:
+        self.text = CountedText() if start is None else start.text
         self.history = history
         self.sampling = None if start is None else start.sampling
         self.prediction = None if start is None else start.prediction
-        self.contexts: list[int] = []  # at the end of the text, also where not all of it was counted
         self.lookup: _Lookup | None = None
         self.power = 0.0  # 1 / temperature; 0: the likeliest token is drafted
         self.seed = 0
         self.draws = False
-        self._counted = counted
-        self._read = 0
-        self._read_contexts: list[int] = []  # at the end of the counted text
         if start is not None and start.sampling.params.temperature >= MIN_TEMPERATURE:
             self.power = 1.0 / max(start.sampling.params.temperature, _MIN_DRAFT_TEMPERATURE)
             self.draws = start.shares_noise
             self.seed = int(seed_keys(np.array([start.sampling.seed], dtype=np.int64))[0])
 
     def read(self, tokens: list[int], end: int) -> None:
-        """Count the tokens before `end` since the last call, at most `_MAX_READ`; later calls count the rest."""
+        """Align the prediction and count the tokens before `end`; of a long text later calls count the rest."""
         if self.prediction is not None:
             self.prediction.read(tokens, end)
-        if end <= self._read:
-            return
-        begin = max(self._read, end - _MAX_TEXT)
-        self._count(tokens, begin, min(end, begin + _MAX_READ), in_index=True)
-        self.contexts = self._read_contexts if self._read == end else contexts_at(tokens, end)
-
-    def finish(self, tokens: list[int]) -> int:
-        """Count the rest of the text in the scope, if the row was ever read; return the scope's count of its tokens."""
-        if self._read:
-            self._count(tokens, max(self._read, len(tokens) - _MAX_TEXT), len(tokens), in_index=False)
-        return max(self._read, self._counted)
-
-    def _count(self, tokens: list[int], begin: int, end: int, *, in_index: bool) -> None:
-        contexts = self._read_contexts if begin == self._read else contexts_at(tokens, begin)
-        for position in range(begin, end):
-            token = tokens[position]
-            if in_index:
-                self.index.add(contexts, token)
-            if self.history is not None and position >= self._counted:
-                self.history.add(contexts, token)
-            contexts = advance(contexts, token)
-        self._read_contexts, self._read = contexts, max(end, self._read)
+        self.text.count(tokens, end, _MAX_READ)
+        if self.history is not None:
+            self.history.count(tokens, end, _MAX_READ)
 
 
 def _interpolated(contexts: list[int], sources: Sequence[_Source], predicted: int | None) -> dict[int, float]:

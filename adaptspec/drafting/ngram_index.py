@@ -1,7 +1,7 @@
 """N-gram indexes: which tokens followed the last 1 to 5 tokens of a text, and how often.
 
-`NgramIndex` grows with a text, in bounded memory. `Histories` has one index per scope. `CorpusTable` is read from a
-file and never changes. All of them identify contexts by the same hashes.
+`NgramIndex` grows with a text, in bounded memory; `CountedText` adds the text to it. `Histories` has one index per
+scope. `CorpusTable` is read from a file and never changes. All of them identify contexts by the same hashes.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ MAX_CONTEXT = 5  # tokens
 CORPUS_FILE, CORPUS_VERSION = "counts.npz", 1  # in a model's folder
 _FACTOR, _MASK = 0x9E3779B97F4A7C15, 2**64 - 1
 _MAX_FOLLOWERS = 8  # different tokens counted after one context
+_MAX_TEXT = 4096  # tokens of a text that are counted if it is longer than what was counted before
+_MAX_TEXT_CONTEXTS = 2**15  # per generation of the index of a text
 # If only one token followed a context, token and count are packed into one number: a tenth of a dictionary's memory.
 _COUNT_SHIFT = 32
 _TOKEN, _ONCE = 2**_COUNT_SHIFT - 1, 2**_COUNT_SHIFT
@@ -135,6 +137,33 @@ class NgramIndex:
                 old[context] = dict(most_frequent)
         for context in list(old)[: max(0, len(old) - self._max_contexts)]:
             del old[context]
+
+
+class CountedText:
+    """Counts a text in an index as it grows: of a long text its end, a part at a time."""
+
+    def __init__(self, index: NgramIndex | None = None, num_counted: int = 0) -> None:
+        """The first `num_counted` tokens are in the index already. Without `index` the text gets a new one."""
+        self.index = NgramIndex(_MAX_TEXT_CONTEXTS) if index is None else index
+        self.num_counted = num_counted
+        self._contexts: list[int] = []  # after the counted tokens; empty where unknown
+
+    def count(self, tokens: list[int], end: int, max_tokens: int) -> None:
+        """Count the tokens before `end`, at most `max_tokens` in this call; later calls count the rest."""
+        begin = max(self.num_counted, end - _MAX_TEXT)
+        end = min(end, begin + max_tokens)
+        if begin >= end:
+            return
+        contexts = self._contexts if begin == self.num_counted else []
+        contexts = contexts or contexts_at(tokens, begin)
+        for token in tokens[begin:end]:
+            self.index.add(contexts, token)
+            contexts = advance(contexts, token)
+        self._contexts, self.num_counted = contexts, end
+
+    def contexts(self, tokens: list[int], end: int) -> list[int]:
+        """See `contexts_at`."""
+        return self._contexts if end == self.num_counted and self._contexts else contexts_at(tokens, end)
 
 
 class Histories:

@@ -236,6 +236,16 @@ def test_a_prompt_is_read_a_part_in_each_round() -> None:
     assert [propose(drafter, text + [5] * rounds, 1) for rounds in (1, 2)] == [[], [6]]
 
 
+def test_lookup_drafters_count_the_text_of_a_request_together() -> None:
+    """What one of them has counted of a long prompt, the others draft from at once."""
+    start, text = _start(), [*range(100, 700), 5, 6, *range(700, 1000), 5]
+    drafted = []
+    for drafter in (LookupDrafter(2000), _counts(2000)):
+        drafter.start(0, start)
+        drafted.append(propose(drafter, text, 1))
+    assert drafted == [[], [6]]
+
+
 def test_a_scope_counts_the_end_of_a_text_without_lookups() -> None:
     """What it does when a request ends is bounded, too."""
     drafter, live = _counts(), [1]
