@@ -1,8 +1,7 @@
 """Prefix cache: prompt prefixes that another request has cached are not read again.
 
 The rows of ended requests stay cached until their memory or the row is needed. The caches of draft models and heads
-stay as well, so that a request that reuses a prefix can draft at once. If memory is short, idle rows are evicted for
-drafts; drafts never drive out running requests.
+stay as well, so that a request that reuses a prefix can draft at once.
 """
 
 from __future__ import annotations
@@ -46,9 +45,8 @@ class PrefixStats:
 
 
 class IdleRow(NamedTuple):
-    """An idle row: its cached tokens, and the scope that may reuse them."""
+    """The cached tokens of an idle row, and the scope that may reuse them."""
 
-    row: int
     tokens: list[int]
     scope: Scope
 
@@ -85,7 +83,7 @@ class PrefixCache:
         self._empty = list(range(rows - 1, -1, -1))
         for row in self._empty:
             caches.free(row)
-        self._idle: dict[int, IdleRow] = {}  # the least recently used first
+        self._idle: dict[int, IdleRow] = {}  # by row, the least recently used first
         self.stats = PrefixStats()
 
     @property
@@ -141,7 +139,7 @@ class PrefixCache:
         if reader.prefix_scope is None or not length:
             self.drop(row)
         else:
-            self._idle[row] = IdleRow(row, reader.tokens[:length], reader.prefix_scope)
+            self._idle[row] = IdleRow(reader.tokens[:length], reader.prefix_scope)
 
     def drop(self, row: int) -> None:
         """Release a row and discard its cached tokens."""
@@ -185,12 +183,12 @@ class PrefixCache:
 
         None if `source` is not idle or another row is to be used; an idle `source` is then the most recently used.
         """
-        idle = None if source is None else self._idle.pop(source, None)
-        if idle is None:
+        if source is None or source not in self._idle:
             return None
+        idle = self._idle.pop(source)
         if len(idle.tokens) - shared <= _LOST_SHARE * shared or not self.has_row:
-            return idle.row
-        self._idle[idle.row] = idle
+            return source
+        self._idle[source] = idle
         return None
 
     def _take_empty(self) -> int:
@@ -229,7 +227,7 @@ class PrefixCache:
         if scope is None:
             return None, 0
         held = [(other.row, other.tokens) for other in running if other.row is not None and other.prefix_scope == scope]
-        held += [(idle.row, idle.tokens) for idle in self._idle.values() if idle.scope == scope]
+        held += [(row, idle.tokens) for row, idle in self._idle.items() if idle.scope == scope]
         for row, tokens in held:
             length = self._caches.length(row)
             common = min(common_prefix(reader.tokens, tokens), length, len(reader.tokens) - 1)

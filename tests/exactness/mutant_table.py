@@ -624,8 +624,8 @@ MUTANTS = (
     Mutant(
         "prefix-of-another-scope",
         "adaptspec/engine/prefix_cache.py",
-        "for idle in self._idle.values() if idle.scope == scope]",
-        "for idle in self._idle.values()]",
+        "for row, idle in self._idle.items() if idle.scope == scope]",
+        "for row, idle in self._idle.items()]",
         "A client can tell by the time what another key's prompts begin with.",
         PREFIXES,
     ),
