@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from adaptspec.arrays import BoolArray
-from adaptspec.draft_tree import DraftTree
+from adaptspec.draft_tree import DraftTree, matching_path
 from tests.draft_trees import VOCAB, Node, Row, assert_equal, batches, pack
 
 DISTRIBUTION = st.booleans()
@@ -65,6 +65,20 @@ def test_leaf_paths_end_at_nodes_without_children(rows: list[Row]) -> None:
         parents = {node.parent for node in row.nodes}
         leaves = [node for node in range(len(row.nodes)) if node not in parents]
         assert tree.leaf_paths(i) == [row.path(node) for node in leaves]
+
+
+@given(rows=batches(), text=st.lists(st.integers(0, VOCAB - 1), max_size=6))
+def test_a_matching_path_follows_a_text_and_takes_the_first_of_equal_siblings(rows: list[Row], text: list[int]) -> None:
+    tree = pack(rows)
+    for i, row in enumerate(rows):
+        expected: list[int] = []
+        for token in text:
+            wanted = (expected[-1] if expected else -1, token)
+            found = [number for number, node in enumerate(row.nodes) if (node.parent, node.token) == wanted]
+            if not found:
+                break
+            expected.append(found[0])
+        assert matching_path(tree.children(i), text) == expected
 
 
 @given(rows=batches(), depth=st.none() | st.integers(0, 6))
