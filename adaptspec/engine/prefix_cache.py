@@ -25,7 +25,7 @@ Scope = tuple[str | None, str | None]  # API key and salt: requests of one scope
 _LOST_SHARE = 1 / 16
 
 
-class Reader(Protocol):
+class CachedSequence(Protocol):
     """The part of a `Sequence` that the prefix cache uses."""
 
     tokens: list[int]
@@ -64,7 +64,7 @@ class Awaited(NamedTuple):
     The prefix is cached at `length` tokens.
     """
 
-    reader: Reader
+    reader: CachedSequence
     length: int
 
 
@@ -91,14 +91,14 @@ class PrefixCache:
         """Whether a request can have a row, if there is memory for it."""
         return bool(self._empty or self._idle)
 
-    def find_reader(self, reader: Reader, running: Collection[Reader]) -> Awaited | None:
-        """The running request that is reading more than half of what `reader` would have to read, or None."""
-        if reader.prefix_scope is None:
+    def find_reader(self, sequence: CachedSequence, running: Collection[CachedSequence]) -> Awaited | None:
+        """The running request that is reading more than half of what `sequence` would have to read, or None."""
+        if sequence.prefix_scope is None:
             return None
-        tokens = reader.tokens
-        _, cached = self._longest(reader, running)
+        tokens = sequence.tokens
+        _, cached = self._longest(sequence, running)
         for other in running:
-            if other.prefix_scope == reader.prefix_scope:
+            if other.prefix_scope == sequence.prefix_scope:
                 soon = min(common_prefix(tokens, other.tokens), len(tokens) - 1)
                 if 2 * (soon - cached) > len(tokens) - cached:
                     return Awaited(other, soon)
@@ -109,37 +109,37 @@ class PrefixCache:
         row = awaited.reader.row
         return row is not None and self._caches.length(row) < awaited.length
 
-    def acquire(self, reader: Reader, running: Collection[Reader]) -> Acquired | None:
+    def acquire(self, sequence: CachedSequence, running: Collection[CachedSequence]) -> Acquired | None:
         """Assign a row with room for the request's tokens and one more; None if memory is short.
 
         The last token is never reused: its logits are needed.
         """
-        source, shared = self._longest(reader, running)
+        source, shared = self._longest(sequence, running)
         row = self._take_over(source, shared)
         if row is None:
             row = self._take_empty()
         try:
             cached = 0 if source is None else self._copy(source, row, shared)
-            if cached < shared and source in self._idle:
+            if source is not None and cached < shared and source in self._idle:
                 # Memory is short: `source` would be evicted for its own copy, so its row is used instead.
                 self.drop(row)
-                row = self._idle.pop(source).row
-                cached = self._copy(row, row, shared)
-            if self._caches.reserve(row, len(reader.tokens) + 1):
+                del self._idle[source]
+                row, cached = source, self._copy(source, source, shared)
+            if self._caches.reserve(row, len(sequence.tokens) + 1):
                 return Acquired(row, cached)
         except BaseException:
             self.drop(row)
             raise
-        self.retain(row, reader)
+        self.retain(row, sequence)
         return None
 
-    def retain(self, row: int, reader: Reader) -> None:
+    def retain(self, row: int, sequence: CachedSequence) -> None:
         """Release the row of a request; its cached tokens stay for requests of its scope."""
-        length = min(self._caches.length(row), len(reader.tokens))
-        if reader.prefix_scope is None or not length:
+        length = min(self._caches.length(row), len(sequence.tokens))
+        if sequence.prefix_scope is None or not length:
             self.drop(row)
         else:
-            self._idle[row] = IdleRow(reader.tokens[:length], reader.prefix_scope)
+            self._idle[row] = IdleRow(sequence.tokens[:length], sequence.prefix_scope)
 
     def drop(self, row: int) -> None:
         """Release a row and discard its cached tokens."""
@@ -217,20 +217,20 @@ class PrefixCache:
             if idle is not None:
                 self._idle[source] = idle
 
-    def _longest(self, reader: Reader, running: Collection[Reader]) -> tuple[int | None, int]:
+    def _longest(self, sequence: CachedSequence, running: Collection[CachedSequence]) -> tuple[int | None, int]:
         """The row with the longest cached prefix of the request's text, and the length of that prefix; (None, 0) if no
         row has one.
 
         Among equal rows the one with the fewest tokens is returned, then an idle one, then the most recently used.
         """
-        scope, source, best = reader.prefix_scope, None, (0, 0)
+        scope, source, best = sequence.prefix_scope, None, (0, 0)
         if scope is None:
             return None, 0
         held = [(other.row, other.tokens) for other in running if other.row is not None and other.prefix_scope == scope]
         held += [(row, idle.tokens) for row, idle in self._idle.items() if idle.scope == scope]
         for row, tokens in held:
             length = self._caches.length(row)
-            common = min(common_prefix(reader.tokens, tokens), length, len(reader.tokens) - 1)
+            common = min(common_prefix(sequence.tokens, tokens), length, len(sequence.tokens) - 1)
             if common and (common, -length) >= best:
                 source, best = row, (common, -length)
         return source, best[0]

@@ -616,8 +616,8 @@ MUTANTS = (
     Mutant(
         "whole-prompt-reused",
         "adaptspec/engine/prefix_cache.py",
-        "length, len(reader.tokens) - 1)",
-        "length, len(reader.tokens))",
+        "length, len(sequence.tokens) - 1)",
+        "length, len(sequence.tokens))",
         "The same prompt again has no first token: nothing of it is read.",
         PREFIXES,
     ),
