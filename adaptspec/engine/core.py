@@ -126,6 +126,7 @@ class EngineCore:
             max_depth=limits.max_depth,
             on_start=self._on_start,
             on_leave=self._on_leave,
+            clock=clock,
         )
         self._costs = costs
         self._sinks = tuple(sinks)

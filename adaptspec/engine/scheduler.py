@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections import deque
 from collections.abc import Callable, Collection
 from collections.abc import Sequence as SequenceOf
@@ -86,9 +85,10 @@ class Scheduler:
         max_depth: int,
         on_start: Callable[[Sequence], None],
         on_leave: Callable[[int], None],
+        clock: Callable[[], float],
     ) -> None:
         """`prefill_budget`: maximum prompt tokens of a round, by the number of its decoding rows and the sum of their
-        context tokens.
+        context tokens. `clock` returns seconds.
         """
         self._caches = caches
         self.prefixes = PrefixCache(caches, max_rows)
@@ -96,6 +96,7 @@ class Scheduler:
         self._max_depth = max_depth
         self._on_start = on_start
         self._on_leave = on_leave
+        self._clock = clock
         self._short_of_room = False
         self._safe_batch_size, self._safe_batch_until = max_rows, 0.0
         self._bisection = FaultBisection()
@@ -218,7 +219,7 @@ class Scheduler:
             return
         if self._bisection.succeeded() and self._bisection.safe_batch_size is not None:
             self._safe_batch_size = self._bisection.safe_batch_size
-            self._safe_batch_until = time.monotonic() + SAFE_BATCH_SECONDS
+            self._safe_batch_until = self._clock() + SAFE_BATCH_SECONDS
             _log.warning("no request fails by itself; at most %d run at once for a while", self._safe_batch_size)
         after = self._bisection.group
         if after is not before and after is not None:
@@ -236,7 +237,7 @@ class Scheduler:
         """The next request to admit, or None."""
         if not self.waiting or not self.prefixes.has_row or self._short_of_room:
             return None  # a preempted request waits until one leaves; it would be preempted again at once
-        if len(self.running) >= self._safe_batch_size and time.monotonic() < self._safe_batch_until:
+        if len(self.running) >= self._safe_batch_size and self._clock() < self._safe_batch_until:
             return None
         group = self._bisection.group
         return next((one for one in self.waiting if (group is None or one in group) and not self._awaits(one)), None)

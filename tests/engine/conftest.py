@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -83,6 +84,7 @@ def make_core(
     sinks: Sequence[Sink] = (),
     limits: EngineLimits = EngineLimits(max_rows=4, prefill_tokens=8),
     executor: Callable[[TableRunner, Sequence[Drafter]], ModelExecutor] = ModelExecutor,
+    clock: Callable[[], float] = time.monotonic,
 ) -> EngineCore:
     """`policies` maps a name to a policy and its verification method; the first is the default."""
     controller = Controller(
@@ -93,7 +95,7 @@ def make_core(
     )
     methods = {name: PolicySettings(make_method(how)) for name, (_, how) in policies.items()}
     inputs = InputProcessor(target.info, tokenizer)
-    return EngineCore(executor(target, drafters), controller, inputs, methods, sinks=sinks, limits=limits)
+    return EngineCore(executor(target, drafters), controller, inputs, methods, sinks=sinks, limits=limits, clock=clock)
 
 
 def run(core: EngineCore, requests: Sequence[Request]) -> dict[str, Completion]:

@@ -24,12 +24,14 @@ from adaptspec.drafting.lookup import LookupDrafter
 from adaptspec.engine.async_engine import AsyncEngine
 from adaptspec.engine.core import EngineCore, EngineLimits
 from adaptspec.engine.model_executor import ModelExecutor
+from adaptspec.engine.scheduler import SAFE_BATCH_SECONDS
 from adaptspec.engine.watchdog import Watchdog
 from adaptspec.errors import EngineError
 from adaptspec.models.runner import Forward, Packed
 from adaptspec.request import Request, SamplingParams
 from adaptspec.results import Completion, FinishReason
 from adaptspec.rounds import RoundRecord, Sink
+from tests.engine.conftest import Dictated, make_core
 from tests.exactness import dictated
 from tests.exactness.harness import Case, Notes, Overlapping, answers, plain
 from tests.exactness.worlds import CONTEXT, TOKENIZER, World, table
@@ -173,6 +175,27 @@ def test_memory_short_for_many_rows_at_once_is_the_fault_of_no_request() -> None
     target, asked = Faulty(greedy), requests(8)
     assert_usual(answers(core_of(target), asked), asked)
     assert target.fed < 8 * 15 * 6, "it was tried again and again"
+
+
+def test_a_batch_that_was_too_large_is_not_tried_again_for_a_minute() -> None:
+    """Three requests run at once and four do not: after the first failure the batch stays small, until it may grow."""
+    failures, now = 0, 1000.0
+
+    def greedy(runner: Faulty, packed: Packed, logits: torch.Tensor) -> torch.Tensor:
+        nonlocal failures
+        if len(packed.rows) > 3:
+            failures += 1
+            raise MemoryError("too many rows")
+        return logits
+
+    drafter = LookupDrafter(24)
+    policy = Dictated((drafter.name,), lambda _, size: [0] * size)
+    limits = EngineLimits(ROWS, prefill_tokens=64)
+    core = make_core(TOKENIZER, Faulty(greedy), [drafter], {"p": (policy, "coupled")}, limits=limits, clock=lambda: now)
+    for seconds, expected in ((0.0, 1), (SAFE_BATCH_SECONDS - 1.0, 1), (2.0, 2)):
+        now += seconds
+        assert_usual(answers(core, requests(8)), requests(8))
+        assert failures == expected
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
