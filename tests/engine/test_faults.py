@@ -33,7 +33,18 @@ from adaptspec.results import Completion, FinishReason
 from adaptspec.rounds import RoundRecord, Sink
 from tests.engine.conftest import Dictated, make_core
 from tests.exactness import dictated
-from tests.exactness.harness import Case, Notes, Overlapping, answers, plain
+from tests.exactness.harness import (
+    OFF,
+    Case,
+    Notes,
+    Overlapping,
+    Script,
+    answers,
+    assert_same,
+    assert_streamed,
+    drive,
+    plain,
+)
 from tests.exactness.worlds import CONTEXT, TOKENIZER, World, table
 from tests.fakes import TableRunner
 
@@ -145,6 +156,33 @@ def test_a_client_that_leaves_while_a_fault_is_sought_takes_no_other_along() -> 
     ended = [*core.abort("r0"), *core.abort("r1")]
     assert [delta.request_id for delta in ended] == ["r0", "r1"]
     assert_usual(answers(core, asked[4:]), asked[2:])
+
+
+class Stubborn(TableRunner):
+    """A runner that fails once to free a row in use."""
+
+    failed = False
+
+    def free(self, row: int) -> None:
+        if self.held(row) and not self.failed:
+            self.failed = True
+            raise MemoryError("the row cannot be freed")
+        super().free(row)
+
+
+def test_deltas_of_a_round_that_fails_at_its_end_are_returned() -> None:
+    """A request has ended and others have new tokens when the round fails: clients get all of it."""
+    target = Stubborn(context=CONTEXT)
+    short = replace(requests(1)[0], sampling=replace(GREEDY, max_tokens=5))
+    asked = [*requests(4)[1:], short]
+    limits = EngineLimits(ROWS, prefill_tokens=64, prefix_cache="off")  # rows are freed when requests end
+    deltas = drive(World(target, [LookupDrafter(24)], TOKENIZER).engine([OFF], limits), asked, Script())
+    assert target.failed
+    for request in asked:
+        pieces = [delta for delta in deltas if delta.request_id == request.id]
+        (done,) = [delta.completion for delta in pieces if delta.completion is not None]
+        assert_same(done, plain(USUAL, request))
+        assert_streamed(done, pieces)
 
 
 class Full(TableRunner):

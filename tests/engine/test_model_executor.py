@@ -15,24 +15,29 @@ from adaptspec.request import Request, SamplingParams
 from adaptspec.results import Completion
 from adaptspec.rounds import RoundRecord
 from tests.exactness import dictated
-from tests.exactness.harness import Notes, answers
+from tests.exactness.harness import Notes, Overlapping, answers
 from tests.exactness.worlds import table
 
 
-def serve(requests: Sequence[Request], choose: str) -> tuple[list[RoundRecord], dict[str, Completion]]:
+def serve(
+    requests: Sequence[Request], choose: str, *, overlaps: bool = False
+) -> tuple[list[RoundRecord], dict[str, Completion]]:
     notes, world = Notes(), table("draft-model")
-    core = world.engine([dictated.policy(choose)], EngineLimits(4, prefill_tokens=8), [notes])
+    make = Overlapping if overlaps else None
+    core = world.engine([dictated.policy(choose)], EngineLimits(4, prefill_tokens=8), [notes], make)
     return notes.records, answers(core, requests)
 
 
 @settings(max_examples=15, deadline=None)
-@given(seed=st.integers(0, 999), temperature=st.sampled_from([0.0, 0.9]))
-def test_a_score_is_what_the_drafter_gets_when_it_runs(seed: int, temperature: float) -> None:
-    """Exact at the depth that was emitted, accepted and drafted, from whatever round and beside whatever drafter."""
+@given(seed=st.integers(0, 999), temperature=st.sampled_from([0.0, 0.9]), overlaps=st.booleans())
+def test_a_score_is_what_the_drafter_gets_when_it_runs(seed: int, temperature: float, *, overlaps: bool) -> None:
+    """Exact at the depth that was emitted, accepted and drafted, whichever drafter ran in the round. If rounds overlap,
+    the drafter has not yet read the tokens that it is scored on.
+    """
     sampling = [SamplingParams(24, temperature=temperature, seed=i, ignore_eos=True) for i in range(3)]
     requests = [Request(f"r{i}", (5, 6, 7 + i), one) for i, one in enumerate(sampling)]
     both = f"{{choose: {{algorithm: dictated, depths: [0, 1, 2, 4], seed: {seed}}}, drafters: [draft-model, ngram]}}"
-    scored, done = serve(requests, both)
+    scored, done = serve(requests, both, overlaps=overlaps)
     played, _ = serve(requests, "{choose: {algorithm: dictated, depths: [4]}, drafters: [ngram]}")
     real = {}
     for record in played:

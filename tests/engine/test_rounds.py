@@ -106,6 +106,21 @@ def test_speculation_drives_no_request_out() -> None:
     assert fed[1] <= fed[0] + 4 * 8 * 2, "accepted drafts cost nothing; only what was cut at the end may"
 
 
+def test_short_of_room_a_draft_is_half_as_deep() -> None:
+    """The depth is halved until the draft fits, so a row drafts a little where there is room for a little."""
+    notes, tokens = Notes(), 40
+    requests = [Request(f"r{i}", (5, 6, 7 + i), greedy(tokens)) for i in range(2)]
+    answers(engine(table("copy", capacity=64), "7", notes), requests)
+    # Near its end a request has a smaller limit.
+    far_from_the_end = [
+        depth
+        for record in notes.records
+        for depth, context in zip(record.depths.tolist(), record.context.tolist(), strict=True)
+        if context + 8 < len(requests[0].prompt) + tokens
+    ]
+    assert {1, 3, 7} <= set(far_from_the_end) <= {0, 1, 3, 7}
+
+
 def test_no_draft_work_without_drafts_and_coming_back_catches_up() -> None:
     """The first draft after plain rounds feeds the draft model what was missed, and its record reports that."""
     world, notes = table("draft-model"), Notes()
