@@ -14,19 +14,23 @@ from pathlib import Path
 import pytest
 import torch
 
+from adaptspec.control.task_detector import Detection
 from adaptspec.engine.async_engine import AsyncEngine
 from adaptspec.engine.build import build
 from adaptspec.engine.core import EngineCore, EngineLimits
 from adaptspec.engine.engine_config import EngineConfig
+from adaptspec.engine.inputs import InputProcessor
 from adaptspec.engine.scheduler import PromptProgress
-from adaptspec.errors import EngineError, OverloadedError
+from adaptspec.errors import EngineError, OverloadedError, UnknownModelError
 from adaptspec.models.runner import Packed
 from adaptspec.request import Request, SamplingParams
 from adaptspec.results import FinishReason
 from adaptspec.rounds import RoundRecord, Sink
+from tests.engine.desk import asking, desk_of
+from tests.engine.policies import static
 from tests.exactness import dictated
 from tests.exactness.harness import Case, Notes, assert_same, plain
-from tests.exactness.worlds import CONTEXT, table
+from tests.exactness.worlds import CONTEXT, TOKENIZER, table
 from tests.fakes import TableRunner
 
 GREEDY = SamplingParams(max_tokens=20, temperature=0.0, ignore_eos=True)
@@ -240,6 +244,54 @@ async def test_the_queue_is_bounded() -> None:
         await asyncio.gather(*pulls, return_exceptions=True)
 
 
+async def test_requests_that_come_together_are_all_taken_or_none() -> None:
+    """There is room for one more of eight requests, and two come: neither runs, and none is left half way."""
+    async with metered() as (front, _):
+        streams = [front.stream(Request(f"r{i}", (5, 6), LONG)) for i in range(front.capacity - 1)]
+        with pytest.raises(OverloadedError):
+            front.submit([Request(f"together {i}", (5,), GREEDY) for i in range(2)])
+        stats = front.stats()
+        assert stats.running + stats.waiting == len(streams)
+        last = front.submit([Request("alone", (5,), GREEDY)])
+        for stream in [*streams, last]:
+            await stream.aclose()
+
+
+async def test_a_policy_may_be_removed_between_check_and_submit(tmp_path: Path) -> None:
+    """Its request is refused, and the engine goes on."""
+    async with desk_of(tmp_path, [static("main", 3), static("other", 2)]) as one:
+        request = asking(1, "other")
+        one.front.check(request)
+        await asyncio.to_thread(one.desk.remove, "other")
+        with pytest.raises(UnknownModelError, match="there is no policy 'other'"):
+            one.front.submit([request])
+        assert await one.served(asking(1)) == "main"
+
+
+class ThreadNotes:
+    """Stands for a task detector: keeps the names of the threads that it runs on."""
+
+    def __init__(self) -> None:
+        self.threads: list[str] = []
+
+    def detect(self, excerpt: str) -> Detection:
+        self.threads.append(threading.current_thread().name)
+        return Detection("code", 1.0)
+
+
+async def test_tasks_are_detected_on_the_thread_of_the_caller() -> None:
+    """Once for each request: rounds do not wait for it."""
+    core, notes = core_of(), ThreadNotes()
+    core.inputs = InputProcessor(core.inputs.info, TOKENIZER, notes)  # type: ignore[arg-type]
+    front = AsyncEngine(core)
+    try:
+        done = await front.generate(Request("r", (5, 6), GREEDY))
+        assert done.stats.task == "code"
+        assert notes.threads == [threading.current_thread().name]
+    finally:
+        await asyncio.to_thread(front.close)
+
+
 async def test_drain_lets_running_requests_finish_and_takes_no_new_ones() -> None:
     """Shutdown: what runs ends well within the deadline, what comes is refused."""
     async with engine() as front:
@@ -261,6 +313,18 @@ async def test_close_ends_streams_that_are_still_open() -> None:
         assert (await running).finish in (FinishReason.ABORT, FinishReason.LENGTH)
         with pytest.raises((EngineError, OverloadedError)):
             await front.generate(Request("late", (5,), GREEDY))
+
+
+async def test_close_does_not_wait_for_an_engine_that_hangs() -> None:
+    """Ten seconds are for a round that runs; a shutdown has no time for one that does not end."""
+    async with metered() as (front, _):
+        hanging = asyncio.create_task(front.generate(Request("r", (5, 6), GREEDY)))
+        while front.heartbeat is None:
+            await asyncio.sleep(0.001)
+        front.give_up("it hangs")
+        await asyncio.wait_for(asyncio.to_thread(front.close), 5.0)
+        with pytest.raises(EngineError, match="it hangs"):
+            await hanging
 
 
 class Mute(Notes):

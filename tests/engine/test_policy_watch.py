@@ -84,6 +84,30 @@ async def test_a_broken_file_is_logged_once(tmp_path: Path, caplog: Any) -> None
         assert one.desk.served[0].text == static("main", 2)
 
 
+async def test_a_file_that_is_written_while_it_is_read_is_read_again(tmp_path: Path, monkeypatch: Any) -> None:
+    """The mark of a file is older than what was read of it, so a later look notices the change."""
+    async with desk_of(tmp_path, [static("main", 3)]) as one:
+        watch, file, later = (
+            PolicyWatch(one.desk),
+            one.files["main"],
+            static("main", 1, "  guard: {max-batch-size: 64}\n"),
+        )
+        apply_file = one.desk.apply_file
+
+        def read_and_write(path: Path) -> Any:
+            applied = apply_file(path)
+            file.write_text(later)
+            return applied
+
+        file.write_text(static("main", 2))
+        with monkeypatch.context() as patched:
+            patched.setattr(one.desk, "apply_file", read_and_write)
+            await asyncio.to_thread(watch.look)
+        assert one.desk.served[0].text == static("main", 2)
+        await asyncio.to_thread(watch.look)
+        assert one.desk.served[0].text == later
+
+
 async def test_a_hundred_broken_files_under_load_fail_no_request(tmp_path: Path, caplog: Any) -> None:
     """While they are reloaded one after another, every answer is whole and exact, under the policy of before."""
     async with desk_of(tmp_path, [goodput("main")]) as one:
