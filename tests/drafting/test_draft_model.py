@@ -49,6 +49,18 @@ def test_a_row_that_lags_catches_up_in_the_first_step() -> None:
     assert drafter.cache_gap(0, 7) == 0
 
 
+def test_a_row_that_lags_takes_no_drafts_from_the_others() -> None:
+    """A long catch-up spends the budget of the round; the others read their usual two tokens all the same."""
+    drafter, long = DraftModelDrafter(TableRunner(), catch_up_tokens=4), list(range(2, 22))
+    drafter.propose(_job([long, [7, 8]], [0, 2]))
+    drafter.commit(1, 2, [])
+    for read in (4, 8):
+        draft = drafter.propose(_job([long, [7, 8, 9, 10]], [2, 2]))
+        assert draft.tree.counts.tolist() == [0, 2]
+        assert drafter.runner.length(0) == read
+        drafter.commit(1, 2, [])
+
+
 def test_the_stop_rule_ends_rows_one_by_one() -> None:
     """A row that stops drafts no further token, the others go on; the table's rows are those of the batch."""
     stop = StopTable(confidence=2.0 * np.eye(4))  # row i stops after its token i + 1

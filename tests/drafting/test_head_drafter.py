@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -78,6 +80,18 @@ def test_prompts_that_are_read_by_themselves_leave_waiting_rows_alone(notes: Not
     states.observe_pass(replace(pack((1, [5] * 3, 1)), prompts=1), [6], numbered(50, 3))
     states.observe_commit([(0, [])])
     assert notes.given == {1: [(6, 50.0), (7, 51.0), (8, 52.0)], 0: [(3, 0.0)]}
+
+
+def test_states_of_prompts_are_not_kept_for_decoding_rows(notes: Notes) -> None:
+    """Prompts have thousands of tokens: their states take no memory once the head has read them."""
+    states, memory = committed(notes), np.zeros((6, 1), dtype=np.float32)
+    freed = weakref.ref(memory)
+    packed = replace(pack((0, [5] * 2, 2), (1, [5] * 4, 1)), prompts=1)
+    states.observe_pass(packed, [3, 0], torch.from_numpy(memory))
+    del memory
+    assert freed() is None
+    states.observe_commit([(0, [0])])
+    assert notes.given[0] == [(3, 0.0), (4, 0.0)]
 
 
 def test_an_idle_head_forgets_rows_that_go_on(notes: Notes) -> None:
