@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import io
 import os
 import re
@@ -55,6 +56,17 @@ async def test_a_start_says_what_ends_a_text_and_how_chats_are_written(make_mode
     assert "  end tokens <|pad|> (0), <|end|> (1)\n" in server.said
     assert "  template   tools described in the prompt\n" in server.said
     assert re.search(r"^  draft      model, .*, up to its own context of 64 tokens$", server.said, re.MULTILINE)
+
+
+async def test_what_a_server_has_loaded_is_not_searched_for_garbage(
+    target_path: Path, draft_path: Path, tmp_path: Path
+) -> None:
+    """A search of all its objects would stop every request."""
+    gc.unfreeze()  # those of other servers of this process
+    server = Running(config_of(target_path, draft_path, tmp_path))
+    await server.url()
+    assert gc.get_freeze_count() > len(gc.get_objects())
+    await server.stop()
 
 
 LATEST_IN_PARTS = (

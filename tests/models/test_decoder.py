@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,13 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 from adaptspec.errors import EngineError
+from adaptspec.models.config import DecoderConfig
 from adaptspec.models.decoder import Decoder
-from adaptspec.models.runner import Runner
+from adaptspec.models.kv_cache import CacheLimits, CachePlan
+from adaptspec.models.layers import Linear
+from adaptspec.models.loading import load_model, plain_decoder
+from adaptspec.models.runner import ModelInfo, Runner
+from adaptspec.models.weights import DecoderWeights
 from tests.conftest import MakeModel
 from tests.models.packing import TOLERANCE, feed, load_runner, pack, random_tokens, reference_logits
 
@@ -69,6 +75,43 @@ def test_logits_equal_transformers(make_model: MakeModel, variant: str, block_si
     runner = lean(path, block_size)
     pieces = [tokens[:31], tokens[31:48], tokens[48:49], tokens[49:50], tokens[50:58], tokens[58:]]
     torch.testing.assert_close(torch.cat([feed(runner, 2, piece) for piece in pieces]), expected, **TOLERANCE)
+
+
+class CountedLinear:
+    """A product that counts the tokens of its passes."""
+
+    def __init__(self, linear: Linear) -> None:
+        self.tokens = 0
+        self._linear = linear
+
+    @property
+    def width(self) -> int:
+        return self._linear.width
+
+    def __call__(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+        self.tokens += len(x)
+        return self._linear(x, out)
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        return self._linear.logits(hidden)
+
+
+def test_only_wanted_tokens_pass_the_whole_last_layer(make_model: MakeModel) -> None:
+    """The rest of a prompt leaves keys and values there, and costs no more."""
+    products: list[CountedLinear] = []
+
+    def counted(info: ModelInfo, config: DecoderConfig, weights: DecoderWeights, plan: CachePlan) -> Runner:
+        products.extend(CountedLinear(layer.gate_up) for layer in weights.layers)
+        layers = zip(weights.layers, products, strict=True)
+        weights = replace(weights, layers=tuple(replace(layer, gate_up=product) for layer, product in layers))
+        return plain_decoder(info, config, weights, plan)
+
+    runner = load_model(str(model_path(make_model, "llama")), device="cpu", make=counted).runner(CacheLimits(4, 96))
+    prompt, draft = random_tokens(20), random_tokens(3)
+    assert runner.reserve(0, 20)
+    assert runner.reserve(1, 3)
+    runner.forward(pack((1, draft, 3), (0, prompt, 1)))
+    assert [product.tokens for product in products] == [23] * (len(products) - 1) + [4]
 
 
 @pytest.mark.parametrize("block_size", [None, 5], ids=["in place", "gathered"])

@@ -29,6 +29,16 @@ def test_products_are_near(kind: str, most: float, dtype: torch.dtype, *, biased
     assert torch.equal(found(x, torch.empty(5, 64, dtype=dtype)), found(x))
 
 
+@pytest.mark.parametrize("kind", ["int8", "int4"])
+def test_numbers_need_not_be_aligned_in_memory(kind: str) -> None:
+    """Else the kernel for 8 bits ends the process."""
+    memory = torch.randn(8 + 5 * 192).bfloat16()
+    linear = QuantizedLinear.of_linear(linear_of(torch.randn(64, 192).bfloat16()), kind)
+    for first in range(8):
+        x = memory[first : first + 5 * 192].view(5, 192)
+        assert torch.equal(linear(x), linear(x.clone()))
+
+
 def test_a_shape_that_no_kernel_takes_stays_as_it_is() -> None:
     linear = linear_of(torch.randn(40, 192))
     assert QuantizedLinear.of_linear(linear, "int4") is linear
