@@ -200,6 +200,16 @@ def test_history_of_an_api_key_is_used_for_its_requests_only() -> None:
     assert 14 not in propose(drafter, [11, 12, 13], 4, 4)
 
 
+def test_the_text_of_a_request_outweighs_earlier_requests() -> None:
+    """After the same tokens 11 came once in each of two earlier requests, and 21 once in this one."""
+    drafter = _counts()
+    for row in range(3):
+        drafter.start(row, _start(scope="key"))
+        drafter.look_up(row, [1, 2, 3] if row == 2 else [1, 2, 3, 11], 1)
+    assert propose(drafter, [1, 2, 3], 1, 2) == [11]
+    assert propose(drafter, [1, 2, 3, 21, 1, 2, 3], 1, 2) == [21]
+
+
 def test_a_prediction_is_followed_and_draws_end_texts() -> None:
     drafter = _made(_start(prediction=(5, 6, 9, 6)), ends=(9,))
     assert propose(drafter, [1], 4) == [5, 6, 9]
