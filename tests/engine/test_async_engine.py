@@ -321,7 +321,7 @@ async def test_close_does_not_wait_for_an_engine_that_hangs() -> None:
         hanging = asyncio.create_task(front.generate(Request("r", (5, 6), GREEDY)))
         while front.heartbeat is None:
             await asyncio.sleep(0.001)
-        front.give_up("it hangs")
+        front.mark_hung("it hangs")
         await asyncio.wait_for(asyncio.to_thread(front.close), 5.0)
         with pytest.raises(EngineError, match="it hangs"):
             await hanging
