@@ -455,9 +455,9 @@ class EngineCore:
             completion = sequence.without_text(f"{type(broken).__name__}: {broken}", self._clock())
             delta = Delta(sequence.request.id, "", ())
         self._outbox.append(replace(delta, completion=completion))
-        self.scheduler.leave(sequence, trusted=trusted)
         for sink in self._sinks:
             self._report(sink.finished, sequence.request, completion)
+        self.scheduler.leave(sequence, trusted=trusted)
 
     def _on_start(self, sequence: Seq) -> None:
         report_progress()

@@ -300,11 +300,13 @@ class Scheduler:
     def _release_row(self, sequence: Sequence, *, trusted: bool = True) -> None:
         row = held_row(sequence)
         sequence.row = None
-        if trusted and sequence.finish is not FinishReason.ERROR:
-            self.prefixes.retain(row, sequence)
-        else:
-            self.prefixes.drop(row)
-        self._on_leave(row)
+        try:
+            if trusted and sequence.finish is not FinishReason.ERROR:
+                self.prefixes.retain(row, sequence)
+            else:
+                self.prefixes.drop(row)
+        finally:
+            self._on_leave(row)
 
 
 def share_prefill(missing: SequenceOf[int], budget: int, urgent: SequenceOf[int]) -> list[int]:

@@ -171,13 +171,15 @@ class Stubborn(TableRunner):
 
 
 def test_deltas_of_a_round_that_fails_at_its_end_are_returned() -> None:
-    """A request has ended and others have new tokens when the round fails: clients get all of it."""
+    """A request has ended and others have new tokens when the round fails: clients and sinks get all of it."""
     target = Stubborn(context=CONTEXT)
     short = replace(requests(1)[0], sampling=replace(GREEDY, max_tokens=5))
     asked = [*requests(4)[1:], short]
     limits = EngineLimits(ROWS, prefill_tokens=64, prefix_cache="off")  # rows are freed when requests end
-    deltas = drive(World(target, [LookupDrafter(24)], TOKENIZER).engine([OFF], limits), asked, Script())
+    notes = Notes()
+    deltas = drive(World(target, [LookupDrafter(24)], TOKENIZER).engine([OFF], limits, [notes]), asked, Script())
     assert target.failed
+    assert notes.completions.keys() == {request.id for request in asked}
     for request in asked:
         pieces = [delta for delta in deltas if delta.request_id == request.id]
         (done,) = [delta.completion for delta in pieces if delta.completion is not None]

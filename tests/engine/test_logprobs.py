@@ -56,7 +56,7 @@ def test_prompt_and_output_have_those_of_the_table(length: int, tokens: int) -> 
 def test_a_prompt_that_is_read_again_is_scored_once() -> None:
     """The older request needs the room of the newer one when that has read a part of its prompt."""
     world = table("draft-model", capacity=64)
-    core = world.engine([dictated.policy(Case(depths="0").policy)], EngineLimits(4, prefill_tokens=8))
+    core = world.engine([dictated.policy(Case(depths="0").policy)], EngineLimits(4, prefill_tokens=4))
     sampling = replace(SCORED, max_tokens=20)
     asked = [Request("older", tuple(range(2, 19)), sampling)]
     asked.append(Request("newer", tuple(2 + i % 22 for i in range(43)), sampling))
