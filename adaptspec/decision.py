@@ -115,8 +115,8 @@ class StopTable:
         above = survival - minimum
         gain = above * worth
         if main is not None:
-            # The worth of more steps is that of the chain; off the chain the next token counts at most. In a row that
-            # has no such bounds, a step is worth nothing.
+            # The worth of more steps is that of the chain; off the chain the next token counts at most. Rows
+            # without bounds of `survival` have `worth` 0, so they gain nothing off the chain.
             side = survival * np.minimum(self.unstated[rows, 0], worth) - minimum * worth
             above, gain = np.where(main, above, side), np.where(main, gain, side)
         going &= above > 0.0

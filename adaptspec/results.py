@@ -118,3 +118,11 @@ class Completion:
     prediction_accepted: int = 0
     prediction_rejected: int = 0
     cached_tokens: int = 0
+
+    @classmethod
+    def failed(
+        cls, request_id: str, prompt_tokens: int, error: str, timings: Timings, cached_tokens: int = 0
+    ) -> Completion:
+        """A request that ended with an error, and without text."""
+        stats, finish = SpeculationStats(), FinishReason.ERROR
+        return cls(request_id, "", (), prompt_tokens, finish, stats, timings, error, cached_tokens=cached_tokens)

@@ -58,7 +58,7 @@ async def test_a_start_says_what_ends_a_text_and_how_chats_are_written(make_mode
     assert re.search(r"^  draft      model, .*, up to its own context of 64 tokens$", server.said, re.MULTILINE)
 
 
-async def test_what_a_server_has_loaded_is_not_searched_for_garbage(
+async def test_loaded_objects_are_excluded_from_garbage_collection(
     target_path: Path, draft_path: Path, tmp_path: Path
 ) -> None:
     """A search of all its objects would stop every request."""

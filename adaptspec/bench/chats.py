@@ -119,9 +119,11 @@ def run_chats(
             )
             tick(f"batch {batch}, cache {cache}, {policy.name}")
     cached = policy_engine(built, config, drafting, count, "key")
-    first = [first_tokens(cached, workloads, built.template, length, settings.repeats) for length in HISTORIES]
+    room = built.target.info.context - TURN_TOKENS
+    histories = [length for length in HISTORIES if length < room]
+    first = [first_tokens(cached, workloads, built.template, length, settings.repeats) for length in histories]
     tick("first tokens")
-    effect = next_to_long_prompt(cached, workloads, built.template)
+    effect = next_to_long_prompt(cached, workloads, built.template, min(HISTORIES[-1], room))
     tick("next to a long prompt")
     return {
         "benchmark": "chats",
@@ -185,14 +187,14 @@ def first_tokens(
     return {"history": length, **{name: median(seconds) for name, seconds in found.items()}}
 
 
-def next_to_long_prompt(core: EngineCore, workloads: Workloads, template: ChatTemplate) -> dict[str, Any]:
-    """Effect of a 2,000-token prompt on a running stream, and on a short chat that arrives right after it.
+def next_to_long_prompt(core: EngineCore, workloads: Workloads, template: ChatTemplate, length: int) -> dict[str, Any]:
+    """Effect of a prompt of `length` tokens on a running stream, and on a short chat that arrives right after it.
 
     Seconds between two rounds of the stream: the median alone, and the maximum during the prompt. Seconds to the first
     token of the short chat: alone, and during the prompt.
     """
     texts = tokens_of(workloads, template)
-    long, short, other = take(texts, HISTORIES[-1]), take(texts, TURN_TOKENS), take(texts, TURN_TOKENS)
+    long, short, other = take(texts, length), take(texts, TURN_TOKENS), take(texts, TURN_TOKENS)
     one = SamplingParams(1, temperature=0.0, ignore_eos=True)
     (alone,) = complete(core, [Request("alone", short, one, prefix_cache=False)])
     stream = replace(one, max_tokens=100_000)
@@ -210,6 +212,7 @@ def next_to_long_prompt(core: EngineCore, workloads: Workloads, template: ChatTe
         done |= {delta.request_id: delta.completion for delta in deltas if delta.completion is not None}
     core.abort("stream")
     return {
+        "tokens": length,
         "gap_alone": median(gaps[2:]),
         "gap_during": max(during),
         "first_alone": first_seconds(alone),
@@ -262,7 +265,7 @@ def chats_report(result: Mapping[str, Any]) -> list[Table | str]:
     return [
         arms,
         first,
-        f"Next to a prompt of {HISTORIES[-1]} tokens (read in {effect['long']:.2f} s): the first token of a short chat "
-        f"after {effect['first_during']:.3f} s ({effect['first_alone']:.3f} alone), the longest gap of a stream "
+        f"Next to a prompt of {effect['tokens']} tokens (read in {effect['long']:.2f} s): the first token of a short "
+        f"chat after {effect['first_during']:.3f} s ({effect['first_alone']:.3f} alone), the longest gap of a stream "
         f"{effect['gap_during']:.3f} s ({effect['gap_alone']:.3f} alone).",
     ]

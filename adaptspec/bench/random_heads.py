@@ -55,7 +55,7 @@ def write_random_head(kind: str, target: str, folder: Path) -> None:
 def run_random_heads(
     config: EngineConfig, workloads: Workloads, settings: PolicySettings, tick: Callable[[], None]
 ) -> dict[str, Any]:
-    """`run_policies` of plain decoding, hearing and the default policy with each kind of head in turn."""
+    """`run_policies` of plain decoding, with captured states, and the default policy with each kind of head in turn."""
     results = {}
     with TemporaryDirectory() as folder:
         files = [Path(folder, f"{name}.yaml") for name in _POLICIES]

@@ -49,7 +49,7 @@ _CLIP = 2.0  # an observation counts up to so many standard deviations, or stall
 _DRIFT = 1 / 900  # about the last thirty rounds count
 _PACE_DRIFT = 4 / 900  # clocks change more often than relative prices
 _RAGGED_DRIFT = 1 / 16  # ragged passes may be tried once in 64 rounds only
-_PREFILL_DRIFT = 1 / 4  # about the last three rounds count: a prompt's tokens cost more the more are before them
+_PREFILL_DRIFT = 1 / 4  # about the last three rounds count: a prompt token costs more the more tokens precede it
 
 _CORRELATION_RANGES = 3.0  # the correlation of two increments falls to 1 / e over so many ranges
 _BATCH = 16  # rounds that are learned together: one update of the filter takes as long as pricing a round

@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
 from typing import TypeVar
 
 import numpy as np
@@ -142,6 +141,13 @@ class GuardedDrafter(Drafter):
         return self._clock() < self._suspended_until
 
     def _fail(self, error: Exception, rows: Iterable[int]) -> None:
+        if not self._suspended:  # a suspended drafter still leaves and frees rows, which may fail as well
+            self._suspend(error)
+        for row in rows:
+            self.leave(row)
+            self.free(row)
+
+    def _suspend(self, error: Exception) -> None:
         now = self._clock()
         # After a run without failure that was as long as the latest suspension, a failure counts as a new one.
         is_repeated = self._suspension_seconds and now < self._suspended_until + self._suspension_seconds
@@ -154,9 +160,3 @@ class GuardedDrafter(Drafter):
             error,
             self._suspension_seconds,
         )
-        for row in rows:
-            with suppress(Exception):  # a drafter that has just failed may fail again: that is no new failure
-                self.inner.leave(row)
-            with suppress(Exception):
-                if self._model is not None:
-                    self._model.free(row)

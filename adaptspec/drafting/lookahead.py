@@ -47,8 +47,8 @@ class LookaheadDrafter(Drafter):
             row = self._rows.setdefault(int(job.rows[i]), _Row(self._window, self._size, self._max_grams))
             paths: list[Sequence[int]] = [*row.grams(job.tokens[i][-1])]
             # A lane grows only if all of it is submitted: lane i is a path of up to i + size - 1 tokens.
-            growing = max(depth + 2 - self._size, 1)
-            paths = [*paths, *row.lanes(job.tokens[i])[:growing]] if branches else paths[:1]
+            num_lanes = max(depth + 2 - self._size, 0)
+            paths = [*paths, *row.lanes(job.tokens[i])[:num_lanes]] if branches else paths[:1]
             _add_paths(builder, i, paths, depth, builder.limit(i) if branches else depth)
         return Draft(builder.build())
 

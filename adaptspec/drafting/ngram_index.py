@@ -21,7 +21,7 @@ MAX_CONTEXT = 5  # tokens
 CORPUS_FILE, CORPUS_VERSION = "counts.npz", 1  # in a model's folder
 _FACTOR, _MASK = 0x9E3779B97F4A7C15, 2**64 - 1
 _MAX_FOLLOWERS = 8  # different tokens counted after one context
-_MAX_TEXT = 4096  # tokens of a text that are counted if it is longer than what was counted before
+_MAX_TEXT = 4096  # maximum uncounted tokens at the end of a text; earlier ones are skipped
 _MAX_TEXT_CONTEXTS = 2**15  # per generation of the index of a text
 # If only one token followed a context, token and count are packed into one number: a tenth of a dictionary's memory.
 _COUNT_SHIFT = 32

@@ -178,8 +178,7 @@ class AsyncEngine:
             if stream is not None:
                 stream.put_nowait(None)
             self.abort(request_id)  # if the engine resumes, this request has no client
-        with self._lock:
-            self._fail_calls()
+        self._fail_calls()
 
     def resume(self) -> None:
         self._hung = None
@@ -340,7 +339,7 @@ class AsyncEngine:
             self._call_loop(self._end_streams)
             with self._lock:
                 self._ended = True
-                self._fail_calls()
+            self._fail_calls()
 
     def _count_progress(self) -> None:
         self._progress += 1
@@ -413,11 +412,12 @@ class AsyncEngine:
             _log.info("the event loop has closed; results are discarded")
 
     def _fail_calls(self) -> None:
-        """Fail the pending calls. The lock must be held."""
-        for future in self._calls:
+        """Fail the pending calls, without the lock: callbacks of their futures may call the engine."""
+        with self._lock:
+            calls, self._calls = self._calls, set()
+        for future in calls:
             if not future.done():
                 future.set_exception(EngineError(self.failure_reason))
-        self._calls.clear()
 
     def _end_streams(self) -> None:
         """End all streams with an error: the engine thread has ended. On the event loop."""

@@ -118,9 +118,9 @@ def _build(
     progress: Progress,
     make: MakeDecoder | None,
 ) -> Built:
-    max_threads = all_threads()  # asked before the number is set
+    max_threads = all_threads()  # cached here, before set_num_threads changes it
     torch.set_num_threads(config.threads or max_threads)
-    # What can be refused at once is read before the target, which may take minutes.
+    # Read policies first: they can be refused at once, and loading the target may take minutes.
     available = available_drafters(draft=config.draft_model is not None)
     names, default, max_rows = config.policy_names, config.default_policy, config.limits.max_rows
     policies = read_start_policies(names, default, available, max_rows, task_names)
@@ -257,10 +257,10 @@ def _loaded_parts(
 def _corpus_counts(config: EngineConfig, tokenizer: PreTrainedTokenizerFast, vocab_size: int) -> CorpusTable | None:
     """The configured table, or the one in the target's folder, if there is one."""
     found = find_model(config.target_path, gguf=True)
-    own_table = (found.parent if is_gguf(found) else found) / CORPUS_FILE
-    if config.counts is None or (config.counts == AUTO and not own_table.is_file()):
+    target_table = (found.parent if is_gguf(found) else found) / CORPUS_FILE
+    if config.counts is None or (config.counts == AUTO and not target_table.is_file()):
         return None
-    path = own_table if config.counts == AUTO else Path(config.counts)
+    path = target_table if config.counts == AUTO else Path(config.counts)
     return read_corpus_table(path, fingerprint(tokenizer), vocab_size)
 
 

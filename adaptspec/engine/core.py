@@ -31,7 +31,7 @@ from adaptspec.engine.sequence import Sequence as Seq
 from adaptspec.errors import ConfigError, UnknownModelError
 from adaptspec.progress import report_progress
 from adaptspec.request import Request
-from adaptspec.results import Completion, Delta, FinishReason, SpeculationStats, Timings
+from adaptspec.results import Completion, Delta, FinishReason, Timings
 from adaptspec.rounds import Branches, RoundRecord, RoundWork, Sink, Timing, has_branches
 
 _log = logging.getLogger(__name__)
@@ -66,7 +66,7 @@ class EngineLimits:
 
 
 class InFlightRound(NamedTuple):
-    """A launched round with what its record needs. `clock` has timed its parts so far."""
+    """A launched round with what its record needs. `laps` has timed its parts so far."""
 
     batch: Batch
     signals: BatchSignals
@@ -177,10 +177,10 @@ class EngineCore:
             )
 
     def add(self, request: Request) -> list[Delta]:
-        """Queue a checked request. Its task is detected if that was not done before. Returns no deltas, as a command.
+        """Queue a checked request. Returns an empty list, so that it can run as a command.
 
-        New tasks beyond the maximum number count as `OTHER`. The policy is assigned here, by the current shares of
-        canaries, and does not change later.
+        Its task is detected if that was not done before. New tasks beyond the maximum number count as `OTHER`. The
+        policy is assigned here, by the current shares of canaries, and does not change later.
         """
         request = self.inputs.prepared(request)
         task, policy = self._task_or_other(request.speculation.task), self.controller.assigned(request)
@@ -194,16 +194,8 @@ class EngineCore:
     def refuse(self, request: Request, error: Exception) -> list[Delta]:
         """End a request that could not be queued."""
         now = self._clock()
-        completion = Completion(
-            request.id,
-            "",
-            (),
-            len(request.prompt),
-            FinishReason.ERROR,
-            SpeculationStats(),
-            Timings(now, None, None, now),
-            f"{type(error).__name__}: {error}",
-        )
+        reason = f"{type(error).__name__}: {error}"
+        completion = Completion.failed(request.id, len(request.prompt), reason, Timings(now, None, None, now))
         for sink in self._sinks:
             self._report(sink.finished, request, completion)
         return [Delta(request.id, "", (), completion)]
@@ -226,6 +218,7 @@ class EngineCore:
         self._in_flight, culprit = None, self.scheduler.failed()
         if culprit is not None:
             self._end(culprit, FinishReason.ERROR, f"{type(error).__name__}: {error}")
+            self.scheduler.clear(culprit)
         return self._collect()
 
     def _prefill_budget(self, rows: int, context: int) -> int:

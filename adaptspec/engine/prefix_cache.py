@@ -120,8 +120,8 @@ class PrefixCache:
             row = self._take_empty()
         try:
             cached = 0 if source is None else self._copy(source, row, shared)
-            if source is not None and cached < shared and source in self._idle:
-                # Memory is short: `source` would be evicted for its own copy, so its row is used instead.
+            if source is not None and cached < shared and self._idle.keys() == {source}:
+                # Memory is short, and `source` would be evicted next: its row is used instead of a copy.
                 self.drop(row)
                 del self._idle[source]
                 row, cached = source, self._copy(source, source, shared)

@@ -29,7 +29,7 @@ class Caches(Protocol):
         """Tokens of `row` that the target has cached."""
 
     def copy_prefix(self, source: int, target: int, length: int) -> int:
-        """See `Runner.copy_prefix`; returns the tokens that the target copied. If memory is short, a row is evicted.
+        """See `Runner.copy_prefix`; returns the tokens that the target copied. If memory is short, rows are evicted.
 
         A drafter that could not copy the prefix reads the missing tokens before it next drafts.
         """
@@ -60,7 +60,7 @@ class RowCaches:
 
     def copy_prefix(self, source: int, target: int, length: int) -> int:
         held = self._target.copy_prefix(source, target, length)
-        if source != target and held < length and self.evict():
+        while source != target and held < length and self.evict():
             self._target.free(target)
             held = self._target.copy_prefix(source, target, length)
         for drafter in self._drafters:

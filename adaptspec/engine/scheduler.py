@@ -207,7 +207,7 @@ class Scheduler:
         """
         culprit, self._admitting = self._admitting, None
         if culprit is not None:
-            return culprit  # no round has run
+            return culprit  # the next round was not launched
         culprit = self._bisection.failed(self.running)
         self._requeue_all(trusted=False)
         return culprit
@@ -305,8 +305,9 @@ class Scheduler:
                 self.prefixes.retain(row, sequence)
             else:
                 self.prefixes.drop(row)
-        finally:
-            self._on_leave(row)
+        except Exception:  # noqa: BLE001 - it is freed when it is next assigned
+            _log.exception("row %d could not be freed", row)
+        self._on_leave(row)
 
 
 def share_prefill(missing: SequenceOf[int], budget: int, urgent: SequenceOf[int]) -> list[int]:

@@ -174,17 +174,8 @@ class Sequence:
 
     def without_text(self, error: str, now: float) -> Completion:
         """A completion without text, for a request whose text cannot be read."""
-        return Completion(
-            request_id=self.request.id,
-            text="",
-            tokens=(),
-            prompt_tokens=self.prompt_length,
-            finish=FinishReason.ERROR,
-            stats=SpeculationStats(),
-            timings=replace(self.timings, finished=now),
-            error=error,
-            cached_tokens=self.cached_tokens,
-        )
+        timings = replace(self.timings, finished=now)
+        return Completion.failed(self.request.id, self.prompt_length, error, timings, self.cached_tokens)
 
     def count_round(self, drafted: int, accepted: int, nodes: int) -> None:
         """Count a decoding round in the statistics: of `drafted` tokens on the longest path and `nodes` in total,

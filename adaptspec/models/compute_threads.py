@@ -76,7 +76,7 @@ class ComputeThreads:
             pass
 
     def measure_each(self, measure: Callable[[], T]) -> list[T]:
-        """What `measure` returns with each number of threads; afterwards the present number is set again."""
+        """The results of `measure` with each number of threads. Restores the current number afterwards."""
         try:
             found = []
             for count in self.choices:

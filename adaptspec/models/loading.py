@@ -62,8 +62,8 @@ class LoadedModel:
     config: DecoderConfig | None = None
     weights: DecoderWeights | None = None
     make: MakeDecoder | None = None
-    tensors: GgufTensors | None = None  # where these were read from, if not from a directory
-    module: PreTrainedModel | None = None  # of any other
+    tensors: GgufTensors | None = None  # the source of `weights`, if not a directory
+    module: PreTrainedModel | None = None  # of a model that is not Llama-like
     state_width: int = 0  # of a head: values per token of the target's states that it reads
 
     def runner(self, limits: CacheLimits) -> Runner:

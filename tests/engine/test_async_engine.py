@@ -212,11 +212,11 @@ async def test_the_engine_thread_computes_with_the_threads_that_were_asked_for(t
         torch.set_num_threads(before)
 
 
-async def test_a_failed_round_that_cannot_be_undone_ends_its_request() -> None:
-    """The request ends with the second error, and the thread goes on."""
+async def test_a_failed_round_whose_rows_cannot_be_freed_ends_its_request() -> None:
+    """The thread goes on."""
     async with engine(Stuck(context=CONTEXT)) as front:
         done = await front.generate(Request("r", (5, 6), GREEDY))
-        assert (done.finish, done.error) == (FinishReason.ERROR, "MemoryError: gone")
+        assert (done.finish, done.error) == (FinishReason.ERROR, "RuntimeError: met a fault")
         assert front.is_alive
 
 
@@ -375,6 +375,24 @@ async def test_a_callback_of_a_call_may_call_the_engine() -> None:
         asked.add_done_callback(lambda _: front.call(lambda: second.set_result(7)))
         gate.set()
         assert await asyncio.wait_for(asyncio.wrap_future(second), 10) == 7
+
+
+async def test_a_callback_of_a_call_that_fails_may_call_the_engine() -> None:
+    async with engine() as front:
+        gate, began, refused = threading.Event(), threading.Event(), Future[str]()
+
+        def hold() -> None:
+            began.set()
+            gate.wait(10)
+
+        front.call(hold)
+        await asyncio.to_thread(began.wait, 10)
+        waiting = front.call(lambda: 1)
+        waiting.add_done_callback(lambda _: refused.set_result(str(front.call(lambda: 2).exception(10))))
+        front.mark_hung("it hangs")
+        assert "it hangs" in refused.result(0)
+        gate.set()
+        front.resume()
 
 
 async def test_a_request_that_cannot_be_queued_ends_alone() -> None:

@@ -170,8 +170,8 @@ class Stubborn(TableRunner):
         super().free(row)
 
 
-def test_deltas_of_a_round_that_fails_at_its_end_are_returned() -> None:
-    """A request has ended and others have new tokens when the round fails: clients and sinks get all of it."""
+def test_a_row_that_cannot_be_freed_costs_no_answer() -> None:
+    """A request has ended and others have new tokens: clients and sinks get all of it."""
     target = Stubborn(context=CONTEXT)
     short = replace(requests(1)[0], sampling=replace(GREEDY, max_tokens=5))
     asked = [*requests(4)[1:], short]
@@ -185,6 +185,44 @@ def test_deltas_of_a_round_that_fails_at_its_end_are_returned() -> None:
         (done,) = [delta.completion for delta in pieces if delta.completion is not None]
         assert_same(done, plain(USUAL, request))
         assert_streamed(done, pieces)
+
+
+def test_a_client_may_leave_though_its_row_cannot_be_freed() -> None:
+    target, asked = Stubborn(context=CONTEXT), requests(4)
+    limits = EngineLimits(ROWS, prefill_tokens=64, prefix_cache="off")
+    core = World(target, [LookupDrafter(24)], TOKENIZER).engine([OFF], limits)
+    for request in asked[:2]:
+        core.add(request)
+    core.step()
+    (left,) = core.abort("r0")
+    assert target.failed
+    assert left.completion is not None
+    assert_usual(answers(core, asked[2:]), asked[2:])
+    assert core.idle
+
+
+def test_a_request_that_cannot_start_again_holds_up_no_other() -> None:
+    """Its round has failed, and it is tried alone: then the others must have their turn."""
+    failed = False
+
+    def once(runner: Faulty, packed: Packed, logits: torch.Tensor) -> torch.Tensor:
+        nonlocal failed
+        if not failed and len(packed.rows) == 2:
+            failed = True
+            raise MemoryError("a fault")
+        return logits
+
+    core, asked = core_of(Faulty(once), prefill_tokens=64), requests(2)
+    start = core.controller.start
+
+    def refuse(row: int, request: Request) -> None:
+        if failed and request.id == "r0":
+            raise MemoryError("no state for it")
+        start(row, request)
+
+    core.controller.start = refuse  # type: ignore[method-assign]
+    assert_usual(answers(core, asked), asked, failed=["r0"])
+    assert failed
 
 
 class Full(TableRunner):
@@ -282,7 +320,7 @@ class Poisoned(TableRunner):
 
 
 @pytest.mark.parametrize("make", [ModelExecutor, Overlapping])
-def test_what_a_failed_request_has_cached_is_not_reused(make: type[ModelExecutor]) -> None:
+def test_the_cache_of_a_failed_request_is_not_reused(make: type[ModelExecutor]) -> None:
     """Others wait for its prefix; where rounds overlap, they are admitted before it has left."""
     prompt = tuple(2 + (7 * place + place // 5) % 20 for place in range(40))
     asked = [Request(f"r{i}", prompt, GREEDY, key="a") for i in range(3)]

@@ -31,7 +31,7 @@ def test_products_are_near(kind: str, most: float, dtype: torch.dtype, *, biased
 
 @pytest.mark.parametrize("kind", ["int8", "int4"])
 def test_numbers_need_not_be_aligned_in_memory(kind: str) -> None:
-    """Else the kernel for 8 bits ends the process."""
+    """The 8-bit kernel ends the process on unaligned memory."""
     memory = torch.randn(8 + 5 * 192).bfloat16()
     linear = QuantizedLinear.of_linear(linear_of(torch.randn(64, 192).bfloat16()), kind)
     for first in range(8):

@@ -38,8 +38,8 @@ def read_start_policies(
     are the engine's drafters. `task_names` are not changed. Notes on the policies are logged.
 
     Raises:
-        PolicyError, ConfigError: a policy cannot be used, two files have the same name, or canaries have more than the
-            whole traffic.
+        PolicyError, ConfigError: a policy cannot be used, two files have the same name, or the shares of canaries
+            exceed 100 percent.
     """
     task_names = task_names.copy()
     named = _named_specs(names, default, available, task_names)
