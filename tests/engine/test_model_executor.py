@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from adaptspec.drafting.drafter import RowStart
 from adaptspec.drafting.lookup import LookupDrafter
 from adaptspec.engine.core import EngineLimits
+from adaptspec.engine.model_executor import ModelExecutor
 from adaptspec.models.sampling import RowSampling
 from adaptspec.request import Request, SamplingParams
 from adaptspec.results import Completion
@@ -23,8 +24,8 @@ def serve(
     requests: Sequence[Request], choose: str, *, overlaps: bool = False
 ) -> tuple[list[RoundRecord], dict[str, Completion]]:
     notes, world = Notes(), table("draft-model")
-    make = Overlapping if overlaps else None
-    core = world.engine([dictated.policy(choose)], EngineLimits(4, prefill_tokens=8), [notes], make)
+    executor = (Overlapping if overlaps else ModelExecutor)(world.target, world.drafters)
+    core = world.engine([dictated.policy(choose)], EngineLimits(4, prefill_tokens=8), [notes], executor)
     return notes.records, answers(core, requests)
 
 
