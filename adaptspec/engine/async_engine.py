@@ -379,10 +379,11 @@ class AsyncEngine:
 
     def _add(self, request: Request) -> list[Delta]:
         try:
-            return self._core.add(request)
+            self._core.add(request)
         except Exception as error:  # noqa: BLE001 - other requests go on
             _log.exception("request %s could not be queued; it ends with an error", request.id)
             return self._core.refuse(request, error)
+        return []
 
     def _round(self) -> list[Delta]:
         try:

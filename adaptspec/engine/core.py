@@ -176,8 +176,8 @@ class EngineCore:
                 f"there is no policy {policy!r} here; served are: {', '.join(served)}", "adaptspec.policy"
             )
 
-    def add(self, request: Request) -> list[Delta]:
-        """Queue a checked request. Returns an empty list, so that it can run as a command.
+    def add(self, request: Request) -> None:
+        """Queue a checked request.
 
         Its task is detected if that was not done before. New tasks beyond the maximum number count as `OTHER`. The
         policy is assigned here, by the current shares of canaries, and does not change later.
@@ -189,7 +189,6 @@ class EngineCore:
         sequence.scope = self.settings[policy].scope(request.key)
         sequence.prefix_scope = scope_of(request, self.limits.prefix_cache)
         self.scheduler.add(sequence)
-        return []
 
     def refuse(self, request: Request, error: Exception) -> list[Delta]:
         """End a request that could not be queued."""
@@ -294,7 +293,7 @@ class EngineCore:
     def _finish(self, in_flight: InFlightRound) -> FinishedRound:
         """Finish a round: append the accepted tokens and truncate the caches. The next round may be launched then."""
         batch, decision, laps = in_flight.batch, in_flight.decision, in_flight.laps
-        ended = [sequence.finish is not None for sequence in batch.decoding]  # by an abort
+        aborted = [sequence.finish is not None for sequence in batch.decoding]
         verified = self.executor.finish(in_flight.launched)
         laps.lap("verify")
         tree, result, now = verified.draft.tree, verified.result, self._clock()
@@ -319,8 +318,9 @@ class EngineCore:
         self.executor.commit(committed)
         laps.lap("commit")
         # What a failed row accepted is unknown, and must not be learned from.
-        ended = [gone or s.finish is FinishReason.ERROR for gone, s in zip(ended, batch.decoding, strict=True)]
-        running = np.flatnonzero(np.logical_not(ended)) if any(ended) else None
+        failed = [sequence.finish is FinishReason.ERROR for sequence in batch.decoding]
+        all_run = not any(aborted) and not any(failed)
+        running = None if all_run else np.flatnonzero(~np.logical_or(aborted, failed))
         # Must precede the next round, in which drafters read the tokens that they are scored on.
         lookups = self.executor.score_lookups(batch, decision, in_flight.signals.context)
         return FinishedRound(in_flight, verified, appended, running, lookups)

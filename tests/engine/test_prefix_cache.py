@@ -208,7 +208,6 @@ def test_a_row_is_not_evicted_for_its_own_copy() -> None:
     """There is no memory for both: the request gets the row itself, although others lose its end."""
     caches = Blocks(11)
     prefixes = PrefixCache(caches, 4)
-    caches.evict = prefixes.evict
     idle = Asking([0] * 30, ("a", None))
     acquired = prefixes.acquire(idle, [])
     assert acquired is not None

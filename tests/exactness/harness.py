@@ -291,7 +291,7 @@ def drive(core: EngineCore, asked: Sequence[Request], script: Script) -> list[De
     while waiting or not core.idle:
         while waiting and (not script.late or rounds >= script.late * (len(asked) - len(waiting)) or core.idle):
             core.check(waiting[0])
-            deltas += core.add(waiting.pop(0))
+            core.add(waiting.pop(0))
         try:
             deltas += core.step()
         except MemoryError as error:
