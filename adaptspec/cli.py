@@ -42,6 +42,9 @@ REMOVED: Mapping[tuple[str, ...], str] = {
     "`rollout: {mode: canary, percent: 1}` in NEW to serve it to some requests",
     ("costs",): "every start learns what rounds take here, and no table is cached; `adaptspec bench record --costs-out "
     "FILE` writes one for simulations",
+    ("bench", "gpu"): "`pytest -m gpu`, in a clone of the repository, checks kernels and texts on a GPU, and "
+    "`adaptspec bench policies --device cuda` measures the speed of a model there",
+    ("bench", "heads"): "`adaptspec bench policies --draft HEAD` measures a head of yours",
 }
 
 # Print pages about leaked objects while Python takes itself apart, below the error that a user should read.

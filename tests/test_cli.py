@@ -27,6 +27,8 @@ def test_errors_are_one_line_that_says_what_to_do(target_path: Path, capsys: pyt
         (["generate", "x", "--model", str(target_path), "--temperature", "-1"], "temperature"),
         (["policy", "estimate", "off", "--journal", "rounds.jsonl"], "`adaptspec policy simulate --journal FILE"),
         (["costs", "show"], "`adaptspec bench record --costs-out FILE`"),
+        (["bench", "gpu", "--part", "bits"], "`pytest -m gpu`"),
+        (["bench", "heads"], "`adaptspec bench policies --draft HEAD`"),
         (["train", "pair", "--corpus", str(target_path.parent / "no.jsonl"), "--preset", "cpu"], "no.jsonl"),
     ]:
         assert main(arguments) == 2

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from adaptspec.bench.core import Answers, Group
@@ -82,18 +82,10 @@ def policy_engine(
 class EngineContender:
     """An engine as a contender: it answers groups of prompts, each up to the model's own end."""
 
-    def __init__(
-        self,
-        name: str,
-        core: EngineCore,
-        built: Built,
-        sampling: SamplingParams,
-        *,
-        clock: Callable[[], float] = time.perf_counter,
-    ) -> None:
-        """Requests have `sampling` with seeds of their own. `clock` gives the seconds that are reported."""
+    def __init__(self, name: str, core: EngineCore, built: Built, sampling: SamplingParams) -> None:
+        """Requests have `sampling` with seeds of their own."""
         self.name = name
-        self._core, self._template, self._sampling, self._clock = core, built.template, sampling, clock
+        self._core, self._template, self._sampling = core, built.template, sampling
         self._longest = built.target.info.context - sampling.max_tokens
 
     def run(self, group: Group) -> Answers:
@@ -105,9 +97,9 @@ class EngineContender:
             )
             for i, prompt in enumerate(group.prompts)
         ]
-        started = self._clock()
+        started = time.perf_counter()
         done = complete(self._core, requests)
-        seconds = self._clock() - started
+        seconds = time.perf_counter() - started
         times = [one.timings for one in done]
         return Answers(
             seconds,

@@ -220,9 +220,9 @@ def _weight(row: Mapping[str, Any]) -> tuple[int, bool, int]:
     return row["memory"], DRAFTER in row["drafters"], row["width"]
 
 
-def policy_text(drafters: Sequence[str], width: int = 1, name: str = "doctor") -> str:
+def policy_text(drafters: Sequence[str], width: int = 1) -> str:
     """The policy for these drafters, in YAML; without any it is plain decoding. Drafts are chains, or this wide."""
-    head = f"apiVersion: adaptspec.dev/v1\nkind: SpeculationPolicy\nmetadata: {{name: {name}}}\nspec:\n"
+    head = "apiVersion: adaptspec.dev/v1\nkind: SpeculationPolicy\nmetadata: {name: doctor}\nspec:\n"
     if not drafters:
         return f"{head}  choose: {{algorithm: static, depth: 0}}\n"
     model = any(kind_of(name) is not Kind.MODEL_FREE for name in drafters)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -25,16 +24,12 @@ FIXED_DEPTHS = (1, 3, 7)
 
 @dataclass(frozen=True)
 class PolicySettings:
-    """`batch` prompts of a task run at once, `repeats` times.
-
-    `cpu_time`: what the engine's thread computes is timed, not what passes meanwhile.
-    """
+    """`batch` prompts of a task run at once, `repeats` times."""
 
     tokens: int = 128
     batch: int = 1
     temperature: float = 0.0
     repeats: int = 1
-    cpu_time: bool = False
 
     def __post_init__(self) -> None:
         if self.tokens < 2 or self.batch < 1 or self.repeats < 1:
@@ -70,9 +65,8 @@ def run_policies(
 ) -> dict[str, Any]:
     """Run every group of prompts under every policy in turn; `tick` is called after each group."""
     sampling = SamplingParams(max_tokens=settings.tokens, temperature=settings.temperature)
-    clock = time.thread_time if settings.cpu_time else time.perf_counter
     contenders = [
-        EngineContender(spec.name, policy_engine(built, config, spec, settings.batch), built, sampling, clock=clock)
+        EngineContender(spec.name, policy_engine(built, config, spec, settings.batch), built, sampling)
         for spec in policy_specs(built, config)
     ]
     groups = policy_groups(workloads, settings.batch)

@@ -24,7 +24,6 @@ from adaptspec.commands.arguments import (
     new_file,
     positive,
     progress,
-    seconds,
     tell,
 )
 from adaptspec.control.language.library import find_policy, shipped_policies
@@ -71,10 +70,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     peers.add_argument(
         "--clients", nargs="+", type=positive, default=[1, 4, 16], metavar="N", help="at once (default: 1 4 16)"
     )
-    heads = commands.add_parser("heads", help="what heads of random weights cost, at rest and with the default policy")
-    for command in (policies, heads):
-        command.add_argument("--batch", type=int, default=1, help="prompts at once (default: %(default)s)")
-    for command, repeats, prompts in ((policies, 1, 6), (peers, 3, 4), (heads, 3, 2)):
+    policies.add_argument("--batch", type=int, default=1, help="prompts at once (default: %(default)s)")
+    for command, repeats, prompts in ((policies, 1, 6), (peers, 3, 4)):
         command.add_argument("--repeats", type=int, default=repeats, help="of every prompt (default: %(default)s)")
         command.add_argument("--prompts", type=int, default=prompts, help=_PROMPTS)
     decisions = commands.add_parser("decisions", help="what deciding and learning take per round")
@@ -89,7 +86,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     telemetry = commands.add_parser("telemetry", help="what watching costs, also where collectors misbehave")
     telemetry.add_argument("--requests", type=int, default=400, help="per collector (default: %(default)s)")
     telemetry.add_argument("--prompts", type=int, default=4, help=_PROMPTS)
-    for command, tokens in ((exact, 48), (chats, 32), (policies, 128), (peers, 128), (heads, 96), (telemetry, 64)):
+    for command, tokens in ((exact, 48), (chats, 32), (policies, 128), (peers, 128), (telemetry, 64)):
         command.add_argument("--tokens", type=int, default=tokens, help="tokens per answer (default: %(default)s)")
         _add_workloads(command)
     for command in (exact, chats, policies, peers):
@@ -99,7 +96,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         chats: _chats,
         policies: _policies,
         peers: _peers,
-        heads: _heads,
         decisions: _decisions,
         trees: _trees,
         telemetry: _telemetry,
@@ -107,21 +103,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     for command, run in runs.items():
         add_table_forms(command, json=True)
         command.set_defaults(run=run)
-    gpu = commands.add_parser(
-        "gpu", help="on a GPU, random models: bits, kernels, bandwidth, goodput, soak; minutes each"
-    )
-    gpu.add_argument(
-        "--part",
-        action="append",
-        choices=("bits", "kernels", "bandwidth", "goodput", "soak"),
-        help="may be repeated (default: all in turn)",
-    )
-    results = Path(__file__).parents[1] / "bench" / "results"
-    gpu.add_argument("--out", type=Path, default=results, help="folder for JSON and reports (default: %(default)s)")
-    gpu.add_argument("--device", default="auto", help="(default: %(default)s)")
-    gpu.add_argument("--seconds", type=seconds, default=470.0, help="how long a part may take (default: %(default)s)")
-    gpu.add_argument("--tiny", action="store_true", help="with small shapes, to see that all of it runs")
-    gpu.set_defaults(run=_gpu)
     record = commands.add_parser("record", help="record tapes for `adaptspec policy simulate`")
     _add_record_arguments(record)
     add_models(record)
@@ -250,20 +231,6 @@ def _peers(arguments: argparse.Namespace) -> int:
     return tell(arguments, result, peers_report(result))
 
 
-def _heads(arguments: argparse.Namespace) -> int:
-    from adaptspec.bench.policies import PolicySettings, policy_groups
-    from adaptspec.bench.random_heads import KINDS, random_heads_report, run_random_heads
-    from adaptspec.bench.workloads import read_workloads
-    from adaptspec.engine.engine_config import EngineConfig
-
-    workloads = read_workloads(arguments.workloads, arguments.prompts)
-    settings = PolicySettings(arguments.tokens, arguments.batch, repeats=arguments.repeats)
-    groups = len(policy_groups(workloads, settings.batch))
-    with progress("heads", len(KINDS) * groups * settings.repeats) as tick:
-        result = run_random_heads(EngineConfig(), workloads, settings, tick)
-    return tell(arguments, result, random_heads_report(result))
-
-
 def _decisions(arguments: argparse.Namespace) -> int:
     from adaptspec.bench.decisions import DecisionSettings, run_decisions
     from adaptspec.control.language.loader import load_policy_spec
@@ -302,17 +269,6 @@ def _telemetry(arguments: argparse.Namespace) -> int:
     with progress("telemetry", settings.steps) as tick:
         result = run_telemetry(workloads, settings, tick)
     return tell(arguments, result, telemetry_report(result))
-
-
-def _gpu(arguments: argparse.Namespace) -> int:
-    """The exit status is 1 if something failed, or was not as it is to be."""
-    from adaptspec.bench.gpu_kit import report, run_gpu_kit
-
-    how = {"device": arguments.device, "tiny": arguments.tiny, "seconds": arguments.seconds}
-    result = run_gpu_kit(arguments.part or (), arguments.out, **how)
-    for one in result["parts"]:
-        print(report(one))
-    return 0 if result["good"] else 1
 
 
 def _config(arguments: argparse.Namespace) -> EngineConfig:
