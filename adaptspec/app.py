@@ -33,7 +33,6 @@ from adaptspec.engine.policy_watch import PolicyWatch
 from adaptspec.engine.watchdog import Watchdog
 from adaptspec.errors import ConfigError
 from adaptspec.journal import JournalHeader
-from adaptspec.models.heads.head_runner import HeadRunner
 from adaptspec.models.pass_range import exactness
 from adaptspec.models.tokenization import fingerprint
 from adaptspec.server.api.codec import Codec
@@ -55,7 +54,6 @@ from adaptspec.telemetry.live_feed import LiveFeed
 from adaptspec.telemetry.metric_families import (
     earning_families,
     exactness_families,
-    head_families,
     reload_families,
     thread_families,
 )
@@ -221,9 +219,6 @@ def _watch_figures(
     metrics.watch(lambda: exactness_families(engine.target.equal_passes or 0))
     metrics.watch(lambda: earning_families(earnings.snapshot()))
     metrics.watch(lambda: reload_families(manager.reloads))
-    head = built.loaded.draft
-    if isinstance(head, HeadRunner):
-        metrics.watch(lambda: head_families(head.buffered_tokens, head.buffered_bytes))
 
 
 async def _keep_state(

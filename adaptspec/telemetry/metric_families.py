@@ -95,13 +95,6 @@ def load_families(load: EngineStats) -> Iterator[Metric]:
         yield CounterMetricFamily(f"adaptspec_prefix_cache_{name}", help_text, count)
 
 
-def head_families(tokens: int, memory: int) -> Iterator[Metric]:
-    """What a head that drafts has still to read of the target's states; `memory` in bytes."""
-    rows = "of the target that a head has not read yet"
-    yield GaugeMetricFamily("adaptspec_head_unread_tokens", f"Tokens with states {rows}", tokens)
-    yield GaugeMetricFamily("adaptspec_head_unread_bytes", f"Memory of states {rows}", memory)
-
-
 def thread_families(count: int) -> Iterator[Metric]:
     """How many CPU threads a forward pass uses now."""
     yield GaugeMetricFamily("adaptspec_compute_threads", "CPU threads of a forward pass", count)

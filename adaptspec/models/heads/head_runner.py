@@ -144,16 +144,6 @@ class HeadRunner:
     def share_of(self, rows: Collection[int]) -> float:
         return self._cache.share_of(rows)
 
-    @property
-    def buffered_tokens(self) -> int:
-        """Tokens of all rows whose states are buffered. Any thread may read it."""
-        return sum(row.buffered for row in list(self._rows.values()))
-
-    @property
-    def buffered_bytes(self) -> int:
-        """Memory of the buffered states. Any thread may read it."""
-        return sum(part.nbytes for row in list(self._rows.values()) for part in list(row.parts))
-
     def reserve(self, row: int, length: int) -> bool:
         if row in self._without_states:
             return False

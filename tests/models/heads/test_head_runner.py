@@ -120,8 +120,7 @@ def test_a_row_that_was_idle_drafts_as_if_its_text_began_later(
     for start in range(0, 300, 3):
         wide = torch.cat((states[start : start + 3], states[:50]))  # of one pass, most of it of other rows
         runner.on_hidden_states([0], [start], [3], wide[:3])
-        assert runner.buffered_tokens <= MAX_BUFFERED
-        assert runner.buffered_bytes == runner.buffered_tokens * states.shape[1] * 4
+        assert start + 3 - runner.length(0) <= MAX_BUFFERED  # its text begins with the first of them
     assert runner.free_memory == 1.0
     begin = runner.length(0)
     assert 300 - MAX_BUFFERED <= begin < 300 - MAX_BUFFERED // 2
@@ -132,7 +131,7 @@ def test_a_row_that_was_idle_drafts_as_if_its_text_began_later(
         torch.testing.assert_close(found, drafted(late, tokens[begin:upto]), rtol=0, atol=0)
     assert runner.length(0) == 302
     runner.free(0)
-    assert (runner.buffered_tokens, runner.length(0), runner.free_memory) == (0, 0, 1.0)
+    assert (runner.length(0), runner.free_memory) == (0, 1.0)
 
 
 def test_buffered_states_are_copies(make_model: MakeModel, tmp_path: Path) -> None:
@@ -181,8 +180,6 @@ def test_of_a_long_prompt_the_end_is_kept(make_model: MakeModel, tmp_path: Path)
     width = Text(runner, "eagle3").states.shape[1]
     for start, count in ((0, 1000), (1000, 300)):
         runner.on_hidden_states([0], [start], [count], torch.zeros(count, width))
-        assert runner.buffered_tokens == MAX_BUFFERED
-        assert runner.buffered_bytes == MAX_BUFFERED * width * 4
         assert runner.length(0) == start + count - MAX_BUFFERED
 
 
@@ -234,4 +231,4 @@ def test_a_prefix_drafts_as_the_row_that_it_comes_from(
         assert torch.isfinite(after.own(after.draft(read + 3))).all()
     for used in {0, row}:
         one.runner.free(used)
-    assert (one.runner.free_memory, one.runner.buffered_tokens) == (1.0, 0)
+    assert (one.runner.length(0), one.runner.length(row), one.runner.free_memory) == (0, 0, 1.0)
