@@ -18,7 +18,7 @@ from importlib import import_module
 from typing import NoReturn
 
 from adaptspec import __version__
-from adaptspec.command_line import Parser
+from adaptspec.command_line import REMOVED_FLAGS, Parser, variable
 from adaptspec.errors import AdaptSpecError, ConfigError
 
 # Each is a module `adaptspec.commands.NAME_command` whose `add_arguments(parser)` sets `run(arguments) -> exit status`.
@@ -106,10 +106,16 @@ def _complete() -> None:
 
 
 def _refuse_removed(given: Sequence[str]) -> None:
-    """Raise ConfigError for a command of `REMOVED`."""
+    """Raise ConfigError for a command of `REMOVED`, and for a flag of `REMOVED_FLAGS` or its variable."""
     for words, instead in REMOVED.items():
         if tuple(given[: len(words)]) == words:
             raise ConfigError(f"`adaptspec {' '.join(words)}` was removed; {instead}")
+    flags = {word.partition("=")[0] for word in given}
+    for flag, instead in REMOVED_FLAGS.items():
+        if flag in flags:
+            raise ConfigError(f"{flag} was removed; {instead}")
+        if os.environ.get(variable(flag)):
+            raise ConfigError(f"{variable(flag)} was removed; {instead}")
 
 
 def _parser(given: Sequence[str]) -> argparse.ArgumentParser:

@@ -8,12 +8,17 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from typing import Any
 
 PREFIX = "ADAPTSPEC_"
 TEXT, MARKDOWN, CSV = "text", "markdown", "csv"  # forms of what commands print
+# Flags of an engine that there once were, and what to do instead.
+REMOVED_FLAGS: Mapping[str, str] = {
+    "--draft-device": "leave it out: a draft model is on the device of its target, where no step waits for a copy",
+    "--exact": "leave it out: every start tries up to how many tokens of a pass drafts change no text, and says it",
+}
 _WORDS = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
 
 
@@ -112,7 +117,12 @@ def variables(action: argparse.Action) -> list[str]:
     names = [name for name in action.option_strings if name.startswith("--")]
     if isinstance(action, argparse.BooleanOptionalAction):
         names = [name for name in names if not name.startswith("--no-")]
-    return [PREFIX + name.removeprefix("--").replace("-", "_").upper() for name in names]
+    return list(map(variable, names))
+
+
+def variable(flag: str) -> str:
+    """The environment variable of a long flag."""
+    return PREFIX + flag.removeprefix("--").replace("-", "_").upper()
 
 
 def later(work: str) -> Callable[[argparse.Namespace], int]:

@@ -27,6 +27,8 @@ def test_errors_are_one_line_that_says_what_to_do(target_path: Path, capsys: pyt
         (["generate", "x", "--model", str(target_path), "--temperature", "-1"], "temperature"),
         (["policy", "estimate", "off", "--journal", "rounds.jsonl"], "`adaptspec policy simulate --journal FILE"),
         (["costs", "show"], "`adaptspec bench record --costs-out FILE`"),
+        (["serve", "--exact", "strict"], "--exact was removed; leave it out"),
+        (["generate", "x", "--draft-device=cuda:1"], "--draft-device was removed; leave it out"),
         (["bench", "gpu", "--part", "bits"], "`pytest -m gpu`"),
         (["bench", "heads"], "`adaptspec bench policies --draft HEAD`"),
         (["train", "pair", "--corpus", str(target_path.parent / "no.jsonl"), "--preset", "cpu"], "no.jsonl"),
@@ -35,6 +37,15 @@ def test_errors_are_one_line_that_says_what_to_do(target_path: Path, capsys: pyt
         error = capsys.readouterr().err.strip().splitlines()[-1]
         assert error.startswith("adaptspec: ")
         assert hint in error
+
+
+def test_a_variable_of_a_removed_flag_is_refused(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Others that no flag has are passed over, but this one says what a text is to depend on."""
+    monkeypatch.setenv("ADAPTSPEC_EXACT", "strict")
+    assert main(["serve", "--show-config"]) == 2
+    assert "ADAPTSPEC_EXACT was removed; leave it out" in capsys.readouterr().err
 
 
 def test_help_loads_no_model_library() -> None:

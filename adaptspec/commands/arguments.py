@@ -29,10 +29,8 @@ _AS_GIVEN = (
     "model",
     "device",
     "tensor_parallel_size",
-    "draft_device",
     "dtype",
     "context",
-    "exact",
     "eager",
     "allow_pickle",
     "threads",
@@ -84,19 +82,11 @@ def add_engine(parser: argparse.ArgumentParser, default_model: str = "bundled") 
         metavar="N",
         help="devices that share the target, from --device on (default: %(default)s)",
     )
-    add("--draft-device", type=device, metavar="DEVICE", help="of the draft model (default: the target's)")
     add(
         "--dtype",
         default="auto",
         choices=["auto", "float32", "bfloat16", "float16"],
         help="of weights and caches (default: %(default)s, what suits device and model)",
-    )
-    add(
-        "--exact",
-        default="depths",
-        choices=["depths", "strict"],
-        help="on CUDA, what must not change a text: how much is drafted and what else runs, up to 64 requests, or "
-        "(strict, and slower) any number (default: %(default)s)",
     )
     add("--eager", "--enforce-eager", action="store_true", help="capture no CUDA graphs: slower, and starts sooner")
     add(

@@ -12,7 +12,7 @@ from typing import Annotated, Any, TypeVar, get_type_hints
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, create_model
 
 from adaptspec.app import ServeConfig
-from adaptspec.command_line import given_values
+from adaptspec.command_line import REMOVED_FLAGS, given_values
 from adaptspec.commands.arguments import engine_config
 from adaptspec.control.language.library import is_file_name
 from adaptspec.control.language.schema import validate
@@ -47,6 +47,7 @@ _VALUES: Mapping[str, Callable[[Any], Any]] = {
     "allowed_origins": tuple,
     "level": TraceLevel,
 }
+_REMOVED = {f"engine.{flag.removeprefix('--').replace('-', '_')}": instead for flag, instead in REMOVED_FLAGS.items()}
 # Of secrets a configuration shows only this much.
 _SECRETS: Mapping[str, Any] = {"api_keys": int, "admin_key": bool}
 
@@ -118,7 +119,7 @@ def read_config(path: Path) -> ConfigFile:
     """
     source = read_yaml(path)
     model = _model(ServeConfig, {**_BOUNDS, **_SECRETS})
-    read = validate(model, source.data, source)
+    read = validate(model, source.data, source, removed=_REMOVED)
     secrets = {name: getattr(read, name) for name in _SECRETS if name in read.model_fields_set}
     try:
         config = _settings(ServeConfig, read, secrets)

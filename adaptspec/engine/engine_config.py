@@ -24,13 +24,11 @@ class EngineConfig:
     none; if empty, `goodput`, or `goodput-ngram` without a draft model. Requests can also name every shipped policy
     whose drafters are available. `counts` is a corpus file for the counts drafter; "auto" is the one in the model's
     folder, if there is one. `detect_tasks`: detect the task of a request that names none from its prompt.
-    `eager`: capture no CUDA graphs. `draft_device`: the device of the draft model, if not the target's.
-    `tensor_parallel_size`: number of devices that share the target, starting at this one. `exact`: on CUDA, "depths"
-    makes texts independent of drafts for up to 64 rows, "strict" for more. `allow_pickle`: allow drafting heads with
-    pickled tensors. `threads`: CPU threads of a forward pass, for the whole process; None: the faster of one and all,
-    see `ComputeThreads`. `gpu_layers`: layers of a GGUF file that llama.cpp computes on a GPU, if its library supports
-    one. `runner`: "auto" is llama.cpp for a GGUF file and torch for a directory; torch supports both, and also heads
-    and trees.
+    `eager`: capture no CUDA graphs. `tensor_parallel_size`: number of devices that share the target, starting at this
+    one. `allow_pickle`: allow drafting heads with pickled tensors. `threads`: CPU threads of a forward pass, for the
+    whole process; None: the faster of one and all, see `ComputeThreads`. `gpu_layers`: layers of a GGUF file that
+    llama.cpp computes on a GPU, if its library supports one. `runner`: "auto" is llama.cpp for a GGUF file and torch
+    for a directory; torch supports both, and also heads and trees.
     `chat_template` is a template file that replaces the model's template, "none" is no template;
     `chat_template_kwargs` are default values of its variables. `sanitize_control_tokens`: encode text of messages that
     looks like a control token as ordinary text.
@@ -47,9 +45,7 @@ class EngineConfig:
     detect_tasks: bool = True
     counts: str | None = AUTO
     eager: bool = False
-    draft_device: str | None = None
     tensor_parallel_size: int = 1
-    exact: Literal["depths", "strict"] = "depths"
     allow_pickle: bool = False
     threads: int | None = None
     gpu_layers: int = 0

@@ -12,13 +12,12 @@ from adaptspec.commands.serve_config import read_config
 
 EVERYTHING = (
     "--model /m --draft none --counts none --policy off --policy mine.yaml --device cpu --dtype float32 --context 512 "
-    "--draft-device cuda:1 --tensor-parallel-size 2 "
-    "--prefix-cache off --prefill-seconds 0.5 "
+    "--tensor-parallel-size 2 --prefix-cache off --prefill-seconds 0.5 "
     "--eager --max-rows 3 --no-task-detection --host 127.0.0.2 --port 0 --served-model-name fox * cub --max-waiting 7 "
     "--drain-seconds 2.5 --state-dir s --keep-history --journal j --journal-megabytes 2 --journal-files 9 "
     "--no-watch-policies --metrics-compat vllm --otlp-endpoint http://c:4318 --trace-level round --trace-slow-seconds "
     "2 --trace-round-share 0.5 --trace-content --otlp-metrics --insecure --allow-host fox.local "
-    "--allow-origin http://fox.local --pad-stream --limit choices=3 --limit body-seconds=1.5 --exact strict "
+    "--allow-origin http://fox.local --pad-stream --limit choices=3 --limit body-seconds=1.5 "
     "--allow-pickle --threads 3 --runner torch "
     '--chat-template t.jinja --chat-template-kwargs {"enable_thinking":false} --sanitize-control-tokens'
 )
@@ -54,6 +53,8 @@ def test_what_is_shown_is_read_back(arguments: str, tmp_path: Path, capsys: pyte
         ("traces: {round_share: 2}\n", ":1:23: traces.round_share: "),
         ("traces: {level: much}\n", ":1:17: traces.level: "),
         ("engine: {context: 0}\n", ":1:19: engine.context: "),
+        ("engine:\n  exact: depths\n", ":2:3: engine.exact: there is no exact any more; leave it out"),
+        ("engine: {draft_device: null}\n", ":1:10: engine.draft_device: there is no draft_device any more; leave it"),
         ("engine: {limits: {prefix_cache: on}}\n", ":1:33: engine.limits.prefix_cache: "),
         ("engine: {limits: {prefill_seconds: 0}}\n", ":1:36: engine.limits.prefill_seconds: "),
         ("engine: {chat_template_kwargs: {tools: 1}}\n", "engine.chat_template_kwargs: its key tools is set by"),

@@ -167,11 +167,14 @@ def validate(
     source: Source,
     context: ReadContext | None = None,
     unavailable: Mapping[str, str] = MappingProxyType({}),
+    *,
+    removed: Mapping[str, str] = REMOVED,
 ) -> M:
     """A model of `data`, which was read from `source`.
 
     Raises PolicyError: all problems with their lines and columns, and what was probably meant. `unavailable` are values
-    that the model would have, had they not failed to load, with the reasons.
+    that the model would have, had they not failed to load, with the reasons; `removed` are keys and values that it once
+    had, as `REMOVED` has them.
     """
     try:
         return model.model_validate(data, context=context)
@@ -181,7 +184,7 @@ def validate(
         policy_arms = {one["loc"][:-1] for one in errors if fnmatchcase(_path(one["loc"]), _ARM_POLICY)}
         found = [one for one in errors if one["type"] != "missing" or one["loc"][:-1] not in policy_arms]
         schema = _json_schema(model)
-        raise policy_error([_problem(source, one, schema, unavailable) for one in found]) from error
+        raise policy_error([_problem(source, one, schema, unavailable, removed) for one in found]) from error
 
 
 @functools.lru_cache(maxsize=4)
@@ -189,7 +192,13 @@ def _json_schema(model: type[BaseModel]) -> dict[str, Any]:
     return model.model_json_schema()
 
 
-def _problem(source: Source, error: ErrorDetails, schema: Mapping[str, Any], unavailable: Mapping[str, str]) -> Problem:
+def _problem(
+    source: Source,
+    error: ErrorDetails,
+    schema: Mapping[str, Any],
+    unavailable: Mapping[str, str],
+    removed: Mapping[str, str],
+) -> Problem:
     """One error of pydantic, in the language's words."""
     kind, where, value, context = error["type"], error["loc"], error["input"], error.get("ctx", {})
     unknown_key, unknown_variant = kind in ("extra_forbidden", "invalid_key"), kind == "union_tag_invalid"
@@ -198,10 +207,10 @@ def _problem(source: Source, error: ErrorDetails, schema: Mapping[str, Any], una
     instead = None
     if unknown_key or unknown_variant or kind == "literal_error":
         path = _path(where) if unknown_key else f"{_path(where)}: {value}"
-        instead = next((text for pattern, text in REMOVED.items() if fnmatchcase(path, pattern)), None)
+        instead = next((text for pattern, text in removed.items() if fnmatchcase(path, pattern)), None)
     if instead is not None:
-        removed = where[-1] if unknown_key else f"{where[-1]} {shown(value)}"
-        message = f"there is no {removed} any more; {instead}"
+        once = where[-1] if unknown_key else f"{where[-1]} {shown(value)}"
+        message = f"there is no {once} any more; {instead}"
     elif unknown_key:
         known = _known_keys(schema, where[:-1])
         there = f"; there are: {', '.join(known)}" if known else ""
