@@ -43,8 +43,6 @@ _BLOCK = 8  # tokens of DFlash's blocks if config.json does not state them
 # Tensors of training, and copies of others.
 _IGNORED = (
     "t2d",
-    "confidence_head.proj.weight",
-    "confidence_head.proj.bias",
     "rotary_emb.inv_freq",
     "verifier_norm.weight",
     "verifier_lm_head.weight",
