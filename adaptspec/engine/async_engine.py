@@ -19,6 +19,7 @@ from queue import Empty, SimpleQueue
 from typing import Any, TypeAlias, TypeVar, cast
 
 from adaptspec.engine.core import EngineCore
+from adaptspec.engine.fault_isolation import DEVICE_FAILURES
 from adaptspec.engine.scheduler import PromptProgress
 from adaptspec.errors import EngineError, OverloadedError
 from adaptspec.models.runner import ModelInfo
@@ -334,6 +335,8 @@ class AsyncEngine:
             # The loop around the rounds has failed, so the engine's state cannot be trusted.
             _log.exception("the engine thread has stopped")
             self._failure = f"{type(error).__name__}: {error}"
+            if isinstance(error, DEVICE_FAILURES):
+                self._failure += " (the device has failed; restart the server)"
         finally:
             self._busy = False
             self._call_loop(self._end_streams)
@@ -388,6 +391,8 @@ class AsyncEngine:
     def _round(self) -> list[Delta]:
         try:
             return self._core.step()
+        except DEVICE_FAILURES:
+            raise  # the device computes nothing any more, so no request can be served
         except Exception as error:  # noqa: BLE001
             # A failed round must end neither the server nor the other requests of the round.
             _log.exception("a round failed; the request that made it fail ends with an error")
@@ -396,6 +401,8 @@ class AsyncEngine:
     def _recover(self, error: Exception) -> list[Delta]:
         try:
             return self._core.recover(error)
+        except DEVICE_FAILURES:
+            raise
         except Exception as worse:  # noqa: BLE001
             _log.exception("recovery from a failed round has failed; all requests end")
             return self._core.abort_all(FinishReason.ERROR, f"{type(worse).__name__}: {worse}")

@@ -1,8 +1,14 @@
-"""Finds the request that makes rounds fail, by bisection."""
+"""Finds the request that makes rounds fail, by bisection; and the failures that no request is to blame for."""
 
 from __future__ import annotations
 
+import torch
+
 from adaptspec.engine.sequence import Sequence
+
+# After an illegal access or a device assertion every later call on the device fails, until the process is restarted.
+# A lack of memory is another error.
+DEVICE_FAILURES: tuple[type[Exception], ...] = (torch.AcceleratorError,) if hasattr(torch, "AcceleratorError") else ()
 
 
 class FaultBisection:

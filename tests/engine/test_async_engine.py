@@ -230,6 +230,23 @@ async def test_streams_fail_if_the_engine_thread_dies() -> None:
             await front.generate(Request("later", (5, 6), GREEDY))
 
 
+@pytest.mark.parametrize(("error", "lives"), [(torch.AcceleratorError, False), (torch.OutOfMemoryError, True)])
+async def test_a_device_that_has_failed_ends_the_engine(error: type[RuntimeError], lives: bool) -> None:
+    """Every later call on it fails. After a lack of memory, there may be some again."""
+
+    class Fails(TableRunner):
+        def forward(self, packed: Packed):  # type: ignore[no-untyped-def]
+            raise error("an illegal memory access was encountered")
+
+    async with engine(Fails(context=CONTEXT)) as front:
+        if lives:
+            assert (await front.generate(Request("r", (5, 6), GREEDY))).finish is FinishReason.ERROR
+        else:
+            with pytest.raises(EngineError, match="the device has failed; restart the server"):
+                await front.generate(Request("r", (5, 6), GREEDY))
+        assert front.is_alive == lives
+
+
 async def test_the_queue_is_bounded() -> None:
     """Overload: beyond rows and queue, requests are refused at once instead of piling up."""
     async with engine() as front:
