@@ -188,7 +188,7 @@ def _random_engine(
     policy = RandomDepths(names, branching=branching)
     limits = replace(config.limits, max_rows=rows, max_depth=policy.max_depth)
     return EngineCore(
-        make_executor(built.target, drafters, limits, eager=built.target.info.eager),
+        make_executor(built.target, drafters, limits, eager=config.eager),
         Controller({"random": policy}, "random", names, rows),
         InputProcessor(built.target.info, built.tokenizer),
         {"random": PolicySettings(Coupled())},

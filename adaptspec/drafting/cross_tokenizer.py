@@ -104,9 +104,6 @@ class CrossTokenizerDrafter(ModelDrafter):
         text = self._rows.get(row)
         return self._inner.cache_gap(row, length if text is None else len(text.draft_tokens) + length - text.num_read)
 
-    def catch_up(self, job: DraftJob) -> tuple[IntArray, int]:
-        return self._inner.catch_up(self._in_draft_tokens(job))
-
     def propose(self, job: DraftJob) -> Draft:
         """See `Drafter.propose`."""
         return self._inner.propose(self._in_draft_tokens(job))
@@ -167,12 +164,12 @@ class SharedVocabulary:
     """Wraps a draft model in a `Runner` with the target's vocabulary; its logits are those of target tokens.
 
     Input ids below the target's vocabulary size are target ids of shared tokens. Higher ones are draft ids plus that
-    size.
+    size. `inner` is the wrapped runner.
     """
 
     def __init__(self, runner: Runner, target: Spelling, draft: Spelling) -> None:
         pairs = shared_tokens(target, draft)
-        self._runner, self.device, self.count = runner, runner.device, len(pairs)
+        self.inner, self.device, self.count = runner, runner.device, len(pairs)
         self._size = len(target.bytes)
         self.info = replace(runner.info, vocab_size=self._size + len(draft.bytes))
         self._ids: IntArray = np.concatenate((np.zeros(self._size, dtype=np.int64), np.arange(len(draft.bytes))))
@@ -186,11 +183,11 @@ class SharedVocabulary:
 
     @property
     def free_memory(self) -> float:
-        return self._runner.free_memory
+        return self.inner.free_memory
 
     def forward(self, packed: Packed) -> Forward:
         """See `Runner.forward`. Tokens that are not shared have probability 0."""
-        logits = self._runner.forward(replace(packed, tokens=self._ids[packed.tokens])).logits
+        logits = self.inner.forward(replace(packed, tokens=self._ids[packed.tokens])).logits
         target_logits = logits.new_full((len(logits), self._size), _IMPOSSIBLE)
         return Forward(target_logits.index_copy_(1, self._target_ids, logits.index_select(1, self._draft_ids)))
 

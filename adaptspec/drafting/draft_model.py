@@ -16,9 +16,11 @@ import numpy as np
 from adaptspec.arrays import BoolArray, FloatArray, IntArray
 from adaptspec.decision import draft_temperatures
 from adaptspec.draft_tree import matching_path, path_mask
+from adaptspec.drafting.draft_loop import DraftLoop
 from adaptspec.drafting.drafter import Draft, DraftJob, Loaded, ModelDrafter
 from adaptspec.drafting.tree_builder import ROOT, Candidates, Node, TreeBuilder, TreeGrowth
 from adaptspec.errors import ConfigError
+from adaptspec.models.async_runner import AsyncRunner
 from adaptspec.models.noise import Floats, Stream
 from adaptspec.models.runner import Packed, Runner
 from adaptspec.models.sampling import certainty, entropies, leading, tempered
@@ -52,17 +54,6 @@ class DraftModelDrafter(ModelDrafter):
             raise ConfigError(f"{cls.name} needs a draft model; pass one with --draft DIR")
         return cls(loaded.draft, loaded.eos_token_ids)
 
-    def catch_up(self, job: DraftJob) -> tuple[IntArray, int]:
-        """See `ModelDrafter.catch_up`."""
-        depths = self._within_context(job)
-        active, packed, caught_up = self._first(job, depths, unread=_USUAL)
-        if caught_up:
-            reading = packed.counts > 0
-            counts = packed.counts[reading]
-            no_logits = np.zeros_like(counts)
-            self.runner.forward(Packed(packed.rows[reading], counts, packed.tokens, no_logits, prompts=len(counts)))
-        return np.where(np.isin(np.arange(len(depths)), active), depths, 0), caught_up
-
     def cache_gap(self, row: int, length: int) -> int:
         return max(0, length - self.runner.length(row) - _USUAL)
 
@@ -73,15 +64,29 @@ class DraftModelDrafter(ModelDrafter):
         later_passes: list[int] = []  # number of nodes of each pass after the first
         builder = TreeBuilder(len(job.rows), job.tree)
         if len(first.active):
-            source = _Passes(self.runner, replace(job, depths=depths), builder, first.packed)
-            growth = TreeGrowth(builder, source, depths, self.eos_token_ids)
-            later_passes = growth.run(first.active.tolist(), job.stop)[1:]
-            self._read.update(source.read_nodes())
+            later_passes = self._draft(replace(job, depths=depths), builder, first)[1:]
         elif len(first.packed.rows):
             self.runner.forward(first.packed)  # no row drafts yet, but prompts are still being read
         passes = (len(first.packed.rows), *later_passes) if len(first.packed.rows) else ()
         work = DraftWork(self.name, int(np.count_nonzero(job.depths)), passes, first.caught_up)
         return Draft(builder.build(), (work,))
+
+    def _draft(self, job: DraftJob, builder: TreeBuilder, first: _FirstPass) -> list[int]:
+        """Draft for the rows that are active; returns the number of nodes of each pass."""
+        rows, chooser, runner = first.active.tolist(), job.sampling.chooser, self.runner
+        # Other drafts need the scores of all tokens on the host.
+        in_place = job.shares_noise and not job.keep_distribution and job.draft_temperature is None
+        if isinstance(runner, AsyncRunner) and chooser is not None and in_place:
+            loop = DraftLoop(runner, chooser, job, builder, first.packed)
+            TreeGrowth(builder, loop, job.depths, self.eos_token_ids).run(rows, job.stop)
+            loop.take_rest(self.eos_token_ids)
+            for row in rows:
+                self._record_chain(job, builder, row, loop.num_read(row))
+            return loop.passes
+        source = _Passes(runner, job, builder, first.packed)
+        passes = TreeGrowth(builder, source, job.depths, self.eos_token_ids).run(rows, job.stop)
+        self._read.update(source.read_nodes())
+        return passes
 
     def commit(self, row: int, valid: int, tokens: list[int]) -> None:
         """See `Drafter.commit`. Cached nodes that match the text are kept, whichever drafter proposed those tokens."""
@@ -94,11 +99,12 @@ class DraftModelDrafter(ModelDrafter):
         if self.runner.length(row) > valid:
             self.runner.truncate(row, valid)
 
-    def record_chain(self, row: int, base: int, chain: list[int]) -> None:
-        """Record that the model has read all but the last token of `chain` after the first `base` tokens of a row."""
-        self._read[row] = ReadNodes(base)
-        for node, token in enumerate(chain[:-1]):
-            self._read[row].add(node - 1, token)
+    def _record_chain(self, job: DraftJob, builder: TreeBuilder, row: int, count: int) -> None:
+        """Record that the model has read the first `count` tokens of a row's main chain."""
+        nodes = builder.row(row)
+        read = self._read[int(job.rows[row])] = ReadNodes(len(job.tokens[row]))
+        for node, number in enumerate(nodes.chain[:count]):
+            read.add(node - 1, nodes.tokens[number])
 
     def copy_prefix(self, source: int, target: int, length: int) -> None:
         """See `ModelDrafter.copy_prefix`."""
@@ -118,9 +124,10 @@ class DraftModelDrafter(ModelDrafter):
             return job.depths
         return np.clip(job.depths, 0, np.maximum(np.array(limits, dtype=np.int64), 0))
 
-    def _first(self, job: DraftJob, depths: IntArray, unread: int = 0) -> _FirstPass:
-        """The first pass, which reads the tokens that are missing in the cache of each drafting row, except for the
-        last `unread`. Rows that read all of them draft.
+    def _first(self, job: DraftJob, depths: IntArray) -> _FirstPass:
+        """The first pass, which reads the tokens that are missing in the cache of each drafting row.
+
+        Rows that read all of them draft.
         """
         budget, vocabulary, runner = self.catch_up_tokens, self.runner.info.vocab_size, self.runner
         reading: list[int] = []
@@ -130,8 +137,7 @@ class DraftModelDrafter(ModelDrafter):
         for i in np.flatnonzero(depths).tolist():
             row, context = int(job.rows[i]), job.tokens[i]
             missing = context[runner.length(row) :]
-            due = len(missing) - unread
-            part = missing[: min(max(due, 0), max(budget, _USUAL - unread))]
+            part = missing[: max(budget, _USUAL)]
             # A target with a wider (padded) vocabulary may hold tokens that the draft has no embedding for.
             if max(missing) >= vocabulary or not runner.reserve(row, len(context) + int(depths[i])):
                 continue
@@ -139,10 +145,9 @@ class DraftModelDrafter(ModelDrafter):
             reading.append(i)
             fed += part
             counts.append(len(part))
-            complete.append(len(part) >= due)
+            complete.append(len(part) == len(missing))
         rows, read, wanted, tokens = (np.array(part, dtype=np.int64) for part in (reading, counts, complete, fed))
-        usual = _USUAL - unread
-        caught_up = sum(count - usual for count in counts if count > usual)
+        caught_up = sum(count - _USUAL for count in counts if count > _USUAL)
         packed = Packed(job.rows[rows], read, tokens, wanted, prompts=len(rows) if caught_up else 0)
         return _FirstPass(rows if all(complete) else rows[wanted > 0], packed, caught_up)
 
@@ -191,6 +196,8 @@ class _Passes:
     replacement, and a chain takes the first. softmax(log q + g) of a token predicts its acceptance better than q.
     """
 
+    lag = 0
+
     def __init__(self, runner: Runner, job: DraftJob, builder: TreeBuilder, first: Packed) -> None:
         """`first` is the pass that reads the text before the draft."""
         self.beams = runner.info.takes_trees
@@ -205,8 +212,11 @@ class _Passes:
     def has_room(self, row: int, more: int) -> bool:
         """See `CandidateSource.has_room`. The cache of the main chain stays reserved."""
         base, depth = len(self._job.tokens[row]), int(self._job.depths[row])
-        needed = base + depth + len(self._read.get(row, ())) + more
-        return needed <= self._runner.info.context and self._runner.reserve(int(self._job.rows[row]), needed)
+        info, nodes = self._runner.info, depth + len(self._read.get(row, ())) + more
+        if nodes > (info.max_nodes or nodes):
+            return False
+        needed = base + nodes
+        return needed <= info.context and self._runner.reserve(int(self._job.rows[row]), needed)
 
     def candidates(self, frontier: Sequence[Node], step: int) -> Sequence[Candidates]:
         """See `CandidateSource.candidates`: one pass reads the whole frontier."""

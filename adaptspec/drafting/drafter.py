@@ -153,14 +153,6 @@ class ModelDrafter(Drafter):
     description: str
 
     @abstractmethod
-    def catch_up(self, job: DraftJob) -> tuple[IntArray, int]:
-        """Have the model read the missing tokens of drafting rows, except for the last two of each row.
-
-        For callers that run the model's draft steps themselves. Returns the depths [B] of the rows that can draft now
-        (0 for the others), and the number of tokens read.
-        """
-
-    @abstractmethod
     def copy_prefix(self, source: int, target: int, length: int) -> None:
         """Copy the model's cache of the first `length` tokens of `source` to `target`, whose text begins with them.
 

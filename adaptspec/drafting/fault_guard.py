@@ -15,7 +15,6 @@ from typing import TypeVar
 import numpy as np
 import torch
 
-from adaptspec.arrays import IntArray
 from adaptspec.draft_tree import DraftTree
 from adaptspec.drafting.drafter import Draft, Drafter, DraftJob, ModelDrafter, NodeChoices, RowStart
 from adaptspec.models.runner import Packed
@@ -51,13 +50,9 @@ class GuardedDrafter(Drafter):
         broken = np.isnan(draft.tree.confidence)  # drawn from NaN scores
         if not self.runs_model or not broken.any():
             return draft
-        self.report_broken(rows)
+        self._fail(ArithmeticError("the draft model's scores are NaN"), rows)
         # Tokens drawn earlier are kept: which scores are NaN may depend on them.
         return draft._replace(tree=draft.tree.keep(~broken))
-
-    def report_broken(self, rows: Iterable[int]) -> None:
-        """Handle a draft for `rows` that was drawn from NaN scores as a failure."""
-        self._fail(ArithmeticError("the draft model's scores are NaN"), rows)
 
     def start(self, row: int, start: RowStart) -> None:
         """See `Drafter.start`."""
@@ -95,13 +90,6 @@ class GuardedDrafter(Drafter):
         self._guarded(lambda: self.inner.leave(row), None, ())
 
     # Methods of `ModelDrafter`. They do nothing for model-free drafters.
-
-    def catch_up(self, job: DraftJob) -> tuple[IntArray, int]:
-        """See `ModelDrafter.catch_up`; no row drafts while the drafter is suspended."""
-        no_drafts = np.zeros_like(job.depths), 0
-        if self._suspended or (model := self._model) is None:
-            return no_drafts
-        return self._guarded(lambda: model.catch_up(job), no_drafts, job.rows.tolist())
 
     def copy_prefix(self, source: int, target: int, length: int) -> None:
         """See `ModelDrafter.copy_prefix`."""

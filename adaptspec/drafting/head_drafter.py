@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
+import numpy as np
 import torch
 
 from adaptspec.drafting.draft_model import DraftModelDrafter
+from adaptspec.models.async_runner import to_device
 from adaptspec.models.heads.head_runner import HeadRunner
 from adaptspec.models.runner import Packed
 
@@ -69,7 +71,7 @@ class HeadDrafter(DraftModelDrafter):
                 counts.append(1 + len(nodes))
                 committed += [first, *(first + 1 + node for node in nodes)]  # the newest token comes before its draft
         if rows and self._states is not None:
-            at = torch.tensor(committed, device=self._states.device)
+            at = to_device(np.array(committed, dtype=np.int64), self._states.device)
             self._head.on_hidden_states(rows, starts, counts, self._states.index_select(0, at))
         if not self._pending:
             self._states = None

@@ -187,6 +187,7 @@ class CandidateSource(Protocol):
     """Proposes candidates after the nodes of a frontier: a draft model, or a tape."""
 
     beams: bool  # whether it can expand nodes off the main chain
+    lag: int  # steps that are computed already when it is decided whether a draft goes on
 
     def candidates(self, frontier: Sequence[Node], step: int) -> Sequence[Candidates]:
         """Candidates after each node of the frontier, which is at depth `step`."""
@@ -249,7 +250,10 @@ class TreeGrowth:
                 self._survival[row] *= chance
             survival.append(self._survival[row] if on_chain else of_row.chances[number])
         on_chains = None if all(main) else np.array(main, dtype=np.bool_)
-        continues = stop.continues(step, index, confidence, entropy, survival=np.array(survival), main=on_chains)
+        expected = np.array(survival)
+        if self._source.lag:  # tokens under way are taken to be as likely as those before them
+            expected **= (step + self._source.lag) / step
+        continues = stop.continues(step, index, confidence, entropy, survival=expected, main=on_chains)
         return [node for node, expand in zip(frontier, continues.tolist(), strict=True) if expand]
 
     def _with_room(self, frontier: list[Node]) -> list[Node]:

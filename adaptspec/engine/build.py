@@ -22,22 +22,25 @@ from adaptspec.control.routing import routes_of, with_used
 from adaptspec.control.task_detector import TaskDetector
 from adaptspec.control.tasks import TaskNames
 from adaptspec.drafters import available_drafters
+from adaptspec.drafting.cross_tokenizer import SharedVocabulary
 from adaptspec.drafting.drafter import Drafter, Loaded, ModelDrafter, make_drafters
 from adaptspec.drafting.ngram_index import CORPUS_FILE, CorpusTable, read_corpus_table
 from adaptspec.engine.core import EngineCore, EngineLimits
-from adaptspec.engine.device_executor import DeviceExecutor
 from adaptspec.engine.engine_config import AUTO, EngineConfig
 from adaptspec.engine.inputs import InputProcessor
-from adaptspec.engine.load_models import load_models
+from adaptspec.engine.load_models import StartRanks, load_models
 from adaptspec.engine.load_template import load_template, with_tokens
 from adaptspec.engine.model_executor import ModelExecutor
 from adaptspec.engine.policy_settings import PolicySettings
 from adaptspec.engine.warm_up import warm_up
 from adaptspec.errors import ConfigError
-from adaptspec.gpu.device_decoder import DeviceDecoder
+from adaptspec.gpu.decoder import GpuDecoder
+from adaptspec.gpu.heads import GpuRecurrentHead
+from adaptspec.gpu.tensor_parallel import start_ranks
 from adaptspec.models.chat.chat_template import ChatTemplate
 from adaptspec.models.compute_threads import ComputeThreads, all_threads, one_token_pass
 from adaptspec.models.gguf import is_gguf
+from adaptspec.models.heads.head_checkpoint import HeadMakers
 from adaptspec.models.heads.head_runner import HeadRunner
 from adaptspec.models.llama_cpp import LlamaCppRunner
 from adaptspec.models.loading import MakeDecoder
@@ -88,12 +91,15 @@ def build(
     progress: Progress = no_progress,
     *,
     make: MakeDecoder | None = None,
+    start_ranks: StartRanks = start_ranks,
+    head_makers: HeadMakers | None = None,
 ) -> Built:
     """Read the policies, load the models, and measure costs in synthetic rounds unless `costs` are given.
 
     `task_names` have the numbers of earlier task names; those of policies are added. `progress` is called with the next
     step, such as "reading weights" or "warming up", on another thread than the caller's. `make` makes the decoders of
-    Llama-like models; None: those for their device.
+    Llama-like models; `start_ranks` starts the processes of tensor parallelism, `head_makers` makes heads; None: those
+    for their device.
 
     Raises:
         ModelError, PairError: a model cannot be used, or target and draft do not match.
@@ -102,7 +108,8 @@ def build(
     # Load in a thread that ends afterwards: a thread that has computed keeps its OpenMP workers. While those exist,
     # OpenMP counts more threads than cores and the engine's workers sleep at every barrier: rounds without drafts took
     # 8 ms instead of 1.3 ms. A first interrupt waits for the thread, a second one does not.
-    work = partial(_build, config, sinks, costs, task_names=task_names or TaskNames(), progress=progress, make=make)
+    load = partial(load_models, make=make, start_ranks=start_ranks, head_makers=head_makers)
+    work = partial(_build, config, sinks, costs, task_names=task_names or TaskNames(), progress=progress, load=load)
     with ThreadPoolExecutor(max_workers=1, thread_name_prefix="adaptspec-load") as pool:
         built = pool.submit(work).result()
     built.threads.apply()  # on the caller's thread, which may run the engine
@@ -116,7 +123,7 @@ def _build(
     *,
     task_names: TaskNames,
     progress: Progress,
-    make: MakeDecoder | None,
+    load: Callable[..., tuple[Runner, Runner | None]],
 ) -> Built:
     max_threads = all_threads()  # cached here, before set_num_threads changes it
     torch.set_num_threads(config.threads or max_threads)
@@ -128,7 +135,7 @@ def _build(
     detector = TaskDetector.load() if config.detect_tasks else None
     progress(f"reading weights of {config.model}")
     template = load_template(config)
-    target, draft = load_models(config, max_depth, partial(with_tokens, template=template), make)
+    target, draft = load(config, max_depth, partial(with_tokens, template=template))
     loaded = _loaded_parts(config, target, draft, template.tokenizer)
     drafters = make_drafters(loaded)
 
@@ -142,7 +149,7 @@ def _build(
     target.info = replace(target.info, equal_passes=min(sizes))
 
     limits = replace(config.limits.settled(cpu=target.device.type == "cpu"), max_depth=max_depth)
-    executor = make_executor(target, drafters, limits, eager=target.info.eager)
+    executor = make_executor(target, drafters, limits, eager=config.eager)
     if costs is None:
         progress("warming up")
         costs = warm_up(executor, InputProcessor(target.info, template.tokenizer), limits)
@@ -220,7 +227,7 @@ def assemble(
         timer=timer,
     )
     return EngineCore(
-        executor or make_executor(target, drafters, limits, eager=target.info.eager),
+        executor or make_executor(target, drafters, limits, eager=False),
         controller,
         InputProcessor(target.info, tokenizer, detector),
         {spec.name: PolicySettings.of(spec) for spec in specs},
@@ -232,13 +239,19 @@ def assemble(
 
 
 def make_executor(target: Runner, drafters: Sequence[Drafter], limits: EngineLimits, *, eager: bool) -> ModelExecutor:
-    """Make the executor for the target's device; on CUDA its rounds are captured as graphs, unless `eager`."""
-    if not isinstance(target, DeviceDecoder):
-        return ModelExecutor(target, drafters)
-    executor = DeviceExecutor(target, drafters, limits.max_rows, limits.max_depth)
-    if target.device.type == "cuda" and not eager:
-        executor.capture()
-    return executor
+    """Make the executor. Models on a GPU capture CUDA graphs of their rounds, unless `eager`."""
+    if not eager:
+        # A draft model reads one or two tokens per row in a pass, a head the states of all accepted tokens.
+        most = {target: limits.max_depth + 1}
+        for drafter in drafters:
+            if isinstance(drafter, ModelDrafter):
+                runner = drafter.runner
+                inner = runner.inner if isinstance(runner, SharedVocabulary) else runner
+                most[inner] = limits.max_depth + 1 if isinstance(inner, HeadRunner) else 2
+        for runner, tokens in most.items():
+            if isinstance(runner, (GpuDecoder, GpuRecurrentHead)):
+                runner.capture(limits.max_rows * tokens)
+    return ModelExecutor(target, drafters, limits.max_rows)
 
 
 def _loaded_parts(

@@ -9,7 +9,8 @@ import torch
 from adaptspec.drafting.head_drafter import CATCH_UP_TOKENS
 from adaptspec.engine.core import EngineLimits
 from adaptspec.engine.engine_config import EngineConfig
-from adaptspec.gpu.device_decoder import SCORES, TILES, beside_cache, padded, tile_of
+from adaptspec.gpu.decoder import bytes_without_cache
+from adaptspec.gpu.heads import head_bytes
 from adaptspec.models.config import DecoderConfig
 from adaptspec.models.heads.head_runner import MAX_BUFFERED
 from adaptspec.models.loading import DTYPES, LoadedModel
@@ -44,10 +45,14 @@ def _round_bytes(model: LoadedModel, config: EngineConfig, depth: int) -> int:
     tokens = limits.max_rows * (depth + 1)
     if model.state_width:
         return _head_bytes(model, model.config, limits, context=context, verified=tokens)
-    verified = padded(tokens, tile_of(limits.max_rows, model.info))
-    num_logits = padded(limits.max_rows, tile_of(1, model.info))
-    passes = (verified, verified), (padded(limits.prefill_tokens, TILES[-1]), num_logits)
-    return beside_cache(model.config, DTYPES[model.info.dtype], context, passes)
+    return bytes_without_cache(
+        model.config,
+        DTYPES[model.info.dtype],
+        context,
+        rows=limits.max_rows,
+        decoded=tokens,
+        prompt=limits.prefill_tokens + tokens,
+    )
 
 
 def _head_bytes(model: LoadedModel, config: DecoderConfig, limits: EngineLimits, *, context: int, verified: int) -> int:
@@ -59,5 +64,6 @@ def _head_bytes(model: LoadedModel, config: DecoderConfig, limits: EngineLimits,
     kept = model.state_width * (rows * MAX_BUFFERED + 4 * (verified + limits.prefill_tokens))
     steps = model.state_width + 4 * config.hidden + 2 * config.heads * config.head_dim + 3 * config.mlp
     attended = context * (2 * config.cache_shape.width + CATCH_UP_TOKENS * config.heads // config.kv_heads)
-    scores = SCORES * rows * (model.info.deepest or 1) * config.vocab_size
-    return (kept + CATCH_UP_TOKENS * steps + attended) * DTYPES[model.info.dtype].itemsize + 4 * scores
+    scores = 2 * rows * (model.info.deepest or 1) * config.vocab_size
+    room = (kept + CATCH_UP_TOKENS * steps + attended) * DTYPES[model.info.dtype].itemsize + 4 * scores
+    return room + head_bytes(config, context)

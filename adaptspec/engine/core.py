@@ -383,7 +383,7 @@ class EngineCore:
             branches=Branches(tree, result.path[:size]) if has_branches(tree, decision.drafter) else None,
             work=RoundWork(
                 size,
-                size + verified.num_verified,
+                size + len(verified.draft.tree.token),
                 float(signals.context.sum()),
                 verified.draft.work,
                 batch.prefill_tokens,

@@ -51,19 +51,12 @@ class LaunchedRound:
 class VerifiedRound(NamedTuple):
     """The drafts of a round's E rows and the result of their verification.
 
-    `seconds` of drafting and verifying; None: the times of `launch` and `finish`. `verify_tokens`: nodes that the
-    target computed, if the size of the pass was fixed before drafting; None: the number of drafted nodes.
+    `seconds` of drafting and verifying; None: the times of `launch` and `finish`.
     """
 
     draft: Draft
     result: VerifyResult
     seconds: tuple[float, float] | None = None
-    verify_tokens: int | None = None
-
-    @property
-    def num_verified(self) -> int:
-        """Nodes that the target computed."""
-        return len(self.draft.tree.token) if self.verify_tokens is None else self.verify_tokens
 
 
 class Executor(Protocol):

@@ -11,12 +11,12 @@ import torch
 from adaptspec.engine.cache_memory import cache_bytes
 from adaptspec.engine.engine_config import EngineConfig
 from adaptspec.errors import ConfigError
-from adaptspec.gpu.device_decoder import DeviceDecoder, device_decoder
-from adaptspec.gpu.follower import lead
-from adaptspec.gpu.ranks import ALONE
+from adaptspec.gpu.decoder import FOLLOWER, gpu_decoder
+from adaptspec.gpu.heads import GPU_HEADS
+from adaptspec.gpu.tensor_parallel import ALONE, RankGroup, start_ranks
 from adaptspec.models.config import WHOLE, DecoderConfig, Part
 from adaptspec.models.gguf import is_gguf, read_header
-from adaptspec.models.heads.head_checkpoint import is_head, load_head
+from adaptspec.models.heads.head_checkpoint import PLAIN_HEADS, HeadMakers, is_head, load_head
 from adaptspec.models.heads.head_runner import HeadRunner
 from adaptspec.models.kv_cache import CacheLimits, CachePlan, bytes_for_cache
 from adaptspec.models.loading import LoadedModel, MakeDecoder, check_parts, device_of, load_model, plain_decoder
@@ -26,6 +26,8 @@ from adaptspec.models.self_speculation import MTP
 from adaptspec.models.source import find_model
 from adaptspec.models.weights import DecoderWeights
 
+StartRanks = Callable[[int, torch.device, str], RankGroup]
+
 
 def load_models(
     config: EngineConfig,
@@ -34,12 +36,15 @@ def load_models(
     make: MakeDecoder | None = None,
     *,
     free_bytes: Callable[[torch.device], int] = bytes_for_cache,
+    start_ranks: StartRanks = start_ranks,
+    head_makers: HeadMakers | None = None,
 ) -> tuple[Runner, Runner | None]:
     """Load the target and, if one is configured, its draft. All weights are loaded before caches are sized.
 
     `max_depth` is the deepest draft of a round. `describe` adds the tokenizer's data to the target's info. `make` makes
     decoders where ranks do not share the target; None: `decoder`. `free_bytes` returns the bytes that all caches on a
-    device may take.
+    device may take. `start_ranks` starts the processes that share a target. `head_makers` are those
+    of a head; None: the ones for its device.
 
     Raises:
         ModelError: a model cannot be used, or memory is short.
@@ -48,18 +53,25 @@ def load_models(
     _check_draft_files(config)
     with_head = _drafts_with_head(config)
     _check_settings(config, with_head=with_head)
-    make_target = make_draft = make or decoder
+    make_target, make_draft = make or decoder, make or partial(decoder, drafts=True)
     group = ALONE
     if config.tensor_parallel_size > 1:
         check_parts(config.target_path, config.tensor_parallel_size)
-        group = lead(config.tensor_parallel_size, device_of(config.device))
-        make_target, make_draft = partial(device_decoder, group=group), device_decoder
+        group = start_ranks(config.tensor_parallel_size, device_of(config.device), FOLLOWER)
+        make_target = partial(gpu_decoder, group=group)
+        make_draft = partial(gpu_decoder, group=group.alone, drafts=True)
     try:
-        group.tell("load", config.target_path, config.dtype)
+        group.send("load", config.target_path, config.dtype)
         target = _load(config, config.target_path, config.device, make_target, group.part)
-        draft = _load_draft(config, target, make_draft, with_head=with_head)
-        info = replace(describe(target.info), strict=config.exact == "strict", eager=config.eager)
-        models = [model for model in (replace(target, info=info), draft) if model is not None]
+        if with_head:
+            makers = head_makers or (GPU_HEADS if target.device.type == "cuda" else PLAIN_HEADS)
+            draft: LoadedModel | None = load_head(
+                str(config.draft_path), target, pickles=config.allow_pickle, makers=makers
+            )
+        else:
+            draft = _load_draft(config, target, make_draft)
+        described = replace(target, info=describe(target.info))
+        models = [model for model in (described, draft) if model is not None]
         free_on_ranks = group.answers()
         free = {device: free_bytes(device) for device in dict.fromkeys(model.device for model in models)}
         free[target.device] = min([free[target.device], *free_on_ranks])  # all ranks cache the same tokens
@@ -69,9 +81,11 @@ def load_models(
         raise
 
 
-def decoder(info: ModelInfo, config: DecoderConfig, weights: DecoderWeights, plan: CachePlan) -> Runner:
-    """The decoder for the device that the weights are on."""
-    make = plain_decoder if weights.embedding.device.type == "cpu" else device_decoder
+def decoder(
+    info: ModelInfo, config: DecoderConfig, weights: DecoderWeights, plan: CachePlan, *, drafts: bool = False
+) -> Runner:
+    """The decoder for the device that the weights are on; `drafts`: see `gpu_decoder`."""
+    make = plain_decoder if weights.embedding.device.type == "cpu" else partial(gpu_decoder, drafts=drafts)
     return make(info, config, weights, plan)
 
 
@@ -95,15 +109,10 @@ def _drafts_with_head(config: EngineConfig) -> bool:
 
 def _check_settings(config: EngineConfig, *, with_head: bool) -> None:
     """Raises ConfigError if a setting does not fit the kinds of models."""
-    if with_head and config.draft_device:
+    if config.self_speculation and config.tensor_parallel_size > 1:
         raise ConfigError(
-            f"--draft {config.draft} is a head, which drafts from the target's states, where these are: leave "
-            "--draft-device out, or use a draft model"
-        )
-    if config.self_speculation and (config.tensor_parallel_size > 1 or config.draft_device):
-        raise ConfigError(
-            f"--draft {config.draft} needs the whole target on one device: leave --tensor-parallel-size and "
-            "--draft-device out, or use a draft model"
+            f"--draft {config.draft} needs the whole target on one device: leave --tensor-parallel-size out, or use a "
+            "draft model"
         )
     paths = [config.target_path]
     if config.draft_path is not None and not with_head:
@@ -116,14 +125,13 @@ def _check_settings(config: EngineConfig, *, with_head: bool) -> None:
         raise ConfigError("--runner llama.cpp is for GGUF files; leave it out for a model with safetensors")
 
 
-def _load_draft(config: EngineConfig, target: LoadedModel, make: MakeDecoder, *, with_head: bool) -> LoadedModel | None:
+def _load_draft(config: EngineConfig, target: LoadedModel, make: MakeDecoder) -> LoadedModel | None:
+    """The draft model, if there is one."""
     if config.draft_path is None:
         return None
-    if with_head:
-        return load_head(config.draft_path, target, pickles=config.allow_pickle)
     if config.self_speculation is not None:
         return target.self_speculation(config.self_speculation)
-    return _load(config, config.draft_path, config.draft_device or config.device, make)
+    return _load(config, config.draft_path, config.device, make)
 
 
 def _load(config: EngineConfig, path: str, device: str, make: MakeDecoder, part: Part = WHOLE) -> LoadedModel:
@@ -142,11 +150,6 @@ def _start(config: EngineConfig, models: Sequence[LoadedModel], room: Sequence[i
     """The runners of the target and its draft, each with a cache of up to `room` bytes."""
     limits = CacheLimits(config.limits.max_rows, config.cache_tokens, config.context, room=room[0])
     target = models[0].runner(limits)
-    if config.exact == "strict" and not isinstance(target, DeviceDecoder):
-        raise ConfigError(
-            "--exact strict is for Llama-like models on CUDA; leave it out here (on a CPU in float32 no batch has been "
-            "seen to change a text, but matrix products of other sizes may round differently)"
-        )
     if len(models) == 1:
         return target, None
     # A draft with a shorter context drafts up to its length; a longer one than the target's is useless.

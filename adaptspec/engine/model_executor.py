@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import operator
 from collections.abc import Collection, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -21,25 +22,53 @@ from adaptspec.engine.logprobs import output_logprobs, take_prompt_logprobs
 from adaptspec.engine.row_caches import RowCaches
 from adaptspec.engine.scheduler import Batch, held_row
 from adaptspec.engine.sequence import Sequence as Seq
+from adaptspec.models.async_runner import AsyncTarget, Mark
 from adaptspec.models.grammars import Constraint
 from adaptspec.models.runner import Packed, Runner
-from adaptspec.models.sampling import RowSampling, SamplingBatch
+from adaptspec.models.sampling import PendingChoices, RowSampling, SamplingBatch
 from adaptspec.progress import report_progress
 from adaptspec.rounds import DraftWork
-from adaptspec.verification.method import Method, VerifyResult
+from adaptspec.verification.coupled import Coupled
+from adaptspec.verification.method import Method, Positions, VerifyResult, walk
 
 _log = logging.getLogger(__name__)
 NOT_NUMBERS = "the model's scores for it were not numbers (NaN or infinite)"
 
 
+class _TargetPass(NamedTuple):
+    """A pass of the target over drafts and prompt chunks.
+
+    `choices`: the tokens chosen at the positions [N + E] of emitting rows, if all of them are chosen on the device.
+    """
+
+    logits: torch.Tensor
+    choices: PendingChoices | None = None
+
+
+@dataclass(frozen=True)
+class _RunningRound(LaunchedRound):
+    """A round whose target pass was launched on a device. `marks`: before drafting, between, and after the pass."""
+
+    target_pass: _TargetPass
+    marks: tuple[Mark, Mark, Mark]
+
+
 class ModelExecutor:
-    """An `Executor` over a target and drafters: `launch` drafts, `finish` verifies."""
+    """An `Executor` over a target and drafters.
+
+    `launch` drafts and `finish` verifies. On a device, `launch` also launches the target's pass and the choice of
+    tokens, for which `finish` waits.
+    """
 
     overlaps = False
-    runs_whole_drafts = False  # whether stopping a draft early saves none of its passes
 
-    def __init__(self, target: Runner, drafters: Sequence[Drafter]) -> None:
+    def __init__(self, target: Runner, drafters: Sequence[Drafter], max_rows: int | None = None) -> None:
+        """`max_rows`: the most requests at a time, which a target on a device must know; None: it works as on a CPU."""
         self._target = target
+        self._device = target if max_rows is not None and isinstance(target, AsyncTarget) else None
+        self._chooser = None if self._device is None or max_rows is None else self._device.make_chooser(max_rows)
+        if self._device is not None:
+            self.overlaps = True  # of a subclass it may be so in any case
         self._drafters = [GuardedDrafter(drafter) for drafter in drafters]
         self._names = tuple(drafter.name for drafter in drafters)
         self._models = {number: drafter for number, drafter in enumerate(self._drafters) if drafter.runs_model}
@@ -95,10 +124,21 @@ class ModelExecutor:
         return Lookups(found, confidence)
 
     def launch(self, batch: Batch, decision: Decision) -> LaunchedRound:
-        return LaunchedRound(batch, self._draft(batch, decision))
+        if self._device is None:
+            return LaunchedRound(batch, self._draft(batch, decision))
+        begun = self._device.mark()
+        draft = self._draft(batch, decision)
+        drafted = self._device.mark()
+        target_pass = self._run_target(batch, draft.tree)
+        return _RunningRound(batch, draft, target_pass, (begun, drafted, self._device.mark()))
 
     def finish(self, launched: LaunchedRound) -> VerifiedRound:
-        return VerifiedRound(launched.draft, self._verify(launched.batch, launched.draft.tree))
+        batch, draft = launched.batch, launched.draft
+        if not isinstance(launched, _RunningRound):
+            return VerifiedRound(draft, self._verify(batch, draft.tree, self._run_target(batch, draft.tree)))
+        result = self._verify(batch, draft.tree, launched.target_pass)
+        begun, drafted, ended = launched.marks
+        return VerifiedRound(draft, result, (drafted.seconds_since(begun), ended.seconds_since(drafted)))
 
     def _draft(self, batch: Batch, decision: Decision) -> Draft:
         """Drafts of E rows."""
@@ -173,27 +213,50 @@ class ModelExecutor:
         return draft
 
     def _within_room(self, batch: Batch, tree: DraftTree) -> DraftTree:
-        """Drop side nodes for which there is no cache room; room for main chains is already reserved."""
+        """Drop side nodes for which there is no room in the cache, or in the widest pass of a graph.
+
+        Room for main chains is already reserved.
+        """
         counts, chain = tree.counts.tolist(), tree.chain.tolist()
         fitting = list(counts)
+        most = max(counts)
+        if self._device is not None and self._device.widest is not None:
+            num_branching = sum(count > length for count, length in zip(counts, chain, strict=True))
+            most = max(0, self._device.widest - len(chain) - sum(chain)) // max(num_branching, 1)
         for i, sequence in enumerate(batch.decoding):
             if counts[i] > chain[i]:
-                room = self._target.info.context - sequence.length
+                info = self._target.info
+                room = min(info.context - sequence.length, info.max_nodes or counts[i], chain[i] + most)
                 fitting[i] = max(min(counts[i], room), chain[i])  # the least likely nodes are last
                 if not self.caches.reserve(held_row(sequence), sequence.length + fitting[i]):
                     fitting[i] = chain[i]
         return tree if fitting == counts else tree.first(np.array(fitting, dtype=np.int64))
 
-    def _verify(self, batch: Batch, draft: DraftTree) -> VerifyResult:
+    def _run_target(self, batch: Batch, draft: DraftTree) -> _TargetPass:
+        """Run the target, or launch its pass on a device."""
         report_progress()
         packed = _packed(batch, draft)
         logits, states = self._target.forward(packed)
         if states is not None:
             starts = [s.length - 1 for s in batch.decoding] + [chunk.start for chunk in batch.chunks]
             self._observe_pass(packed, starts, states)
-        logits, broken = zero_broken_logits(take_prompt_logprobs(batch, logits), draft.counts)
         emitting = batch.emitting
-        result = self._verify_rows(emitting, logits, draft)
+        is_coupled = all(sequence.method == Coupled() for sequence in emitting)
+        if self._chooser is None or not emitting or not is_coupled or any(chunk.scored for chunk in batch.chunks):
+            return _TargetPass(logits)
+        at = Positions.of(draft)
+        return _TargetPass(logits, self._chooser.start(logits, self._sampled(emitting), at.row, at.paths))
+
+    def _verify(self, batch: Batch, draft: DraftTree, target_pass: _TargetPass) -> VerifyResult:
+        logits, choices = target_pass
+        emitting = batch.emitting
+        if choices is None:
+            logits, broken = zero_broken_logits(take_prompt_logprobs(batch, logits), draft.counts)
+            result = self._verify_rows(emitting, logits, draft)
+        else:
+            chosen = choices.wait()
+            broken = _owners(draft.counts, ~np.isfinite(chosen.entropy))
+            result = walk(draft, chosen.tokens[:, 0])
         if len(broken):
             for i in broken.tolist():
                 emitting[i].fail(NOT_NUMBERS)
@@ -254,7 +317,7 @@ class ModelExecutor:
         rows, last = [sequence.sampling for sequence in emitting], self._sampling
         if last is not None and len(last[0]) == len(rows) and all(map(operator.is_, last[0], rows)):
             return last[1]
-        batch = SamplingBatch(rows, self._target.info.vocab_size)
+        batch = SamplingBatch(rows, self._target.info.vocab_size, chooser=self._chooser)
         self._sampling = rows, batch
         return batch
 
@@ -330,11 +393,16 @@ def zero_broken_logits(logits: torch.Tensor, counts: IntArray) -> tuple[torch.Te
     """
     # The maximum is NaN if a logit is NaN, inf if one is inf, -inf if all are masked.
     best = logits.numpy().max(axis=1) if logits.is_cpu else logits.amax(1).cpu().numpy()
-    bad = ~np.isfinite(best)
-    if not bad.any():
-        return logits, np.zeros(0, dtype=np.int64)
+    broken = _owners(counts, ~np.isfinite(best))
+    if not len(broken):
+        return logits, broken
     rows = np.repeat(np.arange(len(counts)), counts + 1)
-    broken = np.unique(rows[bad])
     zeroed = logits.clone()
     zeroed[torch.from_numpy(np.isin(rows, broken)).to(logits.device)] = 0.0
     return zeroed, broken
+
+
+def _owners(counts: IntArray, marked: BoolArray) -> IntArray:
+    """The rows that have one of the `marked` positions [sum(counts + 1)]; row i has counts[i] + 1 of them."""
+    owners: IntArray = np.unique(np.repeat(np.arange(len(counts)), counts + 1)[marked])
+    return owners

@@ -82,7 +82,7 @@ def warm_up(
     if not decoding:
         raise ConfigError(f"{inputs.info.name} has no room for one round; give it a longer context or a larger cache")
     counts = _row_counts(limits)
-    rough = CostModel(_rough_profile(decoding, models, counts, together=executor.runs_whole_drafts))
+    rough = CostModel(_rough_profile(decoding, models, counts))
     rough.fit(decoding)
     costs = CostModel(rough.learned_profile(counts, _TOKENS))
     for work, timing in rounds:
@@ -154,9 +154,7 @@ def _kinds(executor: ModelExecutor, limits: EngineLimits) -> list[_RoundKind]:
     return sorted(kinds, key=lambda kind: (kind.tokens, kind.rows))
 
 
-def _rough_profile(
-    rounds: Sequence[_Round], models: Collection[str], counts: Sequence[int], *, together: bool
-) -> CostProfile:
+def _rough_profile(rounds: Sequence[_Round], models: Collection[str], counts: Sequence[int]) -> CostProfile:
     """Initial profile of the fit: lines through the smallest and largest passes; `counts` are numbers of draft rows."""
     first, each = _line([(work.verify_tokens, timing.verify) for work, timing in rounds])
     drafters = {}
@@ -169,7 +167,7 @@ def _rough_profile(
         ]
         step, row = _line(passes) if passes else (_DRAFT_PASS * first, 0.0)
         steps = tuple(step + row * (count - 1) for count in counts)
-        drafters[name] = DrafterCost(tuple(counts), steps, catch_up_per_token=_TOKEN * step, together=together)
+        drafters[name] = DrafterCost(tuple(counts), steps, catch_up_per_token=_TOKEN * step)
     overhead = statistics.median(timing.total - timing.verify - timing.draft for _, timing in rounds)
     return CostProfile(
         (1,),
@@ -272,5 +270,7 @@ class _SyntheticRows:
         drafter = kind.drafter if kind.depth else -1
         executor.commit([CommittedTokens(sequence, sequence.length - 1, [], drafter) for sequence in batch.decoding])
         laps.lap("commit")
-        work = RoundWork(size, size + verified.num_verified, float(context), verified.draft.work, batch.prefill_tokens)
+        work = RoundWork(
+            size, size + len(verified.draft.tree.token), float(context), verified.draft.work, batch.prefill_tokens
+        )
         return work, Timing(*(verified.seconds or (laps.seconds("draft"), laps.seconds("verify"))), laps.total)

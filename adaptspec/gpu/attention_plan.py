@@ -7,7 +7,6 @@ the batch, the width of the pass, or the number of programs that share the work.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -87,10 +86,10 @@ class AttentionPlan:
 
 
 class WorkLists(NamedTuple):
-    """`tiles` and `lists` of an `AttentionPlan`, and the number of work items."""
+    """`tiles` [n, 3] and `lists` [m] of an `AttentionPlan`, and the number of work items."""
 
-    tiles: IntArray  # int32 [n, 3]
-    lists: IntArray  # int32 [m]
+    tiles: IntArray
+    lists: IntArray
     num_items: int
 
 
@@ -107,28 +106,27 @@ def tile_tokens(heads: Heads) -> int:
     return tile_lines(heads) // heads.group
 
 
-def work_lists(
-    starts: IntArray, counts: IntArray, blocks: Sequence[Sequence[int]], heads: Heads, block_size: int
-) -> WorkLists:
+def work_lists(starts: IntArray, counts: IntArray, blocks: IntArray, heads: Heads, block_size: int) -> WorkLists:
     """Lay out the new tokens of B rows, packed row after row: `counts` [B] tokens from positions `starts` [B] on.
 
-    `blocks` [B] are the blocks of each row's cache. A token sees only positions before its own place in the row, so a
-    tile needs the splits before its last token, and at least one, whose program also computes the tokens' own terms.
+    `blocks` [B, n] are the blocks of each row's cache; those beyond its tokens are ignored. A token sees only positions
+    before its own place in the row, so a tile needs the splits before its last token, and at least one, whose program
+    also computes the tokens' own terms.
     """
     width = tile_tokens(heads)
     parts = -(-counts // width)
-    owner = np.repeat(np.arange(len(counts)), parts)
-    before = (np.arange(len(owner)) - np.repeat(np.cumsum(parts) - parts, parts)) * width
+    owner = np.arange(len(counts)).repeat(parts)
+    before = (np.arange(len(owner)) - (parts.cumsum() - parts).repeat(parts)) * width
     sizes = np.minimum(width, counts[owner] - before)
     splits = np.maximum(1, -(-(starts[owner] + before + sizes - 1) // SPLIT))
-    items = np.repeat(np.arange(len(owner)), splits)
-    split = np.arange(len(items)) - np.repeat(np.cumsum(splits) - splits, splits)
+    items = np.arange(len(owner)).repeat(splits)
+    split = np.arange(len(items)) - (splits.cumsum() - splits).repeat(splits)
     needed = -(-(starts + counts) // block_size)
-    used = [np.asarray(row[:count], dtype=np.int32) for row, count in zip(blocks, needed.tolist(), strict=True)]
-    begins = 2 * len(items) + np.cumsum(needed) - needed
-    first = (np.cumsum(counts) - counts)[owner] + before
-    tiles = np.stack((first, sizes, begins[owner]), axis=1).astype(np.int32)
-    lists = np.concatenate([np.stack((items, split), axis=1).astype(np.int32).ravel(), *used])
+    used = blocks[np.arange(blocks.shape[1]) < needed[:, None]]
+    begins = 2 * len(items) + needed.cumsum() - needed
+    first = (counts.cumsum() - counts)[owner] + before
+    tiles = np.stack((first, sizes, begins[owner]), axis=1)
+    lists = np.concatenate((np.stack((items, split), axis=1).ravel(), used))
     return WorkLists(tiles, lists, len(items))
 
 

@@ -228,6 +228,9 @@ class KVCache(BlockAllocator):
         for source, target in pairs:
             self._pool[:, target].copy_(self._pool[:, source])
 
+    def flush(self) -> None:
+        """Carry out moves that a cache collects; this one moves at once. Call it before a pass."""
+
     def slots(self, row: int, first: int, end: int) -> IntArray:
         """The slots of the tokens `first` to `end` (exclusive) of `row`, cached or about to be."""
         size = self.block_size

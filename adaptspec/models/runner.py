@@ -20,10 +20,10 @@ class ModelInfo:
 
     `context` is the most tokens a row can hold; `fingerprint` tells weights apart; `dtype` is what they are computed
     in, in torch's words (float32). A model that does not take trees takes no `Packed.seen`: drafts for it are chains.
-    `eager`: its rounds are no CUDA graphs. `equal_passes`: logits had the same bits in passes of 1 to so many tokens
-    when that was tried (see `pass_range`); 0: not even in small ones; None: it was not tried. `deepest`: the most
-    tokens that it drafts. `known_tokens`: ids from there on are padding, which no token has, and their logits are -inf;
-    None: all ids are tokens.
+    `equal_passes`: logits had the same bits in passes of 1 to so many tokens when that was tried (see `pass_range`);
+    0: not even in small ones; None: it was not tried. `deepest`: the most tokens that it drafts. `known_tokens`: ids
+    from there on are padding, which no token has, and their logits are -inf; None: all ids are tokens. `max_nodes`: the
+    most nodes of a row's tree; None: any number.
     """
 
     name: str
@@ -35,10 +35,10 @@ class ModelInfo:
     eos_token_ids: tuple[int, ...]
     dtype: str
     takes_trees: bool = True
-    eager: bool = False
     equal_passes: int | None = None
     deepest: int | None = None
     known_tokens: int | None = None
+    max_nodes: int | None = None
 
     @property
     def drawn_tokens(self) -> int:

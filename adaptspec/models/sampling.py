@@ -4,7 +4,7 @@ Sampling is argmax(score + Gumbel noise), the noise a pure function of (request 
 target under any depth, plain decoding, and a draft that guesses with the target's noise thus make
 the same choice from the same scores.
 
-All of this is numpy, one position at a time: its arrays stay in the cache, and no thread waits for another.
+On a CPU all of this is numpy, one position at a time: its arrays stay in the cache, and no thread waits for another.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -38,6 +39,41 @@ class Certainty:
 
     confidence: FloatArray
     entropy: FloatArray
+
+
+class Choices(NamedTuple):
+    """The tokens chosen at N positions, W candidates each, largest scores first.
+
+    `confidence` of each is its softmax among the scores with noise, `entropy` in nats that of the scores without; it is
+    NaN where logits are NaN or infinite.
+    """
+
+    tokens: IntArray  # [N, W]
+    confidence: FloatArray  # [N, W]
+    entropy: FloatArray  # [N]
+
+
+class PendingChoices(Protocol):
+    """Choices that are computed on a device."""
+
+    first: torch.Tensor  # int64 [N] on the device: the first candidates
+
+    def wait(self) -> Choices:
+        """Wait for the choices."""
+
+
+class Chooser(Protocol):
+    """Chooses tokens where the logits are, on another device than the CPU."""
+
+    def start(
+        self,
+        logits: Logits,
+        batch: SamplingBatch,
+        index: IntArray,
+        paths: Sequence[Sequence[int]],
+        candidates: int = 1,
+    ) -> PendingChoices:
+        """Begin to choose `candidates` tokens at each of N positions of `batch` (see `SamplingBatch`)."""
 
 
 @dataclass(eq=False)
@@ -89,6 +125,20 @@ class RowSampling:
         """How many tokens it has yet to get before it may end."""
         return self.prompt_length + self.params.min_tokens - len(self.tokens)
 
+    @property
+    def needs_path(self) -> bool:
+        """Whether its rules depend on the drafted tokens before a position."""
+        return bool(self.penalised or self.constraint or self.missing > 0)
+
+    def allowed(self, drafted: Sequence[int], vocab_size: int) -> BoolArray | None:
+        """The tokens [vocab_size] that may follow the text and `drafted` tokens; None if all may."""
+        early = self.early(vocab_size) if len(drafted) < self.missing else []
+        if self.constraint is None and not early:
+            return None
+        allowed = np.ones(vocab_size, dtype=np.bool_) if self.constraint is None else self.constraint.mask(drafted)
+        allowed[early] = False
+        return allowed
+
     def early(self, vocab_size: int) -> list[int]:
         """Tokens that would end it before it has min_tokens; none if that left nothing to choose from."""
         early = [token for token in self._ends if token < vocab_size]
@@ -107,10 +157,9 @@ class RowSampling:
         tokens, values = self._bias
         if tokens:
             scores[tokens] += values
-        if len(drafted) < self.missing:
-            scores[self.early(len(scores))] = -np.inf
-        if self.constraint is not None:
-            scores[~self.constraint.mask(drafted)] = -np.inf
+        allowed = self.allowed(drafted, len(scores))
+        if allowed is not None:
+            scores[~allowed] = -np.inf
         if not self.params.greedy:
             scores /= max(self.params.temperature, MIN_TEMPERATURE)
         if self.truncates:
@@ -181,30 +230,32 @@ class SamplingBatch:
     are filled up with -inf, so that scores are always [N, vocab_size].
     """
 
-    def __init__(self, rows: Sequence[RowSampling], vocab_size: int, words: IntArray | None = None) -> None:
+    def __init__(
+        self,
+        rows: Sequence[RowSampling],
+        vocab_size: int,
+        words: IntArray | None = None,
+        chooser: Chooser | None = None,
+    ) -> None:
         """`sampled` [B] says which rows draw, and do not just take the likeliest token; `plain_greedy`, that none does
         and nothing changes its logits. `words` [V] are keys of the tokens for noise; None: those of their ids.
+        `chooser` chooses tokens on the device of the logits; None: they are chosen here.
         """
         self.rows = tuple(rows)
         self.vocab_size = vocab_size
         self.sampled: BoolArray = np.array([not row.params.greedy for row in rows], dtype=np.bool_)
         self.plain_greedy = all(row.takes_likeliest for row in rows)
+        self.words = token_keys(vocab_size) if words is None else words
+        self.chooser = chooser
         self._seeds = seed_keys(np.array([row.seed for row in rows], dtype=np.int64))
-        self._words = token_keys(vocab_size) if words is None else words
 
-    @property
-    def temperatures(self) -> FloatArray:
-        """[B] the rows' temperatures, 0 for those that take the likeliest token."""
-        return np.array([row.params.temperature for row in self.rows])
-
-    def keys(self, steps: int) -> IntArray:
-        """[B, steps] of the noise at each row's next positions."""
-        index, offsets = np.divmod(np.arange(len(self.rows) * steps), steps)
-        return self._keys(index, offsets, Stream.CHOICE).reshape(-1, steps)
+    def choice_keys(self, index: IntArray, offsets: IntArray) -> IntArray:
+        """[N] keys of the noise of `choose`."""
+        return self._keys(index, offsets, Stream.CHOICE)
 
     def take(self, members: IntArray) -> SamplingBatch:
         """A batch of some of the rows, by position."""
-        return SamplingBatch([self.rows[i] for i in members], self.vocab_size, self._words)
+        return SamplingBatch([self.rows[i] for i in members], self.vocab_size, self.words, self.chooser)
 
     def process(self, logits: Logits, index: IntArray, paths: Sequence[Sequence[int]]) -> Floats:
         """Scores [N, vocab_size] from logits, behind the drafted tokens of each path; see `RowSampling.scores`.
@@ -223,8 +274,11 @@ class SamplingBatch:
     def next_tokens(self, logits: Logits, index: IntArray, paths: Sequence[Sequence[int]]) -> IntArray:
         """Token ids [N]: what `choose` draws from the scores of `process`, without holding those of all positions.
 
-        On a device, rows that take the likeliest token have it found there, and their logits are not copied.
+        Without a chooser, rows of a device that take the likeliest token have it found there, and their logits are not
+        copied.
         """
+        if self.chooser is not None:
+            return self.chooser.start(logits, self, index, paths).wait().tokens[:, 0]
         if logits.is_cpu:
             return self._next_tokens(logits, index, paths)
         tokens = argmax(logits[:, : self.vocab_size])
@@ -243,7 +297,7 @@ class SamplingBatch:
         drawn: IntArray = np.zeros(len(scores), dtype=np.int64)
         for n, (row, key) in enumerate(zip(rows, keys, strict=True)):
             report_progress()
-            drawn[n] = row.perturbed(scores[n], self._words, key).argmax()
+            drawn[n] = row.perturbed(scores[n], self.words, key).argmax()
         return drawn
 
     def perturbed(self, scores: Floats, index: IntArray, offsets: IntArray) -> Floats:
@@ -257,7 +311,7 @@ class SamplingBatch:
         noisy, keys = np.empty_like(scores), self._keys(index, offsets, Stream.CHOICE)
         for n, (row, key) in enumerate(zip(self._rows(index), keys, strict=True)):
             report_progress()
-            noisy[n] = row.perturbed(scores[n], self._words, key)
+            noisy[n] = row.perturbed(scores[n], self.words, key)
         return noisy
 
     def uniform(self, index: IntArray, offsets: IntArray, stream: Stream) -> FloatArray:
@@ -282,7 +336,7 @@ class SamplingBatch:
         lines = zip(self._rows(index), self._fit(logits), paths, keys, strict=True)
         for n, (row, line, path, key) in enumerate(lines):
             report_progress()
-            drawn[n] = row.perturbed(row.scores(line, path), self._words, key).argmax()
+            drawn[n] = row.perturbed(row.scores(line, path), self.words, key).argmax()
         return drawn
 
     def _rows(self, index: IntArray) -> list[RowSampling]:
@@ -368,7 +422,7 @@ def check_vocabulary(params: SamplingParams, vocab_size: int) -> None:
 
 
 def check_tokens(name: str, tokens: Collection[int], vocab_size: int) -> None:
-    """The same for the token ids of one field. None is told: one may have thousands of digits."""
+    """The same for the token ids of one field. None is named in the message: one may have thousands of digits."""
     if tokens and not (min(tokens) >= 0 and max(tokens) < vocab_size):
         raise RequestError(f"{name} has a token id that does not exist; ids go from 0 to {vocab_size - 1}", name)
 

@@ -203,6 +203,8 @@ class TapeTrees:
     `passes` are the rows and cached tokens of each pass after the first, `read` [E] the right tokens that passes read.
     """
 
+    lag = 0
+
     def __init__(self, view: DraftView, job: TapeJob, *, beams: bool) -> None:
         """Without `beams` only main chains are drafted on from."""
         self.beams = beams

@@ -49,6 +49,8 @@ def _tables(draw: st.DrawFn, rows: int, max_nodes: int = 12) -> TreeTable:
 class _Source:
     """Proposes random candidates after each node: the same after the same tokens of a row."""
 
+    lag = 0
+
     def __init__(self, builder: TreeBuilder, seed: int, *, beams: bool = False, full: Sequence[int] = ()) -> None:
         """Rows in `full` have no room for nodes off their main chain."""
         self.beams = beams

@@ -14,12 +14,11 @@ from adaptspec.control.cost_model import CostModel
 from adaptspec.drafting.draft_model import DraftModelDrafter
 from adaptspec.drafting.drafter import Drafter
 from adaptspec.drafting.lookup import LookupDrafter
+from adaptspec.engine.build import make_executor
 from adaptspec.engine.core import EngineLimits
-from adaptspec.engine.device_executor import DeviceExecutor
 from adaptspec.engine.inputs import InputProcessor
 from adaptspec.engine.model_executor import ModelExecutor
 from adaptspec.engine.warm_up import SECONDS, warm_up
-from adaptspec.gpu.device_decoder import device_decoder
 from adaptspec.models.heads.head_checkpoint import load_head
 from adaptspec.models.kv_cache import CacheLimits
 from adaptspec.models.loading import load_model
@@ -27,6 +26,7 @@ from adaptspec.models.runner import Forward, Packed
 from adaptspec.request import Request, SamplingParams
 from tests.conftest import MakeModel
 from tests.engine.conftest import Dictated, Notes, byte_level, make_core, run
+from tests.exactness.worlds import reference_decoder
 from tests.fakes import TableRunner
 from tests.gpu.pretend import PretendCuda
 from tests.models.heads.golden import HEADS
@@ -194,22 +194,22 @@ def test_requests_do_not_see_that_rounds_have_run() -> None:
 @pytest.mark.whole
 @pytest.mark.parametrize("draft", ["model", "head"])
 def test_rounds_of_a_device_are_replayed(make_model: MakeModel, draft_path: Path, draft: str) -> None:
-    """Graphs that were captured run, and all rows are free afterwards. A device runs whole drafts."""
-    limits = CacheLimits(2, cache_tokens=512, context=256)
+    """Graphs that were captured run, and all rows are free afterwards."""
+    cache = CacheLimits(2, cache_tokens=512, context=256)
     place = str(make_model("llama", hidden_size=16, num_hidden_layers=4))
     with PretendCuda() as cuda:
-        loaded = load_model(place, device="cuda", dtype="float32", make=device_decoder)
-        target: Any = loaded.runner(limits)
+        loaded = load_model(place, device="cuda", dtype="float32", make=reference_decoder)
+        target: Any = loaded.runner(cache)
         if draft == "head":
-            runner: Any = load_head(str(HEADS / "eagle3"), loaded).runner(limits)
+            runner: Any = load_head(str(HEADS / "eagle3"), loaded).runner(cache)
             target.capture_states(runner.spec.capture)
         else:
-            runner = load_model(str(draft_path), device="cuda", dtype="float32", make=device_decoder).runner(limits)
-        executor = DeviceExecutor(target, [DraftModelDrafter(runner), LookupDrafter(target.info.vocab_size)], 2, 7)
-        executor.capture()
+            runner = load_model(str(draft_path), device="cuda", dtype="float32", make=reference_decoder).runner(cache)
+        drafters = [DraftModelDrafter(runner), LookupDrafter(target.info.vocab_size)]
+        limits = EngineLimits(max_rows=2, max_depth=7)
+        executor = make_executor(target, drafters, limits, eager=False)
         inputs = InputProcessor(target.info, TOKENIZER)
-        costs = warm_up(executor, inputs, EngineLimits(max_rows=2, max_depth=7), seconds=2.0)
-        assert costs.runs_whole_drafts("draft-model")
+        costs = warm_up(executor, inputs, limits, seconds=2.0)
         assert costs.draft_prices("draft-model", 1).step > 0.0
         assert cuda.replays.total() > 8
         assert target.free_memory == runner.free_memory == 1.0

@@ -249,7 +249,7 @@ def _nearly(tokens: Sequence[int]) -> tuple[int, ...]:
     return tuple(4 + (token - 3) % 16 if i % 5 == 4 else token for i, token in enumerate(tokens))
 
 
-OVERLAPPING = ("device", "strict", "ranks", "pretend", "cuda")  # runtimes whose rounds overlap anyway
+OVERLAPPING = ("gpu-on-cpu", "ranks", "pretend", "cuda")  # runtimes whose rounds overlap anyway
 
 
 # -- running ------------------------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ import itertools
 import string
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -24,8 +25,11 @@ from adaptspec.engine.core import EngineCore, EngineLimits
 from adaptspec.engine.engine_config import EngineConfig
 from adaptspec.engine.load_models import decoder
 from adaptspec.engine.model_executor import ModelExecutor
-from adaptspec.gpu.device_decoder import DeviceDecoder, device_decoder
+from adaptspec.gpu.decoder import GpuDecoder, gpu_decoder
+from adaptspec.gpu.heads import gpu_heads
+from adaptspec.gpu.tensor_parallel import RankGroup, start_ranks
 from adaptspec.models.config import DecoderConfig
+from adaptspec.models.heads.head_checkpoint import HeadMakers
 from adaptspec.models.heads.head_runner import HeadRunner
 from adaptspec.models.kv_cache import CachePlan
 from adaptspec.models.layers import has_products
@@ -95,17 +99,14 @@ class World:
 
     @property
     def rounding(self) -> float:
-        """By how much log-probabilities may differ: not at all where the target has said so when it was loaded.
-
-        Rounds of a device add them up in another order, of logits with the same bits.
-        """
-        return 0.0 if self.target.info.equal_passes and not isinstance(self.target, DeviceDecoder) else ROUNDING
+        """By how much log-probabilities may differ: not at all if passes were found equal at start."""
+        return 0.0 if self.target.info.equal_passes else ROUNDING
 
     @property
     def is_empty(self) -> bool:
         """Whether no cache holds anything, and no state of a target waits to be read by a head."""
         runners = [self.target, *(one.runner for one in self.drafters if isinstance(one, ModelDrafter))]
-        unread = sum(runner.buffered_tokens for runner in runners if isinstance(runner, HeadRunner))
+        unread = any(runner._rows for runner in runners if isinstance(runner, HeadRunner))
         return all(runner.free_memory == 1.0 for runner in runners) and not unread
 
 
@@ -131,7 +132,7 @@ class Worlds:
         """End the processes of ranks."""
         for key in [key for key in self._loaded if key[0] == "ranks"]:
             target = self._loaded.pop(key).target
-            assert isinstance(target, DeviceDecoder)
+            assert isinstance(target, GpuDecoder)
             target.group.close()
 
     def _load(self, runtime: str, drafter: str, *, short: bool, rows: int) -> World:
@@ -149,7 +150,14 @@ class Worlds:
             detect_tasks=False,
             **settings,
         )
-        built = build(config, costs=CostModel(COSTS), make=RUNTIMES[runtime].make)
+        start = partial(start_ranks, operators=REFERENCE)
+        built = build(
+            config,
+            costs=CostModel(COSTS),
+            make=RUNTIMES[runtime].make,
+            start_ranks=start,
+            head_makers=RUNTIMES[runtime].head_makers,
+        )
         few = self._models.vocabulary(draft) or [built.tokenizer.encode(letter)[0] for letter in "abcdef"]
         return World(built.target, built.drafters, built.tokenizer, tuple(few[:FEW]))
 
@@ -184,6 +192,7 @@ class Runtime:
 
     settings: Mapping[str, Any]
     make: MakeDecoder | None = None
+    head_makers: HeadMakers | None = None
 
 
 def _in_blocks(make: MakeDecoder) -> MakeDecoder:
@@ -195,6 +204,10 @@ def _in_blocks(make: MakeDecoder) -> MakeDecoder:
     return made
 
 
+REFERENCE = "tests.gpu.reference"
+_GROUP = RankGroup(operators=REFERENCE)
+reference_decoder: MakeDecoder = partial(gpu_decoder, group=_GROUP)
+REFERENCE_HEADS = gpu_heads(_GROUP)
 _CPU = {"device": "cpu", "dtype": "float32"}
 RUNTIMES: Mapping[str, Runtime] = {
     "lean": Runtime(_CPU),
@@ -203,11 +216,10 @@ RUNTIMES: Mapping[str, Runtime] = {
     "paged": Runtime(_CPU, _in_blocks(decoder)),
     "transformers": Runtime(_CPU),
     "llama.cpp": Runtime({"device": "cpu"}),
-    # The code for GPUs, whose products and sums have a fixed order: in bfloat16, where the last bit decides many ties.
-    "device": Runtime({"device": "cpu", "dtype": "bfloat16"}, _in_blocks(device_decoder)),
-    "strict": Runtime({"device": "cpu", "dtype": "bfloat16", "exact": "strict"}, _in_blocks(device_decoder)),
+    # The code for GPUs with operators of torch: in bfloat16, where the last bit decides many ties.
+    "gpu-on-cpu": Runtime({"device": "cpu", "dtype": "bfloat16"}, _in_blocks(reference_decoder), REFERENCE_HEADS),
     "ranks": Runtime({**_CPU, "tensor_parallel_size": 2}),
-    "pretend": Runtime({"device": "cuda", "dtype": "float32", "eager": True}),
+    "pretend": Runtime({"device": "cuda", "dtype": "float32", "eager": True}, reference_decoder, REFERENCE_HEADS),
     # Unless told, a cache takes most of what is free on a device, and each of these models has one of its own.
     "cuda": Runtime({"device": "cuda", "dtype": "bfloat16", "cache_tokens": 2 * ROWS * CONTEXT}),
 }

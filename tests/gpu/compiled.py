@@ -9,7 +9,6 @@ import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,15 +19,14 @@ from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
 
 from adaptspec.gpu import kernels
-from adaptspec.gpu.combs import WIDTH, Candidates, Comb
-from adaptspec.gpu.draft_bounds import BINS, Bounds
-from adaptspec.gpu.ops import Choice, Drafts, HeadNorm, Reading, RuledPositions, RuledRows, RuleTables
-from adaptspec.gpu.plan import AttentionPlan, Workspace
+from adaptspec.gpu.attention_plan import AttentionPlan, HeadNorm, Workspace
+from adaptspec.gpu.device_sampling import PositionRules, RuleTables
 from adaptspec.models.attention import Heads
 
-TYPES = {torch.bfloat16: "bf16", torch.float32: "fp32", torch.int32: "i32", torch.int64: "i64", torch.bool: "i1"}
-SHARED = {80: 163 * 1024, 90: 227 * 1024, 100: 227 * 1024}  # bytes of a processor that programs can have
+TYPES = {torch.bfloat16: "bf16", torch.float32: "fp32", torch.int32: "i32", torch.int64: "i64"}
+SHARED = {80: 163 * 1024, 90: 227 * 1024, 100: 227 * 1024}  # bytes of shared memory per processor
 REGISTERS = 65_536
+CANDIDATES = 4  # of a step that may branch
 META = torch.device("meta")
 TOOL = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
 
@@ -52,15 +50,15 @@ MODELS = {
 @dataclass(frozen=True)
 class Launch:
     kernel: Any
-    given: tuple[Any, ...]
-    constants: tuple[tuple[str, Any], ...]
+    arguments: tuple[Any, ...]
+    constants: dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Usage:
-    """What one program takes: registers of each thread, bytes of its stack (spilled) and shared, threads.
+    """Resources of one program: registers per thread, bytes of stack (spilled) and of shared memory, threads.
 
-    `sums` are how products and sums lie over the threads: programs in which they lie alike add in the same order.
+    `sums` are the layouts of products and sums over the threads: programs with equal layouts add in the same order.
     """
 
     registers: int
@@ -78,74 +76,65 @@ def launches(model: Model, dtype: torch.dtype) -> list[Launch]:
     """Every kernel that a pass of `model` launches, with tensors that have no storage."""
     found: list[Launch] = []
 
-    def run(self: Any, *given: Any, grid: object, warmup: object, **constants: Any) -> None:
-        found.append(Launch(self, given, tuple(constants.items())))
+    def run(self: Any, *arguments: Any, grid: object, warmup: object, **constants: Any) -> None:
+        found.append(Launch(self, arguments, constants))
 
     heads, count = model.heads, 16
     width = heads.query * heads.dim
-    i32, i64 = (torch.empty(count, dtype=one, device=META) for one in (torch.int32, torch.int64))
+    i32, i64 = (torch.empty(count, dtype=kind, device=META) for kind in (torch.int32, torch.int64))
     floats, pool = (
         torch.empty(count, device=META),
         torch.empty(4096, 2 * heads.kv * heads.dim, dtype=dtype, device=META),
     )
-    queries, table = torch.empty(count, width, dtype=dtype, device=META), i32.new_empty(16, 256)
-    plan = AttentionPlan(heads, 32, i32.new_empty(16, 3), i32, i64, i64, i32, table)
+    queries, lists = torch.empty(count, width, dtype=dtype, device=META), i32.new_empty(4096)
+    plan = AttentionPlan(heads, 32, i32, i64, i64, i32, i32.new_empty(16, 3), lists, i32[:1])
     qkv, angles = queries.new_empty(count, width + pool.shape[1]), floats.new_empty(4096, heads.dim // 2)
     hidden, weight = queries.new_empty(count, model.hidden), queries.new_empty(model.hidden)
     norm = HeadNorm(queries.new_empty(heads.query + heads.kv, heads.dim), 1e-6)
-    rules = RuledRows(i64, floats, floats.new_empty(count, 3), i64, floats.new_empty(count, 2), i64.new_empty(count, 7))
+    cuts, paths = floats.new_empty(count, 2), i32.new_empty(count, 7)
+    rules = PositionRules(i64, floats, floats.new_empty(count, 3), i64, cuts, paths, i64)
     lines = floats.new_empty(count, model.vocab)
     tables = RuleTables(lines.int(), lines, i32.new_empty(count, model.vocab // 32))
-    asked, nodes = i32.bool(), i64.new_empty(count, 31)
-    reading = Reading(i64, i64, asked, i64, i64, i64.new_empty(count, 2), nodes)
-    cache: Any = SimpleNamespace(table=table, block_size=32, rubbish=64)
-    drafts = Drafts(i64[:1], asked, floats, i64, i64, nodes, nodes.float(), nodes.float())
-    by_step, bins = floats.new_empty(count, 7), floats.new_empty(count, BINS)
-    bounds = Bounds(by_step, by_step, by_step, by_step, by_step, bins, bins)
-    comb = Comb(i64, i64, floats, floats.new_empty(count, WIDTH, BINS)), Candidates(count, 7, META)
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(JITFunction, "run", run)
         kernels.attend(queries, pool, plan)
         kernels.attend(queries, pool, replace(plan, workspace=Workspace.of(count, heads, 8192, META), programs=9))
-        kernels.rope_store(qkv, angles, angles, i32, i32, pool, norm)
+        kernels.rope_store(qkv, angles, angles, i32, i64, pool, norm)
         kernels.add_norm(hidden, hidden, weight, 1e-5)
         kernels.silu_mul(queries.new_empty(count, 2 * model.mlp))
-        kernels.apply_rules(lines, RuledPositions(*[i64] * 4), rules, tables)
-        for offsets in (i64, i64[:1].expand(count)):
-            kernels.pass_inputs(reading._replace(offsets=offsets), cache, count)
-        kernels.extend_drafts(Choice(i32, floats, floats), drafts, bounds, i64)
-        several = Choice(i32.new_empty(count, WIDTH), floats.new_empty(count, WIDTH), floats)
-        kernels.extend_drafts(several, drafts, bounds, i64, comb)
-        for candidates in (1, WIDTH):
+        kernels.apply_rules(lines, rules, tables)
+        for candidates in (1, CANDIDATES):
             kernels.choose(floats.new_empty(count, model.vocab), floats, i64, i64.new_empty(model.vocab), candidates)
     return found
 
 
 def compiled(launch: Launch, target: int) -> Usage:
-    """Compiles it as for tensors whose addresses are multiples of 16, as torch's are."""
-    names, constants = launch.kernel.arg_names, dict(launch.constants)
+    """Compiles a launch for tensors whose addresses are multiples of 16, as torch's are."""
+    names, constants = launch.kernel.arg_names, launch.constants
     options = {name: value for name, value in constants.items() if name not in names}
+    # Triton's default is not the same in all versions, and a fused product is rounded differently.
+    assert options["enable_fp_fusion"] is False
     signature, hints = dict.fromkeys(names, "constexpr"), {}
-    for place, (name, value) in enumerate(zip(names, launch.given, strict=False)):
+    for index, (name, value) in enumerate(zip(names, launch.arguments, strict=False)):
         tensor = isinstance(value, torch.Tensor)
         signature[name] = "*" + TYPES[value.dtype] if tensor else "fp32" if isinstance(value, float) else "i32"
         if tensor or (isinstance(value, int) and value % 16 == 0):
-            hints[place,] = [["tt.divisibility", 16]]
+            hints[index,] = [["tt.divisibility", 16]]
     values = {(names.index(name),): value for name, value in constants.items() if name in names}
     source = ASTSource(fn=launch.kernel, signature=signature, constexprs=values, attrs=hints)
     program: Any = triton.compile(source, target=GPUTarget("cuda", target, 32), options=options)
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(program.asm["cubin"])
         file.flush()
-        said = subprocess.run([TOOL, "-res-usage", file.name], capture_output=True, text=True, check=True)
-    usage = re.search(r"REG:(\d+) STACK:(\d+)", said.stdout + said.stderr)
+        output = subprocess.run([TOOL, "-res-usage", file.name], capture_output=True, text=True, check=True)
+    usage = re.search(r"REG:(\d+) STACK:(\d+)", output.stdout + output.stderr)
     assert usage is not None
     threads = 32 * program.metadata.num_warps
     return Usage(int(usage[1]), int(usage[2]), program.metadata.shared, threads, sums(program.asm["ttgir"]))
 
 
 def sums(code: str) -> tuple[str, ...]:
-    """Every product of matrices and every sum or maximum along lines, with what the names of layouts stand for."""
+    """Every product of matrices and every sum or maximum along lines, with its layouts spelled out."""
     layouts = dict(re.findall(r"^(#\w+) = (#.*)$", code, re.MULTILINE))
     found = re.findall(r"(?:dot |mma |\}\) : \(tensor<\d+x\d+xf32).*", code)
     kept = (re.sub(r"%\w+|loc\(.*", "", line) for line in found)
@@ -153,14 +142,13 @@ def sums(code: str) -> tuple[str, ...]:
 
 
 def usages(target: int) -> Iterator[tuple[str, Usage]]:
-    """By model, dtype and kernel; what several models launch alike is compiled once."""
+    """By model, dtype and kernel."""
     for dtype in (torch.bfloat16, torch.float32):
         for name, model in MODELS.items():
             for launch in launches(model, dtype):
-                constants = dict(launch.constants)
-                form = {True: " walking", False: " sharing"}.get(constants.get("WALKS"), "")
-                form += " of several" if constants.get("CANDIDATES", 1) > 1 else ""
-                yield f"{name:15}{TYPES[dtype]:6}{launch.kernel.__name__.strip('_')}{form}", compiled(launch, target)
+                several = " of several" if launch.constants.get("CANDIDATES", 1) > 1 else ""
+                kernel = launch.kernel.__name__.strip("_") + several
+                yield f"{name:15}{TYPES[dtype]:6}{kernel}", compiled(launch, target)
 
 
 def main(target: int) -> int:
@@ -168,7 +156,7 @@ def main(target: int) -> int:
     good, orders = True, dict[str, tuple[str, ...]]()
     for name, usage in usages(target):
         quick = "bf16" in name
-        several = quick and usage.threads < 1024  # which fill a processor alone
+        several = quick and usage.threads < 1024  # larger programs fill a processor alone
         fits = usage.at_once(target) >= (2 if several else 1) and usage.stack <= (64 if quick else 1024)
         if "attend" in name:
             assert usage.sums

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
 from adaptspec.control.cost_model import CostModel
 from adaptspec.engine.build import Built, build, make_executor
 from adaptspec.engine.core import EngineCore, EngineLimits
 from adaptspec.engine.engine_config import EngineConfig
+from adaptspec.gpu.tensor_parallel import start_ranks
 from adaptspec.models.loading import MakeDecoder
 from adaptspec.request import Request, SamplingParams, SpeculationParams
 from adaptspec.results import Completion
 from tests.engine.policies import COSTS
 from tests.exactness import dictated
 from tests.exactness.harness import Case, Notes, answers, assert_same
-from tests.exactness.worlds import ROUNDING, World
+from tests.exactness.worlds import REFERENCE, ROUNDING, World, reference_decoder
 
 PROMPTS = (
     "Once upon a time, in a village by the sea,",
@@ -31,14 +33,16 @@ CHAINS, COMBS = Case(depths="3"), Case(shape="comb", depths="3")
 PLAIN = Case(depths="0")
 
 
-def built(config: EngineConfig, make: MakeDecoder | None = None) -> Built:
-    return build(config, costs=CostModel(COSTS), make=make)
+def built(config: EngineConfig, make: MakeDecoder | None = reference_decoder) -> Built:
+    """The models of a configuration; on a device, and shared by ranks, with operators of torch."""
+    ranks = partial(start_ranks, operators=REFERENCE)
+    return build(config, costs=CostModel(COSTS), make=make, start_ranks=ranks)
 
 
 def on_both(config: EngineConfig) -> tuple[Built, Built]:
     """The models of a configuration on the CPU and on the device that is pretended at the time."""
     config = replace(config, dtype="float32", context=256, limits=LIMITS, eager=True)
-    cpu, device = (built(replace(config, device=one)) for one in ("cpu", "cuda"))
+    cpu, device = built(replace(config, device="cpu"), None), built(replace(config, device="cuda"))
     assert str(device.target.device) == "cuda:0"
     return cpu, device
 

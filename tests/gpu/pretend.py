@@ -44,6 +44,15 @@ def is_cuda(device: object) -> bool:
     return (isinstance(device, str) and device.startswith("cuda")) or getattr(device, "type", None) == "cuda"
 
 
+class HostGenerator:
+    """Makes generators on the CPU, where all numbers are made."""
+
+    _made = torch.Generator
+
+    def __new__(cls, *_: object) -> torch.Generator:  # type: ignore[misc]
+        return cls._made()
+
+
 def plain(part: Any) -> Any:
     return part.as_subclass(torch.Tensor) if isinstance(part, OnDevice) else part
 
@@ -67,6 +76,8 @@ class PretendCuda(Queue, TorchFunctionMode):
         Queue.active = PretendCuda.active = self
         self._patches.enter_context(mock.patch.multiple(torch.cuda, **self.stubs()))
         self._patches.enter_context(mock.patch.object(Thread, "run", self._in_thread(Thread.run)))
+        self._patches.enter_context(mock.patch.object(torch, "Generator", HostGenerator))
+        self._patches.enter_context(mock.patch.object(torch.backends.cuda, "preferred_blas_library"))
         self.enter_thread()
         return self
 

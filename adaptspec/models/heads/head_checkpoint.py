@@ -29,7 +29,7 @@ from adaptspec.models.heads.block_heads import DFlashHead, DFlashWeights, Medusa
 from adaptspec.models.heads.head_runner import Fusion, HeadRunner, HeadSpec
 from adaptspec.models.heads.recurrent_head import RecurrentHead, RecurrentWeights
 from adaptspec.models.heads.target_tensors import TargetTensors
-from adaptspec.models.kv_cache import CacheShape, KVCache
+from adaptspec.models.kv_cache import CachePlan, CacheShape, KVCache
 from adaptspec.models.layers import Embedding, Linear, RmsNorm, computed_in, head_linear, linear
 from adaptspec.models.loading import DTYPES, LoadedModel
 from adaptspec.models.model_files import CONFIG, MASK_EMBEDDING, fingerprint, read_json
@@ -62,6 +62,16 @@ _REFUSED: Mapping[str, str] = {
 }
 
 
+class HeadMakers(NamedTuple):
+    """The classes for the device of a head: its cache, and a head that runs token by token."""
+
+    cache: Callable[[CacheShape, CachePlan, torch.dtype, torch.device], KVCache]
+    recurrent: Callable[[ModelInfo, HeadSpec, DecoderConfig, RecurrentWeights, KVCache], RecurrentHead]
+
+
+PLAIN_HEADS = HeadMakers(KVCache, RecurrentHead)
+
+
 class Head(NamedTuple):
     """A head without its cache: the cache's shape, how to make its runner, and the most tokens that it drafts."""
 
@@ -90,10 +100,12 @@ def head_kind(raw: Mapping[str, Any]) -> str | None:
     return None if kind is None else str(kind)
 
 
-def load_head(path_or_hub_id: str, target: LoadedModel, *, pickles: bool = False) -> LoadedModel:
+def load_head(
+    path_or_hub_id: str, target: LoadedModel, *, pickles: bool = False, makers: HeadMakers = PLAIN_HEADS
+) -> LoadedModel:
     """A head for this target, in its dtype and on its device; `pickles` of plain tensors are read if allowed.
 
-    The head in the target's own folder is its layer for multi-token prediction.
+    The head in the target's own folder is its layer for multi-token prediction. `makers` are those for the device.
 
     Raises ModelError: it cannot be used, or belongs to another target.
     """
@@ -110,7 +122,7 @@ def load_head(path_or_hub_id: str, target: LoadedModel, *, pickles: bool = False
         raise ModelError(f"{folder}: {_REFUSED[kind]}")
     if kind not in _LOADERS:
         raise ModelError(f"{folder}: heads of kind {kind} cannot draft here; there are: {', '.join(_LOADERS)}")
-    files = HeadFiles(folder, raw, target, kind, pickles=pickles)
+    files = HeadFiles(folder, raw, target, kind, pickles=pickles, makers=makers)
     head = _LOADERS[kind](files)
     files.reader.finish(_IGNORED, other_models=("model.", "lm_head.") if own else ())
     info = replace(
@@ -126,7 +138,7 @@ def load_head(path_or_hub_id: str, target: LoadedModel, *, pickles: bool = False
         info,
         target.device,
         head.shape.bytes_per_token(files.computed),
-        lambda info, plan: head.make(info, KVCache(head.shape, plan, files.computed, target.device)),
+        lambda info, plan: head.make(info, makers.cache(head.shape, plan, files.computed, target.device)),
         config=files.config,
         state_width=files.width,
     )
@@ -136,10 +148,17 @@ class HeadFiles:
     """One head's folder: its settings, and readers for the tensors that several kinds have."""
 
     def __init__(
-        self, folder: Path, raw: Mapping[str, Any], target: LoadedModel, kind: str, *, pickles: bool = False
+        self,
+        folder: Path,
+        raw: Mapping[str, Any],
+        target: LoadedModel,
+        kind: str,
+        *,
+        pickles: bool = False,
+        makers: HeadMakers = PLAIN_HEADS,
     ) -> None:
         """Raises ModelError: it belongs to another target, or its settings are impossible."""
-        self.folder, self.raw, self.pickles = folder, raw, pickles
+        self.folder, self.raw, self.pickles, self.makers = folder, raw, pickles, makers
         self.by_speculators = SPECULATORS in raw
         self.target = TargetTensors.of(target)
         self.dtype = DTYPES[target.info.dtype]
@@ -282,7 +301,9 @@ def _load_eagle(files: HeadFiles) -> Head:
         files.flag("norm_output"),
     )
     spec = files.spec(vocabulary)
-    return Head(config.cache_shape, lambda info, cache: RecurrentHead(info, spec, config, weights, cache), None)
+    return Head(
+        config.cache_shape, lambda info, cache: files.makers.recurrent(info, spec, config, weights, cache), None
+    )
 
 
 def _norm_before_residual(folder: Path, raw: Mapping[str, Any]) -> bool:
@@ -322,7 +343,9 @@ def _load_mtp(files: HeadFiles) -> Head:
         norm_output=True,
     )
     spec = files.spec(None)
-    return Head(config.cache_shape, lambda info, cache: RecurrentHead(info, spec, config, weights, cache), None)
+    return Head(
+        config.cache_shape, lambda info, cache: files.makers.recurrent(info, spec, config, weights, cache), None
+    )
 
 
 def _load_dflash(files: HeadFiles) -> Head:

@@ -18,6 +18,7 @@ import numpy as np
 import torch
 
 from adaptspec.arrays import BoolArray, IntArray
+from adaptspec.models.async_runner import to_device
 from adaptspec.models.kv_cache import KVCache
 from adaptspec.models.layers import Linear, RmsNorm
 from adaptspec.models.runner import Forward, ModelInfo, Packed
@@ -133,6 +134,7 @@ class HeadRunner:
     def __init__(self, info: ModelInfo, spec: HeadSpec, cache: KVCache) -> None:
         self.info, self.spec = info, spec
         self.device = cache.pool[0].device
+        self.drawn = torch.zeros(1, dtype=torch.int64, device=self.device)  # see `AsyncRunner`
         self._cache = cache
         self._rows: dict[int, HeadRow] = {}
         self._without_states: set[int] = set()  # rows whose states were not passed: they draft when some are again
@@ -216,6 +218,7 @@ class HeadRunner:
     def forward(self, packed: Packed) -> Forward:
         """See `Runner.forward`. Logits are of the target's vocabulary."""
         report_progress()
+        self._cache.flush()
         parts = np.split(packed.tokens, np.cumsum(packed.counts[:-1]))
         rows = zip(packed.rows.tolist(), parts, packed.seen or [None] * len(parts), packed.wanted.tolist(), strict=True)
         inputs = []
@@ -247,7 +250,7 @@ class HeadRunner:
         first, count = positions[0] - state.first, len(positions)
         if positions[-1] - positions[0] == count - 1:
             return state.states[first : first + count]  # without a copy, for which a device would wait for the host
-        picked = torch.tensor([position - state.first for position in positions], device=self.device)
+        picked = to_device(np.array(positions, dtype=np.int64) - state.first, self.device)
         return state.states.index_select(0, picked)
 
 

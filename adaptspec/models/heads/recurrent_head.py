@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from adaptspec.models.async_runner import drawn_tokens, to_device
 from adaptspec.models.attention import Span
 from adaptspec.models.config import DecoderConfig
 from adaptspec.models.decoder import PassPlan
@@ -67,7 +68,10 @@ class RecurrentHead(HeadRunner):
             return weights.lm_head.logits(
                 torch.empty(0, self._config.hidden, dtype=self.spec.dtype, device=self.device)
             )
-        ids = torch.from_numpy(np.concatenate(tokens)).to(self.device)
+        given = np.concatenate(tokens)
+        ids = to_device(given, self.device)
+        if given[0] < 0:
+            ids = drawn_tokens(ids, self.drawn)
         hidden = self._pass(ids, torch.cat(states), spans, wanted)
         normed = weights.norm(hidden)
         fed_back = torch.split(normed if weights.norm_output else hidden, wanted)

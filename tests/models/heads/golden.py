@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 
-from adaptspec.models.heads.head_checkpoint import load_head
+from adaptspec.models.heads.head_checkpoint import PLAIN_HEADS, HeadMakers, load_head
 from adaptspec.models.heads.head_runner import ABSENT, HeadRunner
 from adaptspec.models.kv_cache import CacheLimits
 from adaptspec.models.loading import LoadedModel, load_model
@@ -31,16 +31,23 @@ def names_of(*kinds: str) -> list[str]:
     return sorted(folder.name for folder in HEADS.iterdir() if folder.is_dir() and folder.name.startswith(kinds))
 
 
-def head_runner(folder: Path, target: LoadedModel, *, pickles: bool = False, **limits: int) -> HeadRunner:
+def head_runner(
+    folder: Path, target: LoadedModel, *, pickles: bool = False, makers: HeadMakers = PLAIN_HEADS, **limits: int
+) -> HeadRunner:
     """A head with a cache of a few short rows."""
     limits = {"context": 64, **limits}
-    runner = load_head(str(folder), target, pickles=pickles).runner(CacheLimits(4, **limits))
+    runner = load_head(str(folder), target, pickles=pickles, makers=makers).runner(CacheLimits(4, **limits))
     assert isinstance(runner, HeadRunner)
     return runner
 
 
 def head_of(
-    make_model: MakeModel, name: str, folder: Path, target: LoadedModel | None = None, **limits: int
+    make_model: MakeModel,
+    name: str,
+    folder: Path,
+    target: LoadedModel | None = None,
+    makers: HeadMakers = PLAIN_HEADS,
+    **limits: int,
 ) -> HeadRunner:
     """With what it was computed with where it does not bring its own (see make.py)."""
     place = folder / name
@@ -51,7 +58,7 @@ def head_of(
         tensors.setdefault("embed_tokens.weight", line.view(260, 16).clone())
         tensors.setdefault("lm_head.weight", line.sin().view(260, 16).clone())
         save_file(tensors, place / "model.safetensors")
-    return head_runner(place, target or golden_target(make_model), **limits)
+    return head_runner(place, target or golden_target(make_model), makers=makers, **limits)
 
 
 class Text:

@@ -9,8 +9,10 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from adaptspec.models.heads.head_checkpoint import PLAIN_HEADS, HeadMakers
 from adaptspec.models.heads.head_runner import ABSENT, MAX_BUFFERED
 from tests.conftest import MakeModel
+from tests.exactness.worlds import REFERENCE_HEADS
 from tests.models.heads.golden import VOCAB, Text, drafted, golden_target, head_of, names_of
 from tests.models.packing import TOLERANCE, pack
 from tests.models.test_branches import path, sight
@@ -24,7 +26,13 @@ FORMS: dict[str, tuple[str, dict[str, int], dict[str, float]]] = {
     "float16": ("float16", {}, {"atol": 5e-3, "rtol": 5e-3}),
     "bfloat16": ("bfloat16", {}, {"atol": 0.15, "rtol": 0.05}),
     "paged bfloat16": ("bfloat16", {"block_size": 3}, {"atol": 0.15, "rtol": 0.05}),
+    "gpu": ("float32", {"block_size": 3}, TOLERANCE),
 }
+
+
+def makers_of(form: str) -> HeadMakers:
+    """The code for GPUs with operators of torch, or that of other devices."""
+    return REFERENCE_HEADS if form == "gpu" else PLAIN_HEADS
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -36,7 +44,7 @@ def test_logits_are_those_of_the_library_that_saved_it(
     dtype, limits, tolerance = FORMS[form]
     target = golden_target(make_model, dtype)
     for place in (0, 3, 11, 15):
-        text = Text(head_of(make_model, name, tmp_path, target, **limits), name)
+        text = Text(head_of(make_model, name, tmp_path, target, makers_of(form), **limits), name)
         text.pass_states(place + 1)
         for step in range(min(3, len(text.tokens) - place - 2)):
             found = text.own(text.draft(place + 2 + step))
@@ -68,14 +76,18 @@ def test_what_was_drafted_leaves_nothing_behind(
 
 
 @SLOW
-@given(st.lists(st.integers(-1, 4), min_size=1, max_size=5), st.sampled_from(KINDS), st.booleans())
+@given(
+    st.lists(st.integers(-1, 4), min_size=1, max_size=5),
+    st.sampled_from(KINDS),
+    st.sampled_from(["float32", "paged", "gpu"]),
+)
 def test_branches_are_chains_of_their_own(
-    make_model: MakeModel, tmp_path: Path, shape: list[int], name: str, paged: bool
+    make_model: MakeModel, tmp_path: Path, shape: list[int], name: str, form: str
 ) -> None:
     """Each node of a tree has the logits that it would have as the end of a chain."""
-    limits = {"block_size": 3} if paged else {}
+    limits, makers = FORMS[form][1], makers_of(form)
     parents = [min(parent, place - 1) for place, parent in enumerate(shape)]
-    runner = head_of(make_model, name, tmp_path, **limits)
+    runner = head_of(make_model, name, tmp_path, makers=makers, **limits)
     text = Text(runner, name)
     nodes = [30 + place for place in range(len(parents))]
     text.pass_states(6)
@@ -202,18 +214,18 @@ def test_rows_are_read_together(make_model: MakeModel, tmp_path: Path, name: str
 @SLOW
 @given(
     name=st.sampled_from(KINDS),
-    paged=st.booleans(),
+    form=st.sampled_from(["float32", "paged", "gpu"]),
     tokens=st.tuples(st.integers(2, 12), st.integers(1, 12)),
     how=st.tuples(st.booleans(), st.booleans()),
 )
 def test_a_prefix_drafts_as_the_row_that_it_comes_from(
-    make_model: MakeModel, tmp_path: Path, *, name: str, paged: bool, tokens: tuple[int, int], how: tuple[bool, bool]
+    make_model: MakeModel, tmp_path: Path, *, name: str, form: str, tokens: tuple[int, int], how: tuple[bool, bool]
 ) -> None:
     """Copied, or cut in its row: where states that were read are needed once more, the text begins anew there."""
     (read, kept), (drafts, same) = tokens, how
-    limits = {"block_size": 3} if paged else {}
+    limits, makers = FORMS[form][1], makers_of(form)
     kept = min(kept, read)
-    one, other = (Text(head_of(make_model, name, tmp_path, **limits), name) for _ in range(2))
+    one, other = (Text(head_of(make_model, name, tmp_path, makers=makers, **limits), name) for _ in range(2))
     one.pass_states(read)
     if drafts:
         one.draft(read + 1)
