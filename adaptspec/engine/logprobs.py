@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+from itertools import islice
 
 import numpy as np
 import torch
@@ -10,6 +12,7 @@ import torch
 from adaptspec.draft_tree import DraftTree
 from adaptspec.engine.scheduler import Batch
 from adaptspec.engine.sequence import Sequence as Seq
+from adaptspec.models.async_runner import to_device
 from adaptspec.progress import report_progress
 from adaptspec.results import TokenLogprob
 from adaptspec.verification.method import VerifyResult, position_starts
@@ -20,13 +23,15 @@ def token_logprobs(logits: torch.Tensor, tokens: Sequence[int], top: int) -> lis
     if not tokens:
         return []
     logprobs = logits.float().log_softmax(1)
-    chosen = logprobs.gather(1, torch.tensor(tokens, device=logprobs.device).unsqueeze(1)).squeeze(1).tolist()
+    chosen = logprobs.gather(1, to_device(np.array(tokens), logits.device).unsqueeze(1))
     best = torch.topk(logprobs, min(top, logprobs.shape[1]), dim=1)
-    alternatives = [
-        tuple(zip(line, values, strict=True))
-        for line, values in zip(best.indices.tolist(), best.values.tolist(), strict=True)
+    # In one copy from the device; as floats, ids are exact up to 2 ** 24.
+    lines = torch.cat((chosen, best.values, best.indices.to(chosen.dtype)), 1).tolist()
+    count = best.values.shape[1]
+    return [
+        TokenLogprob(token, line[0], tuple(zip(map(int, line[1 + count :]), line[1 : 1 + count], strict=True)))
+        for token, line in zip(tokens, lines, strict=True)
     ]
-    return [TokenLogprob(*entry) for entry in zip(tokens, chosen, alternatives, strict=True)]
 
 
 def output_logprobs(emitting: Sequence[Seq], logits: torch.Tensor, draft: DraftTree, result: VerifyResult) -> None:
@@ -35,12 +40,17 @@ def output_logprobs(emitting: Sequence[Seq], logits: torch.Tensor, draft: DraftT
     Must be called before the commit: if the round fails later, these logits are lost.
     """
     requested = [(i, s) for i, s in enumerate(emitting) if s.request.sampling.logprobs is not None]
-    starts = position_starts(draft).tolist() if requested else []
-    for i, sequence in requested:
-        report_progress()
-        positions = [starts[i], *(starts[i] + 1 + node for node in result.nodes(i))]
-        top = sequence.request.sampling.logprobs or 0
-        sequence.scored = token_logprobs(logits[positions], result.tokens(draft, i), top)
+    if not requested:
+        return
+    report_progress()
+    starts = position_starts(draft).tolist()
+    positions = [starts[i] + at for i, _ in requested for at in (0, *(1 + node for node in result.nodes(i)))]
+    tokens = [result.tokens(draft, i) for i, _ in requested]
+    tops = [sequence.request.sampling.logprobs or 0 for _, sequence in requested]
+    wanted = logits.index_select(0, to_device(np.array(positions), logits.device))
+    scored = iter(token_logprobs(wanted, [token for own in tokens for token in own], max(tops)))
+    for (_, sequence), own, top in zip(requested, tokens, tops, strict=True):
+        sequence.scored = [replace(one, top=one.top[:top]) for one in islice(scored, len(own))]
 
 
 def take_prompt_logprobs(batch: Batch, logits: torch.Tensor) -> torch.Tensor:
@@ -65,4 +75,4 @@ def take_prompt_logprobs(batch: Batch, logits: torch.Tensor) -> torch.Tensor:
             rows = logits[at + first - chunk.start : at + first - chunk.start + len(targets)]
             sequence.prompt_logprobs += token_logprobs(rows, targets, sequence.request.sampling.prompt_logprobs or 0)
         at += width
-    return logits[torch.from_numpy(np.array(kept, dtype=np.int64)).to(logits.device)]
+    return logits.index_select(0, to_device(np.array(kept, dtype=np.int64), logits.device))
