@@ -42,8 +42,8 @@ REMOVED: Mapping[tuple[str, ...], str] = {
     "`rollout: {mode: canary, percent: 1}` in NEW to serve it to some requests",
     ("costs",): "every start learns what rounds take here, and no table is cached; `adaptspec bench record --costs-out "
     "FILE` writes one for simulations",
-    ("bench", "gpu"): "`pytest -m gpu`, in a clone of the repository, checks kernels and texts on a GPU, and "
-    "`adaptspec bench policies --device cuda` measures the speed of a model there",
+    ("bench", "gpu"): "`pytest -m gpu tests/gpu`, in a clone of the repository, checks kernels and texts on a GPU; "
+    "`python -m adaptspec.bench.gpu --out DIR` measures its speed",
     ("bench", "heads"): "`adaptspec bench policies --draft HEAD` measures a head of yours",
 }
 

@@ -29,7 +29,7 @@ def test_errors_are_one_line_that_says_what_to_do(target_path: Path, capsys: pyt
         (["costs", "show"], "`adaptspec bench record --costs-out FILE`"),
         (["serve", "--exact", "strict"], "--exact was removed; leave it out"),
         (["generate", "x", "--draft-device=cuda:1"], "--draft-device was removed; leave it out"),
-        (["bench", "gpu", "--part", "bits"], "`pytest -m gpu`"),
+        (["bench", "gpu", "--part", "bits"], "`python -m adaptspec.bench.gpu --out DIR`"),
         (["bench", "heads"], "`adaptspec bench policies --draft HEAD`"),
         (["train", "pair", "--corpus", str(target_path.parent / "no.jsonl"), "--preset", "cpu"], "no.jsonl"),
     ]:
