@@ -110,7 +110,7 @@ def work_lists(starts: IntArray, counts: IntArray, blocks: IntArray, heads: Head
     """Lay out the new tokens of B rows, packed row after row: `counts` [B] tokens from positions `starts` [B] on.
 
     `blocks` [B, n] are the blocks of each row's cache; those beyond its tokens are ignored. A token sees only positions
-    before its own place in the row, so a tile needs the splits before its last token, and at least one, whose program
+    before its own in the row, so a tile needs the splits before its last token, and at least one, whose program
     also computes the tokens' own terms.
     """
     width = tile_tokens(heads)

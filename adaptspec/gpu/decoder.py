@@ -34,7 +34,7 @@ from adaptspec.gpu.passes import (
 )
 from adaptspec.gpu.tensor_parallel import ALONE, RankGroup
 from adaptspec.models.async_runner import drawn_tokens
-from adaptspec.models.attention import Heads, last_places, new_spans
+from adaptspec.models.attention import Heads, last_indices, new_spans
 from adaptspec.models.config import DecoderConfig
 from adaptspec.models.kv_cache import CachedRows, CachePlan, bytes_for_cache
 from adaptspec.models.loading import load_model
@@ -130,7 +130,7 @@ class GpuDecoder(CachedRows):
         self._cache.flush()
         count = len(packed.tokens)
         spans = new_spans(self._cache, packed)
-        wanted = last_places(spans, packed.wanted.tolist())
+        wanted = last_indices(spans, packed.wanted.tolist())
         shape = self._passes.lay_out(packed.tokens, spans, wanted)
         with self.group.together("call", "run_pass", shape):
             logits, states = self.run_pass(shape, count if packed.tokens[0] < 0 else 0)

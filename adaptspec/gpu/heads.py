@@ -12,7 +12,7 @@ from adaptspec.gpu.attention_plan import BRANCH, Workspace
 from adaptspec.gpu.graphs import CudaGraphCache, current_device
 from adaptspec.gpu.passes import VARIABLE, PagedCache, Passes, workspace_tokens
 from adaptspec.gpu.tensor_parallel import ALONE, RankGroup
-from adaptspec.models.attention import Heads, Span, last_places
+from adaptspec.models.attention import Heads, Span, last_indices
 from adaptspec.models.config import DecoderConfig
 from adaptspec.models.heads.head_checkpoint import HeadMakers
 from adaptspec.models.heads.head_runner import HeadSpec
@@ -59,7 +59,7 @@ class GpuRecurrentHead(RecurrentHead):
 
     def _pass(self, tokens: torch.Tensor, states: torch.Tensor, spans: list[Span], wanted: list[int]) -> torch.Tensor:
         passes, count = self._passes, len(tokens)
-        shape = passes.lay_out(np.zeros(count, dtype=np.int64), spans, last_places(spans, wanted))
+        shape = passes.lay_out(np.zeros(count, dtype=np.int64), spans, last_indices(spans, wanted))
         passes.buffer.field("tokens", count).copy_(tokens)
         with current_device(self.device):
             if shape.is_fixed:

@@ -203,7 +203,7 @@ Product = Callable[[torch.Tensor], torch.Tensor]
 
 
 def rows_are_invariant(product: Product, inputs: int, sizes: Sequence[int], like: torch.Tensor) -> bool:
-    """Whether the rows of a product have the same bits in products of all these sizes, and at any place in them.
+    """Whether the rows of a product have the same bits in products of all these sizes, and at any index in them.
 
     NVIDIA promises nothing of the kind, so it is tried. `inputs` are the values per token, `like` has their dtype and
     device.
@@ -253,7 +253,7 @@ def _set_sums(name: str, *, rounded: bool, split: bool) -> None:
 class Passes:
     """Lays out the passes of one model over its cache, and gives what its layers share.
 
-    After `allocate`, passes of up to that width use memory of a fixed place, which captured graphs read.
+    After `allocate`, passes of up to that width use memory at fixed addresses, which captured graphs read.
     """
 
     def __init__(
@@ -276,23 +276,23 @@ class Passes:
 
     @property
     def fixed_width(self) -> int:
-        """The widest pass that uses memory of a fixed place."""
+        """The widest pass that uses memory at fixed addresses."""
         return 0 if self._fixed is None else self._fixed.width
 
     def allocate(self, width: int) -> None:
-        """Use memory of a fixed place for passes of up to `width` tokens."""
+        """Use memory at fixed addresses for passes of up to `width` tokens."""
         self._fixed = PassBuffer(width, 2 * width * num_splits(self.cache.context) + self.cache.table.size, self.device)
 
     def lay_out(self, tokens: IntArray, spans: Sequence[Span], wanted: IntArray) -> PassShape:
-        """Upload the arrays of a pass over the new tokens of rows; logits are wanted at the places `wanted`."""
+        """Upload the arrays of a pass over new tokens of rows; `wanted` are indices of those that get logits."""
         rows, starts, ends = np.array([span[:3] for span in spans], dtype=np.int64).T
         counts, size, table = ends - starts, self.cache.block_size, self.cache.table
         owner = np.arange(len(spans)).repeat(counts)
         first = counts.cumsum() - counts
-        places = np.arange(len(tokens)) + (starts - first).repeat(counts)  # in the row
-        position, base, seen = places, places, np.zeros(len(tokens), dtype=np.int64)
+        cached = np.arange(len(tokens)) + (starts - first).repeat(counts)  # index in the row
+        position, base, seen = cached, cached, np.zeros(len(tokens), dtype=np.int64)
         if any(span.seen is not None for span in spans):
-            position, base = positions(spans), places.copy()
+            position, base = positions(spans), cached.copy()
             for span, begin in zip(spans, first.tolist(), strict=True):
                 if span.seen is not None:
                     new = slice(begin, begin + span.size)
@@ -301,7 +301,7 @@ class Passes:
         fields = {
             "tokens": tokens,
             "seen": seen,
-            "slots": table[rows[owner], places // size] * size + places % size,
+            "slots": table[rows[owner], cached // size] * size + cached % size,
             "wanted": wanted,
             "positions": position,
             "base": base,

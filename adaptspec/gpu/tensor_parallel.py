@@ -99,7 +99,7 @@ class RankGroup:
     def ordered_sum(self, own: torch.Tensor) -> torch.Tensor:
         """The sum of all ranks' tensors, with the same bits on each, rounded once.
 
-        It is added in the order of ranks. An all-reduce of a library adds in an order that depends on the place in the
+        It is added in the order of ranks. An all-reduce of a library adds in an order that depends on the index in the
         tensor, so a token's bits would depend on where in the pass it is.
         """
         return own if self.part.size == 1 else self._all_gather(own).sum(0)
@@ -187,33 +187,33 @@ def start_ranks(size: int, device: torch.device, follower: str, operators: str =
     return group
 
 
-def _run_follower(place: _RankSetup, leader: Connection, follower: str, operators: str) -> None:
+def _run_follower(setup: _RankSetup, leader: Connection, follower: str, operators: str) -> None:
     """Run the commands of rank 0 until it has ended; the main function of the other ranks."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for rank 0; the others end with it
-    if place.device.type == "cuda":
-        torch.cuda.set_device(place.device)  # where Triton launches
-    torch.set_num_threads(max(1, torch.get_num_threads() // place.part.size))
+    if setup.device.type == "cuda":
+        torch.cuda.set_device(setup.device)  # where Triton launches
+    torch.set_num_threads(max(1, torch.get_num_threads() // setup.part.size))
     try:
-        group = _join(place, (), operators)
+        group = _join(setup, (), operators)
         module, _, name = follower.partition(":")
-        rank = getattr(importlib.import_module(module), name)(group, place.device, leader)
+        rank = getattr(importlib.import_module(module), name)(group, setup.device, leader)
         with torch.inference_mode():
             while True:
                 method, *values = leader.recv()
                 getattr(rank, method)(*values)
     except EOFError:
         # An operation under way on the device may wait for a rank that has ended.
-        reason = f"rank {place.part.rank} could not leave the others within {PATIENCE:.0f} s, and ends"
+        reason = f"rank {setup.part.rank} could not leave the others within {PATIENCE:.0f} s, and ends"
         threading.Timer(PATIENCE, _end_process, (reason, "")).start()
         group.leave()
         os._exit(0)
     except BaseException:  # noqa: BLE001
-        _end_process(f"rank {place.part.rank} failed")
+        _end_process(f"rank {setup.part.rank} failed")
 
 
-def _join(place: _RankSetup, followers: Sequence[Connection], operators: str) -> RankGroup:
+def _join(setup: _RankSetup, followers: Sequence[Connection], operators: str) -> RankGroup:
     """The group, once all ranks have called this. They meet in a file, on one machine."""
-    part, store, device = place
+    part, store, device = setup
     for library in ("GLOO", "NCCL"):  # by default they listen on the network without authentication
         os.environ.setdefault(f"{library}_SOCKET_IFNAME", "lo")
     backend, own = ("nccl", device) if device.type == "cuda" else ("gloo", None)

@@ -95,7 +95,7 @@ def positions(spans: Sequence[Span]) -> IntArray:
     return np.concatenate([span.positions for span in spans])
 
 
-def last_places(spans: Sequence[Span], wanted: Sequence[int]) -> IntArray:
+def last_indices(spans: Sequence[Span], wanted: Sequence[int]) -> IntArray:
     """Where among all new tokens the last `wanted` of each row are."""
     ends = np.cumsum([span.size for span in spans]).tolist()
     return np.concatenate([np.arange(end - n, end) for end, n in zip(ends, wanted, strict=True)])

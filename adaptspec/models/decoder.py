@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from adaptspec.models.attention import Attention, Heads, Span, last_places, new_spans, positions
+from adaptspec.models.attention import Attention, Heads, Span, last_indices, new_spans, positions
 from adaptspec.models.config import DecoderConfig
 from adaptspec.models.kv_cache import CachedRows, KVCache
 from adaptspec.models.layers import RmsNorm, few_rows, rotations
@@ -106,5 +106,5 @@ class PassPlan:
         """Of each tensor [N, ...] the last `wanted` of every row's tokens."""
         if [span.size for span in self._spans] == wanted:
             return tensors
-        picked = torch.from_numpy(last_places(self._spans, wanted)).to(tensors[0].device)
+        picked = torch.from_numpy(last_indices(self._spans, wanted)).to(tensors[0].device)
         return tuple(tensor.index_select(0, picked) for tensor in tensors)

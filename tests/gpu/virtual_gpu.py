@@ -246,6 +246,7 @@ def main(arguments: argparse.Namespace) -> int:
         threads=1,
         limits=EngineLimits(max_rows=max(arguments.rows)),
         detect_tasks=False,
+        runner=arguments.runner,
     )
     built = build(config, costs=CostModel(COSTS))
     fixed = () if arguments.draft == "useless" else FIXED
@@ -273,6 +274,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--policies", nargs="+")
     parser.add_argument("--model", default="bundled")
     parser.add_argument("--draft", default="auto", help="`useless`, or what --draft of the server takes")
+    parser.add_argument("--runner", default="auto", help="`torch` for a GGUF file whose first layers draft")
     parser.add_argument("--target-ms", type=float, default=6.5)
     parser.add_argument("--draft-ms", type=float, default=1.1)
     parser.add_argument("--tokens", type=int, default=96, help="of a request")
