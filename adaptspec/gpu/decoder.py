@@ -22,6 +22,7 @@ from adaptspec.gpu.graphs import CudaGraphCache, DeviceMark, current_device
 from adaptspec.gpu.passes import (
     FIXED,
     HEAD_TOKENS,
+    TILE,
     VARIABLE,
     PagedCache,
     Passes,
@@ -108,7 +109,11 @@ class GpuDecoder(CachedRows):
 
     @torch.inference_mode()
     def capture(self, tokens: int) -> None:
-        """Capture graphs of all passes of up to `tokens` tokens, and of the LM head, if that was not done before."""
+        """Capture graphs of all passes of up to `tokens` tokens, and of the LM head, if that was not done before.
+
+        Those of a target have room for `TILE` tokens at least, which take little longer than one: trees of a few rows.
+        """
+        tokens = tokens if self._drafts else max(tokens, TILE)
         if tokens <= self._passes.fixed_width:
             return
         with self.group.together("call", "capture", tokens), self._working():
@@ -267,7 +272,9 @@ def bytes_without_cache(
     `decoded`: tokens of the widest pass of a graph. `prompt`: tokens of the widest pass that reads prompts as well.
     """
     heads = Heads(config.heads, config.kv_heads, config.head_dim)
-    width, longest = (max(sizes.padded(tokens) for sizes in (FIXED, VARIABLE)) for tokens in (decoded, prompt))
+    width, longest = (
+        max(sizes.padded(tokens) for sizes in (FIXED, VARIABLE)) for tokens in (max(decoded, TILE), prompt)
+    )
     fixed = Workspace.bytes(workspace_tokens(heads, context), heads, context) + 4 * context * heads.dim
     states = 4 * config.hidden + 2 * (heads.query + heads.kv) * heads.dim + 3 * config.mlp  # of one layer
     # Logits are held where graphs leave them, in parts and together as the LM head makes them, and twice while sampling

@@ -30,6 +30,7 @@ def run(*arguments: str, interpreted: bool) -> str:
 
 
 @pytest.mark.whole
+@pytest.mark.timeout(400)  # a minute on a quiet machine
 @pytest.mark.parametrize("part", ["attention", "not attention"])
 def test_kernels_equal_torch_where_triton_is_interpreted(part: str) -> None:
     assert " passed" in run(*CHECKS, "-k", part, interpreted=True)
