@@ -48,9 +48,9 @@ from adaptspec.engine.core import EngineCore, EngineLimits
 from adaptspec.engine.inputs import InputProcessor
 from adaptspec.engine.warm_up import warm_up
 from adaptspec.errors import ConfigError
-from adaptspec.gpu.decoder import GpuDecoder
+from adaptspec.gpu.decoder import GpuDecoder, products_of
 from adaptspec.gpu.graphs import CudaGraphCache, DeviceMark, current_device
-from adaptspec.gpu.passes import HEAD_TOKENS, TILE, VARIABLE, PagedCache, PassShape, Product, rows_are_invariant
+from adaptspec.gpu.passes import TILE, PagedCache, PassShape, rows_are_invariant
 from adaptspec.gpu.tensor_parallel import KERNELS, RankGroup
 from adaptspec.models.config import DecoderConfig, read_decoder_config
 from adaptspec.models.kv_cache import CUDA_BLOCK, CachePlan
@@ -314,13 +314,8 @@ class GpuBench:
         `fixed_ms`: those of all layers in parts of `TILE` tokens, which are needed if rows are not invariant.
         """
         config, weights = model.config, model.weights
-        inputs = {"qkv": config.hidden, "output": config.heads * config.head_dim}
-        inputs |= {"gate_up": config.hidden, "down": config.mlp}
-        like, invariant = weights.norm.weight, dict[str, bool]()
-        for name, width in inputs.items():
-            invariant[name] = rows_are_invariant(getattr(weights.layers[0], name), width, VARIABLE.sizes, like)
-        head_sizes = [size for size in VARIABLE.sizes if size <= HEAD_TOKENS]
-        invariant["head"] = rows_are_invariant(weights.head.logits, config.hidden, head_sizes, like)
+        like, products = weights.norm.weight, products_of(config, weights)
+        inputs = {name: width for name, (_, width, _) in products.items() if name != "head"}
 
         def run(states: Mapping[str, torch.Tensor]) -> None:
             for layer in weights.layers:
@@ -329,13 +324,15 @@ class GpuBench:
 
         head_bytes = DTYPE.itemsize * config.hidden * config.vocab_size
         layers, lines = dict[int, float](), dict[int, Line]()
-        for tokens in PRODUCT_TOKENS:
-            states = {name: like.new_ones(tokens, width) for name, width in inputs.items()}
-            head: Product = weights.head.logits
-            layers[tokens] = self._seconds(partial(run, states), captured=True)
-            seconds = self._seconds(partial(head, like.new_ones(tokens, config.hidden)), captured=True)
-            lines[tokens] = self._compared(layers[tokens], weight_bytes(config) - head_bytes)
-            lines[tokens] |= {f"head_{name}": value for name, value in self._compared(seconds, head_bytes).items()}
+        with model.decoder.working():
+            invariant = {name: rows_are_invariant(*product, like) for name, product in products.items()}
+            for tokens in PRODUCT_TOKENS:
+                states = {name: like.new_ones(tokens, width) for name, width in inputs.items()}
+                layers[tokens] = self._seconds(partial(run, states), captured=True)
+                hidden = like.new_ones(tokens, config.hidden)
+                seconds = self._seconds(partial(weights.head.logits, hidden), captured=True)
+                lines[tokens] = self._compared(layers[tokens], weight_bytes(config) - head_bytes)
+                lines[tokens] |= {f"head_{name}": value for name, value in self._compared(seconds, head_bytes).items()}
         for tokens, line in lines.items():
             fixed_ms = 1e3 * layers[TILE] * -(-tokens // TILE)
             yield {

@@ -10,7 +10,7 @@ from adaptspec.drafting.head_drafter import CATCH_UP_TOKENS
 from adaptspec.engine.core import EngineLimits
 from adaptspec.engine.engine_config import EngineConfig
 from adaptspec.gpu.decoder import bytes_without_cache
-from adaptspec.gpu.heads import head_bytes
+from adaptspec.gpu.passes import bytes_of_passes
 from adaptspec.models.config import DecoderConfig
 from adaptspec.models.heads.head_runner import MAX_BUFFERED
 from adaptspec.models.loading import DTYPES, LoadedModel
@@ -66,4 +66,4 @@ def _head_bytes(model: LoadedModel, config: DecoderConfig, limits: EngineLimits,
     attended = context * (2 * config.cache_shape.width + CATCH_UP_TOKENS * config.heads // config.kv_heads)
     scores = 2 * rows * (model.info.deepest or 1) * config.vocab_size
     room = (kept + CATCH_UP_TOKENS * steps + attended) * DTYPES[model.info.dtype].itemsize + 4 * scores
-    return room + head_bytes(config, context)
+    return room + bytes_of_passes(config, context)

@@ -68,7 +68,7 @@ class ModelExecutor:
         self._device = target if max_rows is not None and isinstance(target, AsyncTarget) else None
         self._chooser = None if self._device is None or max_rows is None else self._device.make_chooser(max_rows)
         if self._device is not None:
-            self.overlaps = True  # of a subclass it may be so in any case
+            self.overlaps = True
         self._drafters = [GuardedDrafter(drafter) for drafter in drafters]
         self._names = tuple(drafter.name for drafter in drafters)
         self._models = {number: drafter for number, drafter in enumerate(self._drafters) if drafter.runs_model}

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from adaptspec.gpu.attention_plan import BRANCH, Workspace
+from adaptspec.gpu.attention_plan import BRANCH
 from adaptspec.gpu.device_sampling import DeviceSampler
 from adaptspec.gpu.graphs import CudaGraphCache, DeviceMark, current_device
 from adaptspec.gpu.passes import (
@@ -29,13 +29,13 @@ from adaptspec.gpu.passes import (
     PassShape,
     Product,
     ProductSizes,
+    bytes_of_passes,
     products_of_equal_rows,
     rows_are_invariant,
-    workspace_tokens,
 )
 from adaptspec.gpu.tensor_parallel import ALONE, RankGroup
 from adaptspec.models.async_runner import drawn_tokens
-from adaptspec.models.attention import Heads, last_indices, new_spans
+from adaptspec.models.attention import last_indices, new_spans
 from adaptspec.models.config import DecoderConfig
 from adaptspec.models.kv_cache import CachedRows, CachePlan, bytes_for_cache
 from adaptspec.models.loading import load_model
@@ -90,7 +90,7 @@ class GpuDecoder(CachedRows):
         self.drawn = torch.zeros(1, dtype=torch.int64, device=self.device)
         self._cache, self._config, self._weights = cache, config, weights
         self._drafts = drafts
-        with self._working(), torch.inference_mode():
+        with self.working(), torch.inference_mode():
             sizes = VARIABLE if drafts else self._product_sizes()
             self._passes = Passes(config, cache, group.operators, sizes, group)
         self._captured_states: torch.Tensor | None = None
@@ -116,7 +116,7 @@ class GpuDecoder(CachedRows):
         tokens = tokens if self._drafts else max(tokens, TILE)
         if tokens <= self._passes.fixed_width:
             return
-        with self.group.together("call", "capture", tokens), self._working():
+        with self.group.together("call", "capture", tokens), self.working():
             self._graphs.clear()  # they use memory that is replaced here
             widths, like = self._passes.sizes.up_to(tokens), self._weights.embedding
             self._passes.allocate(widths[0])
@@ -161,7 +161,7 @@ class GpuDecoder(CachedRows):
                 self._graphs.run(("head", shape.num_logits), partial(self._run_fixed_head, shape.num_logits))
             logits, captured = self._logits[: shape.num_logits], self._captured_states
         else:
-            with self._working():
+            with self.working():
                 captured = self._room_for_captured(width)
                 logits = self._run_head(self._run_layers(width, captured), shape.num_logits)
         if logits.shape[1] != self.info.vocab_size:
@@ -181,7 +181,7 @@ class GpuDecoder(CachedRows):
         return DeviceMark(self.device)
 
     @contextmanager
-    def _working(self) -> Iterator[None]:
+    def working(self) -> Iterator[None]:
         """Launch kernels on the device, by the products that a target must have."""
         with current_device(self.device), nullcontext() if self._drafts else products_of_equal_rows(self.device):
             yield
@@ -227,20 +227,25 @@ class GpuDecoder(CachedRows):
 
     def _product_sizes(self) -> ProductSizes:
         """Sizes of products whose rows have the same bits on all ranks: tried with the first layer's and the head's."""
-        config, weights = self._config, self._weights
-        layer, like = weights.layers[0], weights.embedding(self.drawn)
-        products: list[tuple[Product, int, Sequence[int]]] = [
-            (layer.qkv, config.hidden, VARIABLE.sizes),
-            (layer.output, config.heads * config.head_dim, VARIABLE.sizes),
-            (layer.gate_up, config.hidden, VARIABLE.sizes),
-            (layer.down, config.mlp, VARIABLE.sizes),
-            (weights.head.logits, config.hidden, [tokens for tokens in VARIABLE.sizes if tokens <= HEAD_TOKENS]),
-        ]
+        like = self._weights.embedding(self.drawn)
+        products = products_of(self._config, self._weights).values()
         invariant = all(rows_are_invariant(*product, like) for product in products)
         if not self.group.minimum(int(invariant), self.device):
             _log.info("matrix products of several sizes differ in their last bits here: all have %d tokens", FIXED.most)
             return FIXED
         return VARIABLE
+
+
+def products_of(config: DecoderConfig, weights: DecoderWeights) -> dict[str, tuple[Product, int, Sequence[int]]]:
+    """The products of the first layer and of the LM head: each with its inputs per token, and the sizes that it has."""
+    layer = weights.layers[0]
+    return {
+        "qkv": (layer.qkv, config.hidden, VARIABLE.sizes),
+        "output": (layer.output, config.heads * config.head_dim, VARIABLE.sizes),
+        "gate_up": (layer.gate_up, config.hidden, VARIABLE.sizes),
+        "down": (layer.down, config.mlp, VARIABLE.sizes),
+        "head": (weights.head.logits, config.hidden, [size for size in VARIABLE.sizes if size <= HEAD_TOKENS]),
+    }
 
 
 class Follower:
@@ -271,13 +276,13 @@ def bytes_without_cache(
 
     `decoded`: tokens of the widest pass of a graph. `prompt`: tokens of the widest pass that reads prompts as well.
     """
-    heads = Heads(config.heads, config.kv_heads, config.head_dim)
     width, longest = (
         max(sizes.padded(tokens) for sizes in (FIXED, VARIABLE)) for tokens in (max(decoded, TILE), prompt)
     )
-    fixed = Workspace.bytes(workspace_tokens(heads, context), heads, context) + 4 * context * heads.dim
-    states = 4 * config.hidden + 2 * (heads.query + heads.kv) * heads.dim + 3 * config.mlp  # of one layer
+    states = 4 * config.hidden + 2 * (config.heads + config.kv_heads) * config.head_dim + 3 * config.mlp  # of one layer
     # Logits are held where graphs leave them, in parts and together as the LM head makes them, and twice while sampling
     # rules change them. Penalties and biases take two more numbers per token.
     vocab = 5 * width + 2 * (rows + 1)
-    return fixed + (width + longest) * states * dtype.itemsize + 4 * vocab * config.vocab_size
+    return (
+        bytes_of_passes(config, context) + (width + longest) * states * dtype.itemsize + 4 * vocab * config.vocab_size
+    )

@@ -13,6 +13,7 @@ import torch
 
 from adaptspec.arrays import IntArray
 from adaptspec.gpu.graphs import Download, current_device, host_memory
+from adaptspec.models.async_runner import to_device
 from adaptspec.models.sampling import Choices, PendingChoices, RowSampling, SamplingBatch
 from adaptspec.request import SamplingParams
 
@@ -180,7 +181,7 @@ class DeviceSampler:
             gained += [self._lines[row] * self._vocab_size + token for token in new]
             counted[row] = len(row.tokens)
         if gained:
-            at = upload({"at": np.array(gained, dtype=np.int64)}, self._device)["at"]
+            at = to_device(np.array(gained, dtype=np.int64), self._device)
             self._counts.view(-1).index_add_(0, at, torch.full_like(at, 2, dtype=torch.int32))
         self._counted.update(counted)  # last: an error above must lose no tokens
 
@@ -205,7 +206,7 @@ class DeviceSampler:
         """The keys of all tokens for the noise, on the device."""
         known = self._keys.get(id(words))
         if known is None:
-            known = self._keys[id(words)] = words, torch.from_numpy(words).to(self._device)
+            known = self._keys[id(words)] = words, to_device(words, self._device)
         return known[1]
 
 

@@ -8,11 +8,11 @@ from functools import partial
 import numpy as np
 import torch
 
-from adaptspec.gpu.attention_plan import BRANCH, Workspace
+from adaptspec.gpu.attention_plan import BRANCH
 from adaptspec.gpu.graphs import CudaGraphCache, current_device
-from adaptspec.gpu.passes import VARIABLE, PagedCache, Passes, workspace_tokens
+from adaptspec.gpu.passes import VARIABLE, PagedCache, Passes
 from adaptspec.gpu.tensor_parallel import ALONE, RankGroup
-from adaptspec.models.attention import Heads, Span, last_indices
+from adaptspec.models.attention import Span, last_indices
 from adaptspec.models.config import DecoderConfig
 from adaptspec.models.heads.head_checkpoint import HeadMakers
 from adaptspec.models.heads.head_runner import HeadSpec
@@ -101,9 +101,3 @@ def gpu_heads(group: RankGroup = ALONE) -> HeadMakers:
 
 
 GPU_HEADS = gpu_heads()
-
-
-def head_bytes(config: DecoderConfig, context: int) -> int:
-    """Bytes of what passes of a head keep on a GPU, in rows of up to `context` tokens."""
-    heads = Heads(config.heads, config.kv_heads, config.head_dim)
-    return Workspace.bytes(workspace_tokens(heads, context), heads, context) + 4 * context * heads.dim

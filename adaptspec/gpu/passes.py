@@ -28,6 +28,7 @@ from adaptspec.gpu.attention_plan import (
 )
 from adaptspec.gpu.graphs import host_memory
 from adaptspec.gpu.tensor_parallel import ALONE, RankGroup
+from adaptspec.models.async_runner import to_device
 from adaptspec.models.attention import Heads, Span, positions
 from adaptspec.models.config import DecoderConfig
 from adaptspec.models.kv_cache import CachePlan, CacheShape, KVCache
@@ -102,9 +103,7 @@ class PagedCache(KVCache):
 
     def move_now(self, pairs: Sequence[tuple[int, int]]) -> None:
         """Move tokens on this rank."""
-        host = host_memory(16 * len(pairs), self._pool.device).view(torch.int64).view(2, -1)
-        host.numpy()[:] = np.array(pairs, dtype=np.int64).T
-        slots = host.to(self._pool.device, non_blocking=True)
+        slots = to_device(np.array(pairs, dtype=np.int64).T, self._pool.device)
         self._pool.index_copy_(1, slots[1], self._pool.index_select(1, slots[0]))
 
 
@@ -392,3 +391,9 @@ class LayerPass:
 def workspace_tokens(heads: Heads, context: int) -> int:
     """Width of the widest pass whose work items are shared by programs, in rows of up to `context` tokens."""
     return max(WIDTHS[2], min(HEAD_TOKENS, WORKSPACE_BYTES // Workspace.bytes(1, heads, context)))
+
+
+def bytes_of_passes(config: DecoderConfig, context: int) -> int:
+    """Bytes that `Passes` keep on a GPU in rows of up to `context` tokens: the workspace and the rotations."""
+    heads = Heads(config.heads, config.kv_heads, config.head_dim)
+    return Workspace.bytes(workspace_tokens(heads, context), heads, context) + 4 * context * heads.dim

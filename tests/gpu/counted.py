@@ -193,7 +193,7 @@ def counts(shape: Mapping[str, Any], rows: int, tokens: int, sizes: ProductSizes
         before = device.held
         choose(logits, RULED)
         _forward(decoder, cache, rows, tokens, PROMPT)
-        beside_graphs = device.peak - before
+        outside_graphs = device.peak - before
     launches, graphs, weight_bytes, uploads, downloads = found
     return Counts(
         graphs["layers", sizes.padded(rows * tokens)],
@@ -202,7 +202,7 @@ def counts(shape: Mapping[str, Any], rows: int, tokens: int, sizes: ProductSizes
         weight_bytes,
         uploads,
         downloads,
-        before + in_graphs + beside_graphs,
+        before + in_graphs + outside_graphs,
         bytes_without_cache(config, DTYPE, LONGEST, rows=rows, decoded=rows * tokens, prompt=rows * tokens + PROMPT),
     )
 

@@ -17,23 +17,9 @@ from adaptspec.models.noise import token_keys
 from adaptspec.models.sampling import RowSampling, SamplingBatch, entropies, leading
 from adaptspec.request import SamplingParams
 from tests.gpu import reference
+from tests.gpu.sampling_params import PARAMS, VOCAB
 
-VOCAB, LINES, EOS = 40, 3, 1
-TOKENS = st.integers(0, VOCAB - 1)
-PARAMS = st.builds(
-    SamplingParams,
-    max_tokens=st.just(60),
-    temperature=st.sampled_from([0.0, 0.7, 1.0, 1.9]),
-    top_k=st.sampled_from([0, 0, 1, 5, 50]),
-    top_p=st.sampled_from([1.0, 1.0, 0.3, 0.95]),
-    min_p=st.sampled_from([0.0, 0.0, 0.1]),
-    presence_penalty=st.sampled_from([0.0, 0.7]),
-    frequency_penalty=st.sampled_from([0.0, -0.4]),
-    repetition_penalty=st.sampled_from([1.0, 1.3]),
-    logit_bias=st.dictionaries(TOKENS, st.sampled_from([-100.0, 3.5]), max_size=3),
-    min_tokens=st.sampled_from([0, 0, 2, 6]),
-    stop_token_ids=st.sampled_from([(), (3, 7)]),
-)
+LINES, EOS = 3, 1
 
 
 class Remainders:
