@@ -47,7 +47,7 @@ _CLIP = 2.0  # an observation counts up to so many standard deviations, or stall
 
 # Variance that a round adds, as a share of the variance of its seconds.
 _DRIFT = 1 / 900  # about the last thirty rounds count
-_PACE_DRIFT = 4 / 900  # clocks change more often than relative prices
+_PACE_DRIFT = 1 / 60  # about the last eight rounds count: a clock changes at once, relative prices seldom do
 _RAGGED_DRIFT = 1 / 16  # ragged passes may be tried once in 64 rounds only
 _PREFILL_DRIFT = 1 / 4  # about the last three rounds count: a prompt token costs more the more tokens precede it
 
@@ -104,6 +104,18 @@ class DraftPrices(NamedTuple):
     step_row: float  # per active row of a pass
     row: float  # per row of the round, for model-free drafters
     catch_up_token: float  # per token that the drafter has missed
+
+
+class Ratio(NamedTuple):
+    """Seconds of some rounds over those of others.
+
+    `stderr` is the standard error from the coefficients' covariance. `sensitivity` is by how much the ratio may change,
+    relative to a coefficient's change: the sum of its derivatives by the logarithms of all coefficients, without signs.
+    """
+
+    value: float
+    stderr: float
+    sensitivity: float
 
 
 class CostModel:
@@ -256,6 +268,31 @@ class CostModel:
         fixed = np.where(drafted > 0, start, self.overhead_seconds(rows, drafting=False))
         drafting = prices.step * steps + prices.step_row * drafted
         return np.asarray(fixed + drafting + self.verify_curve(rows, rows + drafted, context))
+
+    # --- sums of rounds -----------------------------------------------------------------------------------------
+
+    def features(self, works: Sequence[RoundWork]) -> FloatArray:
+        """Counts of whole rounds [n, F], without the prompts that they read; `ratio` prices sums of them."""
+        if not works:
+            return np.zeros((0, len(self._log)))
+        features = self._pass_features(works) + self._draft_features(works) + self._overhead_features(works)
+        features[:, _PREFILL] = 0.0
+        return features
+
+    def ratio(self, work: FloatArray, base: FloatArray) -> Ratio:
+        """Seconds of `work` over those of `base`, both sums of `features` [F]; exactly 1 for equal sums.
+
+        The pace cancels, so a machine that becomes faster or slower changes nothing. Raises ValueError: `base` is
+        empty.
+        """
+        seconds = float(base @ self._values)
+        if seconds <= 0.0:
+            raise ValueError("the base has no rounds")
+        value = float(work @ self._values) / seconds
+        # Derivatives by the logarithms of the coefficients, of which the covariance is.
+        gradient = (work - value * base) * self._values / seconds
+        variance = max(float(gradient @ self._covariance @ gradient), 0.0)
+        return Ratio(value, math.sqrt(variance), float(np.abs(gradient).sum()))
 
     # --- learning -----------------------------------------------------------------------------------------------
 
