@@ -17,7 +17,7 @@ from adaptspec.arrays import EMPTY_INT, BoolArray, FloatArray, IntArray
 
 
 class Reason(IntEnum):
-    """Why a request runs a round at its depth; names appear in journals, metrics and traces."""
+    """Why a request runs a round at its depth; the numbers appear in journals, the labels in metrics and traces."""
 
     POLICY = 0  # the algorithm's free choice
     FIXED = 1  # the policy knows only this depth
@@ -28,6 +28,11 @@ class Reason(IntEnum):
     CEILING = 6  # batch too large, no room, or the task's bound
     REQUEST = 7  # the request's own max_depth
     DWELL = 9  # kept because the last switch was too recent (8 was never given, and stays free)
+
+    @property
+    def label(self) -> str:
+        """The name in figures, metrics and traces."""
+        return self.name.lower()
 
 
 REASON_WORDS: Mapping[Reason, str] = {

@@ -1,6 +1,7 @@
-"""The lines of a journal: round records and the little that is said of requests, as plain data and back, exactly.
+"""The lines of a journal: rounds, and starts and ends of requests, as plain data and back, exactly.
 
-A journal is JSON lines, one entry each; `type` says what an entry is.
+A journal is JSON lines, one entry each, with its kind in `type`. Version 5 is written; 3 and 4 are read as well, since
+a journal may be older than the program that explains it.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ from adaptspec.errors import JournalError
 from adaptspec.files import open_file
 from adaptspec.rounds import PER_ROW, Branches, DraftWork, RoundRecord, RoundWork, Timing
 
-# 3: rounds and requests say when. 4: drafts may branch. 5: rounds have the passes that ran; before, they had sums, from
-# which the passes are estimated. Further fields of older rounds are skipped: the number of the decision, `arms`,
+# 3: rounds and requests have times. 4: drafts may branch. 5: rounds have the passes that ran; before, they had sums,
+# from which the passes are estimated. Further fields of older rounds are skipped: the number of the decision, `arms`,
 # `propensities`, `draws` and `worth` of policies that explored, `temperature_scores`, and `decided_by`, the policy that
 # `when:` chose for a row: such rounds count for the policy that their requests started with.
 JOURNAL_VERSION = 5
@@ -90,7 +91,7 @@ class RequestFinished:
 
 @dataclass(frozen=True)
 class LinesDropped:
-    """So many lines are missing here: the writer could not keep up, or the disk was full."""
+    """The number of lines that are missing here: the writer could not keep up, or the disk was full."""
 
     lines: int
 
@@ -105,8 +106,8 @@ _KINDS: Mapping[str, type[JournalHeader | RequestStarted | RequestFinished | Lin
 }
 _NAMES = {kind: name for name, kind in _KINDS.items()}
 _READERS: Mapping[str, TypeAdapter[Any]] = {name: TypeAdapter(kind) for name, kind in _KINDS.items()}
-_LONGEST = 2**24  # characters of a line
-_DEEPEST = 2**12  # tokens of a draft, nodes of a tree
+_MAX_LINE = 2**24  # characters of a line
+_MAX_DEPTH = 2**12  # tokens of a draft, nodes of a tree
 
 _HINDSIGHT = ("shadow", "shadow_drafted")
 
@@ -174,7 +175,7 @@ def round_from_plain(plain: Mapping[str, Any], header: JournalHeader | None = No
     """
     try:
         rows, deepest = len(plain["request_ids"]), int(plain["deepest"])
-        if not 0 <= deepest <= _DEEPEST:
+        if not 0 <= deepest <= _MAX_DEPTH:
             raise ValueError(f"a depth of {deepest}")
         values: dict[str, Any] = {name: _integers(plain[name], rows) for name in PER_ROW}
         values |= {name: _integers(plain[name], len(plain[name]), rows) for name in _HINDSIGHT if name in plain}
@@ -219,9 +220,9 @@ def _estimated_work(plain: Mapping[str, Any], values: Mapping[str, Any], header:
     tokens were all dropped by the stop rule leave no nodes: they count as many rows as the last pass that left some.
     """
     prefill, steps, caught_up = (int(plain[name]) for name in ("prefill_tokens", "draft_steps", "caught_up"))
-    if not 0 <= steps <= _DEEPEST:
+    if not 0 <= steps <= _MAX_DEPTH:
         raise ValueError(f"{steps} draft steps")
-    if ((values["drafted"] < 0) | (values["drafted"] > _DEEPEST)).any():
+    if ((values["drafted"] < 0) | (values["drafted"] > _MAX_DEPTH)).any():
         raise ValueError(f"drafts of {values['drafted'].tolist()} tokens")
     rows, context = len(values["context"]), float(values["context"].sum())
     names = () if header is None else header.drafters
@@ -274,7 +275,7 @@ def _estimated_passes(values: Mapping[str, Any]) -> Iterator[tuple[int, int, Int
 
 
 def _stated(plain: Sequence[Sequence[Sequence[float | None]]], rows: int, deepest: int) -> FloatArray:
-    if not 0 <= deepest <= _DEEPEST:
+    if not 0 <= deepest <= _MAX_DEPTH:
         raise ValueError(f"a depth of {deepest}")
     filled = [_filled(of_drafter, rows, deepest) for of_drafter in plain]
     return np.array(filled, dtype=np.float64).reshape(len(plain), rows, deepest)
@@ -289,7 +290,7 @@ def _branches(plain: Sequence[Mapping[str, Any]], values: Mapping[str, Any]) -> 
     deepest = int(accepted.max(initial=0))
     if min(chain.min(initial=0), accepted.min(initial=0), *written, 0) < 0 or (chain > drafted).any():
         raise ValueError("a chain that is longer than its row's drafts, or a negative number")
-    if max(int(counts.max(initial=0)), deepest) > _DEEPEST:
+    if max(int(counts.max(initial=0)), deepest) > _MAX_DEPTH:
         raise ValueError(f"trees of {counts.tolist()} nodes")
     nodes = [_row_nodes(written.get(row), int(chain[row]), int(drafters[row])) for row in range(len(chain))]
     parents, depths, ranks, owners = np.concatenate([np.zeros((4, 0), dtype=np.int64), *nodes], axis=1)
@@ -329,7 +330,7 @@ def _row_nodes(plain: Mapping[str, Any] | None, chain: int, drafter: int) -> Int
 
 
 def read_entries(path: str | Path) -> Iterator[Entry]:
-    """Everything a journal says, oldest first; the files it was rotated to (`FILE.1`, `FILE.2` ...) are read before it.
+    """All entries of a journal, oldest first; the files it was rotated to (`FILE.1`, `FILE.2` ...) are read before it.
 
     A last line without an end was cut off by a crash, and is left out.
 
@@ -347,30 +348,23 @@ def read_entries(path: str | Path) -> Iterator[Entry]:
         yield from _read_file(file)
 
 
-def read_journal(path: str | Path) -> Iterator[RoundRecord]:
-    """The rounds of a journal, oldest first. Raises as `read_entries` does."""
-    for entry in read_entries(path):
-        if isinstance(entry, RoundRecord):
-            yield entry
-
-
 def _read_file(file: Path) -> Iterator[Entry]:
     header: JournalHeader | None = None
     try:
         with open(open_file(file), encoding="utf-8") as lines:
-            for number, line in enumerate(iter(lambda: lines.readline(_LONGEST), ""), start=1):
+            for number, line in enumerate(iter(lambda: lines.readline(_MAX_LINE), ""), start=1):
                 if line.endswith("\n"):
                     entry = _entry(line, f"{file}:{number}", header)
                     header = entry if isinstance(entry, JournalHeader) else header
                     yield entry
-                elif len(line) == _LONGEST:
+                elif len(line) == _MAX_LINE:
                     raise JournalError(f"{file}:{number}: a line without end; give the file that --journal wrote")
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
         raise JournalError(f"{file}: cannot be read ({reason}); is it a journal?") from error
 
 
-def _entry(line: str, place: str, header: JournalHeader | None) -> Entry:
+def _entry(line: str, source: str, header: JournalHeader | None) -> Entry:
     try:
         body = json.loads(line, parse_float=_finite, parse_constant=_finite)
         kind = body.pop("type")
@@ -380,13 +374,13 @@ def _entry(line: str, place: str, header: JournalHeader | None) -> Entry:
     except ValidationError as error:
         (first, *_) = error.errors(include_url=False)
         field = ".".join(map(str, first["loc"]))
-        raise JournalError(f"{place}: no line of a journal ({field}: {first['msg']})") from error
+        raise JournalError(f"{source}: no line of a journal ({field}: {first['msg']})") from error
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError, JournalError) as error:
-        raise JournalError(f"{place}: no line of a journal ({error}); give the file that --journal wrote") from error
+        raise JournalError(f"{source}: no line of a journal ({error}); give the file that --journal wrote") from error
     if isinstance(entry, JournalHeader) and entry.version not in _READ:
         raise JournalError(
-            f"{place}: a journal of version {entry.version}; this program reads {_READ[0]} to {_READ[-1]}: write a new "
-            "one with `adaptspec serve --journal`, or read it with the program that wrote it"
+            f"{source}: a journal of version {entry.version}; this program reads {_READ[0]} to {_READ[-1]}: write a "
+            "new one with `adaptspec serve --journal`, or read it with the program that wrote it"
         )
     return entry
 
@@ -400,7 +394,7 @@ def _finite(text: str) -> float:
 
 
 def _nulled(value: Any) -> Any:
-    """A number, or lists of them, with None in place of NaN."""
+    """A number, or lists of them, with None in source of NaN."""
     if isinstance(value, list):
         return list(map(_nulled, value))
     return value if value == value else None  # noqa: PLR0124

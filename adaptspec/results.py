@@ -36,6 +36,8 @@ class SpeculationStats:
     task_detected: bool = False  # read off the prompt, not named by the request
     lossy: bool = False  # the policy's verification may have kept what the target alone would not have written
     nodes: int = 0
+    # Over plain decoding, estimated; None: unknown. The engine leaves it to telemetry, which estimates it.
+    speedup: float | None = None
 
     @property
     def acceptance_rate(self) -> float:

@@ -22,7 +22,7 @@ from adaptspec.hosts.settings import PilotSettings
 from adaptspec.hosts.shared_state import SharedState
 from adaptspec.hosts.watchers import Watchers, pair_of
 from adaptspec.telemetry.metric_families import reload_families
-from adaptspec.telemetry.otlp_export import TraceLevel, TraceSettings
+from adaptspec.telemetry.otlp import TraceLevel, TraceSettings
 
 _log = logging.getLogger(__name__)
 _PATIENCE = 5.0  # seconds for what looks after files to end: a folder of a network may not answer
@@ -60,7 +60,7 @@ class Desk:
             raise ConfigError(f"traces: {host.name} does not report texts; leave content out")
         self.watchers: Watchers | None = None  # none, unless somebody is to watch
         if settings.journal is not None or settings.metrics_port is not None or traces.enabled:
-            self.watchers = Watchers(models, settings.journal, settings.metrics_port, traces, max_rows)
+            self.watchers = Watchers(models, settings.journal, settings.metrics_port, traces)
             self.watchers.metrics.watch(lambda: reload_families(self.policies.reloads))
         self._next_save = time.monotonic() + settings.state_seconds
         self._to_save: tuple[dict[str, PolicyState], tuple[str, ...]] | None = None  # and tasks in their order

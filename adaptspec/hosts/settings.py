@@ -12,7 +12,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from adaptspec.control.language.schema import kebab, suggestion
 from adaptspec.errors import ConfigError, RequestError
 from adaptspec.request import SpeculationParams
-from adaptspec.telemetry.otlp_export import TraceSettings
+from adaptspec.telemetry.otlp import TraceSettings
 
 _PREFIX = "adaptspec_"
 _DEEPEST = 2**31 - 1  # of a wish: deeper is as deep as there is, and fits into an array

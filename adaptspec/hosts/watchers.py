@@ -19,11 +19,9 @@ from adaptspec.journal import JournalHeader
 from adaptspec.request import Request
 from adaptspec.results import Completion, FinishReason, SpeculationStats, Timings
 from adaptspec.rounds import RoundRecord
-from adaptspec.telemetry.journal_writer import Journal
-from adaptspec.telemetry.metrics import Metrics
-from adaptspec.telemetry.otlp_export import TraceSettings
-from adaptspec.telemetry.request_store import RequestStore
-from adaptspec.telemetry.tracing import Trace, tracing_of
+from adaptspec.telemetry.otlp import TraceSettings
+from adaptspec.telemetry.telemetry import open_telemetry
+from adaptspec.telemetry.tracer import Trace
 
 _ROWS, _TOKENS = (1, 2, 4, 8, 16, 32, 64, 128, 256), (1, 2, 3, 4, 6, 8)  # of the profile in a journal's header
 _REASONS = {reason.value for reason in FinishReason}
@@ -38,17 +36,11 @@ class Watchers:
         journal: Path | None,
         metrics_port: int | None,
         traces: TraceSettings,
-        max_rows: int,
     ) -> None:
         """Raises ConfigError, JournalError: the port is taken, the file cannot be written, there is no such URL."""
         self._models, model = models, models.get("target", "")
-        self.store = RequestStore()
-        self.metrics = Metrics(self.store, model_name=model)
-        self._journal = None if journal is None else Journal(self.store, journal)
-        if self._journal is not None:
-            lost, written = "Lines of the journal that were not written", self._journal
-            self.metrics.watch_count("adaptspec_journal_dropped_lines", lost, lambda: written.dropped)
-        self._tracing = tracing_of(traces, self.store, self.metrics, model)
+        self._telemetry = open_telemetry(model, journal=journal, traces=traces, vllm_names=False)
+        self.metrics = self._telemetry.metrics
         self._traces: dict[str, Trace] = {}
         self._server = None
         if metrics_port is not None:
@@ -57,51 +49,47 @@ class Watchers:
             except OSError as error:
                 raise ConfigError(f"metrics-port {metrics_port}: {error.strerror}; choose another") from error
         self._begun = False
-        self.store.start(max_rows, (DRAFTER,))
 
     def begin(self, controller: Controller, costs: CostModel) -> None:
         """Say what rounds run on; before the first, or at the end if there was none. Once."""
-        begun, self._begun = self._begun, True
-        if self._journal is not None and not begun:
-            header = JournalHeader(
-                adaptspec=__version__,
-                target={"name": self._models.get("target", "")},
-                pair=pair_of(self._models),
-                drafters=[DRAFTER],
-                policies=list(controller.policies),
-                default=controller.default,
-                tasks=list(controller.task_names),
-                costs=json.loads(costs.learned_profile(_ROWS, _TOKENS).to_json()),
-                clock=time.time() - time.monotonic(),
-            )
-            self._journal.begin(header)
+        if self._begun:
+            return
+        self._begun = True
+        header = JournalHeader(
+            adaptspec=__version__,
+            target={"name": self._models.get("target", "")},
+            pair=pair_of(self._models),
+            drafters=[DRAFTER],
+            policies=list(controller.policies),
+            default=controller.default,
+            tasks=list(controller.task_names),
+            costs=json.loads(costs.learned_profile(_ROWS, _TOKENS).to_json()),
+            clock=time.time() - time.monotonic(),
+        )
+        self._telemetry.start(costs, (DRAFTER,), header)
 
     def started(self, request: Request, headers: Mapping[str, str]) -> None:
         """`headers` may name the span that its own is below."""
-        self.store.started(request)
-        if self._tracing is not None:
-            trace = self._traces[request.id] = self._tracing.begin("text_completion", headers, SpanKind.INTERNAL)
-            trace.sampling = "max_tokens", "temperature"
-            trace.asked([request], request.id, ())
+        self._telemetry.stream.started(request)
+        tracer = self._telemetry.tracer
+        if tracer is not None:
+            trace = self._traces[request.id] = tracer.begin("text_completion", headers, SpanKind.INTERNAL)
+            trace.set_requests([request], request.id, ())
 
     def emit(self, record: RoundRecord) -> None:
-        self.store.emit(record)
+        self._telemetry.stream.emit(record)
 
     def finished(self, request: Request, tokens: int, finish: str, stats: SpeculationStats, timings: Timings) -> None:
         """A request has ended; its tokens are counted, nobody here knows them."""
         reason = FinishReason(finish) if finish in _REASONS else FinishReason.ABORT
         told = Completion(request.id, "", (0,) * tokens, len(request.prompt), reason, stats, timings)
-        self.store.finished(request, told)
+        self._telemetry.stream.finished(request, told)
         trace = self._traces.pop(request.id, None)
         if trace is not None:
             trace.end(None, finish if reason is FinishReason.ERROR else None)
 
     def close(self) -> None:
-        self.store.close()
-        if self._tracing is not None:
-            self._tracing.close()
-        if self._journal is not None:
-            self._journal.close()
+        self._telemetry.close()
         if self._server is not None:
             self._server.shutdown()
             self._server.server_close()

@@ -1,8 +1,8 @@
-"""The live feed over HTTP: a snapshot as JSON, and the same with everything that follows as server-sent events.
+"""The live feed over HTTP: a snapshot as JSON, the same as server-sent events with all that follows, and one request.
 
 `GET /live/events` opens with an event `snapshot`; `update` follows, at most `TICKS_PER_SECOND` times a second and only
-where something has happened, and `beat` where nothing has. All who watch get the same events, once encoded; who cannot
-keep up is let go.
+if something has happened, else `beat` every `BEAT_SECONDS`. All clients get the same events, encoded once. A client
+that does not keep up is disconnected.
 """
 
 from __future__ import annotations
@@ -11,7 +11,9 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncGenerator, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from typing import Any
 
 from aiohttp import web
@@ -19,117 +21,139 @@ from aiohttp import web
 from adaptspec import __version__
 from adaptspec.decision import REASON_WORDS
 from adaptspec.errors import OverloadedError
+from adaptspec.results import Completion
 from adaptspec.server import sse
-from adaptspec.server.live_answers import LiveSnapshot
+from adaptspec.server.api.fields import quoted
+from adaptspec.server.errors import RefusedError
+from adaptspec.server.generation import GENERATION, Generation
 from adaptspec.server.routes import Operation, add_operations
-from adaptspec.server.service import SERVICE, Service
-from adaptspec.telemetry.live_feed import LiveFeed
-from adaptspec.telemetry.live_schema import COLUMNS
+from adaptspec.telemetry.live_feed import STRIP_COLUMNS, LiveFeed
+from adaptspec.telemetry.requests import ENDED_REQUESTS
+from adaptspec.telemetry.speedup import Estimate
 
 TICKS_PER_SECOND = 4.0
 BEAT_SECONDS = 5.0
-SLOW_SECONDS = 10.0  # a client that takes nothing for so long has gone, or might as well have
-MOST_WATCHERS = 32
-WAITING_EVENTS = 24  # about five seconds of them
+SLOW_SECONDS = 10.0  # a client that reads nothing for so long is disconnected
+SPEEDUP_SECONDS = 0.1  # that an answer waits at most for its speed-up; about two milliseconds are usual
+MAX_WATCHERS = 32
+MAX_WAITING_EVENTS = 24  # of a client; about five seconds of them
 _logger = logging.getLogger(__name__)
 
 
 class Watcher:
-    """One of them: its events in order, then None."""
+    """A client of the feed: its events in order, then None."""
 
     def __init__(self) -> None:
         self.events: asyncio.Queue[bytes | None] = asyncio.Queue()
-        self.gone = False  # it was let go, or there is nothing more to say
+        self._ended = False
 
     def put(self, event: bytes) -> None:
-        """Add an event; a watcher that has not taken its events for seconds is let go instead."""
-        if self.events.qsize() >= WAITING_EVENTS:
+        """Add an event; a client with too many waiting events is disconnected instead."""
+        if self.events.qsize() >= MAX_WAITING_EVENTS:
             self.end()
-        elif not self.gone:
+        elif not self._ended:
             self.events.put_nowait(event)
 
     def end(self) -> None:
-        if not self.gone:
-            self.gone = True
+        if not self._ended:
+            self._ended = True
             self.events.put_nowait(None)
 
 
-class Watchers:
-    """All of them, from one event loop. There are at most `MOST_WATCHERS`."""
-
-    def __init__(self) -> None:
-        self._all: set[Watcher] = set()
-
-    def __len__(self) -> int:
-        return len(self._all)
-
-    @contextmanager
-    def one_more(self) -> Iterator[Watcher]:
-        """A watcher for as long as the context lasts. Raises OverloadedError if there are as many as there may be."""
-        if len(self._all) >= MOST_WATCHERS:
-            raise OverloadedError(f"{MOST_WATCHERS} clients watch already; close a page, or poll /live/snapshot")
-        watcher = Watcher()
-        self._all.add(watcher)
-        try:
-            yield watcher
-        finally:
-            self._all.discard(watcher)
-
-    def tell(self, event: bytes) -> None:
-        for watcher in self._all:
-            watcher.put(event)
-
-    def end(self) -> None:
-        for watcher in self._all:
-            watcher.end()
-
-
-class LiveDesk:
-    """Reads the feed for all who watch, on the event loop. `facts` are what a page says of the server itself."""
+class LiveFeedHub:
+    """Reads the feed for all clients, on the event loop. `facts` are about the server."""
 
     ticks_per_second, beat_seconds, slow_seconds = TICKS_PER_SECOND, BEAT_SECONDS, SLOW_SECONDS
 
-    def __init__(self, feed: LiveFeed, service: Service, facts: Mapping[str, Any]) -> None:
-        self._feed = feed
+    def __init__(self, feed: LiveFeed, service: Generation, facts: Mapping[str, Any]) -> None:
+        self.feed = feed
         self._service = service
         self._facts = facts
-        self.watchers = Watchers()
-        self._told = 0.0
-        self._last_load: dict[str, Any] = {}
+        self._watchers: set[Watcher] = set()
+        self._last_event = 0.0
+        self._last_state: object = None  # that clients were sent
+        # The loop's own threads may all be busy for seconds, with policies that wait for a round or long texts.
+        self._thread = ThreadPoolExecutor(1, "adaptspec-live")
+        self._failed = False
+
+    @property
+    def num_watchers(self) -> int:
+        return len(self._watchers)
 
     async def run(self) -> None:
-        """Read for ever. What goes wrong in one reading must not end the next."""
+        """Read for ever. An error in one reading must not end the next."""
         while True:
             await asyncio.sleep(1.0 / self.ticks_per_second)
-            self._feed.following = bool(self.watchers)
-            if not self.watchers:
+            self.feed.following = bool(self._watchers)
+            if not self._watchers:
                 continue
             try:
-                await self.settle()
+                await self.flush()
                 self.tick()
             except Exception:
-                _logger.exception("The live feed could not be read; it goes on with the next second")
+                _logger.exception("The live feed could not be read; it goes on with the next reading")
 
-    async def settle(self) -> None:
-        """Have the feed take in what came so far: milliseconds, which the event loop is spared."""
-        await asyncio.to_thread(self._feed.settle)
+    async def flush(self) -> None:
+        """Have the feed take in what came so far: milliseconds that the event loop is spared."""
+        await asyncio.get_running_loop().run_in_executor(self._thread, self.feed.flush)
+
+    async def with_speedup(self, completion: Completion) -> Completion:
+        """A completion with the speed-up of its request, which the page and traces show as well.
+
+        If telemetry fails or takes longer than `SPEEDUP_SECONDS`, the figure is left out; the answer never waits.
+        """
+        future = asyncio.get_running_loop().run_in_executor(self._thread, self._speedup, completion.request_id)
+        await asyncio.wait({future}, timeout=SPEEDUP_SECONDS)
+        if not future.done():
+            future.cancel()
+            return completion
+        gain = future.result()
+        if gain is None:
+            return completion
+        return replace(completion, stats=replace(completion.stats, speedup=round(gain.value, 3)))
+
+    def _speedup(self, request_id: str) -> Estimate | None:
+        try:
+            self.feed.flush_events(SPEEDUP_SECONDS)
+            return self.feed.speedup(request_id)
+        except Exception:
+            if not self._failed:
+                self._failed = True
+                _logger.exception("The speed-up of an answer could not be estimated; later failures are not logged")
+            return None
+
+    def close(self) -> None:
+        """End its thread. What still runs there is not waited for."""
+        self._thread.shutdown(wait=False, cancel_futures=True)
 
     def tick(self) -> None:
-        """Read once, and tell all who watch what is new."""
-        changes, load, now = self._feed.changes(), self._load(), time.time()
-        if not changes.empty or load != self._last_load:
-            self.watchers.tell(event("update", {"now": round(now, 3), "load": load, **vars(changes)}))
-            self._told, self._last_load = now, load
-        elif now - self._told >= self.beat_seconds:
-            self.watchers.tell(event("beat", {"now": round(now, 3)}))
-            self._told = now
+        """Read once, and send all clients what is new."""
+        changes, load, now = self.feed.changes(), self._load(), time.time()
+        state = load, changes.summary  # without an event, too, the summary changes: seconds go out of it
+        if not changes.empty or state != self._last_state:
+            self._send("update", {"now": round(now, 3), "load": load, **vars(changes)})
+            self._last_event, self._last_state = now, state
+        elif now - self._last_event >= self.beat_seconds:
+            self._send("beat", {"now": round(now, 3)})
+            self._last_event = now
 
-    def opening(self) -> dict[str, Any]:
-        """A snapshot from which updates go on: who watches already is told first what it has that they have not."""
-        with self._feed.lock:
+    @contextmanager
+    def subscribe(self) -> Iterator[Watcher]:
+        """A client of the feed, whose first event is a snapshot. Raises OverloadedError: there are too many clients."""
+        if len(self._watchers) >= MAX_WATCHERS:
+            raise OverloadedError(f"{MAX_WATCHERS} clients watch already; close a page, or poll /live/snapshot")
+        watcher = Watcher()
+        # Nothing is awaited in here: an event in between would be in neither the snapshot nor the updates. The other
+        # clients first get what the snapshot has and they do not.
+        with self.feed.lock:
             self.tick()
-            self._feed.following = True
-            return self.snapshot()
+            self.feed.following = True
+            watcher.put(event("snapshot", self.snapshot()))
+            self._watchers.add(watcher)
+        try:
+            yield watcher
+        finally:
+            self._watchers.discard(watcher)
 
     def snapshot(self) -> dict[str, Any]:
         service, target = self._service, self._service.engine.target
@@ -144,69 +168,95 @@ class LiveDesk:
                 "default_policy": service.engine.default_policy,
                 **self._facts,
             },
-            "reasons": [{"code": r.value, "name": r.name.lower(), "words": words} for r, words in REASON_WORDS.items()],
-            "columns": dict(COLUMNS),
+            "reasons": [{"code": r.value, "name": r.label, "words": words} for r, words in REASON_WORDS.items()],
+            "columns": {"round": STRIP_COLUMNS},
             "load": self._load(),
-            **self._feed.snapshot(),
+            **self.feed.snapshot(),
         }
+
+    def end(self) -> None:
+        """End the streams of all clients."""
+        for watcher in self._watchers:
+            watcher.end()
+
+    def _send(self, name: str, body: Mapping[str, Any]) -> None:
+        encoded = event(name, body)
+        for watcher in self._watchers:
+            watcher.put(encoded)
 
     def _load(self) -> dict[str, Any]:
         return {"status": self._service.state, **self._service.load}
 
 
-LIVE = web.AppKey("live", LiveDesk)
+LIVE = web.AppKey("live", LiveFeedHub)
 
 
 def add_live(app: web.Application, feed: LiveFeed, facts: Mapping[str, Any]) -> None:
     """Add the routes of a feed; it is read from the app's start to its end."""
-    app[LIVE] = LiveDesk(feed, app[SERVICE], facts)
+    app[LIVE] = LiveFeedHub(feed, app[GENERATION], facts)
+    app[GENERATION].with_speedup = app[LIVE].with_speedup
     app.cleanup_ctx.append(_reading)
     app.on_shutdown.append(_end)
-    add_operations(app, (snapshot, events))
+    add_operations(app, (snapshot, events, request))
 
 
-@Operation("get", "/live/snapshot", answer=LiveSnapshot)
+@Operation("get", "/live/snapshot")
 async def snapshot(http: web.Request) -> web.Response:
     """What happened lately and happens now.
 
     Never text of a request.
     """
-    await http.app[LIVE].settle()
-    return web.json_response(http.app[LIVE].snapshot(), headers={"Cache-Control": "no-store"})
+    await http.app[LIVE].flush()
+    return _json(http.app[LIVE].snapshot())
+
+
+@Operation("get", "/live/requests/{id}", refused=(404,))
+async def request(http: web.Request) -> web.Response:
+    """One request that runs or ended lately: in a sentence, by phase and by round.
+
+    Never its text.
+    """
+    hub, name, now = http.app[LIVE], http.match_info["id"], time.time()
+    await hub.flush()
+    found = hub.feed.request(name, now)
+    if found is None:
+        message = (
+            f"request {quoted(name)} neither runs nor is among the last {ENDED_REQUESTS} that ended; GET "
+            "/live/snapshot lists them"
+        )
+        raise RefusedError(404, "request_not_found", message)
+    return _json({"now": round(now, 3), **found})
 
 
 @Operation("get", "/live/events", streams=True, refused=(429,))
 async def events(http: web.Request) -> web.StreamResponse:
-    """The same, and what follows as it happens.
+    """The snapshot, and what follows as it happens.
 
     Server-sent events without an end. The first is `snapshot`, the answer of GET /live/snapshot; `update` follows
-    where something has happened, with `now`, `load`, the `seconds` that differ, requests that `started` and
-    `finished`, new `rounds` by request, `earnings` and `missed_rounds`; `beat`, with `now`, where nothing has.
+    where something has happened, with `now`, `load`, `summary`, the `seconds` that changed, requests that `started`
+    and `finished`, new `rounds` and figures of `running` requests, by id; `beat`, with `now`, where nothing has.
     """
-    desk = http.app[LIVE]
-    await desk.settle()
-    opening = event("snapshot", desk.opening())
-    # Nothing may be awaited between the snapshot and here: what happens then would be in neither.
-    with desk.watchers.one_more() as watcher:
+    hub = http.app[LIVE]
+    await hub.flush()
+    with hub.subscribe() as watcher:
         response = web.StreamResponse(headers=sse.HEADERS)
         await response.prepare(http)
         try:
-            await _write(response, opening, desk.slow_seconds)
             while (waiting := await watcher.events.get()) is not None:
-                await _write(response, waiting, desk.slow_seconds)
+                await asyncio.wait_for(response.write(waiting), hub.slow_seconds)
         except asyncio.TimeoutError:
             if http.transport is not None:
-                http.transport.abort()  # it would take no farewell either
+                http.transport.abort()  # the client would not read a farewell either
     return response
 
 
-async def _write(response: web.StreamResponse, data: bytes, seconds: float) -> None:
-    await asyncio.wait_for(response.write(data), seconds)
-
-
 def event(name: str, body: Mapping[str, Any]) -> bytes:
-    """One event of the feed, which browsers read: they know no NaN."""
+    """One event of the feed. Browsers know no NaN in JSON."""
     return sse.event(body, name, allow_nan=False)
+
+
+def _json(body: Mapping[str, Any]) -> web.Response:
+    return web.json_response(body, headers={"Cache-Control": "no-store"})
 
 
 async def _reading(app: web.Application) -> AsyncGenerator[None, None]:
@@ -215,7 +265,8 @@ async def _reading(app: web.Application) -> AsyncGenerator[None, None]:
     task.cancel()
     with suppress(asyncio.CancelledError):
         await task
+    app[LIVE].close()
 
 
 async def _end(app: web.Application) -> None:
-    app[LIVE].watchers.end()
+    app[LIVE].end()

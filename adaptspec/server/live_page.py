@@ -6,7 +6,6 @@ What the page shows comes from other routes, and needs their keys: the files hol
 from __future__ import annotations
 
 import hashlib
-from dataclasses import replace
 from pathlib import Path
 
 from aiohttp import web
@@ -36,9 +35,9 @@ _FILES = web.AppKey("page_files", dict[str, tuple[bytes, dict[str, str]]])
 
 
 def add_page(app: web.Application) -> None:
-    """Add the page at `/` and `/dashboard`; it asks for its own files at `/page/NAME`."""
+    """Add the page at `/`; it asks for its own files at `/page/NAME`."""
     app[_FILES] = {path.name: _read(path) for path in FOLDER.iterdir() if path.suffix in _TYPES}
-    add_operations(app, (index, replace(index, path="/dashboard"), file))
+    add_operations(app, (index, file))
 
 
 @Operation("get", "/", plain=("text/html",), cached=True)

@@ -1,1 +1,1 @@
-"""One store of requests and rounds, and all that reads it: metrics, earnings, live feed, journal and traces."""
+"""One event stream of an engine, and its sinks: request log, metrics, live feed, journal and traces."""

@@ -1,6 +1,6 @@
-"""The journal: what was decided and observed, round by round, as JSON lines in files of bounded size.
+"""The journal: decisions and outcomes, round by round, as JSON lines in files of bounded size.
 
-Never writes text or token ids.
+It has no text and no token ids.
 """
 
 from __future__ import annotations
@@ -10,26 +10,28 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
+from adaptspec import journal
 from adaptspec.errors import JournalError
 from adaptspec.files import open_file
-from adaptspec.journal import Entry, JournalHeader, LinesDropped, RequestFinished, RequestStarted, to_line
-from adaptspec.request import Request
-from adaptspec.results import Completion
-from adaptspec.telemetry.bounded_queue import BoundedQueue
-from adaptspec.telemetry.request_store import Batch, Event, Finished, RequestStore, RoundEnded, Started
+from adaptspec.journal import JournalHeader, LinesDropped, to_line
+from adaptspec.telemetry.events import Event, EventBatch, Note, RequestFinished, RequestStarted, RoundEnded
+from adaptspec.telemetry.metrics import Metrics
+from adaptspec.telemetry.stream import BackgroundSink, EventStream
 
 _log = logging.getLogger(__name__)
+MAX_BYTES, MAX_FILES = 64 * 2**20, 4
+_CHUNK = 256  # lines that are written at once
 
 
-class RotatedFile:
+class RotatingFile:
     """Whole lines in `path`; when it is full it becomes `path`.1, and what was that `path`.2, up to `files` in all.
 
     Each file begins with the header, once there is one. Not thread-safe.
     """
 
-    def __init__(self, path: Path, max_bytes: int, files: int) -> None:
+    def __init__(self, path: Path, max_bytes: int = MAX_BYTES, files: int = MAX_FILES) -> None:
         """Raises JournalError: the file cannot be written."""
-        self._path = path
+        self.path = path
         self._max_bytes = max_bytes
         self._files = files
         self._header = b""
@@ -42,48 +44,48 @@ class RotatedFile:
             ) from error
 
     def begin(self, header: bytes) -> None:
-        """Write the header here, and at the beginning of every file to come. Raises OSError."""
+        """Write the header now and at the beginning of every later file. Raises OSError."""
         self._header = header
         self._append(header)
 
     def write(self, lines: bytes) -> None:
         """Append lines, all or none of them. Raises OSError."""
-        self._follow()
+        self._reopen_if_moved()
         if self._size and self._size + len(lines) > self._max_bytes:
             self._rotate()
-            self._follow()
+            self._reopen_if_moved()
         self._append(lines)
 
-    def _follow(self) -> None:
-        """Go on in a new file where ours has been moved, removed or emptied, as logrotate does."""
+    def close(self) -> None:
         if self._descriptor >= 0:
-            ours = os.fstat(self._descriptor)
+            os.close(self._descriptor)
+        self._descriptor = -1  # the system may give the number to another file, which must not be written to
+
+    def _reopen_if_moved(self) -> None:
+        """Continue in a new file if logrotate has moved, removed or emptied this one."""
+        if self._descriptor >= 0:
+            opened = os.fstat(self._descriptor)
             try:
-                kept = os.path.samestat(ours, self._path.stat())
+                same = os.path.samestat(opened, self.path.stat())
             except FileNotFoundError:
-                kept = False
-            if kept:
-                self._size = ours.st_size
+                same = False
+            if same:
+                self._size = opened.st_size
             else:
-                _log.info("%s was moved or removed; the journal goes on in a new file of that name", self._path)
+                _log.info("%s was moved or removed; the journal continues in a new file of that name", self.path)
                 self.close()
         if self._descriptor < 0:
             self._descriptor = self._open()
         if not self._size:
             self._append(self._header)
 
-    def close(self) -> None:
-        if self._descriptor >= 0:
-            os.close(self._descriptor)
-        self._descriptor = -1  # a number that the system may give to another file must not be written to
-
     def _open(self) -> int:
-        descriptor = open_file(self._path, os.O_RDWR | os.O_CREAT | os.O_APPEND)
+        descriptor = open_file(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND)
         self._size = os.fstat(descriptor).st_size
-        self._cut(descriptor)
+        self._remove_half_line(descriptor)
         return descriptor
 
-    def _cut(self, descriptor: int) -> None:
+    def _remove_half_line(self, descriptor: int) -> None:
         """Remove a line that a crash has left unfinished, so that the next one does not run into it."""
         end = self._size
         while end:
@@ -103,7 +105,7 @@ class RotatedFile:
             while left:
                 left = left[os.write(self._descriptor, left) :]
         except OSError:
-            # The disk is full: what of it was written must not become half a line.
+            # The disk is full: the written part must not become half a line.
             os.ftruncate(self._descriptor, self._size)
             raise
         self._size += len(data)
@@ -111,119 +113,107 @@ class RotatedFile:
     def _rotate(self) -> None:
         self.close()
         for number in range(self._files - 1, 0, -1):
-            older = self._path if number == 1 else self._path.with_name(f"{self._path.name}.{number - 1}")
+            older = self.path if number == 1 else self.path.with_name(f"{self.path.name}.{number - 1}")
             if older.exists():
-                os.replace(older, self._path.with_name(f"{self._path.name}.{number}"))
+                os.replace(older, self.path.with_name(f"{self.path.name}.{number}"))
         if self._files == 1:
-            self._path.unlink()
+            self.path.unlink()
 
 
-class Journal:
-    """Writes down everything that the store says. What was dropped, or the disk did not take, is counted and said.
+class JournalWriter:
+    """A `Sink` that writes requests and rounds to a file.
 
-    On a thread of its own: a disk that hangs holds up nobody else.
+    `lost` lines could not be written: the disk was full, or the folder gone. The file says where lines are missing.
     """
 
-    _CHUNK = 256  # entries made into lines at once
-
-    def __init__(
-        self,
-        store: RequestStore,
-        path: Path,
-        *,
-        max_bytes: int = 64 * 2**20,
-        files: int = 4,
-        limit: int = 20_000,
-        pause: float = 0.25,
-        file: RotatedFile | None = None,
-    ) -> None:
-        """`limit` entries wait at most, for `pause` seconds; `file` is written in place of one at `path`.
-
-        Raises JournalError: the file cannot be written.
-        """
-        self._file = file or RotatedFile(path, max_bytes, files)
-        self._path = path
-        self._store = store
-        self._queue = BoundedQueue[Entry]("journal", self._write, limit=limit, pause=pause)
-        self._lost = self._told = 0
+    def __init__(self, file: RotatingFile) -> None:
+        self._file = file
+        self._dropped = 0  # before they came here
+        self._recorded = 0  # missing lines that the file has on record
         self._failing = False
-        store.writes(self._take)
-
-    @property
-    def dropped(self) -> int:
-        return self._store.missing(self._take) + self._queue.dropped + self._lost
+        self.lost = 0
 
     def begin(self, header: JournalHeader) -> None:
-        """Say what the engine runs on, before the store starts."""
+        """Write what the engine runs on, before the first batch. Raises JournalError: the file cannot be written."""
         try:
-            self._file.begin(_bytes([header]))
+            self._file.begin(_encoded([header]))
         except OSError as error:
-            raise JournalError(f"--journal {self._path}: cannot be written ({error.strerror})") from error
-        self._queue.start()
+            raise JournalError(f"--journal {self._file.path}: cannot be written ({error.strerror})") from error
 
-    def settle(self) -> None:
-        """Have everything written that the store has said so far."""
-        self._queue.work()
+    def handle(self, batch: EventBatch) -> None:
+        self._dropped = batch.dropped
+        entries = [entry for event in batch.events if (entry := _entry(event)) is not None]
+        for start in range(0, len(entries), _CHUNK):
+            self._write(entries[start : start + _CHUNK])
 
-    def close(self) -> None:
-        """After the store's own end."""
-        self._queue.close()
-        if self.dropped:
-            _log.warning("%d lines of %s were dropped in all", self.dropped, self._path)
+    def close(self, timeout: float) -> None:  # noqa: ARG002 (a write does not wait)
+        if missing := self._dropped + self.lost:
+            _log.warning("%d lines of %s were not written in all", missing, self._file.path)
         self._file.close()
 
-    def _take(self, batch: Batch) -> None:
-        for event in batch.events:
-            entry = _entry(event)
-            if entry is not None:
-                self._queue.put(entry)
-
-    def _write(self, entries: Sequence[Entry]) -> None:
-        for begin in range(0, len(entries), self._CHUNK):
-            chunk = entries[begin : begin + self._CHUNK]
-            missing = self.dropped - self._told
-            try:
-                self._file.write(_bytes([LinesDropped(missing), *chunk] if missing else chunk))
-            except (OSError, ValueError) as error:
-                self._lost += len(chunk)
-                if not self._failing:
-                    _log.warning("%s cannot be written (%s); lines are dropped until it can", self._path, error)
-                self._failing = True
-            else:
-                self._told += missing
-                self._failing = False
+    def _write(self, entries: Sequence[journal.Entry]) -> None:
+        missing = self._dropped + self.lost - self._recorded
+        try:
+            self._file.write(_encoded([LinesDropped(missing), *entries] if missing else entries))
+        except (OSError, ValueError) as error:
+            self.lost += len(entries)
+            if not self._failing:
+                _log.warning("%s cannot be written (%s); lines are dropped until it can", self._file.path, error)
+            self._failing = True
+        else:
+            self._recorded += missing
+            self._failing = False
 
 
-def _bytes(entries: Sequence[Entry]) -> bytes:
+def open_journal(path: Path, stream: EventStream, metrics: Metrics) -> JournalWriter:
+    """Have a stream's events written to a file, on a thread of its own: a disk that hangs delays nothing else.
+
+    Raises JournalError: the file cannot be written.
+    """
+    writer = JournalWriter(RotatingFile(path))
+    background = BackgroundSink("journal", writer, events=(RequestStarted, RoundEnded, RequestFinished))
+    stream.add(background)
+    metrics.watch_count(
+        "adaptspec_journal_dropped_lines",
+        "Lines of the journal that were not written",
+        lambda: stream.lost(background) + background.dropped + writer.lost,
+    )
+    return writer
+
+
+def _encoded(entries: Sequence[journal.Entry]) -> bytes:
     return "".join(to_line(entry) + "\n" for entry in entries).encode()
 
 
-def _entry(event: Event) -> Entry | None:
-    if isinstance(event, RoundEnded):
-        return event.round
-    if isinstance(event, Started):
-        return _started(event.record.request)
-    if isinstance(event, Finished) and event.record.completion is not None:
-        return _finished(event.record.completion)
-    return None
+def _entry(event: Event) -> journal.Entry | None:
+    match event:
+        case RoundEnded():
+            return event.record
+        case RequestStarted():
+            return _started(event)
+        case RequestFinished():
+            return _finished(event)
+        case Note():
+            return None
 
 
-def _started(request: Request) -> RequestStarted:
-    wishes = request.speculation
-    return RequestStarted(
+def _started(event: RequestStarted) -> journal.RequestStarted:
+    request, speculation = event.request, event.request.speculation
+    return journal.RequestStarted(
         id=request.id,
-        policy=wishes.policy,
-        task=wishes.task,
+        policy=speculation.policy,
+        task=speculation.task,
         prompt_tokens=len(request.prompt),
         max_tokens=request.sampling.max_tokens,
-        max_depth=wishes.max_depth,
+        max_depth=speculation.max_depth,
         temperature=request.sampling.temperature,
     )
 
 
-def _finished(completion: Completion) -> RequestFinished:
+def _finished(event: RequestFinished) -> journal.RequestFinished:
+    completion = event.completion
     stats, timings = completion.stats, completion.timings
-    return RequestFinished(
+    return journal.RequestFinished(
         id=completion.request_id,
         policy=stats.policy,
         finish=completion.finish.value,

@@ -1,107 +1,58 @@
-"""The live feed: what the engine did in the last minutes and does now, second by second, for whoever looks.
+"""The live feed: what the engine did in the last minutes and does now, as plain data for the page and `adaptspec top`.
 
-Nothing of it is text of a prompt or an answer.
+The JSON has no text of a prompt or an answer and no NaN. Fields are only ever added.
 """
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections import defaultdict, deque
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from math import isnan
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
 
-from adaptspec.arrays import FloatArray, IntArray
 from adaptspec.control.tasks import OTHER
 from adaptspec.decision import Reason
-from adaptspec.rounds import RoundRecord
-from adaptspec.telemetry.earnings import EarningsSnapshot
-from adaptspec.telemetry.live_schema import Bar, DrafterSums
-from adaptspec.telemetry.request_record import RequestRecord, bars_of
-from adaptspec.telemetry.request_store import Batch, Finished, RequestStore, RoundEnded, Started
-from adaptspec.telemetry.totals import Totals, by_proposer, gathered, tallied
+from adaptspec.telemetry.events import EventBatch, RequestFinished, RequestStarted, RoundEnded
+from adaptspec.telemetry.requests import LoggedRequest, RequestLog, RequestRound, Values, request_rounds
+from adaptspec.telemetry.speedup import Estimate
+from adaptspec.telemetry.stream import FLUSH_SECONDS, EventStream
+from adaptspec.telemetry.summary import Json, Window, by_drafter, counts, estimate, sentence, speeds, summarize
 
 HISTORY_SECONDS = 300
+RECENT_SECONDS = 30  # of the summary
 STRIP_ROUNDS = 120  # of one request
-WAITING_ROUNDS = 4096  # until they are asked for; no engine runs this many between two updates
+WAITING_ROUNDS = 4096  # until `changes` is called; no engine runs this many between two calls
+STRIP_COLUMNS = ("number", "depth", "drafted", "accepted", "emitted", "drafter", "reason", "entropy")
+_strip = itemgetter(*map(RequestRound._fields.index, STRIP_COLUMNS))
 
 
 @dataclass
 class Second:
-    """Sums over the rounds that ended and the requests that finished in one second, `at` seconds since 1970.
-
-    Only what was emitted counts as accepted; the first token of an answer, which comes with its prompt, is in no sum.
-    Entropy is that of drafts, in nats.
-    """
+    """One second, `at` seconds since 1970; `json` is its serialized form, None after a change."""
 
     at: int
-    totals: Totals = field(default_factory=Totals)
-    ended: int = 0  # requests
-    off: IntArray = field(default_factory=lambda: np.zeros(1 + max(Reason), dtype=np.int64))  # depth 0, by reason
-    drafters: IntArray = field(default_factory=lambda: np.zeros((0, len(DrafterSums._fields)), dtype=np.int64))
-    tasks: dict[str, FloatArray] = field(default_factory=dict)  # by columns of TaskSums
-    compared: list[float] | None = None  # by columns of Compared; None: nothing was estimated
-
-    def add(self, rounds: Sequence[RoundEnded]) -> None:
-        records = [one.round for one in rounds]
-        depths, drafter, drafted, emitted = (
-            gathered(records, name) for name in ("depths", "drafter", "drafted", "emitted")
-        )
-        accepted = np.minimum(gathered(records, "accepted"), emitted)
-        self.totals = self.totals.plus(records)
-        self.off = tallied(self.off, gathered(records, "reasons")[depths == 0])
-        used = drafted > 0
-        unseen = max(0, int(drafter[used].max(initial=-1)) + 1 - len(self.drafters))
-        self.drafters = np.pad(self.drafters, ((0, unseen), (0, 0)))
-        np.add.at(self.drafters[:, :3], drafter[used], np.stack((used, drafted, accepted), axis=1)[used])
-        proposers = np.stack(by_proposer(records, len(self.drafters)), axis=1)
-        self.drafters = np.pad(self.drafters, ((0, len(proposers) - len(self.drafters)), (0, 0)))
-        self.drafters[:, 3:] += proposers
-        nodes = gathered(records, "nodes")
-        sums = (np.ones(len(depths)), used, drafted, accepted, emitted, *_entropies(records), nodes)
-        tasks = [_task(one) for each in rounds for one in each.requests]
-        known = {name: i for i, name in enumerate(dict.fromkeys(tasks))}
-        which = np.array([known[name] for name in tasks], dtype=np.int64)
-        told = np.stack([np.bincount(which, column, minlength=len(known)) for column in sums], axis=1)
-        for name, more in zip(known, told, strict=True):
-            self.tasks[name] = self.tasks.get(name, 0.0) + more
-
-    def compare(self, more: Sequence[float]) -> None:
-        self.compared = [round(a + b, 6) for a, b in zip(self.compared or [0.0] * len(more), more, strict=True)]
-
-    def to_json(self) -> dict[str, Any]:
-        totals = self.totals
-        return {
-            "at": self.at,
-            "rounds": totals.rounds,
-            "rows": int(totals.depths.sum()),
-            "emitted": totals.emitted,
-            "drafted": totals.drafted_tokens,
-            "accepted": totals.accepted_tokens,
-            "nodes": totals.nodes,
-            "prefill_tokens": totals.prefill_tokens,
-            "busy": round(totals.total_seconds, 6),
-            "ended": self.ended,
-            **{name: getattr(totals, name).tolist() for name in ("depths", "reasons")},
-            **{name: getattr(self, name).tolist() for name in ("off", "drafters")},
-            "tasks": {name: np.round(sums, 4).tolist() for name, sums in self.tasks.items()},
-            "compared": self.compared,
-        }
+    window: Window = field(default_factory=Window)
+    json: Json | None = None
 
 
 @dataclass
 class Changes:
-    """What has happened since the last time: seconds that differ now, requests that came and went, rounds by request.
+    """What happened since the last call: seconds that changed, requests that came and went, new rounds by request.
 
-    A second that is told again replaces what was said of it.
+    A second replaces the one of the same `at`. `running` has new figures of requests that got rounds.
     """
 
-    seconds: list[dict[str, Any]]
-    started: list[dict[str, Any]]
-    finished: list[dict[str, Any]]
-    rounds: dict[str, list[Bar]]
-    earnings: dict[str, Any]
+    summary: Json
+    costs_unsure: bool
+    seconds: list[Json]
+    started: list[Json]
+    finished: list[Json]
+    rounds: dict[str, list[list[Any]]]
+    running: dict[str, Json]
     missed_rounds: int
 
     @property
@@ -110,118 +61,280 @@ class Changes:
 
 
 class LiveFeed:
-    """Sums of the last minutes, and what is new in them. May be asked from any thread.
+    """A `Sink` with sums of the last minutes and what is new in them. Any thread may read it.
 
-    What is new is kept only while `following`, and then to be asked for some times a second.
+    New rounds are collected only while `following`; `changes` is then to be called some times a second.
     """
 
-    def __init__(self, store: RequestStore, earnings: Callable[[], EarningsSnapshot] = EarningsSnapshot) -> None:
-        self._store = store
-        self.lock = store.lock
-        self._earnings = earnings
-        self._told_earnings = EarningsSnapshot()
+    def __init__(self, stream: EventStream, log: RequestLog) -> None:
+        """`log` is a sink of the same stream, before this one."""
+        self._stream = stream
+        self._log = log
+        self._total = Window()
         self._seconds: deque[Second] = deque(maxlen=HISTORY_SECONDS)
-        self._forget()
-        self._clock = 0.0
+        self._ended: deque[Json] = deque(maxlen=log.ended.maxlen)
+        self._wall_offset = 0.0
         self._missed = 0
+        self.lock = stream.lock
         self.following = False
-        store.counts(self._take)
-
-    @property
-    def missed(self) -> int:
-        """Rounds that came too fast, and are in no sum."""
-        return self._store.missed_rounds + self._missed
-
-    def settle(self) -> None:
-        """Have all that came so far taken in; may take as long as that takes."""
-        self._store.settle()
-
-    def changes(self) -> Changes:
-        with self.lock:
-            seconds = [second.to_json() for second in self._changed.values()]
-            earnings = self._earnings().to_json()
-            told = Changes(seconds, self._came, self._went, bars_of(self._rounds), earnings, self.missed)
-            self._forget()
-            return told
+        self._forget()
 
     def _forget(self) -> None:
-        """What is new from here on."""
         self._changed: dict[int, Second] = {}
-        self._came: list[dict[str, Any]] = []
-        self._went: list[dict[str, Any]] = []
-        self._rounds: list[RoundRecord] = []
+        self._started: list[Json] = []
+        self._finished: list[Json] = []
+        self._rounds: list[RoundEnded] = []
 
-    def snapshot(self) -> dict[str, Any]:
+    @property
+    def missed_rounds(self) -> int:
+        """Rounds that came too fast and are in no figure, or in no strip."""
+        return self._stream.missed_rounds + self._missed
+
+    def flush(self) -> None:
+        """Take in all that came so far. Computes for milliseconds, so it is not for an event loop."""
+        self.flush_events()
         with self.lock:
-            bars = bars_of(self._store.rounds)
+            for second in self._seconds:
+                self._json(second)
 
-            def strip(told: dict[str, Any]) -> dict[str, Any]:
-                return told | {"rounds": bars.get(told["id"], [])[-STRIP_ROUNDS:]}
+    def flush_events(self, timeout: float = FLUSH_SECONDS) -> None:
+        """Take in all that came so far; given up after `timeout` seconds."""
+        self._stream.flush(timeout)
 
-            return {
-                "seconds": [second.to_json() for second in self._seconds],
-                "running": [strip(one.running(self._clock)) for one in self._store.running.values()],
-                "recent": [strip(one) for one in self._store.recent],
-                "earnings": self._earnings().to_json(),
-                "missed_rounds": self.missed,
-            }
+    def speedup(self, request_id: str) -> Estimate | None:
+        """How much faster than plain decoding a running or recent request was, as of the last flush."""
+        with self.lock:
+            logged = self._log.find(request_id)
+            return None if logged is None else self._log.speedup(logged)
 
-    def _take(self, batch: Batch) -> None:
-        self._clock = batch.clock
-        rounds: defaultdict[int, list[RoundEnded]] = defaultdict(list)
-        ended: Counter[int] = Counter()
-        for event in batch.events:
-            at = int(event.when + batch.clock)
-            if isinstance(event, RoundEnded):
-                rounds[at].append(event)
-            elif isinstance(event, Finished):
-                ended[at] += 1
-        for at in sorted(rounds.keys() | ended.keys()):
-            second = self._second(at)
-            second.ended += ended[at]
-            if rounds[at]:
-                second.add(rounds[at])
-        self._compare()
-        if self.following:
-            self._keep(batch)
-        else:
+    def handle(self, batch: EventBatch) -> None:
+        self._wall_offset = batch.wall_offset
+        times = [int(event.when + batch.wall_offset) for event in batch.events]
+        finished: defaultdict[int, int] = defaultdict(int)
+        for at, event in zip(times, batch.events, strict=True):
+            if isinstance(event, RequestFinished):
+                finished[at] += 1
+        rounds = [int(one.when + batch.wall_offset) for one in batch.rounds]
+        windows = dict(_windows(rounds, batch, self._log))
+        for at in sorted(windows.keys() | finished.keys()):
+            second, window = self._second(at), windows.get(at)
+            if window is not None:
+                second.window += window
+                self._total += window
+            if finished[at]:
+                second.window = replace(second.window, finished=second.window.finished + finished[at])
+                self._total = replace(self._total, finished=self._total.finished + finished[at])
+            second.json = None
+        self._add_requests(batch)
+        if not self.following:
             self._forget()
 
-    def _keep(self, batch: Batch) -> None:
-        for event in batch.events:
-            if isinstance(event, Started):
-                self._came.append(event.record.card() | {"admitted": round(event.when + batch.clock, 4), "tokens": 0})
-            elif isinstance(event, Finished):
-                self._went.append(event.record.ended(batch.clock))
-        self._rounds += batch.records
-        self._missed += max(0, len(self._rounds) - WAITING_ROUNDS)
-        del self._rounds[WAITING_ROUNDS:]
+    def close(self, timeout: float) -> None:
+        pass
+
+    def changes(self) -> Changes:
+        """What is new since the last call."""
+        with self.lock:
+            rounds = _by_request(self._rounds)
+            changed = Changes(
+                summary=self._summary(),
+                costs_unsure=self._costs_unsure,
+                seconds=[self._json(second) for second in self._changed.values()],
+                started=self._started,
+                finished=self._finished,
+                rounds={name: [_column_values(one) for one in values] for name, values in rounds.items()},
+                running={name: self._figures(self._log.running[name]) for name in rounds if name in self._log.running},
+                missed_rounds=self.missed_rounds,
+            )
+            self._forget()
+            return changed
+
+    def snapshot(self) -> Json:
+        """Everything, as of the last flush."""
+        with self.lock:
+            return {
+                "summary": self._summary(),
+                "costs_unsure": self._costs_unsure,
+                "seconds": [self._json(second) for second in self._seconds],
+                "running": [self._card(one) | {"rounds": _strip_of(one.values)} for one in self._log.running.values()],
+                "recent": list(self._ended),
+                "missed_rounds": self.missed_rounds,
+            }
+
+    def request(self, request_id: str, now: float) -> Json | None:
+        """All that is known of a running or recent request; None: unknown. `now` is in seconds since 1970."""
+        with self.lock:
+            logged = self._log.find(request_id)
+            if logged is None:
+                return None
+            return {
+                "request": self._card(logged) | {"rounds": []},
+                "sentence": sentence(logged),
+                "phases": _phases(logged, self._wall_offset, now),
+                "events": [
+                    {"at": self._wall(one.when), "name": one.name, "detail": one.detail} for one in logged.events()
+                ],
+                "columns": RequestRound._fields,
+                "rounds": [
+                    [_known(value) for value in one._replace(ended=self._wall(one.ended))] for one in logged.rounds
+                ],
+                "omitted_rounds": logged.sums.rows - len(logged.values),
+            }
+
+    @property
+    def _costs_unsure(self) -> bool:
+        return self._stream.costs is not None and self._stream.costs.uncertain
+
+    def _summary(self) -> Json:
+        before = int(self._stream.wall_time) - RECENT_SECONDS
+        recent = [second.window for second in self._seconds if second.at > before]
+        return {
+            "recent": summarize(recent, self._stream.costs, self._stream.drafters),
+            "total": summarize([self._total], self._stream.costs, self._stream.drafters),
+        }
 
     def _second(self, at: int) -> Second:
-        """The sums of a second; where the clock was set back, those of the newest."""
+        """The sums of a second; if the clock was set back, those of the newest one."""
         if not self._seconds or self._seconds[-1].at < at:
             self._seconds.append(Second(at))
-        newest = self._changed[self._seconds[-1].at] = self._seconds[-1]
+        newest = self._seconds[-1]
+        self._changed[newest.at] = newest
         return newest
 
-    def _compare(self) -> None:
-        """Add what is newly estimated to the newest second."""
-        now = self._earnings()
-        more = now.compared_since(self._told_earnings)
-        if any(more) and self._seconds:
-            self._told_earnings = now
-            self._second(self._seconds[-1].at).compare(more)
+    def _json(self, second: Second) -> Json:
+        """A second as plain data; its speed-up stays what it was at the first reading after a change."""
+        if second.json is None:
+            window, sums = second.window, second.window.sums
+            reasons = {reason.label: int(sums.reasons[reason]) for reason in Reason if sums.reasons[reason]}
+            second.json = {
+                "at": second.at,
+                "rounds": sums.rounds,
+                **counts(sums),
+                "prefill_tokens": round(sums.prefill_tokens),
+                "busy": round(sums.seconds, 6),
+                "finished": window.finished,
+                **speeds(sums, self._stream.costs),
+                "depths": {str(depth): int(sums.depths[depth]) for depth in np.flatnonzero(sums.depths)},
+                "reasons": reasons,
+                "tasks": {task: counts(one) for task, one in window.tasks.items()},
+                "drafters": by_drafter(sums, self._stream.drafters),
+            }
+        return second.json
+
+    def _add_requests(self, batch: EventBatch) -> None:
+        for event in batch.events:
+            if isinstance(event, RequestStarted):
+                self._started.append(self._card(LoggedRequest(event.request, event.when)) | {"rounds": []})
+            elif isinstance(event, RequestFinished) and event.logged is not None:
+                card = self._card(event.logged)
+                self._finished.append(card)
+                self._ended.append(card | {"rounds": _strip_of(event.logged.values)})
+        self._rounds += batch.rounds
+        self._missed += max(0, len(self._rounds) - WAITING_ROUNDS) if self.following else 0
+        del self._rounds[WAITING_ROUNDS:]
+
+    def _figures(self, logged: LoggedRequest) -> Json:
+        """Figures of a request that change while it runs."""
+        sums = logged.sums
+        return {
+            "tokens": logged.tokens,
+            **{name: getattr(sums, name) for name in ("drafts", "drafted", "accepted", "nodes")},
+            "speedup": estimate(self._log.speedup(logged)),
+        }
+
+    def _card(self, logged: LoggedRequest) -> Json:
+        """A request without its rounds. What is not known yet is None."""
+        request, completion = logged.request, logged.completion
+        asked = request.speculation
+        card: Json = {
+            "id": request.id,
+            "state": "running" if completion is None else "ended",
+            "task": asked.task,
+            "task_detected": asked.task_detected,
+            "policy": asked.policy,
+            "prompt_tokens": len(request.prompt),
+            "max_tokens": request.sampling.max_tokens,
+            **self._figures(logged),
+            "admitted": self._wall(logged.started),
+            **dict.fromkeys(("arrived", "first_token", "finished", "finish", "cached_tokens")),
+        }
+        if completion is not None:
+            stats, timings = completion.stats, completion.timings
+            card |= {
+                "policy": stats.policy,
+                "finish": completion.finish.value,
+                "cached_tokens": completion.cached_tokens,
+                "drafts": stats.draft_rounds,
+                **{name: getattr(stats, name) for name in ("drafted", "accepted", "nodes")},
+            }
+            for name in ("arrived", "admitted", "first_token", "finished"):
+                when = getattr(timings, name)
+                card[name] = None if when is None else self._wall(when)
+        return card
+
+    def _wall(self, when: float) -> float:
+        return round(when + self._wall_offset, 4)
 
 
-def _task(one: RequestRecord | None) -> str:
-    return OTHER if one is None else one.request.speculation.task or OTHER
+def _windows(times: Sequence[int], batch: EventBatch, log: RequestLog) -> Iterator[tuple[int, Window]]:
+    """Sums of a batch's rounds by second, whole and by task; `times` are the seconds of the rounds."""
+    if not times:
+        return
+    seconds = sorted(set(times))
+    table = batch.table
+    at = np.searchsorted(np.array(seconds), np.array(times))
+    finished = {one.request.id: one.request for one in batch.finished}
+
+    def task_of(request_id: str) -> str:
+        logged = log.running.get(request_id)
+        request = finished.get(request_id) if logged is None else logged.request
+        return (None if request is None else request.speculation.task) or OTHER
+
+    tasks = [task_of(name) for one in batch.rounds for name in one.record.request_ids]
+    names = list(dict.fromkeys(tasks))
+    groups = at[table.round_index] * len(names) + np.array([names.index(task) for task in tasks], dtype=np.int64)
+    by_task = table.by_row(groups, len(seconds) * len(names))
+    for index, (second, sums) in enumerate(zip(seconds, table.by_round(at, len(seconds)), strict=True)):
+        parts = by_task[index * len(names) : (index + 1) * len(names)]
+        yield second, Window(sums, {name: part for name, part in zip(names, parts, strict=True) if part.rows})
 
 
-def _entropies(records: Sequence[RoundRecord]) -> tuple[FloatArray, IntArray]:
-    """Sum and count of what is known of each row's drafts [N]."""
-    flat = np.concatenate([record.entropy.ravel() for record in records])
-    rows = np.arange(sum(len(record.rows) for record in records))
-    widths = np.repeat([record.entropy.shape[1] for record in records], [len(record.rows) for record in records])
-    row, known = np.repeat(rows, widths), ~np.isnan(flat)
-    sums = np.bincount(row[known], flat[known], minlength=len(rows)).astype(np.float64)
-    return sums, np.bincount(row[known], minlength=len(rows))
+def _phases(logged: LoggedRequest, wall_offset: float, now: float) -> list[Json]:
+    """The phases that a request has reached; the last one of a running request lasts until `now`."""
+    if logged.completion is None:
+        starts = [("prefill", logged.started), ("decode", logged.first_round)]
+        end = now - wall_offset
+    else:
+        timings = logged.completion.timings
+        starts = [("queue", timings.arrived), ("prefill", timings.admitted), ("decode", timings.first_token)]
+        end = timings.finished
+    reached = [(name, start) for name, start in starts if start is not None]
+    ends = [*(start for _, start in reached[1:]), end]
+    return [
+        {"name": name, "start": round(start + wall_offset, 4), "seconds": round(max(0.0, stop - start), 6)}
+        for (name, start), stop in zip(reached, ends, strict=True)
+    ]
+
+
+def _by_request(rounds: Sequence[RoundEnded]) -> dict[str, list[Values]]:
+    found: dict[str, list[Values]] = {}
+    for one in rounds:
+        for name, values in zip(one.record.request_ids, request_rounds(one.record, one.when), strict=True):
+            found.setdefault(name, []).append(values)
+    return found
+
+
+def _strip_of(values: Iterable[Values]) -> list[list[Any]]:
+    """The last rounds of a request, in `STRIP_COLUMNS`."""
+    return [_column_values(one) for one in list(values)[-STRIP_ROUNDS:]]
+
+
+def _column_values(values: Values) -> list[Any]:
+    return [_known(value) for value in _strip(values)]
+
+
+def _known(value: float) -> float | None:
+    """A number for JSON: None for NaN, floats rounded to 6 digits."""
+    if isinstance(value, int):
+        return value
+    return None if isnan(value) else round(value, 6)

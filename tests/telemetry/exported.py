@@ -12,12 +12,11 @@ from typing import Any
 import aiohttp
 from prometheus_client.parser import text_string_to_metric_families
 
-from adaptspec.telemetry.otlp_export import PushSettings, TraceLevel, TraceSettings
 from tests.running import Running, config_of, get
 
 Labels = dict[str, set[str]]
 # Also those that rules record: level:metric:operations.
-NAME = re.compile(r"\b(?:[a-z_]+:)?(?:adaptspec|gen_ai)_[a-z0-9_:]+")
+NAME = re.compile(r"\b(?:[a-z_]+:)?adaptspec_[a-z0-9_:]+")
 
 
 REQUESTS: tuple[tuple[str, dict[str, Any]], ...] = (
@@ -26,20 +25,12 @@ REQUESTS: tuple[tuple[str, dict[str, Any]], ...] = (
 )
 
 
-async def exposition(
-    target: Path, draft: Path, folder: Path, collector: str = "http://127.0.0.1:9", *, compat_vllm: bool = False
-) -> str:
+async def exposition(target: Path, draft: Path, folder: Path, collector: str = "http://127.0.0.1:9") -> str:
     """What `/metrics` of a server with everything on shows after two answers. By default its collector does not exist.
 
-    `compat_vllm`: with vLLM's names as well. The server writes `journal.jsonl` and `state/` into the folder.
+    The server writes `journal.jsonl` and `state/` into the folder.
     """
-    config = config_of(target, draft, folder)
-    config = replace(
-        config,
-        compat_vllm=compat_vllm,
-        traces=TraceSettings(TraceLevel.ROUND, endpoint=collector),
-        push=PushSettings(wanted=True, endpoint=collector),
-    )
+    config = replace(config_of(target, draft, folder), otlp_traces_endpoint=collector, trace_level="round")
     server = Running(config)
     url = await server.url()
     async with aiohttp.ClientSession() as session:

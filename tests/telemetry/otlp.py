@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 
@@ -28,7 +27,6 @@ class SeenSpan:
     status: int
     attributes: dict[str, Any]
     events: list[tuple[str, int]]
-    links: list[tuple[str, str]]
     service: str
 
 
@@ -38,7 +36,6 @@ class Collector:
 
     status: int = 200
     spans: list[SeenSpan] = field(default_factory=list)
-    metrics: list[ExportMetricsServiceRequest] = field(default_factory=list)
     requests: int = 0
     stall: threading.Event | None = None
     url: str = ""
@@ -49,9 +46,6 @@ class Collector:
     def take(self, path: str, body: bytes) -> None:
         self.requests += 1
         if self.status != 200:
-            return
-        if path == "/v1/metrics":
-            self.metrics.append(ExportMetricsServiceRequest.FromString(body))
             return
         assert path == "/v1/traces"
         for group in ExportTraceServiceRequest.FromString(body).resource_spans:
@@ -71,7 +65,6 @@ def seen(span: Any, service: str) -> SeenSpan:
         span.status.code,
         plain(span.attributes),
         [(event.name, event.time_unix_nano) for event in span.events],
-        [(link.trace_id.hex(), link.span_id.hex()) for link in span.links],
         service,
     )
 

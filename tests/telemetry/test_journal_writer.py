@@ -25,14 +25,16 @@ from adaptspec.journal import (
     RequestFinished,
     RequestStarted,
     read_entries,
-    read_journal,
 )
 from adaptspec.request import Request, SamplingParams, SpeculationParams
 from adaptspec.results import Completion, FinishReason, SpeculationStats, Timings
 from adaptspec.rounds import RoundRecord
-from adaptspec.telemetry.journal_writer import Journal, RotatedFile
-from adaptspec.telemetry.request_store import RequestStore
+from adaptspec.telemetry.journal_writer import JournalWriter, RotatingFile
+from adaptspec.telemetry.requests import RequestLog
+from adaptspec.telemetry.stream import BackgroundSink, EventStream
 from tests.control.helpers import record, timed
+from tests.records import read_journal
+from tests.telemetry.rounds import started_stream
 
 HEADER = JournalHeader("0.1", {"name": "t"}, "f00d", ["draft-model"], ["goodput"], "goodput", ["code"], {})
 REQUEST = Request(
@@ -51,31 +53,27 @@ COMPLETION = Completion(
 
 
 @dataclass
-class Written:
-    """A journal, and the store that it writes down; nothing is written before somebody asks for it."""
+class Journaled:
+    """A stream with a journal as its sink; nothing is written before `write`."""
 
-    store: RequestStore
-    journal: Journal
+    stream: EventStream
+    writer: JournalWriter
 
     def rounds(self, *numbers: int) -> None:
         for number in numbers:
-            self.store.emit(numbered(number))
+            self.stream.emit(numbered(number))
 
     def write(self) -> None:
-        self.store.settle()
-        self.journal.settle()
+        assert self.stream.flush()
 
     def close(self) -> None:
-        self.store.close()
-        self.journal.close()
+        self.stream.close()
 
 
-def begun(path: Path, *, limit: int = 20_000, pause: float = 3600.0, **how: Any) -> Written:
-    store = RequestStore(limit=limit, pause=pause)
-    journal = Journal(store, path, pause=pause, limit=limit, **how)
-    journal.begin(HEADER)
-    store.start(4)
-    return Written(store, journal)
+def begun(path: Path, *, limit: int = 20_000, **bounds: int) -> Journaled:
+    writer = JournalWriter(RotatingFile(path, **bounds))
+    writer.begin(HEADER)
+    return Journaled(started_stream(writer, limit=limit), writer)
 
 
 def numbered(number: int, rows: int = 2) -> RoundRecord:
@@ -86,9 +84,10 @@ def test_everything_that_happened_is_written_in_order(tmp_path: Path) -> None:
     """Header, requests, rounds; of a request what replay needs, never what it says."""
     path = tmp_path / "deep" / "j.jsonl"
     written = begun(path)
-    written.store.started(REQUEST)
+    written.stream.started(REQUEST)
     written.rounds(0, 1, 2)
-    written.store.finished(REQUEST, COMPLETION)
+    written.stream.note("not for a journal")
+    written.stream.finished(REQUEST, COMPLETION)
     written.close()
     entries = list(read_entries(path))
     assert entries[:2] == [HEADER, RequestStarted("r1", "goodput", "code", 3, 9, 3, 0.5)]
@@ -100,33 +99,49 @@ def test_everything_that_happened_is_written_in_order(tmp_path: Path) -> None:
     assert "77" not in path.read_text()
 
 
-class HangingFile(RotatedFile):
-    """A file of a disk that takes nothing until `goes_on` is set."""
+class HangingFile(RotatingFile):
+    """A file of a disk that takes nothing until it is `released`."""
 
     def __init__(self, path: Path) -> None:
-        super().__init__(path, 2**20, 1)
-        self.goes_on = threading.Event()
+        super().__init__(path)
+        self.entered, self.released = threading.Event(), threading.Event()
 
     def write(self, lines: bytes) -> None:
-        self.goes_on.wait(30)
+        self.entered.set()
+        self.released.wait()
         super().write(lines)
 
 
-def test_a_disk_that_hangs_holds_up_the_journal_alone(tmp_path: Path) -> None:
-    """What is counted and shown goes on; what the journal has no room for is counted as dropped."""
+def test_a_disk_that_hangs_delays_the_journal_alone(tmp_path: Path) -> None:
+    """Other sinks go on; the queue stays bounded, and lines that find no room are counted."""
     file = HangingFile(tmp_path / "j")
-    written = begun(tmp_path / "j", limit=100, pause=0.001, file=file)
+    background = BackgroundSink("journal", JournalWriter(file), limit=100, interval=0.001)
+    log = RequestLog()
+    stream = started_stream(log, background)
+    stream.started(REQUEST)
+    assert stream.flush()
+    assert file.entered.wait(30)
     for number in range(300):
-        written.rounds(number)
-        written.store.settle()
-    assert written.store.totals.rounds == 300
-    assert written.journal.dropped
-    file.goes_on.set()
-    dropped = written.journal.dropped
-    written.close()
-    told = [entry for entry in read_entries(tmp_path / "j") if isinstance(entry, LinesDropped)]
-    assert len(list(read_journal(tmp_path / "j"))) + dropped == 300
-    assert sum(entry.lines for entry in told) <= dropped
+        stream.emit(replace(numbered(number, rows=1), request_ids=("r1",)))
+    assert stream.flush()
+    assert log.running["r1"].sums.rounds == 300
+    assert background.dropped >= 200
+    dropped = background.dropped
+    file.released.set()
+    stream.close()
+    entries = list(read_entries(tmp_path / "j"))
+    assert len([entry for entry in entries if isinstance(entry, RoundRecord)]) + dropped == 300
+    assert sum(entry.lines for entry in entries if isinstance(entry, LinesDropped)) == dropped
+
+
+def test_a_disk_that_hangs_for_good_is_left_behind(tmp_path: Path) -> None:
+    file = HangingFile(tmp_path / "j")
+    stream = started_stream(BackgroundSink("journal", JournalWriter(file), interval=0.001))
+    stream.emit(numbered(0))
+    stream.flush()
+    assert file.entered.wait(30)
+    stream.close(timeout=0.01)
+    file.released.set()
 
 
 def test_files_rotate_each_with_its_header_and_the_oldest_goes(tmp_path: Path) -> None:
@@ -156,7 +171,7 @@ def test_a_line_that_a_crash_cut_is_removed_at_the_next_start(tail: bytes, whole
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "j"
         path.write_bytes(b"line\n" * whole + tail)
-        file = RotatedFile(path, 10**6, 2)
+        file = RotatingFile(path, 10**6, 2)
         file.write(b"next\n")
         file.close()
         assert path.read_bytes() == b"line\n" * whole + b"next\n"
@@ -176,7 +191,6 @@ def test_what_comes_too_fast_is_dropped_and_said(tmp_path: Path, caplog: Any) ->
     """The engine never waits; the journal says how much is missing, and where."""
     written = begun(tmp_path / "j", limit=5)
     written.rounds(*range(12))
-    assert written.journal.dropped == 7
     written.write()
     written.rounds(12)
     written.close()
@@ -217,17 +231,17 @@ def test_a_full_disk_costs_lines_and_nothing_else(tmp_path: Path, caplog: Any) -
 def test_a_record_that_no_line_can_hold_is_one_that_is_missing(tmp_path: Path) -> None:
     """Infinity is no JSON; the thread must live on."""
     written = begun(tmp_path / "j")
-    written.store.emit(timed(numbered(0), float("inf")))
+    written.stream.emit(timed(numbered(0), float("inf")))
     written.write()
     written.rounds(1)
     written.close()
     assert [entry.number for entry in read_journal(tmp_path / "j")] == [1]
-    assert written.journal.dropped == 1
+    assert written.writer.lost == 1
 
 
 def test_a_file_that_cannot_be_opened_again_is_tried_later(tmp_path: Path) -> None:
     """After a rotation that failed half-way nothing is written to a file that is no longer ours."""
-    file = RotatedFile(tmp_path / "j", 10, 2)
+    file = RotatingFile(tmp_path / "j", 10, 2)
     file.write(b"aaaaaa\n")
     with limited(resource.RLIMIT_NOFILE, 3):
         for _ in range(2):
@@ -243,7 +257,7 @@ def test_a_place_that_cannot_be_written_is_said_at_the_start(tmp_path: Path) -> 
     """Not when the first round is lost."""
     (tmp_path / "file").write_text("")
     with pytest.raises(JournalError, match="choose another file"):
-        Journal(RequestStore(), tmp_path / "file" / "j")
+        RotatingFile(tmp_path / "file" / "j")
 
 
 def _replaced(path: Path) -> None:
@@ -274,7 +288,7 @@ def test_a_journal_that_is_taken_away_goes_on_under_its_name(tmp_path: Path, tak
     if (tmp_path / "kept").exists():
         assert [entry.number for entry in read_journal(tmp_path / "kept")] == [1]
     written.close()
-    assert written.journal.dropped == 0
+    assert written.writer.lost == 0
 
 
 def test_lines_are_counted_until_a_journal_can_be_opened_again(tmp_path: Path) -> None:
@@ -285,12 +299,12 @@ def test_lines_are_counted_until_a_journal_can_be_opened_again(tmp_path: Path) -
     for number in (1, 2):
         written.rounds(number)
         written.write()
-    assert written.journal.dropped == 2
+    assert written.writer.lost == 2
     folder.mkdir()
     os.mkfifo(folder / "j")
     written.rounds(3)
     written.write()
-    assert written.journal.dropped == 3
+    assert written.writer.lost == 3
     (folder / "j").unlink()
     written.rounds(4)
     written.close()

@@ -7,237 +7,257 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from adaptspec.control.tasks import OTHER
 from adaptspec.decision import Reason
-from adaptspec.request import Request, SpeculationParams
-from adaptspec.results import Completion, FinishReason, SpeculationStats, Timings
-from adaptspec.rounds import RoundRecord
-from adaptspec.telemetry.live_feed import HISTORY_SECONDS, STRIP_ROUNDS, WAITING_ROUNDS, Changes, LiveFeed, Second
-from adaptspec.telemetry.live_schema import DrafterSums, TaskSums
-from adaptspec.telemetry.request_record import RequestRecord
-from adaptspec.telemetry.request_store import RECENT_REQUESTS, RequestStore, RoundEnded
-from tests.telemetry.feeding import SetClock, made
-from tests.telemetry.test_totals import ROUNDS, record
-from tests.trees import forests
+from adaptspec.telemetry.live_feed import (
+    HISTORY_SECONDS,
+    RECENT_SECONDS,
+    STRIP_COLUMNS,
+    STRIP_ROUNDS,
+    WAITING_ROUNDS,
+    Changes,
+    LiveFeed,
+)
+from adaptspec.telemetry.requests import ENDED_REQUESTS, RequestLog
+from adaptspec.telemetry.stream import EventStream
+from tests.control.helpers import record
+from tests.telemetry.rounds import ManualClock, completion, drafting_round, learned_costs, request, round_of
 
 
-def feeding(clock: SetClock | None = None) -> tuple[RequestStore, LiveFeed]:
-    """A feed that somebody follows."""
-    store, feed = made(LiveFeed, rows=64, clock=clock or SetClock())
+def feeding(clock: ManualClock | None = None) -> tuple[EventStream, LiveFeed]:
+    """A feed that a client follows."""
+    stream, log = EventStream(interval=3600.0, clock=clock or ManualClock()), RequestLog()
+    feed = LiveFeed(stream, log)
+    for sink in (log, feed):
+        stream.add(sink)
+    stream.start(learned_costs(), ("draft-model", "ngram"))
     feed.following = True
-    return store, feed
+    return stream, feed
 
 
-def settled(feed: LiveFeed) -> Changes:
-    feed.settle()
+def flushed(feed: LiveFeed) -> Changes:
+    feed.flush()
     return feed.changes()
 
 
-def request(name: str, task: str | None = "code") -> Request:
-    return Request(name, (1, 2, 3), speculation=SpeculationParams("goodput", task))
-
-
-def completion(name: str) -> Completion:
-    stats = SpeculationStats("goodput", 2, 1, 3, 2)
-    return Completion(name, "secret text", (7, 8), 3, FinishReason.STOP, stats, Timings(1.0, 2.0, 3.0, 4.0))
-
-
-def round_of(*names: str, accepted: int = 2) -> RoundRecord:
-    one = record([(3, 3, accepted, accepted + 1, Reason.POLICY)] * len(names))
-    return replace(one, request_ids=names)
-
-
 def test_every_request_that_ends_is_counted_in_its_second() -> None:
-    """More end in a minute than are kept: who counts the kept ones says 100 for ever."""
-    clock, count = SetClock(), 3 * RECENT_REQUESTS
-    store, feed = feeding(clock)
+    """More end in a minute than are kept."""
+    clock, count = ManualClock(), 3 * ENDED_REQUESTS
+    stream, feed = feeding(clock)
     for number in range(count):
         clock.at = 1000.0 + number / 50
-        store.finished(request(str(number)), completion(str(number)))
+        stream.finished(request(str(number)), completion(str(number)))
         if number % 7 == 0:
-            store.emit(round_of("other"))
+            stream.emit(drafting_round("other"))
         if number % 40 == 0:
-            settled(feed)
-    settled(feed)
-    told = feed.snapshot()
-    assert [second["ended"] for second in told["seconds"]] == [50] * (count // 50)
-    assert len(told["recent"]) == RECENT_REQUESTS
+            flushed(feed)
+    flushed(feed)
+    snapshot = feed.snapshot()
+    assert [second["finished"] for second in snapshot["seconds"]] == [50] * (count // 50)
+    assert len(snapshot["recent"]) == ENDED_REQUESTS
+    assert snapshot["summary"]["total"]["finished"] == count
 
 
-def test_it_says_no_text_and_no_token_ids() -> None:
-    store, feed = feeding()
-    store.started(request("a"))
-    store.emit(round_of("a"))
-    store.finished(request("a"), completion("a"))
-    said = json.dumps([settled(feed).__dict__, feed.snapshot()], allow_nan=False)
+def test_it_has_no_text_and_no_token_ids() -> None:
+    stream, feed = feeding()
+    stream.started(request("a"))
+    stream.emit(drafting_round("a"))
+    stream.finished(request("a"), completion("a"))
+    said = json.dumps([vars(flushed(feed)), feed.snapshot(), feed.request("a", 2000.0)], allow_nan=False)
     assert "secret" not in said
     assert "[1, 2, 3]" not in said
     assert "[7, 8]" not in said
 
 
-def test_an_ended_request_says_how_much_of_its_prompt_was_cached() -> None:
-    store, feed = feeding()
-    store.started(request("a"))
-    store.finished(request("a"), replace(completion("a"), cached_tokens=2))
-    (went,) = settled(feed).finished
+def test_a_request_is_followed_to_its_end() -> None:
+    clock = ManualClock()
+    stream, feed = feeding(clock)
+    stream.started(request("a"))
+    changes = flushed(feed)
+    (started,) = changes.started
+    assert (started["id"], started["state"], started["admitted"], started["tokens"]) == ("a", "running", 1000.0, 0)
+    assert started["finish"] is started["first_token"] is None
+    stream.emit(replace(record([3], [2]), request_ids=("a",)))
+    changes = flushed(feed)
+    assert changes.rounds == {"a": [[0, 3, 3, 2, 3, 0, 0, 0.8]]}
+    figures = changes.running["a"]
+    assert (figures["tokens"], figures["drafts"], figures["drafted"], figures["accepted"]) == (4, 1, 3, 2)
+    assert figures["speedup"]["low"] < figures["speedup"]["value"] < figures["speedup"]["high"]
+    stream.finished(request("a"), completion("a", cached_tokens=2))
+    (finished,) = flushed(feed).finished
     (recent,) = feed.snapshot()["recent"]
-    for told in (went, recent):
-        assert (told["prompt_tokens"], told["cached_tokens"]) == (3, 2)
+    assert (finished["state"], finished["finish"], finished["tokens"], finished["cached_tokens"]) == (
+        "ended",
+        "stop",
+        2,
+        2,
+    )
+    assert (finished["arrived"], finished["first_token"], finished["finished"]) == (1.0, 3.0, 4.0)
+    assert finished["speedup"] == figures["speedup"]
+    assert recent == finished | {"rounds": [[0, 3, 3, 2, 3, 0, 0, 0.8]]}
 
 
-def test_what_is_not_known_of_drafts_is_null() -> None:
-    """Lookups say no entropy, and a row may draft less than its neighbour: a page reads no NaN in JSON."""
-    store, feed = feeding()
+def test_what_is_unknown_of_drafts_is_null() -> None:
+    """Lookups have no entropy, and a row may draft less than others of its batch."""
+    stream, feed = feeding()
     for name in "abc":
-        store.started(request(name))
-    store.emit(replace(round_of(*"abc"), entropy=np.array([[0.5, 1.0], [0.25, np.nan], [np.nan, np.nan]])))
-    json.dumps([changes := settled(feed).__dict__, feed.snapshot()], allow_nan=False)
-    assert [[bar.entropy for bar in changes["rounds"][name]] for name in "abc"] == [[0.75], [0.25], [None]]
-    (task,) = (TaskSums._make(sums) for sums in changes["seconds"][0]["tasks"].values())
-    assert (task.entropy_sum, task.entropy_count) == (1.75, 3)
+        stream.started(request(name))
+    one = drafting_round(*"abc")
+    stream.emit(replace(one, entropy=np.array([[0.5, 1.0], [0.25, np.nan], [np.nan, np.nan]])))
+    changes = flushed(feed)
+    json.dumps([vars(changes), feed.snapshot(), feed.request("c", 0.0)], allow_nan=False)
+    entropy = STRIP_COLUMNS.index("entropy")
+    assert [changes.rounds[name][0][entropy] for name in "abc"] == [0.75, 0.25, None]
+
+
+def test_figures_are_of_the_last_seconds_and_since_the_start() -> None:
+    clock = ManualClock()
+    stream, feed = feeding(clock)
+    stream.emit(round_of([(0, 0, 0, 1, Reason.OFF)]))
+    clock.at += RECENT_SECONDS
+    stream.emit(drafting_round("a"))
+    summary = flushed(feed).summary
+    assert summary == feed.snapshot()["summary"]
+    assert (summary["recent"]["rows"], summary["total"]["rows"]) == (1, 2)
+    assert summary["recent"]["drafters"]["draft-model"]["kept"] == 2
+    clock.at += RECENT_SECONDS
+    summary = flushed(feed).summary
+    assert summary["recent"] is None, "without an event, too"
+    assert summary["total"]["rows"] == 2
+
+
+def test_before_the_first_round_there_are_no_figures() -> None:
+    _, feed = feeding()
+    assert flushed(feed).summary == {"recent": None, "total": None}
+
+
+def test_seconds_are_split_by_task_and_drafter() -> None:
+    clock = ManualClock()
+    stream, feed = feeding(clock)
+    stream.started(request("a", task="code"))
+    stream.started(request("b", task=None))
+    stream.emit(round_of([(3, 3, 2, 3, Reason.POLICY), (0, 0, 0, 1, Reason.OFF)], names=("a", "b")))
+    clock.at += 1.0
+    stream.emit(replace(drafting_round("a"), drafter=np.array([1])))
+    first, second = flushed(feed).seconds
+    assert (first["at"], first["rounds"], first["rows"], first["emitted"], first["busy"]) == (1000, 1, 2, 4, 1.0)
+    assert (first["depths"], first["reasons"]) == ({"0": 1, "3": 1}, {"policy": 1, "off": 1})
+    assert {task: one["emitted"] for task, one in first["tasks"].items()} == {"code": 3, "other": 1}
+    assert set(second["drafters"]) == {"ngram"}
+    assert second["drafters"]["ngram"] == {"drafts": 1, "drafted": 3, "accepted": 2, "nodes": 3, "kept": 2}
+
+
+def test_a_clock_that_is_set_back_adds_to_the_newest_second() -> None:
+    clock = ManualClock()
+    stream, feed = feeding(clock)
+    stream.emit(drafting_round("a"))
+    clock.at -= 100.0
+    stream.emit(drafting_round("a"))
+    flushed(feed)
+    stream.emit(drafting_round("a"))
+    flushed(feed)
+    seconds = feed.snapshot()["seconds"]
+    assert sum(one["rounds"] for one in seconds) == 3
+    assert [one["at"] for one in seconds] == sorted(one["at"] for one in seconds)
 
 
 def test_it_stays_small_whatever_happens() -> None:
-    clock = SetClock()
-    store, feed = feeding(clock)
-    store.started(request("long"))
+    clock = ManualClock()
+    stream, feed = feeding(clock)
+    stream.started(request("long"))
     for second in range(HISTORY_SECONDS + 20):
         clock.at = 1000.0 + second
-        store.emit(round_of("long"))
-        store.finished(request(str(second)), completion(str(second)))
-        settled(feed)
-    told = feed.snapshot()
-    assert len(told["seconds"]) == HISTORY_SECONDS
-    assert len(told["recent"]) == RECENT_REQUESTS
-    assert len(told["running"][0]["rounds"]) == STRIP_ROUNDS
+        stream.emit(drafting_round("long"))
+        stream.finished(request(str(second)), completion(str(second)))
+        flushed(feed)
+    snapshot = feed.snapshot()
+    assert len(snapshot["seconds"]) == HISTORY_SECONDS
+    assert len(snapshot["recent"]) == ENDED_REQUESTS
+    assert len(snapshot["running"][0]["rounds"]) == STRIP_ROUNDS
 
 
 @settings(max_examples=40, deadline=None)
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 3), st.booleans()), max_size=60))
-def test_what_updates_say_adds_up_to_the_snapshot(steps: list[tuple[str, int, bool]]) -> None:
-    """However reading is cut into updates, a client that follows them holds what a new one is told."""
-    clock, running = SetClock(), set[str]()
-    store, feed = feeding(clock)
+def test_updates_add_up_to_the_snapshot(steps: list[tuple[str, int, bool]]) -> None:
+    """However reading is cut into updates, a client that follows them has what a new one gets."""
+    clock, running = ManualClock(), set[str]()
+    stream, feed = feeding(clock)
     seconds: dict[int, Any] = {}
-    bars: dict[str, list[Any]] = {}
+    requests: dict[str, Any] = {}
 
     def follow() -> None:
-        changes = settled(feed)
-        bars.update({one["id"]: [] for one in changes.started})
+        changes = flushed(feed)
+        requests.update({one["id"]: one for one in changes.started})
         seconds.update({one["at"]: one for one in changes.seconds})
         for name, more in changes.rounds.items():
-            bars[name] += more
+            requests[name]["rounds"] += more
+        for name, figures in changes.running.items():
+            requests[name] |= figures
         for one in changes.finished:
-            del bars[one["id"]]
+            del requests[one["id"]]
 
     for number, (letter, accepted, read) in enumerate(steps):
         clock.at += 0.4
         name = next((one for one in running if one.startswith(letter)), None)
         if name is None:
             running.add(f"{letter}{number}")
-            store.started(request(f"{letter}{number}"))
+            stream.started(request(f"{letter}{number}"))
         elif accepted == 0:
             running.remove(name)
-            store.finished(request(name), completion(name))
+            stream.finished(request(name), completion(name))
         else:
-            store.emit(round_of(*sorted(running), accepted=accepted))
+            stream.emit(drafting_round(*sorted(running), accepted=accepted))
         if read:
             follow()
     follow()
-    told = feed.snapshot()
-    assert told["seconds"] == list(seconds.values())
-    assert {one["id"]: one["rounds"] for one in told["running"]} == bars
+    snapshot = feed.snapshot()
+    assert [one["at"] for one in snapshot["seconds"]] == list(seconds)
+    assert snapshot["seconds"] == list(seconds.values())
+    assert {one["id"]: one for one in snapshot["running"]} == requests
 
 
-def drawn(rounds: list[Any], drafters: int) -> list[RoundRecord]:
-    """Rounds with drafters and entropies; of request n the task is told for even n."""
-    rng, made = np.random.default_rng(len(rounds)), []
-    for number, rows in enumerate(rounds):
-        one = record(rows, number)
-        entropy = np.full((len(rows), int(one.drafted.max(initial=0))), np.nan)
-        for i, count in enumerate(one.drafted.tolist()):
-            entropy[i, :count] = rng.random(count)
-        made.append(replace(one, entropy=entropy, drafter=rng.integers(0, drafters, len(rows))))
-    return made
-
-
-TASKS = {"0": "code", "2": "story", "4": None}
-RUNNING = {name: RequestRecord(request(name, task), 0, 0.0) for name, task in TASKS.items()}
-
-
-@settings(max_examples=60, deadline=None)
-@given(ROUNDS.filter(bool), st.integers(1, 3), st.integers(1, 5))
-def test_seconds_are_the_sums_of_their_rows(rounds: list[Any], drafters: int, lot: int) -> None:
-    records = drawn(rounds, drafters)
-    second = Second(7)
-    for start in range(0, len(records), lot):
-        part = records[start : start + lot]
-        second.add([RoundEnded(0.0, one, tuple(map(RUNNING.get, one.request_ids))) for one in part])
-    rows = [
-        (
-            TASKS.get(name) or OTHER,
-            int(one.drafted[i]),
-            min(int(one.accepted[i]), int(one.emitted[i])),
-            int(one.emitted[i]),
-            float(np.nansum(one.entropy[i])),
-            int(one.drafter[i]),
-        )
-        for one in records
-        for i, name in enumerate(one.request_ids)
-    ]
-    told = second.to_json()
-    assert (told["rounds"], told["rows"]) == (len(records), len(rows))
-    assert told["busy"] == pytest.approx(float(len(records)))
-    assert (told["drafted"], told["accepted"]) == (sum(row[1] for row in rows), sum(row[2] for row in rows))
-    assert told["emitted"] == sum(row[3] for row in rows)
-    assert sum(told["depths"]) == sum(told["reasons"]) == len(rows)
-    without = [int(one.reasons[i]) for one in records for i in range(len(one.depths)) if one.depths[i] == 0]
-    assert told["off"] == np.bincount(without, minlength=len(second.off)).tolist()
-    for which, (used, drafted, accepted, nodes, kept) in enumerate(told["drafters"]):
-        own = [row for row in rows if row[5] == which and row[1]]
-        assert (used, drafted, accepted) == (len(own), sum(row[1] for row in own), sum(row[2] for row in own))
-        assert (nodes, kept) == (drafted, accepted)
-    assert set(second.tasks) == {row[0] for row in rows}
-    for task, sums in second.tasks.items():
-        own = [row for row in rows if row[0] == task]
-        told = TaskSums._make(sums.tolist())._asdict()
-        assert told["rounds"] == len(own)
-        assert told["drafting"] == sum(row[1] > 0 for row in own)
-        assert told["accepted"] == sum(row[2] for row in own)
-        assert told["nodes"] == sum(row[1] for row in own)
-        assert told["emitted"] == sum(row[3] for row in own)
-        assert told["entropy_sum"] == pytest.approx(sum(row[4] for row in own))
-        assert told["entropy_count"] == sum(row[1] for row in own)
-
-
-@settings(max_examples=60, deadline=None)
-@given(st.lists(forests(), min_size=1, max_size=4))
-def test_nodes_are_counted_beside_depths(records: list[RoundRecord]) -> None:
-    """By second, task and proposer alike."""
-    second = Second(7)
-    second.add([RoundEnded(0.0, one, (None,) * len(one.rows)) for one in records])
-    told = second.to_json()
-    nodes = sum(int(one.nodes.sum()) for one in records)
-    drafters = [DrafterSums._make(own) for own in told["drafters"]]
-    assert told["nodes"] == nodes == sum(one.nodes for one in drafters)
-    assert told["accepted"] == sum(one.accepted for one in drafters) == sum(one.kept for one in drafters)
-    assert told["accepted"] <= told["drafted"] == sum(one.drafted for one in drafters) <= nodes
-    assert TaskSums._make(told["tasks"][OTHER]).nodes == nodes
-
-
-def test_rounds_beyond_what_is_kept_are_counted_but_no_request_is_lost() -> None:
-    store, feed = feeding()
-    store.started(request("a"))
+def test_rounds_beyond_what_is_kept_are_summed_but_no_request_is_lost() -> None:
+    stream, feed = feeding()
+    stream.started(request("a"))
     for _ in range(WAITING_ROUNDS + 10):
-        store.emit(round_of("a"))
-    store.finished(request("a"), completion("a"))
-    changes = settled(feed)
-    assert changes.missed_rounds == feed.missed == 10
+        stream.emit(drafting_round("a"))
+    stream.finished(request("a"), completion("a"))
+    changes = flushed(feed)
+    assert changes.missed_rounds == feed.missed_rounds == 10
     assert sum(map(len, changes.rounds.values())) == WAITING_ROUNDS
     assert len(changes.finished) == 1
-    store.emit(round_of("a"))
-    assert settled(feed).missed_rounds == 10
+    assert changes.summary["total"]["rounds"] == WAITING_ROUNDS + 10
+    stream.emit(drafting_round("a"))
+    assert flushed(feed).missed_rounds == 10
+
+
+def test_one_request_in_detail() -> None:
+    clock = ManualClock()
+    stream, feed = feeding(clock)
+    stream.started(request("a"))
+    clock.at += 2.0
+    stream.emit(replace(record([3], [2]), request_ids=("a",)))
+    feed.flush()
+    running = feed.request("a", 1010.0)
+    assert running is not None
+    assert (running["phases"][0]["name"], running["phases"][0]["start"]) == ("prefill", 1000.0)
+    assert running["phases"][-1]["name"] == "decode"
+    assert sum(one["seconds"] for one in running["phases"]) == 10.0
+    values = dict(zip(running["columns"], running["rounds"][0], strict=True))
+    assert (values["ended"], values["drafted"], values["accepted"], values["expected"]) == (1002.0, 3, 2, None)
+    stream.finished(request("a"), completion("a"))
+    feed.flush()
+    ended = feed.request("a", 1010.0)
+    assert ended is not None
+    assert [(one["name"], one["start"], one["seconds"]) for one in ended["phases"]] == [
+        ("queue", 1.0, 1.0),
+        ("prefill", 2.0, 1.0),
+        ("decode", 3.0, 1.0),
+    ]
+    assert ended["sentence"].startswith(
+        "2 tokens in 2 passes (2 saved). 1 of 1 round drafted, most often draft-model at "
+    )
+    assert (len(ended["rounds"]), ended["omitted_rounds"], ended["request"]["state"]) == (1, 0, "ended")
+    assert feed.request("b", 1010.0) is None

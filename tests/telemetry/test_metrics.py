@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
 
+from adaptspec.control.cost_model import CostModel
 from adaptspec.control.rollout import Reloads
 from adaptspec.decision import Reason
 from adaptspec.engine.async_engine import EngineStats
 from adaptspec.request import Request
 from adaptspec.results import Completion, FinishReason, SpeculationStats, Timings
+from adaptspec.rounds import RoundRecord
 from adaptspec.telemetry.metric_families import reload_families
 from adaptspec.telemetry.metrics import Metrics
-from tests.telemetry.feeding import counted
-from tests.telemetry.test_totals import record
+from adaptspec.telemetry.stream import EventStream
+from tests.control.helpers import record, table
+from tests.telemetry.rounds import learned_costs, round_of
 
+REQUEST = Request("id", (1,))
 Scrape = dict[tuple[str, str], float]
 
 
@@ -34,17 +38,34 @@ def scrape(metrics: Metrics) -> Scrape:
     }
 
 
+def counted(
+    *entries: RoundRecord | Completion,
+    costs: CostModel | None = None,
+    model_name: str = "",
+    vllm_names: bool = True,
+) -> Metrics:
+    """Metrics of rounds and of requests that have ended."""
+    stream = EventStream(interval=3600.0)
+    metrics = Metrics(stream, model_name=model_name, vllm_names=vllm_names)
+    stream.add(metrics)
+    stream.start(costs, ("draft-model", "ngram"))
+    for entry in entries:
+        if isinstance(entry, RoundRecord):
+            stream.emit(entry)
+        else:
+            stream.finished(REQUEST, entry)
+    stream.flush()
+    return metrics
+
+
 def completion(tokens: int, finish: FinishReason, first: float | None = 0.5) -> Completion:
     times = Timings(arrived=0.0, admitted=0.1, first_token=first, finished=2.5)
     return Completion("id", "", (1,) * tokens, 7, finish, SpeculationStats(), times)
 
 
-REQUEST = Request("id", (1,))
-
-
 def test_rounds_are_served_under_native_names() -> None:
-    first = record([(3, 3, 2, 3, Reason.POLICY), (0, 0, 0, 1, Reason.OFF)])
-    seen = scrape(counted(first, record([(3, 2, 2, 1, Reason.EXPLORE)])))
+    first = round_of([(3, 3, 2, 3, Reason.POLICY), (0, 0, 0, 1, Reason.OFF)])
+    seen = scrape(counted(first, round_of([(3, 2, 2, 1, Reason.EXPLORE)])))
     prefix = "adaptspec_spec_decode"
     assert seen[f"{prefix}_drafts_total", ""] == 2
     assert seen[f"{prefix}_draft_tokens_total", ""] == 5
@@ -61,7 +82,7 @@ def test_rounds_are_served_under_native_names() -> None:
 
 def test_positions_are_there_before_anything_was_drafted() -> None:
     """A scraper that first sees a counter above 0 misses its first increase."""
-    metrics, name = Metrics(compat_vllm=True), "accepted_tokens_per_pos_total"
+    metrics, name = Metrics(), "accepted_tokens_per_pos_total"
     for prefix in ("vllm:spec_decode_num", "adaptspec_spec_decode"):
         positions = [label for series, label in scrape(metrics) if series == f"{prefix}_{name}"]
         assert positions == [str(position) for position in range(7)]
@@ -73,7 +94,7 @@ def test_finished_requests_are_counted_and_timed() -> None:
         completion(1, FinishReason.LENGTH),
         completion(0, FinishReason.ABORT, first=None),
     ]
-    seen = scrape(counted(*((REQUEST, end) for end in ends)))
+    seen = scrape(counted(*ends))
     assert [seen["adaptspec_requests_total", reason.value] for reason in FinishReason] == [1, 1, 1, 0]
     assert seen["adaptspec_prompt_tokens_total", ""] == 21
     assert seen["adaptspec_generation_tokens_total", ""] == 6
@@ -83,15 +104,68 @@ def test_finished_requests_are_counted_and_timed() -> None:
     assert seen["adaptspec_request_seconds_sum", ""] == pytest.approx(7.5)
 
 
+def test_seconds_are_those_of_kinds_of_rounds() -> None:
+    """A round that reads a prompt is not compared with predictions."""
+    costs = learned_costs()
+    plain, drafting = record([0], [0]), record([3], [3])
+    seen = scrape(counted(plain, drafting, record([3], [0], prefill=9), costs=costs))
+    measured, predicted = "adaptspec_round_seconds_total", "adaptspec_predicted_round_seconds_total"
+    assert seen[measured, "plain"] == pytest.approx(plain.timing.total)
+    assert seen[measured, "drafting"] == pytest.approx(drafting.timing.total)
+    assert seen[measured, "prompt"] > 0
+    assert seen[predicted, "plain"] == pytest.approx(costs.seconds(plain.work))
+    assert seen[predicted, "drafting"] == pytest.approx(costs.seconds(drafting.work))
+    alone = costs.plain_seconds(1, 100.0)
+    assert seen["adaptspec_predicted_plain_seconds_total", "plain"] == pytest.approx(alone)
+    assert seen["adaptspec_predicted_plain_seconds_total", "drafting"] == pytest.approx(4 * alone)
+    assert (predicted, "prompt") not in seen
+
+
+def test_the_speedup_has_bounds() -> None:
+    seen = scrape(counted(*[record([3], [3])] * 20, costs=learned_costs()))
+    low, value, high = (seen[f"adaptspec_speedup{which}_ratio", ""] for which in ("_low", "", "_high"))
+    assert 1.0 < low < value < high
+    assert seen["adaptspec_costs_unsure", ""] == 0.0
+
+
+def test_what_is_unknown_has_no_sample() -> None:
+    """A scraper meets no NaN and no invented figure; counters start at zero."""
+    seen = scrape(counted(costs=table()))
+    assert ("adaptspec_speedup_ratio", "") not in seen
+    assert seen["adaptspec_costs_remeasured_total", ""] == seen["adaptspec_round_seconds_total", "drafting"] == 0.0
+    assert not any(math.isnan(value) for value in seen.values())
+
+
+def test_a_guard_and_drafters_are_counted() -> None:
+    rows = [
+        [(3, 3, 2, 3, Reason.POLICY)],
+        *[[(0, 0, 0, 1, Reason.GUARD)]] * 3,
+        [(3, 3, 3, 4, Reason.PROBE)],
+        [(3, 3, 2, 3, Reason.POLICY)],
+    ]
+    seen = scrape(counted(*map(round_of, rows)))
+    prefix = "adaptspec_spec_decode"
+    assert [seen[f"{prefix}_{name}_total", ""] for name in ("guard_switches", "probes", "probes_won")] == [1, 1, 1]
+    of_drafter = [
+        seen[f"{prefix}_drafter_{name}_total", "draft-model"] for name in ("drafts", "nodes", "accepted_tokens")
+    ]
+    assert of_drafter == [3, 9, 7]
+    assert seen[f"{prefix}_drafter_nodes_total", "ngram"] == 0
+
+
+def test_inside_another_engine_names_of_vllm_are_left_to_it() -> None:
+    assert not [name for name, _ in scrape(Metrics(vllm_names=False)) if name.startswith("vllm:")]
+
+
 def test_labels_stay_bounded_however_deep_a_policy_drafts() -> None:
-    seen = scrape(counted(record([(5000, 5000, 4000, 4001, Reason.POLICY)])))
-    assert len(seen) < 300
+    seen = scrape(counted(round_of([(5000, 5000, 4000, 4001, Reason.POLICY)])))
+    assert len(seen) < 400
     assert seen["adaptspec_spec_decode_depth_total", "64+"] == 1
     assert seen["adaptspec_spec_decode_accepted_tokens_total", ""] == 4000
 
 
 def test_openmetrics_is_served_to_those_who_ask() -> None:
-    body, content_type = Metrics(compat_vllm=True).render("application/openmetrics-text; version=1.0.0")
+    body, content_type = Metrics().render("application/openmetrics-text; version=1.0.0")
     assert content_type.startswith("application/openmetrics-text")
     assert body.endswith(b"# EOF\n")
 
@@ -116,35 +190,13 @@ def test_a_canary_can_be_compared_with_the_default() -> None:
         replace(completion(tokens, FinishReason.STOP, first), stats=SpeculationStats(policy=policy))
         for policy, tokens, first in (("main", 5, 0.5), ("main", 9, 1.5), ("canary", 3, 2.0), ("canary", 0, None))
     ]
-    seen = scrape(counted(*((REQUEST, end) for end in ends)))
+    seen = scrape(counted(*ends))
     assert [seen["adaptspec_policy_requests_total", name] for name in ("main", "canary")] == [2, 2]
     assert [seen["adaptspec_policy_decode_tokens_total", name] for name in ("main", "canary")] == [12, 2]
     assert [seen["adaptspec_policy_decode_seconds_total", name] for name in ("main", "canary")] == [3.0, 0.5]
 
 
 DONE = Completion("r", "", (1,) * 5, 3, FinishReason.STOP, SpeculationStats(), Timings(0.0, 0.1, 0.5, 2.5))
-CHAT = {"gen_ai_operation_name": "chat", "gen_ai_provider_name": "adaptspec", "gen_ai_request_model": "m"}
-
-
-def noted(*ends: tuple[str, Completion]) -> CollectorRegistry:
-    metrics = counted(*((Request("r", (1,), operation=one), end) for one, end in ends), model_name="m")
-    metrics.families()
-    return metrics.registry
-
-
-def test_answers_are_timed() -> None:
-    registry = noted(("chat", DONE))
-    assert registry.get_sample_value("gen_ai_server_time_to_first_token_seconds_sum", CHAT) == 0.5
-    assert registry.get_sample_value("gen_ai_server_time_per_output_token_seconds_sum", CHAT) == 0.5
-    whole = registry.get_sample_value("gen_ai_server_request_duration_seconds_sum", CHAT | {"error_type": ""})
-    assert whole == 2.5
-
-
-def test_operations_that_nobody_knows_are_one() -> None:
-    """A label's values are few whatever is served."""
-    registry = noted(*((f"made-up-{number}", DONE) for number in range(100)))
-    values = {sample.labels.get("gen_ai_operation_name") for family in registry.collect() for sample in family.samples}
-    assert values == {"_OTHER", None}
 
 
 @pytest.mark.parametrize(
@@ -152,10 +204,7 @@ def test_operations_that_nobody_knows_are_one() -> None:
     [
         ("adaptspec_time_to_first_token_seconds", 54.0, 1.0, 60.0),
         ("adaptspec_time_to_first_token_seconds", 590.0, 1.0, 600.0),
-        ("gen_ai_server_time_to_first_token_seconds", 54.0, 1.0, 60.0),
-        ("gen_ai_server_time_to_first_token_seconds", 590.0, 1.0, 600.0),
         ("adaptspec_request_seconds", 590.0, 150.0, 1200.0),
-        ("gen_ai_server_request_duration_seconds", 590.0, 150.0, 1310.72),
         ("adaptspec_inter_token_seconds", 1.0, 0.14, 0.15),
         ("adaptspec_inter_token_seconds", 1.0, 0.22, 0.25),
         ("adaptspec_inter_token_seconds", 1.0, 0.45, 0.5),
@@ -166,10 +215,10 @@ def test_operations_that_nobody_knows_are_one() -> None:
 def test_slow_answers_fall_into_buckets_with_an_end(name: str, first: float, mean: float, below: float) -> None:
     """Quantiles of long prompts and slow machines are not cut at the last bound."""
     end = replace(DONE, timings=Timings(0.0, 0.1, first, first + 4 * mean))
-    metrics = counted((REQUEST, end), compat_vllm=True)
+    metrics = counted(end)
     bounds = {
         float(sample.labels["le"]): sample.value
-        for family in metrics.families()
+        for family in metrics.registry.collect()
         for sample in family.samples
         if sample.name == f"{name}_bucket"
     }
@@ -182,9 +231,8 @@ VLLM = {"model_name": "m", "engine": "0"}
 def test_vllm_boards_find_requests_and_their_times() -> None:
     """A failed request and one without a token count where vLLM counts them."""
     ends = (DONE, replace(DONE, finish=FinishReason.ABORT, tokens=(), timings=Timings(0.0, None, None, 9.0)))
-    metrics = counted(*((REQUEST, end) for end in ends), compat_vllm=True, model_name="m")
+    metrics = counted(*ends, model_name="m")
     metrics.watch_load(lambda: EngineStats(2, 3, 4, 0.25, prefix_queried=90, prefix_hits=70))
-    metrics.families()
     value = metrics.registry.get_sample_value
     expected = {
         "num_requests_running": 2,
@@ -197,13 +245,6 @@ def test_vllm_boards_find_requests_and_their_times() -> None:
         "generation_tokens_total": 5,
         "time_to_first_token_seconds_sum": 0.5,
         "e2e_request_latency_seconds_sum": 11.5,
-        "request_queue_time_seconds_sum": 0.1,
-        "request_prefill_time_seconds_sum": 0.4,
-        "request_decode_time_seconds_sum": 2.0,
-        "request_inference_time_seconds_sum": 2.4,
-        "request_prompt_tokens_sum": 6,
-        "request_generation_tokens_sum": 5,
-        "request_time_per_output_token_seconds_sum": 0.5,
     }
     assert {name: value(f"vllm:{name}", VLLM) for name in expected} == pytest.approx(expected)
     reasons = [value("vllm:request_success_total", VLLM | {"finished_reason": one.value}) for one in FinishReason]
@@ -214,8 +255,8 @@ def test_vllm_boards_find_requests_and_their_times() -> None:
 def test_time_between_tokens_counts_each_token(ends: list[tuple[float, int]]) -> None:
     """The count is that of the gaps, the sum that of the seconds, and buckets never fall."""
     done = [replace(DONE, tokens=(1,) * tokens, timings=Timings(0.0, 0.0, 1.0, 1.0 + took)) for took, tokens in ends]
-    metrics = counted(*((REQUEST, end) for end in done), compat_vllm=True, model_name="m")
-    (family,) = [one for one in metrics.families() if one.name == "vllm:inter_token_latency_seconds"]
+    metrics = counted(*done, model_name="m")
+    (family,) = [one for one in metrics.registry.collect() if one.name == "vllm:inter_token_latency_seconds"]
     found = {sample.name.rpartition("_")[2]: sample.value for sample in family.samples}
     assert found["count"] == sum(tokens - 1 for _, tokens in ends)
     assert found["sum"] == pytest.approx(sum(end.timings.finished - 1.0 for end in done))
