@@ -1,239 +1,238 @@
-"""What a journal says of a policy's choices: counted by reason, depth and task, round by round, and its switches."""
+"""Why a policy chose what it did, from a journal: sums by reason, depth and task, and single rounds."""
 
 from __future__ import annotations
 
-from collections import defaultdict, deque
-from dataclasses import dataclass, field
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from math import nan
 from typing import Any
 
 import numpy as np
 
-from adaptspec.analysis.journal_rounds import JournalLog, LoggedRound
-from adaptspec.control.cost_model import CostModel
+from adaptspec.analysis.fixed_depths import FixedDepth, FixedDepths
+from adaptspec.analysis.journal_reader import JournalReader, PolicyRound
 from adaptspec.decision import Reason
 from adaptspec.errors import JournalError
+from adaptspec.rounds import RoundRecord
 from adaptspec.telemetry.guard_events import GuardEvents
+from adaptspec.telemetry.requests import RequestRound, request_rounds
+from adaptspec.telemetry.speedup import Estimate, speedup
+from adaptspec.telemetry.sums import RoundSums, RowTable
 
-# So many rounds without drafts tell how fast the machine was that day against its profile.
-_PLAIN_ROUNDS = 8
+_CHUNK = 1024  # rounds that are summed at once
 _FREE = (Reason.POLICY, Reason.EXPLORE, Reason.FIXED)
 
 
-@dataclass
+@dataclass(frozen=True)
 class Group:
-    """Sums over row-rounds that have something in common. A row's share of its round's seconds is one over the rows in
-    it. `plain` adds up what those rounds would have taken without speculation, by the profile. Of row-rounds that
-    drafted and whose policy estimates: `expected` accepted tokens and those that `came`.
-    """
+    """Rows that have something in common. `gain` over plain decoding; None: unknown."""
 
-    rows: int = 0
-    drafting: int = 0
-    depth: int = 0
-    drafted: int = 0
-    accepted: int = 0
-    nodes: int = 0
-    first: int = 0
-    emitted: int = 0
-    seconds: float = 0.0
-    plain: float = 0.0
-    expected: float = 0.0
-    came: int = 0
+    sums: RoundSums = field(default_factory=RoundSums)
+    gain: Estimate | None = None
 
-    def add(self, line: RowRound) -> None:
-        self.rows += 1
-        self.drafting += line.drafted > 0
-        self.depth += line.depth
-        self.drafted += line.drafted
-        self.accepted += line.accepted
-        self.nodes += line.nodes
-        self.first += line.accepted > 0
-        self.emitted += line.emitted
-        self.seconds += line.seconds
-        self.plain += line.plain
-        if line.expected is not None and line.drafted:
-            self.expected += line.expected
-            self.came += line.accepted
+    @property
+    def mean_depth(self) -> float:
+        return float(self.sums.depths @ np.arange(len(self.sums.depths))) / max(self.sums.rows, 1)
 
-    def to_json(self, pace: float) -> dict[str, Any]:
-        """Plain data. `pace` is how much slower the machine was than its profile."""
+    def to_json(self) -> dict[str, Any]:
+        """Plain data; unknown is null."""
+        sums = self.sums
+        first = int(sums.accepted_per_position[0]) if sums.drafted else 0
         return {
-            "row_rounds": self.rows,
-            "drafting": self.drafting,
-            "mean_depth": self.depth / self.rows,
-            "drafted": self.drafted,
-            "accepted": self.accepted,
-            "nodes": self.nodes,
-            "first_token_acceptance": self.first / self.drafting if self.drafting else None,
-            "emitted": self.emitted,
-            "goodput_over_plain": self.over_plain(pace),
-            "expected_accepted": self.expected or None,
-            "came_of_them": self.came if self.expected else None,
+            "row_rounds": sums.rows,
+            "drafting": sums.drafts,
+            "mean_depth": self.mean_depth,
+            "drafted": sums.drafted,
+            "accepted": sums.accepted,
+            "nodes": sums.nodes,
+            "first_token_acceptance": first / sums.drafts if sums.drafts else None,
+            "emitted": sums.emitted,
+            "speedup": None if self.gain is None else asdict(self.gain),
+            "expected_accepted": sums.expected_accepted or None,
+            "accepted_as_expected": sums.accepted_as_expected if sums.expected_accepted else None,
         }
-
-    def over_plain(self, pace: float) -> float | None:
-        """Tokens per second over plain decoding's, which emits one token per row-round."""
-        return self.emitted / self.rows * pace * self.plain / self.seconds if self.seconds else None
 
 
 @dataclass(frozen=True)
-class RowRound:
-    """One request in one round. `seconds` is its share of the round's, `plain` of those without speculation."""
+class Line:
+    """One round of one request."""
 
-    number: int
     request: str
     task: str | None
-    size: int
-    depth: int
     drafter: str
-    reason: Reason
-    drafted: int
-    accepted: int
-    nodes: int
-    emitted: int
-    expected: float | None  # accepted tokens
-    seconds: float
-    plain: float
-    reads_prompt: bool
+    round: RequestRound
 
     def to_json(self) -> dict[str, Any]:
-        return {**vars(self), "reason": self.reason.name.lower()}
+        values = {name: None if value != value else value for name, value in self.round._asdict().items()}  # noqa: PLR0124
+        names = {"drafter": self.drafter, "reason": Reason(self.round.reason).label}
+        return {"request": self.request, "task": self.task} | values | names
 
 
-@dataclass
+@dataclass(frozen=True)
 class Explanation:
-    """All that is said of one policy: sums, and the latest row-rounds that were asked for. `pace` is how much slower
-    the machine was than its profile said, by rounds without drafts (1: too few of them).
+    """All that a journal says of one policy, or of one request of it.
+
+    `lines`: the latest rounds, as many as were asked for. `chosen`: depths that nothing but the policy asked for.
+    `best_fixed`: the fixed depth that would have gained most on the same text; None: its rounds do not show enough.
     """
 
     policy: str
-    total: Group = field(default_factory=Group)
-    reasons: defaultdict[Reason, Group] = field(default_factory=lambda: defaultdict(Group))
-    depths: defaultdict[int, Group] = field(default_factory=lambda: defaultdict(Group))
-    tasks: defaultdict[str, Group] = field(default_factory=lambda: defaultdict(Group))
-    requests: set[str] = field(default_factory=set)
-    rounds: int = 0
-    switches: int = 0
-    chosen: set[int] = field(default_factory=set)  # depths that nothing but the policy itself asked for
-    guarding: GuardEvents = field(default_factory=GuardEvents)
-    lines: list[RowRound] = field(default_factory=list)
-    missing_lines: int = 0
-    strays: int = 0
-    expected_tokens: float = 0.0  # by the goodput expected of each round, over what it took
-    came_tokens: int = 0
-    _plain_seconds: float = 0.0
-    _plain_expected: float = 0.0
-    _plain_rounds: int = 0
-    _last_depth: dict[str, int] = field(default_factory=dict)
+    total: Group
+    reasons: Mapping[Reason, Group]
+    depths: Mapping[int, Group]
+    tasks: Mapping[str, Group]
+    best_fixed: FixedDepth | None
+    guard: GuardEvents
+    requests: Sequence[str]
+    depth_changes: int
+    chosen: frozenset[int]
+    lines: Sequence[Line]
+    missing_lines: int
+    unknown_rows: int
 
     @property
-    def pace(self) -> float:
-        """See the class."""
-        return self._plain_seconds / self._plain_expected if self._plain_rounds >= _PLAIN_ROUNDS else 1.0
-
-    @property
-    def goodput_expected_over_came(self) -> float | None:
-        """What rounds were expected to emit in the time they took, over what they emitted."""
-        return self.expected_tokens / self.came_tokens if self.came_tokens else None
-
-    def add(self, logged: LoggedRound, lines: list[RowRound]) -> None:
-        self.rounds += 1
-        whole, own = logged.whole, logged.own
-        self.guarding.add(own.reasons.tolist())
-        for line in lines:
-            self.requests.add(line.request)
-            self.switches += self._last_depth.get(line.request, line.depth) != line.depth
-            self._last_depth[line.request] = line.depth
-            if line.reason in _FREE:
-                self.chosen.add(line.depth)
-            if not line.reads_prompt:  # else its time is the prompt's as well
-                task = self.tasks[line.task or "unknown"]
-                for group in (self.total, self.reasons[line.reason], self.depths[line.depth], task):
-                    group.add(line)
-        if whole.prefill_tokens:
-            return
-        if not whole.drafted.any() and not whole.draft_steps:
-            self._plain_rounds += 1
-            self._plain_seconds += whole.timing.total
-            self._plain_expected += sum(line.plain for line in lines) * logged.size / len(lines)
-        if own.expected is not None and not np.isnan(own.expected.goodput) and logged.size == len(lines):
-            self.expected_tokens += own.expected.goodput * whole.timing.total
-            self.came_tokens += int(own.emitted.sum())
+    def expected_over_measured(self) -> float | None:
+        """The tokens per second that the policy expected, over those that came."""
+        forecast = self.total.sums.plain_decoding + self.total.sums.drafting
+        return forecast.expected / forecast.emitted if forecast.emitted else None
 
     def to_json(self) -> dict[str, Any]:
-        pace = self.pace
+        """Plain data."""
         return {
             "policy": self.policy,
             "requests": len(self.requests),
-            "rounds": self.rounds,
-            "machine_over_profile": pace,
-            "total": self.total.to_json(pace) if self.total.rows else None,
-            "reasons": {reason.name.lower(): group.to_json(pace) for reason, group in self.reasons.items()},
-            "depths": {str(depth): self.depths[depth].to_json(pace) for depth in sorted(self.depths)},
-            "tasks": {task: group.to_json(pace) for task, group in self.tasks.items()},
-            "depth_changes": self.switches,
-            "switched_off_by_guard": self.guarding.switched_off,
-            "probes": self.guarding.probes,
-            "probes_won": self.guarding.came_back,
-            "baseline_rounds": self.guarding.baselines,
-            "goodput_expected_over_came": self.goodput_expected_over_came,
+            "rounds": self.total.sums.rounds,
+            "total": self.total.to_json(),
+            "reasons": {reason.label: group.to_json() for reason, group in self.reasons.items()},
+            "depths": {str(depth): group.to_json() for depth, group in self.depths.items()},
+            "tasks": {task: group.to_json() for task, group in self.tasks.items()},
+            "best_fixed_depth": None if self.best_fixed is None else asdict(self.best_fixed),
+            "depth_changes": self.depth_changes,
+            "switched_off_by_guard": self.guard.switched_off,
+            "probes": self.guard.probes,
+            "probes_won": self.guard.came_back,
+            "baseline_rounds": self.guard.baselines,
+            "goodput_expected_over_measured": self.expected_over_measured,
             "lines_missing": self.missing_lines,
-            "rows_of_unknown_requests": self.strays,
-            "row_rounds": [line.to_json() for line in self.lines],
+            "rows_of_unknown_requests": self.unknown_rows,
+            "lines": [line.to_json() for line in self.lines],
         }
 
 
-def explain(log: JournalLog, policy: str, *, request: str | None = None, rounds: int = 0) -> Explanation:
-    """Read a journal to its end. With a `request`, only its rounds count; the last `rounds` are kept in full. Raises
-    JournalError: it cannot be read, or has no rounds of the policy (says which policies it has), or of the request.
+def explain(reader: JournalReader, policy: str, *, request: str | None = None, last_rounds: int = 0) -> Explanation:
+    """Read a journal to its end. With a `request`, only its rounds count; the `last_rounds` are returned in full.
+
+    The speed-up is that of the server's metrics, page and traces: by a cost model that learns from the same rounds.
+
+    Raises:
+        JournalError: it cannot be read, or has no rounds of the policy (it says which policies it has) or request.
     """
-    found = Explanation(policy)
-    kept: deque[list[RowRound]] = deque(maxlen=rounds)
-    costs: CostModel | None = None
-    for logged in log.rounds(policy):
-        costs = costs or log.costs()
-        lines = _lines(log, logged, costs)
+    collected: _Collected | None = None
+    for found in reader.rounds(policy):
+        collected = collected or _Collected(reader, last_rounds)
+        collected.add(found, request)
+    if collected is None or not collected.requests:
+        raise _nothing_found(reader, policy, request)
+    return collected.explanation(policy)
+
+
+def _nothing_found(reader: JournalReader, policy: str, request: str | None) -> JournalError:
+    known = None if request is None else reader.requests.get(request)
+    if known is not None:
+        return JournalError(f"{reader.path}: request {request} ran under policy {known.policy!r}; explain that one")
+    if request is not None and reader.policies.get(policy):
+        return JournalError(f"{reader.path}: there is no request {request!r}; its ids are those of the responses")
+    return reader.no_rounds(policy)
+
+
+class _Collected:
+    """Sums over the rounds of one policy."""
+
+    def __init__(self, reader: JournalReader, last_rounds: int) -> None:
+        self._reader = reader
+        self._costs = reader.costs()
+        self._waiting: list[RoundRecord] = []  # to be summed, with the policy's rows alone
+        self._total = RoundSums()
+        self._by: dict[str, dict[Any, RoundSums]] = {"reasons": {}, "depths": {}, "tasks": {}}
+        self._fixed = FixedDepths(reader.drafters)
+        self._guard = GuardEvents()
+        self._last_depth: dict[str, int] = {}
+        self._depth_changes = 0
+        self._chosen: set[int] = set()
+        self._latest: deque[tuple[RoundRecord, int]] = deque(maxlen=last_rounds)
+
+    @property
+    def requests(self) -> Sequence[str]:
+        return list(self._last_depth)
+
+    def add(self, found: PolicyRound, request: str | None) -> None:
+        own, whole = found.own, found.whole
+        self._costs.observe(whole.work, whole.timing)
         if request is not None:
-            lines = [line for line in lines if line.request == request]
-        if lines:
-            found.add(logged, lines)
-            kept.append(lines)
-    found.missing_lines, found.strays = log.missing_lines, log.strays
-    found.lines.extend(line for lines in kept for line in lines)
-    if not found.rounds:
-        known = None if request is None else log.requests.get(request)
-        if known is not None:
-            raise JournalError(f"{log.path}: request {request} ran under policy {known.policy!r}; explain that one")
-        if request is not None and log.policies.get(policy):
-            raise JournalError(f"{log.path}: there is no request {request!r}; its ids are those of the responses")
-        raise log.nothing_of(policy)
-    return found
+            rows = [i for i, name in enumerate(own.request_ids) if name == request]
+            if not rows:
+                return
+            own = own.take(np.array(rows))
+        if own.expected is not None and len(own.rows) < len(whole.rows):
+            # The goodput that was expected is that of all rows together.
+            own = replace(own, expected=replace(own.expected, goodput=nan, other=nan))
+        self._guard.add(own.reasons.tolist())
+        self._fixed.add(own)
+        self._latest.append((own, len(whole.rows)))
+        for name, depth, reason in zip(own.request_ids, own.depths.tolist(), own.reasons.tolist(), strict=True):
+            self._depth_changes += self._last_depth.get(name, depth) != depth
+            self._last_depth[name] = depth
+            if reason in _FREE:
+                self._chosen.add(depth)
+        self._waiting.append(own)
+        if len(self._waiting) >= _CHUNK:
+            self._sum()
 
-
-def _lines(log: JournalLog, logged: LoggedRound, costs: CostModel) -> list[RowRound]:
-    own, whole, size = logged.own, logged.whole, logged.size
-    expected = own.expected
-    plain = costs.plain_seconds(size, float(whole.context.sum())) / size
-    return [
-        RowRound(
-            number=own.number,
-            request=name,
-            task=log.requests[name].task,
-            size=size,
-            depth=int(own.depths[i]),
-            drafter=log.drafters[int(own.drafter[i])] if log.drafters else "",
-            reason=Reason(int(own.reasons[i])),
-            drafted=int(own.drafted[i]),
-            accepted=int(own.accepted[i]),
-            nodes=int(own.nodes[i]),
-            emitted=int(own.emitted[i]),
-            expected=None if expected is None else _known(expected.accepted[i]),
-            seconds=own.timing.total / size,
-            plain=plain,
-            reads_prompt=whole.prefill_tokens > 0,
+    def explanation(self, policy: str) -> Explanation:
+        self._sum()
+        return Explanation(
+            policy=policy,
+            total=self._group(self._total),
+            reasons={Reason(code): self._group(sums) for code, sums in self._by["reasons"].items()},
+            depths={depth: self._group(self._by["depths"][depth]) for depth in sorted(self._by["depths"])},
+            tasks={task: self._group(sums) for task, sums in self._by["tasks"].items()},
+            best_fixed=self._fixed.best(self._costs, self._total.plain),
+            guard=self._guard,
+            requests=self.requests,
+            depth_changes=self._depth_changes,
+            chosen=frozenset(self._chosen),
+            lines=[line for record, rows in self._latest for line in self._lines(record, rows)],
+            missing_lines=self._reader.missing_lines,
+            unknown_rows=self._reader.unknown_rows,
         )
-        for i, name in enumerate(own.request_ids)
-    ]
 
+    def _sum(self) -> None:
+        if not self._waiting:
+            return
+        records, self._waiting = self._waiting, []
+        table = RowTable(records, self._costs)
+        self._total = self._total + table.total()
+        self._add_groups("reasons", table, [code for one in records for code in one.reasons.tolist()])
+        self._add_groups("depths", table, [depth for one in records for depth in one.depths.tolist()])
+        self._add_groups("tasks", table, [self._task(name) or "unknown" for one in records for name in one.request_ids])
 
-def _known(value: float) -> float | None:
-    return None if np.isnan(value) else float(value)
+    def _add_groups(self, name: str, table: RowTable, keys: Sequence[Any]) -> None:
+        """Add rows to the sums of their keys [N]."""
+        index = {key: number for number, key in enumerate(dict.fromkeys(keys))}
+        groups = self._by[name]
+        for key, sums in zip(index, table.by_row(np.array([index[key] for key in keys]), len(index)), strict=True):
+            groups[key] = groups[key] + sums if key in groups else sums
+
+    def _group(self, sums: RoundSums) -> Group:
+        return Group(sums, speedup(self._costs, sums.ran, sums.plain))
+
+    def _task(self, request: str) -> str | None:
+        return self._reader.requests[request].task
+
+    def _lines(self, record: RoundRecord, rows: int) -> list[Line]:
+        drafters, lines = self._reader.drafters, []
+        for name, values in zip(record.request_ids, request_rounds(record, record.ended), strict=True):
+            one = RequestRound._make(values)._replace(rows=rows)
+            lines.append(Line(name, self._task(name), drafters[one.drafter] if drafters else "", one))
+        return lines

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator, Mapping, Sequence
+from math import isnan
 
-from adaptspec.analysis.explain import Explanation, Group, RowRound, explain
-from adaptspec.analysis.journal_rounds import JournalLog, named_policy, served_policy
-from adaptspec.commands.arguments import tell
+from adaptspec.analysis.explain import Explanation, Group, Line, explain
+from adaptspec.analysis.journal_reader import JournalReader, named_policy, served_policy
+from adaptspec.commands.output import print_result
 from adaptspec.control.language.spec import PolicySpec
-from adaptspec.decision import REASON_WORDS
-from adaptspec.errors import ConfigError
+from adaptspec.decision import REASON_WORDS, Reason
 from adaptspec.quantity import quantity
 from adaptspec.tables import Table
 
-_ROUNDS = 40  # that are shown of a request where nobody says how many
+_ROUNDS = 40  # of a request that are shown without --rounds
 
 
 def run_explain(arguments: argparse.Namespace) -> int:
@@ -22,47 +22,49 @@ def run_explain(arguments: argparse.Namespace) -> int:
     request; ConfigError, PolicyError: an argument cannot be used.
     """
     rounds = arguments.rounds
-    if rounds is not None and rounds < 0:
-        raise ConfigError(f"--rounds {rounds}: give a number of rounds")
     if rounds is None:
         rounds = _ROUNDS if arguments.request is not None else 0
     policy = arguments.policy or served_policy(arguments.journal, arguments.request)
     name, spec = named_policy(policy)
-    log = JournalLog(arguments.journal)
-    found = explain(log, name, request=arguments.request, rounds=rounds)
-    said: list[Table | str] = [*_sentences(found, spec)]
-    others = [f"{other} ({quantity(count, 'request')})" for other, count in log.policies.most_common() if other != name]
+    reader = JournalReader(arguments.journal)
+    found = explain(reader, name, request=arguments.request, last_rounds=rounds)
+    shown: list[Table | str] = [*_sentences(found, spec)]
+    others = [
+        f"{other} ({quantity(count, 'request')})" for other, count in reader.policies.most_common() if other != name
+    ]
     if arguments.policy is None and others:
-        said.append(f"The journal has rounds of other policies, too: {', '.join(others)}; name one to explain it.")
-    if found.total.rows:
-        said += [_reasons_table(found), _depths_table(found), _tasks_table(found)]
+        shown.append(f"The journal has rounds of other policies, too: {', '.join(others)}; name one to explain it.")
+    shown += [_reasons_table(found), _depths_table(found), _shares(found, found.tasks, "task", "by task")]
     if found.lines:
-        said.append(_rounds_table(found.lines))
-    return tell(arguments, found.to_json(), said)
+        shown.append(_rounds_table(found.lines))
+    return print_result(arguments, found.to_json(), shown)
 
 
 def _sentences(found: Explanation, spec: PolicySpec | None) -> Iterator[str]:
-    """The gist: what it did, what that earned, how well it knew, what overruled it."""
-    total = found.total
-    requests, rounds = quantity(len(found.requests), "request"), quantity(found.rounds, "round", form=",")
+    """The gist: what it did, what that gained, how well it knew, what overruled it."""
+    total = found.total.sums
     yield (
-        f"{found.policy}: {requests}, {rounds}. Rounds that also read a prompt are left out below; where requests "
-        "share a round, so they do its time."
+        f"{found.policy}: {quantity(len(found.requests), 'request')}, {quantity(total.rounds, 'round', form=',')}. "
+        "Time for reading prompts is left out of all speed-ups."
     )
-    if not total.rows:
-        yield "There is no round without a prompt being read: nothing to say of its choices."
-        return
-    earned = total.over_plain(found.pace)
-    times = "an unknown multiple of" if earned is None else f"{earned:.2f} x"
+    gain = found.total.gain
+    times = "at an unknown multiple of the speed of plain decoding"
+    if gain is not None:
+        times = f"at {gain.value:.2f} x the speed of plain decoding ({gain.low:.2f} to {gain.high:.2f})"
     yield (
-        f"It drafted in {total.drafting / total.rows:.0%} of a request's rounds, had {total.accepted:,} of "
-        f"{total.drafted:,} drafted tokens accepted, and delivered {times} the tokens per second of plain decoding."
+        f"It drafted in {total.drafts / total.rows:.0%} of a request's rounds, had {total.accepted:,} of "
+        f"{total.drafted:,} drafted tokens accepted, and ran {times}."
     )
     if total.nodes > total.drafted:
         yield f"Its drafts branched: they had {total.nodes:,} nodes, of which drafted tokens are the longest paths."
+    if (best := found.best_fixed) is not None:
+        yield (
+            f"The best fixed depth for the same text: {best.drafter} at {best.depth}, {best.gain.value:.2f} x plain "
+            f"({best.gain.low:.2f} to {best.gain.high:.2f}; {best.guessed:.0%} of its tokens are a guess)."
+        )
     yield from _estimates(found)
     yield from _overruling(found)
-    yield f"Requests changed their depth {1e3 * found.switches / total.rows:.0f} times per 1,000 rounds."
+    yield f"Requests changed their depth {1e3 * found.depth_changes / total.rows:.0f} times per 1,000 rounds."
     other = sorted(found.chosen - {0, *spec.tiers}) if spec is not None and spec.spec.choose.takes_tiers else []
     if other:
         yield (
@@ -71,104 +73,100 @@ def _sentences(found: Explanation, spec: PolicySpec | None) -> Iterator[str]:
         )
     if found.missing_lines:
         yield f"{found.missing_lines:,} lines of the journal were dropped when it was written: counts are low."
-    if found.strays:
-        yield f"{found.strays:,} row-rounds belong to requests that began before the oldest line that is left."
+    if found.unknown_rows:
+        yield f"{found.unknown_rows:,} row-rounds belong to requests that began before the oldest line that is left."
 
 
 def _reasons_table(found: Explanation) -> Table:
-    groups = {f"{reason.name.lower()}: {REASON_WORDS[reason]}": group for reason, group in found.reasons.items()}
+    groups = {f"{reason.label}: {REASON_WORDS[reason]}": group for reason, group in found.reasons.items()}
     return _shares(found, groups, "why", "why depths were chosen")
 
 
 def _depths_table(found: Explanation) -> Table:
-    """What each depth earned, and what was expected of it."""
+    """What each depth gained, and what was expected of it."""
     columns = ("depth", "share", "first token", "accepted", "expected", "tokens", "over plain")
-    table = Table(*columns, title="what each depth earned (per request and round)")
-    for depth in sorted(found.depths):
-        group = found.depths[depth]
-        drafting = max(group.drafting, 1)
+    table = Table(*columns, title="what each depth gained (per request and round)")
+    for depth, group in found.depths.items():
+        sums = group.sums
+        first = sums.accepted_per_position[:1].sum() / max(sums.drafts, 1)
         table.add_row(
             str(depth) if depth else "off",
-            f"{group.rows / found.total.rows:.0%}",
-            f"{group.first / drafting:.0%}" if group.drafting else "-",
-            f"{group.accepted / drafting:.2f}" if group.drafting else "-",
-            f"{group.expected / drafting:.2f}" if group.expected else "-",
-            f"{group.emitted / group.rows:.2f}",
-            _ratio(group.over_plain(found.pace)),
+            f"{sums.rows / found.total.sums.rows:.0%}",
+            f"{first:.0%}" if sums.drafts else "-",
+            f"{sums.accepted / sums.drafts:.2f}" if sums.drafts else "-",
+            f"{sums.expected_accepted / sums.drafts:.2f}" if sums.expected_accepted else "-",
+            f"{sums.emitted / sums.rows:.2f}",
+            _gain(group),
         )
     return table
 
 
-def _tasks_table(found: Explanation) -> Table:
-    return _shares(found, found.tasks, "task", "by task")
-
-
-def _shares(found: Explanation, groups: Mapping[str, Group], what: str, title: str) -> Table:
-    table = Table(what, "share", "depth", "accepted", "over plain", title=title)
-    for name, group in sorted(groups.items(), key=lambda item: -item[1].rows):
+def _shares(found: Explanation, groups: Mapping[str, Group], noun: str, title: str) -> Table:
+    table = Table(noun, "share", "depth", "accepted", "over plain", title=title)
+    for name, group in sorted(groups.items(), key=lambda item: -item[1].sums.rows):
+        sums = group.sums
         table.add_row(
             name,
-            f"{group.rows / found.total.rows:.0%}",
-            f"{group.depth / group.rows:.1f}",
-            f"{group.accepted / group.drafted:.0%}" if group.drafted else "-",
-            _ratio(group.over_plain(found.pace)),
+            f"{sums.rows / found.total.sums.rows:.0%}",
+            f"{group.mean_depth:.1f}",
+            f"{sums.accepted / sums.drafted:.0%}" if sums.drafted else "-",
+            _gain(group),
         )
     return table
 
 
-def _rounds_table(lines: Sequence[RowRound]) -> Table:
+def _rounds_table(lines: Sequence[Line]) -> Table:
     several = len({line.request for line in lines}) > 1
     names = ["round", "request"] if several else ["round"]
-    branched = any(line.nodes > line.drafted for line in lines)
-    figures = ("rows", "depth", "drafted", *(["nodes"] if branched else []), "accepted", "expected", "ms")
-    columns = [*names, *figures, "why"]
-    table = Table(*columns, title="rounds" if several else lines[0].request, keys=len(names))
+    branched = any(line.round.nodes > line.round.drafted for line in lines)
+    drafters = len({line.drafter for line in lines if line.round.depth}) > 1
+    figures = ("rows", "depth", *(["drafter"] if drafters else []), "drafted", *(["nodes"] if branched else []))
+    columns = [*names, *figures, "accepted", "expected", "ms", "why"]
+    table = Table(*columns, title="rounds" if several else lines[0].request)
     for line in lines:
+        one = line.round
         table.add_row(
-            str(line.number),
+            str(one.number),
             *([line.request if len(line.request) <= 8 else f"..{line.request[-6:]}"] if several else []),
-            str(line.size),
-            str(line.depth),
-            str(line.drafted),
-            *([str(line.nodes)] if branched else []),
-            str(line.accepted),
-            "-" if line.expected is None or not line.depth else f"{line.expected:.2f}",
-            f"{line.seconds * line.size * 1e3:.1f}",
-            line.reason.name.lower(),
+            str(one.rows),
+            str(one.depth),
+            *([line.drafter if one.depth else "-"] if drafters else []),
+            str(one.drafted),
+            *([str(one.nodes)] if branched else []),
+            str(one.accepted),
+            "-" if isnan(one.expected) or not one.depth else f"{one.expected:.2f}",
+            f"{one.seconds * 1e3:.1f}",
+            Reason(one.reason).label + (", with a prompt" if one.prefill_tokens else ""),
         )
     return table
 
 
 def _estimates(found: Explanation) -> Iterator[str]:
-    total, ratio = found.total, found.goodput_expected_over_came
-    if total.expected:
+    total, ratio = found.total.sums, found.expected_over_measured
+    if total.expected_accepted:
         yield (
-            f"Where it drafted it expected {total.expected / total.drafting:.2f} accepted tokens and got "
-            f"{total.came / total.drafting:.2f} (the first is for the whole depth; a stop rule may end drafts early)."
+            f"Where it drafted it expected {total.expected_accepted / total.drafts:.2f} accepted tokens and got "
+            f"{total.accepted_as_expected / total.drafts:.2f}."
         )
     if ratio is not None:
-        yield f"It expected {ratio:.2f} x the tokens per second that came."
+        yield f"It expected {ratio:.2f} x the measured tokens per second."
 
 
 def _overruling(found: Explanation) -> Iterator[str]:
-    guard = found.guarding
+    guard = found.guard
     if guard.baselines:
         yield (
-            f"Its guard took {_count(guard.baselines, 'round')} without drafts, one at a time, to renew what it "
+            f"Its guard took {quantity(guard.baselines, 'round')} without drafts, one at a time, to renew what it "
             "measures drafting against."
         )
     if guard.switched_off or guard.probes:
         yield (
-            f"Its guard switched speculation off {_count(guard.switched_off, 'time')}, tried again "
-            f"{_count(guard.probes, 'time')}, and {guard.came_back} of these tries won."
+            f"Its guard switched speculation off {quantity(guard.switched_off, 'time')}, tried again "
+            f"{quantity(guard.probes, 'time')}, and {guard.came_back} of these probes switched it back on."
         )
     else:
         yield "No guard switched speculation off."
 
 
-def _ratio(value: float | None) -> str:
-    return "-" if value is None else f"{value:.2f}"
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}{'' if number == 1 else 's'}"
+def _gain(group: Group) -> str:
+    return "-" if group.gain is None else f"{group.gain.value:.2f}"

@@ -1,4 +1,4 @@
-"""Rounds of a journal by the policy that decided them. Read entry by entry: a journal may be larger than memory."""
+"""A journal by policies. It is read line by line, since it may be larger than memory."""
 
 from __future__ import annotations
 
@@ -22,22 +22,18 @@ from adaptspec.rounds import RoundRecord
 
 
 @dataclass(frozen=True)
-class LoggedRound:
+class PolicyRound:
     """A round, and `own`: those of its rows that one policy decided."""
 
     own: RoundRecord
     whole: RoundRecord
 
-    @property
-    def size(self) -> int:
-        """Rows that decoded in it, under whatever policy."""
-        return len(self.whole.rows)
-
 
 @dataclass
-class JournalLog:
-    """A journal that is being read: `rounds` goes through it once, and fills in the rest on the way. Rows whose request
-    began before the oldest line that is left belong to nobody known; they are counted in `strays`.
+class JournalReader:
+    """Reads a journal once, by `rounds`; the other fields fill on the way.
+
+    Rows whose request began before the oldest line that is left have no known policy: `unknown_rows` counts them.
     """
 
     path: Path
@@ -45,15 +41,16 @@ class JournalLog:
     requests: dict[str, RequestStarted] = field(default_factory=dict)
     finished: dict[str, RequestFinished] = field(default_factory=dict)
     missing_lines: int = 0
-    strays: int = 0
+    unknown_rows: int = 0
 
     @property
     def policies(self) -> Counter[str]:
+        """Requests by policy."""
         return Counter(started.policy for started in self.requests.values() if started.policy)
 
     @property
     def known_header(self) -> JournalHeader:
-        """The header. Raises JournalError: no line says what the rounds ran on."""
+        """The header. Raises JournalError: there is none, so it is unknown what the rounds ran on."""
         if self.header is None:
             raise JournalError(f"{self.path}: it has no header; give the file that --journal wrote, from its beginning")
         return self.header
@@ -64,23 +61,22 @@ class JournalLog:
         return self.known_header.drafters
 
     def costs(self) -> CostModel:
-        """The machine's costs as they were at the server's start. Raises JournalError and ConfigError."""
+        """The machine's costs at the start of the server. Raises JournalError and ConfigError."""
         return CostModel(CostProfile.from_json(json.dumps(self.known_header.costs)))
 
-    def rounds(self, policy: str | None) -> Iterator[LoggedRound]:
+    def rounds(self, policy: str | None = None) -> Iterator[PolicyRound]:
         """Rounds in which a policy decided rows, oldest first; None: any policy.
 
-        A policy decides the rows of its requests. Raises JournalError: it is no journal, or the models changed within
-        it.
+        A policy decides the rows of its requests. Raises JournalError: the file is no journal, or its models changed.
         """
         for entry in read_entries(self.path):
             match entry:
                 case RoundRecord():
                     known = [self.requests.get(name) for name in entry.request_ids]
-                    self.strays += known.count(None)
-                    mine = [i for i, one in enumerate(known) if one and policy in (None, one.policy)]
-                    if mine:
-                        yield LoggedRound(entry if len(mine) == len(known) else entry.take(np.array(mine)), entry)
+                    self.unknown_rows += known.count(None)
+                    own = [i for i, one in enumerate(known) if one is not None and policy in (None, one.policy)]
+                    if own:
+                        yield PolicyRound(entry if len(own) == len(known) else entry.take(np.array(own)), entry)
                 case RequestStarted():
                     self.requests[entry.id] = entry
                 case RequestFinished():
@@ -90,12 +86,13 @@ class JournalLog:
                 case JournalHeader():
                     before = self.header or entry
                     if (before.pair, list(before.drafters)) != (entry.pair, list(entry.drafters)):
-                        said = "its rounds are of different models; use a journal of one pair of models"
-                        raise JournalError(f"{self.path}: {said}")
+                        raise JournalError(
+                            f"{self.path}: its rounds are of different models; use a journal of one pair of models"
+                        )
                     self.header = entry
 
-    def nothing_of(self, policy: str) -> JournalError:
-        """The error for a journal without rounds of a policy: says whose it has."""
+    def no_rounds(self, policy: str) -> JournalError:
+        """The error for a journal without rounds of a policy; it names the policies that have some."""
         found = ", ".join(f"{name} ({quantity(count, 'request')})" for name, count in self.policies.most_common())
         return JournalError(
             f"{self.path}: no round was decided by policy {policy!r}; it has rounds of: {found or 'none'}"
@@ -103,8 +100,9 @@ class JournalLog:
 
 
 def named_policy(name: str) -> tuple[str, PolicySpec | None]:
-    """A policy as users name one: its name in journals, and its spec if there is a file of it. Raises PolicyError: it
-    is a path, and there is no such file, or it is not valid.
+    """The name of a policy in journals, and its spec if it is a file or is shipped.
+
+    Raises PolicyError: the name is a path, and there is no such file, or it is not valid.
     """
     shipped = {path.stem for path in shipped_policies()}
     if name not in shipped and Path(name).parent == Path() and not name.endswith((".yaml", ".yml")):
@@ -114,17 +112,18 @@ def named_policy(name: str) -> tuple[str, PolicySpec | None]:
 
 
 def served_policy(path: Path, request: str | None = None) -> str:
-    """The policy that a journal is about: that of a request, else its default, else the one with most requests. Raises
-    JournalError: it cannot be read, or nobody was served.
+    """The policy of a request, else the server's default, else the one with most requests.
+
+    Raises JournalError: the journal cannot be read, or has no request.
     """
-    log = JournalLog(path)
-    for _ in log.rounds(None):
+    reader = JournalReader(path)
+    for _ in reader.rounds():
         pass
-    known = None if request is None else log.requests.get(request)
+    known = None if request is None else reader.requests.get(request)
     if known is not None and known.policy:
         return known.policy
-    policies = log.policies
+    policies = reader.policies
     if not policies:
         raise JournalError(f"{path}: it has no requests, so there is nothing to explain; serve some first")
-    default = log.known_header.default
+    default = reader.known_header.default
     return default if default in policies else policies.most_common(1)[0][0]

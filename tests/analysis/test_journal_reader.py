@@ -1,4 +1,4 @@
-"""Reading a journal by policy: whose rows are whose, and what is refused."""
+"""Reading a journal by policy: which rows a policy decided, and what is refused."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from adaptspec.analysis.journal_rounds import JournalLog, named_policy
+from adaptspec.analysis.journal_reader import JournalReader, named_policy
 from adaptspec.errors import JournalError, PolicyError
 from adaptspec.journal import LinesDropped, RequestStarted, to_line
 from adaptspec.simulation.machine import load_machine
@@ -22,37 +22,36 @@ def _started(name: str, policy: str) -> RequestStarted:
     return RequestStarted(name, policy, None, 8, 64, None, 0.0)
 
 
-def _write(path: Path, *entries: object) -> JournalLog:
+def _write(path: Path, *entries: object) -> JournalReader:
     path.write_text("".join(to_line(entry) + "\n" for entry in entries))  # type: ignore[arg-type]  # any entries
-    return JournalLog(path)
+    return JournalReader(path)
 
 
-def test_a_round_is_split_by_who_decided_its_rows(tmp_path: Path) -> None:
-    """Rows of other policies share a round's time, and are told as such."""
+def test_a_round_is_split_by_the_policies_of_its_rows(tmp_path: Path) -> None:
     log = _write(tmp_path / "j", HEADER, _started("one", "a"), _started("two", "b"), LinesDropped(2), BOTH)
     (found,) = log.rounds("b")
     assert found.own.request_ids == ("two",)
     assert found.own.depths.tolist() == [3]
-    assert found.size == 2
-    assert (log.missing_lines, log.strays, dict(log.policies)) == (2, 0, {"a": 1, "b": 1})
-    (whole,) = JournalLog(log.path).rounds(None)
+    assert len(found.whole.rows) == 2
+    assert (log.missing_lines, log.unknown_rows, dict(log.policies)) == (2, 0, {"a": 1, "b": 1})
+    (whole,) = JournalReader(log.path).rounds()
     assert whole.own is whole.whole
-    assert "a (1 request), b (1 request)" in str(log.nothing_of("c"))
+    assert "a (1 request), b (1 request)" in str(log.no_rounds("c"))
 
 
-def test_requests_that_began_before_the_oldest_line_are_nobodys(tmp_path: Path) -> None:
+def test_requests_that_began_before_the_oldest_line_have_no_policy(tmp_path: Path) -> None:
     """A rotated journal has lost their beginning; guessing their policy would put rounds to the wrong account."""
     log = _write(tmp_path / "j", HEADER, _started("one", "a"), BOTH)
     (found,) = log.rounds("a")
     assert found.own.request_ids == ("one",)
-    assert log.strays == 1
+    assert log.unknown_rows == 1
 
 
 def test_other_models_and_missing_headers_are_refused(tmp_path: Path) -> None:
     """Depths of one pair of models say nothing of another's."""
     log = _write(tmp_path / "j", HEADER, replace(HEADER, pair="other"))
     with pytest.raises(JournalError, match="different models"):
-        list(log.rounds(None))
+        list(log.rounds())
     with pytest.raises(JournalError, match="no header"):
         _write(tmp_path / "k", BOTH).costs()
 
