@@ -10,38 +10,50 @@ from collections import defaultdict
 from collections.abc import Callable
 from typing import TypeVar
 
+from aiohttp import web
+
 T = TypeVar("T")
 Meter = Callable[[], float]
-# Seconds on the clock for each processor second that `within` grants: a full machine gives a thread a small share, and
+INLINE = 2**16  # bytes of JSON that are read at once: a thread would be no faster, and no stream is delayed by it
+# Seconds on the clock for each processor second of `run_with_timeout`: a full machine gives a thread a small share, and
 # work that waits for ever uses no processor at all.
 MAX_WAIT = 10.0
-_SHORTEST_LOOK = 0.01  # seconds between two looks at the time that work has used
+_MIN_WAIT = 0.01  # seconds between two looks at the processor time of a thread
 
 
-class Lanes:
-    """One piece of work of each order of size at a time, so nobody waits for what takes much longer than his own."""
+class SizeClassExecutor:
+    """Runs one piece of work of each order of size at a time, so that small work never waits for large work.
 
-    def __init__(self, small: int) -> None:
-        """`small`: work up to this size is done at once, where it is asked for; a thread would be no faster."""
-        self._small = small
+    Sizes are in bytes of JSON that take as long to read.
+    """
+
+    def __init__(self) -> None:
         self._lanes: defaultdict[int, asyncio.Lock] = defaultdict(asyncio.Lock)
 
     def lane(self, size: int) -> asyncio.Lock:
-        """What work of about this size has to hold: up to four times as long is about the same."""
+        """The lock of work of about this size: up to four times as long is about the same."""
         return self._lanes[size.bit_length() // 2]
 
     async def run(self, size: int, work: Callable[[], T]) -> T:
-        """What `work`, of such a size, returns or raises. It goes on where its caller is cancelled.
+        """The result of `work`, which goes on where its caller is cancelled.
 
-        Nothing of its size begins before its end: clients that come and go must not fill all threads.
+        No work of its size begins before its end: clients that come and go must not fill all threads.
         """
-        if size <= self._small:
+        if size <= INLINE:
             return work()
         lane = self.lane(size)
         await lane.acquire()
         running = asyncio.get_running_loop().run_in_executor(None, work)
         running.add_done_callback(lambda _: lane.release())
         return await asyncio.shield(running)
+
+    async def run_timed(self, size: int, seconds: float, work: Callable[[], T]) -> T:
+        """The same with a limit: asyncio.TimeoutError where it takes more processor time (see `run_with_timeout`)."""
+        async with self.lane(size):
+            return await run_with_timeout(seconds, work)
+
+
+THREADS = web.AppKey("threads", SizeClassExecutor)
 
 
 def thread_meter() -> Meter:
@@ -57,8 +69,8 @@ def thread_meter() -> Meter:
     return lambda: time.clock_gettime(clock) - used
 
 
-async def within(seconds: float, work: Callable[[], T], meter: Callable[[], Meter] = thread_meter) -> T:
-    """What `work` returns or raises, in a thread of its own; asyncio.TimeoutError if it takes longer.
+async def run_with_timeout(seconds: float, work: Callable[[], T], meter: Callable[[], Meter] = thread_meter) -> T:
+    """The result of `work`, in a thread of its own; asyncio.TimeoutError if it takes longer.
 
     `seconds` are processor time, since a full machine must not make work fail; ten times as many may pass on the clock.
     The thread is then interrupted between two steps of Python, so a loop ends; one long call into C ends by itself.
@@ -68,7 +80,7 @@ async def within(seconds: float, work: Callable[[], T], meter: Callable[[], Mete
     future: asyncio.Future[T] = loop.create_future()
     meters: list[Meter] = []  # of the thread, as soon as it runs
 
-    def tell(result: T | None, error: Exception | None) -> None:
+    def report(result: T | None, error: Exception | None) -> None:
         if not future.done():
             future.set_result(result) if error is None else future.set_exception(error)  # type: ignore[arg-type]
 
@@ -78,9 +90,9 @@ async def within(seconds: float, work: Callable[[], T], meter: Callable[[], Mete
             result, error = work(), None
         except _InterruptedError:
             return
-        except Exception as caught:  # noqa: BLE001 - it is the caller's
+        except Exception as caught:  # noqa: BLE001 - the caller gets it
             result, error = None, caught
-        loop.call_soon_threadsafe(tell, result, error)
+        loop.call_soon_threadsafe(report, result, error)
 
     thread = threading.Thread(target=run, name="adaptspec-timed", daemon=True)
     thread.start()
@@ -88,7 +100,7 @@ async def within(seconds: float, work: Callable[[], T], meter: Callable[[], Mete
         ends, left = loop.time() + MAX_WAIT * seconds, seconds
         while not future.done() and left > 0.0 and loop.time() < ends:
             # Not wait_for: it may forget to be cancelled before Python 3.12.
-            await asyncio.wait([future], timeout=max(left, _SHORTEST_LOOK))
+            await asyncio.wait([future], timeout=max(left, _MIN_WAIT))
             left = seconds - _used(meters)
         if not future.done():
             raise asyncio.TimeoutError
@@ -108,7 +120,7 @@ def _used(meters: list[Meter]) -> float:
 
 
 class _InterruptedError(BaseException):
-    """Raised in the thread whose time is up: nothing that catches Exception can hold it."""
+    """Raised in the thread whose time is up; code that catches Exception does not catch it."""
 
 
 def _interrupt(thread: threading.Thread) -> None:

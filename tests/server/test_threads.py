@@ -1,4 +1,4 @@
-"""Whose turn it is: small work at once, large work in threads, and nobody behind what is much larger than his own."""
+"""Small work is done at once, large work in threads, and no work waits for much larger work."""
 
 from __future__ import annotations
 
@@ -7,25 +7,25 @@ import threading
 
 import pytest
 
-from adaptspec.server.threads import MAX_WAIT, Lanes, within
+from adaptspec.server.threads import INLINE, MAX_WAIT, SizeClassExecutor, run_with_timeout
 
 
-async def test_who_leaves_gives_up_his_turn_only_when_his_work_has_ended() -> None:
+async def test_a_cancelled_caller_keeps_its_slot_until_its_work_has_ended() -> None:
     """Otherwise clients that come and go would have as many threads at work as there are."""
-    turns, going, begun = Lanes(0), threading.Event(), threading.Event()
+    turns, going, begun = SizeClassExecutor(), threading.Event(), threading.Event()
 
     def work() -> None:
         begun.set()
         assert going.wait(20.0)
 
-    left = asyncio.create_task(turns.run(100, work))
+    left = asyncio.create_task(turns.run(INLINE + 1, work))
     await asyncio.to_thread(begun.wait, 20.0)
     left.cancel()
     with pytest.raises(asyncio.CancelledError):
         await left
     done: list[int] = []
-    after = asyncio.create_task(turns.run(100, lambda: done.append(1)))
-    await turns.run(10_000, lambda: done.append(2))  # what is of another size has its own turn
+    after = asyncio.create_task(turns.run(INLINE + 1, lambda: done.append(1)))
+    await turns.run(100 * INLINE, lambda: done.append(2))  # work of another size does not wait
     await asyncio.sleep(0.02)
     assert done == [2]
     going.set()
@@ -44,7 +44,7 @@ async def test_work_on_a_full_machine_may_take_longer_on_the_clock() -> None:
             going.set()
         return 0.0
 
-    assert await within(0.5, lambda: going.wait(20.0), lambda: meter)
+    assert await run_with_timeout(0.5, lambda: going.wait(20.0), lambda: meter)
     assert looks >= 2
 
 
@@ -61,7 +61,7 @@ async def test_work_that_computes_for_too_long_is_interrupted() -> None:
             ended.set()
 
     with pytest.raises(asyncio.TimeoutError):
-        await within(0.05, work)
+        await run_with_timeout(0.05, work)
     assert begun.is_set()
     assert await asyncio.to_thread(ended.wait, 20.0)
 
@@ -76,6 +76,6 @@ async def test_work_that_waits_for_ever_ends_too() -> None:
         return 0.0
 
     with pytest.raises(asyncio.TimeoutError):
-        await within(0.05, lambda: going.wait(60.0), lambda: meter)
+        await run_with_timeout(0.05, lambda: going.wait(60.0), lambda: meter)
     assert 1 <= looks <= MAX_WAIT
     going.set()

@@ -1,76 +1,80 @@
-"""`/v1/completions` on the wire: its body, and its answers, whole and in pieces."""
+"""`/v1/completions`: its body, its answers, whole and in chunks, and its handler."""
 
 from __future__ import annotations
 
 import codecs
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Annotated, ClassVar, Literal
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Annotated, Any, ClassVar, Literal, cast
 
-from pydantic import PlainValidator, WithJsonSchema
+from aiohttp import web
+from pydantic import Field, ValidationError, ValidatorFunctionWrapHandler, WrapValidator
 from pydantic_core import PydanticCustomError
 
 from adaptspec import results
-from adaptspec.request import Grammar
+from adaptspec.errors import RequestError
+from adaptspec.request import Request
 from adaptspec.results import Delta, FinishReason, TokenLogprob
-from adaptspec.server.api.answers import Answer, Bytes, Finish, Json, Metrics, Reply, Usage
+from adaptspec.server import limits
+from adaptspec.server.api.body import read_json
 from adaptspec.server.api.constraints.structured_outputs import ConstraintFields
-from adaptspec.server.api.generation_body import Alternatives, GenerationBody
-from adaptspec.server.api.wire import TOKEN_ID
-from adaptspec.server.limits import ServerLimits
-
-Prompt = str | list[int]
-
-
-def _prompts(value: object) -> list[Prompt]:
-    if isinstance(value, str):
-        return [value]
-    if isinstance(value, list) and value:
-        if _is_tokens(value):
-            return [value]
-        if all(isinstance(item, str) for item in value) or all(_is_tokens(item) for item in value):
-            return value
-    raise PydanticCustomError(
-        "prompt",
-        "it must be a string, a list of strings, a list of token ids or a list of lists of token ids, and not empty",
-    )
+from adaptspec.server.api.fields import TOKEN_ID, Json, Only
+from adaptspec.server.api.outputs import Answer, Bytes, ChunkWriter, Finish, Metrics, Usage, new_id
+from adaptspec.server.api.sampling import Alternatives, GenerationRequest
+from adaptspec.server.generation import GENERATION, Generation, key_name, with_unique_ids
+from adaptspec.server.routes import Operation
 
 
-def _is_tokens(value: object) -> bool:
-    return isinstance(value, list) and bool(value) and all(type(item) is int for item in value)
+def _with_all_forms(value: object, handler: ValidatorFunctionWrapHandler) -> object:
+    """The same prompts, with one error that names all forms."""
+    if isinstance(value, list) and len(value) > limits.PROMPTS and not isinstance(value[0], int):
+        counts = {"count": len(value), "most": limits.PROMPTS}
+        raise PydanticCustomError("too_many", "has {count} prompts; send at most {most} in one request", counts)
+    try:
+        return handler(value)
+    except ValidationError as error:
+        raise PydanticCustomError(
+            "prompt",
+            "it must be a string, a list of strings, a list of token ids or a list of lists of token ids, and not "
+            "empty",
+        ) from error
 
 
-_IDS = {"type": "array", "items": {"type": "integer", "minimum": 0, "format": TOKEN_ID}, "minItems": 1}
-_TEXT = {"type": "string", "minLength": 1}
-_PROMPTS: Json = {
-    "anyOf": [
-        _TEXT,
-        {"type": "array", "items": _TEXT, "minItems": 1, "maxItems": ServerLimits().prompts},
-        _IDS,
-        {"type": "array", "items": _IDS, "minItems": 1, "maxItems": ServerLimits().prompts},
-    ]
-}
+# The engine checks the largest id, and its error names the range.
+_Id = Annotated[int, Field(json_schema_extra={"minimum": 0, "format": TOKEN_ID})]
+_Ids = Annotated[list[_Id], Field(min_length=1, fail_fast=True)]
+_Texts = Annotated[list[str], Field(min_length=1, max_length=limits.PROMPTS, fail_fast=True)]
+_Lists = Annotated[list[_Ids], Field(min_length=1, max_length=limits.PROMPTS, fail_fast=True)]
+PromptField = Annotated[str | _Ids | _Texts | _Lists, WrapValidator(_with_all_forms)]
 
 
-class CompletionBody(GenerationBody, ConstraintFields):
-    """A request for completions of one or several prompts. `prompt` is always a list once read."""
+class CompletionRequest(GenerationRequest, ConstraintFields):
+    """A request for completions of one or several prompts."""
 
-    prompt: Annotated[list[Prompt], PlainValidator(_prompts), WithJsonSchema(_PROMPTS)]
+    prompt: PromptField
     echo: bool | None = None
     logprobs: Alternatives | None = None
 
-    no_ops: ClassVar[Mapping[str, tuple[object, ...]]] = {
-        **GenerationBody.no_ops,
-        "add_special_tokens": (True,),
-        "suffix": ("",),
-    }
+    add_special_tokens: Annotated[Any, Only(True)] = None
+    suffix: Annotated[Any, Only("")] = None
 
     prompt_field: ClassVar[str] = "prompt"
     operation: ClassVar[str] = "text_completion"
-    usual_tokens: ClassVar[int | None] = 16  # as at OpenAI
+    default_tokens: ClassVar[int | None] = 16  # as at OpenAI
+
+    @property
+    def prompts(self) -> Sequence[str | list[int]]:
+        """Each prompt as a text or as token ids."""
+        match self.prompt:
+            case str() as text:
+                return [text]
+            case [int(), *_] as ids:
+                return [cast("list[int]", ids)]
+            case several:
+                return cast("list[str | list[int]]", several)
 
     @property
     def contents(self) -> list[dict[str, str]]:
-        return [{"role": "user", "content": prompt} for prompt in self.prompt if isinstance(prompt, str)]
+        return [{"role": "user", "content": prompt} for prompt in self.prompts if isinstance(prompt, str)]
 
     @property
     def alternatives(self) -> int | None:
@@ -82,14 +86,9 @@ class CompletionBody(GenerationBody, ConstraintFields):
 
     @property
     def constrained_by(self) -> str | None:
-        """The field with a grammar, which takes its time to compile; None where there is none."""
         if self.asked is not None:
             return self.asked.param
         return "response_format" if self.wants_json else None
-
-    def grammar(self, limits: ServerLimits = ServerLimits()) -> Grammar | None:
-        """What each answer must be; None where any text will do. Raises RequestError for too much of a constraint."""
-        return self.constraint(limits)
 
 
 class CompletionLogprobs(Answer):
@@ -123,30 +122,36 @@ class Completion(Answer):
     warnings: list[str] | None = None
 
 
-class CompletionReply(Reply):
+class CompletionWriter(ChunkWriter):
     """Answers a request for completions."""
 
-    prefix = "cmpl"
     whole_model = Completion
     whole_object = "text_completion"
     chunk_object = "text_completion"
 
-    def __init__(self, model: str, body: CompletionBody, bytes_of: Bytes) -> None:
-        super().__init__(model, body.choices, body.warnings)
+    def __init__(
+        self,
+        identity: str,
+        model: str,
+        body: CompletionRequest,
+        requests: Sequence[Request],
+        *,
+        bytes_of: Bytes,
+        echoes: Sequence[str] = (),
+    ) -> None:
+        """`echoes` are the texts of the prompts, with which their answers begin; empty where they do not."""
+        super().__init__(identity, model, body, requests)
         self._bytes_of = bytes_of
         self._logprobs = body.logprobs is not None
-        self._echoes: list[tuple[str, int]] = []
+        first_tokens = [request.prompt[0] for request in requests]
+        self._echoes = list(zip([text for text in echoes for _ in range(body.choices)], first_tokens, strict=False))
         self._writers: dict[int, LogprobsWriter] = {}
-
-    def echo(self, prompts: Iterable[tuple[str, int]]) -> None:
-        """Begin each answer with its prompt, of which this is the text and the first token."""
-        self._echoes = [prompt for prompt in prompts for _ in range(self.choices)]
 
     def chunks(self, index: int, delta: Delta, *, first: bool) -> Iterator[Json]:
         begins = first and bool(self._echoes)
         text = (self._echoes[index][0] if begins else "") + delta.text
         if text or begins or (self._logprobs and delta.tokens):
-            logprobs = self._told(index, (*delta.prompt_logprobs, *delta.logprobs), begins=begins)
+            logprobs = self._logprobs_of(index, (*delta.prompt_logprobs, *delta.logprobs), begins=begins)
             yield _chunk(index, text, None if logprobs is None else logprobs.written())
         if delta.completion is not None:
             yield _chunk(index, "", finish=_finish(delta.completion))
@@ -156,11 +161,11 @@ class CompletionReply(Reply):
         return CompletionChoice(
             index=index,
             text=(self._echoes[index][0] if self._echoes else "") + completion.text,
-            logprobs=self._told(index, entries, begins=bool(self._echoes)),
+            logprobs=self._logprobs_of(index, entries, begins=bool(self._echoes)),
             finish_reason=_finish(completion),
         )
 
-    def _told(self, index: int, entries: Sequence[TokenLogprob], *, begins: bool) -> CompletionLogprobs | None:
+    def _logprobs_of(self, index: int, entries: Sequence[TokenLogprob], *, begins: bool) -> CompletionLogprobs | None:
         if not self._logprobs:
             return None
         writer = self._writers.setdefault(index, LogprobsWriter(self._bytes_of))
@@ -180,7 +185,7 @@ class LogprobsWriter:
         self._characters = 0
 
     def write(self, entries: Iterable[TokenLogprob], first: int | None = None) -> CompletionLogprobs:
-        """The next tokens. `first` is a token that comes before them and that nothing came before: it has no number."""
+        """The next tokens. `first` is the first token of the prompt, which comes before them and has no probability."""
         written = CompletionLogprobs(tokens=[], token_logprobs=[], top_logprobs=[], text_offset=[])
         for entry in (*(() if first is None else (TokenLogprob(first, 0.0),)), *entries):
             raw = self._bytes_of(entry.token)
@@ -192,7 +197,7 @@ class LogprobsWriter:
             written.top_logprobs.append(top)
             written.text_offset.append(self._characters)
             self._characters += len(self._decoder.decode(raw))
-        if first is not None:  # how likely it was nobody knows
+        if first is not None:  # nothing predicts it
             written.token_logprobs[0] = written.top_logprobs[0] = None
         return written
 
@@ -211,3 +216,60 @@ def _finish(completion: results.Completion) -> Finish:
 
 def _chunk(index: int, text: str, logprobs: Json | None = None, finish: Finish | None = None) -> Json:
     return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": finish}
+
+
+@Operation("post", "/v1/completions", CompletionRequest, Completion, streams=True, refused=(429,))
+async def completions(http: web.Request) -> web.StreamResponse:
+    """Complete prompts."""
+    generation = http.app[GENERATION]
+    with generation.admitted():
+        body = await read_json(http, CompletionRequest)
+        identity, prompts = new_id("cmpl-"), generation.prompts
+        requests = await completion_requests(generation, identity, body, key_name(http))
+        echoes: list[str] = []
+        if body.echoes:  # token ids as the text they stand for, once it is known that they exist
+            echoes = [given if isinstance(given, str) else await prompts.decode(given) for given in body.prompts]
+    name, bytes_of = generation.engine.target.name, prompts.bytes_of
+    writer = CompletionWriter(identity, name, body, requests, bytes_of=bytes_of, echoes=echoes)
+    return await generation.respond(http, body, requests, writer)
+
+
+async def completion_requests(
+    generation: Generation, identity: str, body: CompletionRequest, key: str | None = None
+) -> list[Request]:
+    """One engine request per prompt and choice, prompt by prompt.
+
+    Raises RequestError, before the next prompt is encoded, if the engine can never serve one of them.
+    """
+    generation.check(body, len(body.prompts))
+    grammar = await generation.compile(body, body.constraint)
+    requests: list[Request] = []
+
+    def add(prompt: tuple[int, ...]) -> None:
+        if not prompt and len(body.prompts) > 1:
+            path = f"prompt[{len(requests) // body.choices}]"
+            raise RequestError(f"{path} is empty; send at least one token", path)
+        requests.extend(generation.requests(identity, body, prompt, grammar=grammar, key=key))
+
+    texts = [prompt for prompt in body.prompts if isinstance(prompt, str)]
+    await generation.prompts.encode_all(texts, check=add)
+    for prompt in body.prompts:
+        if not isinstance(prompt, str):
+            add(tuple(prompt))
+    _check_echoes(body, requests)
+    return with_unique_ids(requests)
+
+
+def _check_echoes(body: CompletionRequest, requests: Sequence[Request]) -> None:
+    if not body.echoes or body.alternatives is None:
+        return
+    numbers = sum(len(request.prompt) for request in requests) * (1 + body.alternatives)
+    if numbers > limits.PROMPT_LOGPROBS:
+        raise RequestError(
+            f"logprobs of all prompt tokens are {numbers} numbers here; this server sends at most "
+            f"{limits.PROMPT_LOGPROBS} in one answer: send fewer or shorter prompts, or ask for fewer alternatives",
+            "logprobs",
+        )
+
+
+ROUTES = (completions,)

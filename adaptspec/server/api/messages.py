@@ -10,42 +10,23 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import (
-    AfterValidator,
-    Field,
-    PlainValidator,
-    ValidationError,
-    ValidationInfo,
-    WithJsonSchema,
-    model_validator,
-)
+from pydantic import AfterValidator, Field, PlainValidator, ValidationError, ValidationInfo, model_validator
 from pydantic_core import PydanticCustomError
 
 from adaptspec.errors import RequestError
-from adaptspec.server.api.warnings import Warnings
-from adaptspec.server.api.wire import NOT_TEXT, LenientModel, drop_keys, shown
+from adaptspec.server import limits
+from adaptspec.server.api.fields import NOT_TEXT, AtMost, LenientModel, Name, drop_keys, quoted, warnings_of
 
-MAX_CALLS = 128  # in one message, as many as there may be tools
 # Parts of a message that are text, and the key that has it: those of chats, of responses, and of their answers.
 _TEXT_PARTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
 # Parts in which a model thought: what other servers' answers have, as they come back.
 _REASONING_PARTS = frozenset({"thinking", "redacted_thinking", "reasoning", "reasoning_text", "summary_text"})
-# Keys of parts, calls and messages that no model has a use for: places in a list, hints for caches, citations.
+# Keys of parts, calls and messages that no model has a use for: indices in a list, hints for caches, citations.
 IDLE_KEYS = frozenset(
     {"annotations", "cache_control", "id", "index", "logprobs", "prompt_cache_breakpoint", "status", "type"}
 )
-_PARTS = [
-    {"type": "object", "properties": {"type": {"const": kind}, key: {"type": "string"}}, "required": ["type", key]}
-    for kind, key in _TEXT_PARTS.items()
-]
-_REASONED = {"type": "object", "properties": {"type": {"enum": sorted(_REASONING_PARTS)}}, "required": ["type"]}
-TEXT_SCHEMA: dict[str, Any] = {
-    "anyOf": [{"type": "string"}, {"type": "array", "items": {"anyOf": [*_PARTS, _REASONED]}}]
-}
-_NULLABLE: dict[str, Any] = {"anyOf": [*TEXT_SCHEMA["anyOf"], {"type": "null"}]}
 # Names of MCP's tools have dots and slashes; none of these characters needs an escape in JSON.
 FUNCTION_NAME = r"^[a-zA-Z0-9_.:/-]{1,128}$"
 NAME_RULE = "1 to 128 letters, digits and characters of _ . : / -"
@@ -57,32 +38,8 @@ def _function_name(name: str) -> str:
     return name
 
 
-FunctionName = Annotated[
-    str, AfterValidator(_function_name), WithJsonSchema({"type": "string", "pattern": FUNCTION_NAME})
-]
+FunctionName = Annotated[str, AfterValidator(_function_name), Field(json_schema_extra={"pattern": FUNCTION_NAME})]
 CALL_OF_FUNCTION = "function0"  # the id of a call in OpenAI's older form, which has none
-
-# Messages are text, the result of a call, or an answer, which may have calls and may be empty.
-_NOTHING, _SOMETHING = {"type": "null"}, {"type": ["string", "array"]}
-_NO_CALLS: dict[str, Any] = {"anyOf": [_NOTHING, {"type": "array", "maxItems": 0}]}
-_RESULT: dict[str, Any] = {
-    "properties": {"role": {"const": "tool"}, "tool_call_id": {"type": "string"}, "tool_calls": _NO_CALLS},
-    "required": ["tool_call_id"],
-}
-_OLD_RESULT: dict[str, Any] = {"properties": {"role": {"const": "function"}, "tool_calls": _NO_CALLS}}
-_SAID: dict[str, Any] = {
-    "properties": {
-        "role": {"enum": ["system", "developer", "user"]},
-        "tool_call_id": _NOTHING,
-        "tool_calls": _NO_CALLS,
-    },
-    "anyOf": [
-        {"properties": {"content": _SOMETHING}, "required": ["content"]},
-        {"properties": {"refusal": {"type": "string"}}, "required": ["refusal"]},
-    ],
-}
-_ANSWERED: dict[str, Any] = {"properties": {"role": {"const": "assistant"}, "tool_call_id": _NOTHING}}
-
 
 # Parts of a message that OpenAI's and others' clients send, and that are no text.
 _MEDIA = frozenset(
@@ -128,7 +85,7 @@ def _text_of(part: object, index: int, info: ValidationInfo) -> str | None:
         drop_keys(part, IDLE_KEYS | {key}, "content[]", info)
         text: str = part[key]
         return text
-    given = f"the type {shown(kind)} is not" if isinstance(kind, str) and key is None else "this is not"
+    given = f"the type {quoted(kind)} is not" if isinstance(kind, str) and key is None else "this is not"
     error = PydanticCustomError(
         "part", "{given} a text part such as {example}", {"given": given, "example": _TEXT_EXAMPLE}
     )
@@ -139,8 +96,9 @@ def _text_if_any(value: object, info: ValidationInfo) -> str | None:
     return None if value is None else _text(value, info)
 
 
-Text = Annotated[str, PlainValidator(_text), WithJsonSchema(TEXT_SCHEMA)]
-TextIfAny = Annotated[str | None, PlainValidator(_text_if_any), WithJsonSchema(_NULLABLE)]
+_Parts = list[dict[str, Any]]
+Text = Annotated[str, PlainValidator(_text, json_schema_input_type=str | _Parts)]
+TextIfAny = Annotated[str | None, PlainValidator(_text_if_any, json_schema_input_type=str | _Parts | None)]
 
 
 class CalledFunction(LenientModel):
@@ -156,7 +114,7 @@ class CalledFunction(LenientModel):
 class ToolCall(LenientModel):
     """One call in an assistant's message."""
 
-    id: Annotated[str, Field(min_length=1, max_length=256)]
+    id: Name
     type: Literal["function"] = "function"
     function: CalledFunction
 
@@ -170,8 +128,7 @@ class ToolCall(LenientModel):
         custom = value.get("custom") if isinstance(value, dict) and value.get("type") == "custom" else None
         if not isinstance(custom, dict) or not isinstance(custom.get("input"), str):
             return value
-        if isinstance(info.context, Warnings):
-            info.context.add("item", "tool_calls[] of the type custom are read as calls of functions")
+        warnings_of(info).add("item", "tool_calls[] of the type custom are read as calls of functions")
         arguments = json.dumps({"input": custom["input"]}, ensure_ascii=False)
         others = {name: inner for name, inner in value.items() if name != "custom"}
         return {**others, "type": "function", "function": {"name": custom.get("name"), "arguments": arguments}}
@@ -182,16 +139,15 @@ class Message(LenientModel):
 
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
     content: TextIfAny = None
-    name: Annotated[str, Field(max_length=256)] | None = None
+    name: Annotated[str, Field(max_length=limits.NAME_CHARACTERS)] | None = None
     reasoning_content: str | None = None
     function_call: CalledFunction | None = None  # OpenAI's older form of a call; it is read as one of `tool_calls`
-    tool_calls: Annotated[list[ToolCall], Field(max_length=MAX_CALLS, fail_fast=True)] | None = None
+    tool_calls: Annotated[list[ToolCall], Field(fail_fast=True), AtMost(limits.TOOLS)] | None = None
     tool_call_id: str | None = None
 
     where: ClassVar[str] = "messages[]"
     # What answers carry in addition to their text, here and elsewhere, when a client sends them back as they came.
     idle: ClassVar[frozenset[str]] = IDLE_KEYS | {"parsed", "reasoning"}
-    together: ClassVar[Sequence[Mapping[str, Any]]] = ({"anyOf": [_RESULT, _OLD_RESULT, _SAID, _ANSWERED]},)
 
     @model_validator(mode="before")
     @classmethod
@@ -212,16 +168,18 @@ class Message(LenientModel):
             value["content"] = refusal
         return value
 
-    def check(self, place: str) -> None:
-        """What no single field can say; `place` is where the message stands. Raises RequestError."""
+    def check(self, path: str) -> None:
+        """Check its fields together; `path` is that of the message. Raises RequestError."""
         if self.tool_calls and self.role != "assistant":
-            raise RequestError(f"{place}.tool_calls: only an assistant's message has calls", f"{place}.tool_calls")
-        if (self.tool_call_id is None) is (self.role == "tool"):
+            raise RequestError(f"{path}.tool_calls: only an assistant's message has calls", f"{path}.tool_calls")
+        if self.role == "tool" and self.tool_call_id is None:
+            raise RequestError(f"{path}.tool_call_id is missing; add the id of the call", f"{path}.tool_call_id")
+        if self.role != "tool" and self.tool_call_id is not None:
             raise RequestError(
-                f"{place}.tool_call_id belongs to messages of the role tool, and these need it", f"{place}.tool_call_id"
+                f"{path}.tool_call_id is only for messages of the role tool; leave it out", f"{path}.tool_call_id"
             )
         if self.content is None and self.role in ("system", "developer", "user"):
-            raise RequestError(f"{place}.content is missing; add the text of the message", f"{place}.content")
+            raise RequestError(f"{path}.content is missing; add the text of the message", f"{path}.content")
 
     @property
     def characters(self) -> int:
@@ -259,6 +217,7 @@ def _checked(messages: list[Message]) -> list[Message]:
 
 Messages = Annotated[
     list[Message],
-    Field(min_length=1, max_length=4096, fail_fast=True),
+    Field(min_length=1, fail_fast=True),
+    AtMost(limits.MESSAGES),
     AfterValidator(_checked),
 ]

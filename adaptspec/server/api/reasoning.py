@@ -86,55 +86,55 @@ class Splitter:
     def __init__(self, marks: Reasoning | None) -> None:
         """`marks` None: all of it is answer."""
         self._marks = marks
-        self._place = "answer" if marks is None else "inside" if marks.opened else "start"
+        self._state = "answer" if marks is None else "inside" if marks.opened else "start"
         self._held = ""
         self._skipped = 0
         self._begun = False  # something of the reasoning is out, so white space belongs to it
-        self.thought = self._place == "inside"
+        self.thought = self._state == "inside"
 
     @property
     def unfinished(self) -> bool:
         """Whether there is a reasoning that has not been closed."""
-        return self._place == "inside"
+        return self._state == "inside"
 
     @property
     def answering(self) -> bool:
         """Whether all that follows is answer."""
-        return self._place == "answer"
+        return self._state == "answer"
 
     def feed(self, text: str) -> Iterator[Span]:
-        if self._place == "answer":
+        if self._state == "answer":
             yield from self._answer(text)
             return
         self._held += text
-        if self._place == "start":
+        if self._state == "start":
             self._start()
-        if self._place == "inside":
+        if self._state == "inside":
             yield from self._inside()
-        if self._place == "after":
+        if self._state == "after":
             self._strip()
             if self._held:
-                self._place = "answer"
-        if self._place == "answer":
+                self._state = "answer"
+        if self._state == "answer":
             held, self._held = self._held, ""
             yield from self._answer(held)
 
     def end(self) -> Iterator[Span]:
         """What was held back: nothing follows it."""
         held, self._held = self._held, ""
-        if self._place == "inside":
+        if self._state == "inside":
             held = held.rstrip(_BLANK)
-        if held and self._place != "after":
-            yield self._span(held, reasoning=self._place == "inside")
+        if held and self._state != "after":
+            yield self._span(held, reasoning=self._state == "inside")
 
     def _start(self) -> None:
         assert self._marks is not None
         seen, mark = self._held.lstrip(_BLANK), self._marks.open
         if seen.startswith(mark):
             self._skip(len(self._held) - len(seen) + len(mark))
-            self._place, self.thought = "inside", True
+            self._state, self.thought = "inside", True
         elif not mark.startswith(seen):
-            self._place = "answer"
+            self._state = "answer"
 
     def _inside(self) -> Iterator[Span]:
         assert self._marks is not None
@@ -151,7 +151,7 @@ class Splitter:
             yield self._span(certain_text, reasoning=True)
         if found:
             self._skip(len(self._held) - len(rest))
-            self._place = "after"
+            self._state = "after"
 
     def _answer(self, text: str) -> Iterator[Span]:
         if text:

@@ -2,26 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, ClassVar
+from typing import Annotated
 
 from aiohttp import web
-from pydantic import Field, model_validator
+from pydantic import model_validator
 from pydantic_core import to_json
 
 from adaptspec.errors import RequestError
 from adaptspec.models.sampling import check_tokens
-from adaptspec.server.api.answers import Answer
+from adaptspec.server import limits
+from adaptspec.server.api.body import read_json
+from adaptspec.server.api.chat import prompt_of
+from adaptspec.server.api.chat_prompt import ChatPromptFields
+from adaptspec.server.api.fields import AtMost, Name, RequestBody, TokenIds
 from adaptspec.server.api.messages import Messages
-from adaptspec.server.api.prompt_fields import PromptFields
-from adaptspec.server.api.wire import Name, RequestBody, TokenId
+from adaptspec.server.api.outputs import Answer
+from adaptspec.server.generation import GENERATION
 from adaptspec.server.routes import Operation
-from adaptspec.server.service import SERVICE, read_body
+from adaptspec.server.threads import THREADS
 
-_TOKEN = 8  # bytes of an answer
+_BYTES_PER_TOKEN = 8  # of an answer
 
 
-class TokenizeBody(PromptFields):
+class TokenizeRequest(ChatPromptFields):
     """A text or a conversation to count or look at; exactly one of the two."""
 
     model: Name | None = None
@@ -30,18 +33,8 @@ class TokenizeBody(PromptFields):
     add_special_tokens: bool | None = None
     return_token_strs: bool | None = None
 
-    together: ClassVar[Sequence[Mapping[str, Any]]] = (
-        *PromptFields.together,
-        {
-            "anyOf": [
-                {"properties": {one: {"not": {"type": "null"}}, other: {"type": "null"}}, "required": [one]}
-                for one, other in (("prompt", "messages"), ("messages", "prompt"))
-            ]
-        },
-    )
-
     @model_validator(mode="after")
-    def _check_one(self) -> TokenizeBody:
+    def _check_one(self) -> TokenizeRequest:
         if self.prompt is None and self.messages is None:
             raise RequestError(
                 "there is nothing to tokenize; send prompt (a text) or messages (a conversation)", "prompt"
@@ -50,14 +43,19 @@ class TokenizeBody(PromptFields):
             raise RequestError("send prompt or messages, not both", "prompt")
         if self.tools and self.messages is None:
             raise RequestError("tools belong to a conversation; send messages, or leave tools out", "tools")
+        if self.add_special_tokens and self.messages is not None:
+            raise RequestError(
+                "add_special_tokens is for prompt: the chat template writes those of messages; leave it out",
+                "add_special_tokens",
+            )
         return self
 
 
-class DetokenizeBody(RequestBody):
+class DetokenizeRequest(RequestBody):
     """Token ids to read."""
 
     model: Name | None = None
-    tokens: Annotated[list[TokenId], Field(fail_fast=True)]
+    tokens: Annotated[TokenIds, AtMost(limits.TOKENS)]
 
 
 class Tokens(Answer):
@@ -96,45 +94,44 @@ class Text(Answer):
     prompt: str
 
 
-@Operation("post", "/tokenize", TokenizeBody, Tokens)
+@Operation("post", "/tokenize", TokenizeRequest, Tokens)
 async def tokenize(http: web.Request) -> web.Response:
     """Token ids of a text or a conversation."""
-    service = http.app[SERVICE]
-    body = await read_body(http, TokenizeBody)
-    service.names.check(body.model)
+    generation = http.app[GENERATION]
+    body = await read_json(http, TokenizeRequest)
+    generation.names.check(body.model)
     if body.messages is None:
         special = body.add_special_tokens is not False
-        tokens = await service.codec.encode(body.prompt or "", add_special_tokens=special)
+        tokens = await generation.prompts.encode(body.prompt or "", add_special_tokens=special)
     else:
-        form, options = service.tool_form(body), body.render_options
-        tokens = await service.codec.encode_chat(body.messages, body.tools or (), options, form, warnings=body.warnings)
-    context = service.engine.target.context
-    service.warning_log.report(body.warnings)
+        tokens = await prompt_of(generation, body, body.messages)
+    context = generation.engine.target.context
+    generation.warning_log.report(body.warnings)
 
     def written() -> bytes:
-        names = service.codec.token_names(tokens) if body.return_token_strs else None
+        names = generation.prompts.token_names(tokens) if body.return_token_strs else None
         answer = Tokens(count=len(tokens), max_model_len=context, tokens=list(tokens), token_strs=names)
         return to_json(answer.written() | body.warnings.written())
 
     # The answer may hold millions of numbers: it is made where it is written.
-    written_body = await service.reading.run(_TOKEN * len(tokens), written)
+    written_body = await http.app[THREADS].run(_BYTES_PER_TOKEN * len(tokens), written)
     return web.json_response(body=written_body)
 
 
-@Operation("post", "/detokenize", DetokenizeBody, Text)
+@Operation("post", "/detokenize", DetokenizeRequest, Text)
 async def detokenize(http: web.Request) -> web.Response:
     """The text of token ids."""
-    service = http.app[SERVICE]
-    body = await read_body(http, DetokenizeBody)
-    service.names.check(body.model)
-    check_tokens("tokens", body.tokens, service.engine.target.vocab_size)
-    return web.json_response(Text(prompt=await service.codec.decode(body.tokens)).written())
+    generation = http.app[GENERATION]
+    body = await read_json(http, DetokenizeRequest)
+    generation.names.check(body.model)
+    check_tokens("tokens", body.tokens, generation.engine.target.vocab_size)
+    return web.json_response(Text(prompt=await generation.prompts.decode(body.tokens)).written())
 
 
 @Operation("get", "/tokenizer_info", answer=TokenizerInfo)
 async def tokenizer_info(http: web.Request) -> web.Response:
     """Special tokens of the tokenizer, and the chat template."""
-    return web.json_response(body=to_json(http.app[SERVICE].codec.tokenizer_info()))
+    return web.json_response(body=to_json(http.app[GENERATION].prompts.tokenizer_info()))
 
 
 ROUTES = (tokenize, detokenize, tokenizer_info)

@@ -14,11 +14,10 @@ from pydantic import BeforeValidator, Discriminator, Field, GetJsonSchemaHandler
 from pydantic_core import CoreSchema
 
 from adaptspec.errors import RequestError
+from adaptspec.server import limits
+from adaptspec.server.api.fields import AtMost, Warnings, WireModel, loggable_key, quoted, warnings_of
 from adaptspec.server.api.messages import FUNCTION_NAME, FunctionName
-from adaptspec.server.api.warnings import Warnings, name_of
-from adaptspec.server.api.wire import WireModel, shown
 
-MAX_TOOLS = 128
 Mode = Literal["none", "auto", "required"]
 # Mistral and Anthropic call one of them otherwise.
 _MODES: Mapping[str, Mode] = {"none": "none", "auto": "auto", "required": "required", "any": "required"}
@@ -44,7 +43,7 @@ class AllowedFunctions(WireModel):
     """Some of the tools, and whether one of them must be called."""
 
     mode: Literal["auto", "required"]
-    tools: Annotated[list[NamedTool], Field(max_length=MAX_TOOLS, fail_fast=True)]
+    tools: Annotated[list[NamedTool], Field(fail_fast=True), AtMost(limits.TOOLS)]
 
 
 class AllowedTools(WireModel):
@@ -68,7 +67,7 @@ def read_choice(choice: object, info: ValidationInfo) -> object:
         return _named(given)
     if kind in _MODES:
         return _MODES[kind]
-    _warn(info, f"tool_choice of the type {name_of(kind)} cannot be called here and became auto")
+    _warn(info, f"tool_choice of the type {loggable_key(kind)} cannot be called here and became auto")
     return "auto"
 
 
@@ -85,13 +84,13 @@ def _named(given: Mapping[str, Any]) -> dict[str, Any]:
 def _allowed(given: Mapping[str, Any], info: ValidationInfo) -> object:
     inner = given.get("allowed_tools", {name: value for name, value in given.items() if name != "type"})
     tools = inner.get("tools") if isinstance(inner, dict) else None
-    if not isinstance(tools, list) or len(tools) > MAX_TOOLS:
+    if not isinstance(tools, list) or len(tools) > limits.TOOLS:
         return {"type": "allowed_tools", "allowed_tools": inner}
     kept: list[object] = []
     for tool in tools:
         kind = tool.get("type") if isinstance(tool, dict) else None
         if isinstance(kind, str) and kind not in _FUNCTION:
-            _warn(info, f"tool_choice.tools[] of the type {name_of(kind)} cannot be called here and were dropped")
+            _warn(info, f"tool_choice.tools[] of the type {loggable_key(kind)} cannot be called here and were dropped")
         elif isinstance(tool, str):
             kept.append({"function": {"name": tool}})
         else:
@@ -102,8 +101,7 @@ def _allowed(given: Mapping[str, Any], info: ValidationInfo) -> object:
 
 
 def _warn(info: ValidationInfo, text: str) -> None:
-    if isinstance(info.context, Warnings):
-        info.context.add("tool", text)
+    warnings_of(info).add("tool", text)
 
 
 class _OtherSpellings:
@@ -168,9 +166,9 @@ def check_choice(names: Sequence[str], choice: Mode | NamedTool | AllowedTools |
     missing = next((name for name in wanted or () if name not in names), None)
     if missing is not None:
         why = f"; some were dropped: {_some(reasons)}" if reasons else ""
-        usable = ", ".join([*map(name_of, names[:_NAMES_SHOWN]), *(["..."] if len(names) > _NAMES_SHOWN else [])])
+        usable = ", ".join([*map(loggable_key, names[:_NAMES_SHOWN]), *(["..."] if len(names) > _NAMES_SHOWN else [])])
         raise RequestError(
-            f"tool_choice names {shown(missing)}, which is not in tools{why}; choose one of {usable}", "tool_choice"
+            f"tool_choice names {quoted(missing)}, which is not in tools{why}; choose one of {usable}", "tool_choice"
         )
 
 

@@ -12,18 +12,17 @@ from collections.abc import Mapping, Sequence, Set
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, GetJsonSchemaHandler, ValidationInfo
-from pydantic_core import CoreSchema, PydanticKnownError
+from pydantic_core import CoreSchema
 
 from adaptspec.errors import RequestError
 from adaptspec.request import Grammar
+from adaptspec.server import limits
+from adaptspec.server.api.fields import AtMost, LenientModel, Warnings, loggable_key, quoted, warnings_of
 from adaptspec.server.api.messages import FUNCTION_NAME, IDLE_KEYS, NAME_RULE, FunctionName
 from adaptspec.server.api.schemas.rewriting import rewrite
 from adaptspec.server.api.schemas.schema_words import EXTENSION, Origin
-from adaptspec.server.api.tool_choice import MAX_TOOLS, AllowedTools, Mode, NamedTool, chosen_names, mode_of
+from adaptspec.server.api.tool_choice import AllowedTools, Mode, NamedTool, chosen_names, mode_of
 from adaptspec.server.api.tool_forms import CLOSE, HERMES, OPEN, ToolForm
-from adaptspec.server.api.warnings import Warnings, name_of
-from adaptspec.server.api.wire import LenientModel, shown
-from adaptspec.server.limits import ServerLimits
 
 TOOL_PATH = "tools[{index}].function.parameters"
 # As models write it; and without line ends within, what closes a call cannot occur in its arguments.
@@ -80,10 +79,7 @@ def usable_tools(tools: object, info: ValidationInfo, *, flat: bool = False) -> 
     """
     if not isinstance(tools, list):
         return tools
-    if len(tools) > MAX_TOOLS:
-        sizes = {"field_type": "List", "max_length": MAX_TOOLS, "actual_length": len(tools)}
-        raise PydanticKnownError("too_long", sizes)
-    warnings = info.context if isinstance(info.context, Warnings) else Warnings()
+    warnings = warnings_of(info)
     kept: list[object] = []
     names: set[str] = set()
     for index, tool in enumerate(tools):
@@ -92,7 +88,7 @@ def usable_tools(tools: object, info: ValidationInfo, *, flat: bool = False) -> 
             continue
         kind = tool.get("type")
         if kind is not None and kind != "function":
-            of = f"of the type {name_of(kind)}" if isinstance(kind, str) else "whose type is no text"
+            of = f"of the type {loggable_key(kind)}" if isinstance(kind, str) else "whose type is no text"
             warnings.add("tool", f"tools[] {of} cannot be called here and were dropped")
             continue
         function = tool if tool.get("function") is None else tool["function"]
@@ -118,9 +114,9 @@ def _fault_of(name: object, names: Set[str]) -> str | None:
     if name is None:
         return "has no function with a name"
     if not isinstance(name, str) or not re.fullmatch(FUNCTION_NAME, name):
-        given = name_of(name) if isinstance(name, str) else "no text"
+        given = loggable_key(name) if isinstance(name, str) else "no text"
         return f"has a name ({given}) that is not {NAME_RULE}"
-    return f"has the name {name_of(name)} of an earlier one" if name in names else None
+    return f"has the name {loggable_key(name)} of an earlier one" if name in names else None
 
 
 def _with_parameters(function: Mapping[str, Any]) -> dict[str, Any]:
@@ -141,7 +137,7 @@ def _replace_odd_values(function: dict[str, Any], warnings: Warnings) -> None:
             del function[key]
             if replacement is not None:
                 function[key] = replacement
-            warnings.add("tool", f"{key} of the function {name_of(function['name'])} {outcome}")
+            warnings.add("tool", f"{key} of the function {loggable_key(function['name'])} {outcome}")
 
 
 class OrOtherTools:
@@ -154,7 +150,7 @@ class OrOtherTools:
 
 
 Tools = Annotated[
-    list[Tool], Field(max_length=MAX_TOOLS, fail_fast=True), BeforeValidator(usable_tools), OrOtherTools()
+    list[Tool], Field(fail_fast=True), BeforeValidator(usable_tools), OrOtherTools(), AtMost(limits.TOOLS)
 ]
 
 
@@ -163,7 +159,6 @@ def tool_grammar(
     choice: Mode | NamedTool | AllowedTools | None,
     *,
     parallel: bool,
-    limits: ServerLimits = ServerLimits(),
     form: ToolForm = HERMES,
     answer: Mapping[str, Any] | None = None,
     warnings: Warnings | None = None,
@@ -194,21 +189,21 @@ def tool_grammar(
         lines = _calls_among_text(form, names, parallel=parallel)
     else:
         lines = _calls_or_text(form, names, parallel=parallel)
-    for place, (index, tool) in enumerate(numbered):
+    for number, (index, tool) in enumerate(numbered):
         origin = Origin(path.format(index=index), bool(tool.function.strict))
-        schema = _parameters(tool.function, origin, limits, warnings)
-        lines.append(f"arguments_{place}: %json {json.dumps(schema)}")
+        schema = _parameters(tool.function, origin, warnings)
+        lines.append(f"arguments_{number}: %json {json.dumps(schema)}")
     return Grammar("\n".join(["%llguidance {}", *lines]), "lark", "tools")
 
 
-def _parameters(function: Function, origin: Origin, limits: ServerLimits, warnings: Warnings | None) -> dict[str, Any]:
+def _parameters(function: Function, origin: Origin, warnings: Warnings | None) -> dict[str, Any]:
     """The schema of a function's arguments, as the compiler takes it."""
     try:
-        rewritten = rewrite(function.parameters or _NO_PARAMETERS, origin, limits, arguments=True)
+        rewritten = rewrite(function.parameters or _NO_PARAMETERS, origin, arguments=True)
     except RequestError as error:
-        raise type(error)(f"{error} (function {shown(function.name)})", error.param) from error
+        raise type(error)(f"{error} (function {quoted(function.name)})", error.param) from error
     if warnings is not None:
-        rewritten.warn(warnings, f" of the function {name_of(function.name)}")
+        rewritten.warn(warnings, f" of the function {loggable_key(function.name)}")
     return {**rewritten.schema, EXTENSION: _STYLE}
 
 

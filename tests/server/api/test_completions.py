@@ -46,6 +46,7 @@ async def test_answers_in_openai_shape_with_usage_and_metrics(post: Any, engine:
             "task_detected": False,
             "lossy": False,
             "nodes": 10,
+            "speedup": None,
         },
     }
     (choice,) = body["choices"]
@@ -73,6 +74,13 @@ async def test_every_form_of_prompt_is_answered_in_order(post: Any, engine: Any,
     assert [choice["index"] for choice in body["choices"]] == list(range(len(tokens)))
     assert body["usage"]["prompt_tokens"] == sum(tokens)
     assert body["metrics"]["speculative_decoding"]["num_draft_tokens"] == 6 * len(tokens)
+
+
+async def test_an_empty_prompt_among_several_is_named(post: Any, engine: Any) -> None:
+    status, body = await post("/v1/completions", prompt=["a", ""], n=2)
+    assert (status, body["error"]["param"]) == (400, "prompt[1]")
+    assert body["error"]["message"].startswith("prompt[1] is empty")
+    assert engine.seen == []
 
 
 @pytest.mark.parametrize("include_usage", [False, True])

@@ -11,7 +11,8 @@ from openai.types.chat.completion_create_params import CompletionCreateParamsBas
 from openai.types.completion_create_params import CompletionCreateParamsBase as CompletionParams
 from openai.types.responses.response_create_params import ResponseCreateParamsBase as ResponseParams
 
-from adaptspec.server.api.neutral_values import ANY_VALUE, NEUTRAL
+from adaptspec.server.api.fields import NEUTRAL_VALUES, Only
+from adaptspec.server.api.neutral_fields import NeutralFields
 
 CHAT, COMPLETIONS, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
 GOOD: dict[str, dict[str, Any]] = {
@@ -51,6 +52,13 @@ WITHOUT_EFFECT: dict[str, dict[str, Any]] = {
         "truncation": "auto",
     },
 }
+# Fields of other servers, and the values that change nothing.
+NEUTRAL: dict[str, tuple[object, ...]] = {
+    name: rule.values
+    for name, field in NeutralFields.model_fields.items()
+    for rule in field.metadata
+    if isinstance(rule, Only)
+}
 PARAMS = {CHAT: ChatParams, COMPLETIONS: CompletionParams, RESPONSES: ResponseParams}
 
 
@@ -60,10 +68,11 @@ def test_every_field_of_openai_has_been_decided(path: str) -> None:
     goldens = Path(__file__).parents[2] / "files" / "goldens"
     described = json.loads((goldens / "openapi.json").read_text())
     body = described["paths"][path]["post"]["requestBody"]["content"]["application/json"]["schema"]["$ref"]
-    fields = described["components"]["schemas"][body.rpartition("/")[2]]["properties"]
+    schema = described["components"]["schemas"][body.rpartition("/")[2]]
+    fields = {*schema["properties"], *schema.get(NEUTRAL_VALUES, ())}
     rows = json.loads((goldens / "refusals.json").read_text())["usual"].values()
     refused = {row.get("param") for row in rows if row.get("path") == path and row["status"] == 400}
-    assert set(PARAMS[path].__annotations__) <= fields.keys() | refused
+    assert set(PARAMS[path].__annotations__) <= fields | refused
 
 
 @pytest.mark.parametrize("path", PARAMS)
@@ -107,14 +116,14 @@ async def test_neutral_values_of_other_servers_change_nothing(post: Any, engine:
     if path != RESPONSES:
         own |= {"echo": (False,), "add_special_tokens": (path == COMPLETIONS,), "max_tokens": (3.0,)}
     for name, values in {**NEUTRAL, **own}.items():
-        for value in ("any", [1], 0.5) if values == ANY_VALUE else values:
+        for value in ("any", [1], 0.5) if ... in values else values:
             body = GOOD[path] | {name: value}
             status, answer = await post(path, **body)
             assert status == 200, (name, value, answer)
             seen = engine.seen[-1]
             assert (seen.prompt, seen.sampling) == (plain.prompt, plain.sampling), (name, value)
     for name, values in NEUTRAL.items():
-        if values != ANY_VALUE:
+        if ... not in values:
             status, answer = await post(path, **GOOD[path], **{name: "other"})
             assert (status, answer["error"]["param"]) == (400, name)
 
@@ -154,7 +163,7 @@ async def test_responses_are_drawn_as_chats_are(post: Any, engine: Any) -> None:
     assert (await post(RESPONSES, input="x", **drawn))[0] == 200
     chat, response = engine.seen
     assert (response.prompt, response.sampling) == (chat.prompt, chat.sampling)
-    for name, value in {"n": 2, "n_predict": 3, "top_k": -2, "stop": [5]}.items():
+    for name, value in {"n": 2, "n_predict": 3, "top_k": -2, "stop": 5}.items():
         status, answer = await post(RESPONSES, **GOOD[RESPONSES], **{name: value})
         assert (status, answer["error"]["param"]) == (400, name)
 
@@ -175,6 +184,7 @@ async def test_minus_one_is_as_many_tokens_as_there_is_room_for(post: Any, engin
     assert status == 200, answer
     seen = engine.seen[-1]
     assert len(seen.prompt) + seen.sampling.max_tokens == engine.target.context
+    assert answer.get("max_output_tokens") is None
     for value in (-2, 0, -1.5, True):
         status, answer = await post(path, **body, **{name: value})
         assert (status, answer["error"]["param"]) == (400, name)

@@ -9,12 +9,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from adaptspec.models.tokenization import TokenBytes
 from adaptspec.results import Completion, Delta, FinishReason, SpeculationStats, Timings
-from adaptspec.server.api.chat import ChatBody, ChatReply
+from adaptspec.server.api.body import parse
+from adaptspec.server.api.chat import ChatRequest, ChatWriter, Conversation
+from adaptspec.server.api.fields import MAX_WARNINGS
 from adaptspec.server.api.messages import CALL_OF_FUNCTION, Message
-from adaptspec.server.api.tool_forms import HERMES
-from adaptspec.server.api.warnings import MAX_WARNINGS
-from adaptspec.server.api.wire import parse
+from adaptspec.server.api.tool_forms import HERMES, ToolForm
+from tests.conftest import tiny_tokenizer
 
 
 @pytest.mark.parametrize(("written", "read"), [('{"a": 1}', {"a": 1}), ("", {}), ("{broken", "{broken")])
@@ -125,28 +127,33 @@ HISTORY: dict[str, tuple[dict[str, Any], dict[str, Any], str, str | None]] = {
 def test_histories_of_other_programs_are_read(case: str) -> None:
     """What matters reaches the chat template; what is dropped and might matter to somebody is named."""
     message, more, text, named = HISTORY[case]
-    body = parse(ChatBody, json.dumps({"messages": [USER, message, USER]}).encode())
+    body = parse(ChatRequest, json.dumps({"messages": [USER, message, USER]}).encode())
     plain = body.messages[1].plain()
     role = "tool" if message["role"] == "function" else message["role"]
     assert plain == {"role": role, "content": text} | more
     assert [named in said for said in body.warnings.texts][:1] == ([] if named is None else [True])
 
 
+def answering(asked: ChatRequest, form: ToolForm = HERMES) -> ChatWriter:
+    """Writes the answer to a request of one choice."""
+    return ChatWriter("id", "tiny", Conversation(asked, [], form, None), TokenBytes(tiny_tokenizer()))
+
+
 def _answered(text: str) -> tuple[dict[str, Any], dict[str, Any]]:
     """The message of an answer, whole and put together from the deltas of its stream."""
     asked = {"messages": [USER], "tools": [{"function": {"name": "f"}}]}
     done = Completion("r", text, (1,), 1, FinishReason.STOP, SpeculationStats(), Timings(0.0, 0.0, 0.0, 1.0))
-    reply = ChatReply("tiny", ChatBody.model_validate(asked), lambda _: b"")
+    writer = answering(ChatRequest.model_validate(asked))
     put: dict[str, Any] = {}
     for index, letter in enumerate(text):
         last = done if index == len(text) - 1 else None
-        for chunk in reply.chunks(0, Delta("r", letter, (1,), last), first=index == 0):
+        for chunk in writer.chunks(0, Delta("r", letter, (1,), last), first=index == 0):
             for key, value in chunk["delta"].items():
                 if key == "tool_calls":
                     _add_calls(put.setdefault(key, []), value)
                 else:
                     put[key] = put.get(key, "") + value
-    whole: dict[str, Any] = reply.choice(0, done).message.written()
+    whole: dict[str, Any] = writer.choice(0, done).message.written()
     return whole, put
 
 
@@ -163,7 +170,7 @@ def test_an_answer_can_be_sent_back(text: str) -> None:
     """As it came, whole or put together from deltas: nothing of it is refused, dropped or named."""
     for answer in _answered(text):
         results = [RESULT | {"tool_call_id": call["id"]} for call in answer.get("tool_calls") or ()]
-        body = parse(ChatBody, json.dumps({"messages": [USER, answer, *results, USER]}).encode())
+        body = parse(ChatRequest, json.dumps({"messages": [USER, answer, *results, USER]}).encode())
         assert not body.warnings
         plain = body.messages[1].plain()
         assert (plain["content"] or None) == (answer["content"] or None)
@@ -188,7 +195,7 @@ def test_other_keys_never_change_what_a_template_gets(extra: list[dict[str, Any]
         added = {key: value for key, value in keys.items() if key not in _READ | {"type", "text"}}
         call = {**CALL, **added, "id": "c", "function": {**added, "name": "f", "arguments": "{}"}}
         messages.append({**added, "role": "assistant", "content": [{**added, **parts[0]}], "tool_calls": [call]})
-    body = parse(ChatBody, json.dumps({"messages": messages}).encode())
+    body = parse(ChatRequest, json.dumps({"messages": messages}).encode())
     plain = {"role": "assistant", "content": "x"}
     called = {"type": "function", "id": "c", "function": {"name": "f", "arguments": {}}}
     assert [message.plain() for message in body.messages] == [plain | {"tool_calls": [called]}] * len(messages)

@@ -25,7 +25,7 @@ from adaptspec.server.api.reasoning import (
     with_effort,
 )
 from adaptspec.server.api.reasoning_formats import FORMATS
-from adaptspec.server.application import make_app
+from adaptspec.server.app import make_app
 from adaptspec.telemetry.metrics import Metrics
 from tests.server.conftest import FakeEngine, events
 

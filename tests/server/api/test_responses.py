@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from adaptspec.server.api.responses import ResponsesBody
-from adaptspec.server.api.wire import parse
+from adaptspec.server import limits
+from adaptspec.server.api.body import parse
+from adaptspec.server.api.responses import ResponsesRequest, to_chat
 
 PATH = "/v1/responses"
 TOOL: Any = {"type": "function", "name": "see", "parameters": {"type": "object"}, "strict": True}
@@ -17,7 +18,7 @@ TOOL: Any = {"type": "function", "name": "see", "parameters": {"type": "object"}
 
 def test_calls_belong_to_the_message_before_them() -> None:
     """As a chat has them."""
-    body = ResponsesBody.model_validate(
+    body = ResponsesRequest.model_validate(
         {
             "input": [
                 {"role": "assistant", "content": "I look."},
@@ -27,7 +28,7 @@ def test_calls_belong_to_the_message_before_them() -> None:
             ]
         }
     )
-    first, second = body.chat().messages
+    first, second = to_chat(body).messages
     assert [call.id for call in first.tool_calls or ()] == ["a", "b"]
     assert (first.content, second.role, second.tool_call_id) == ("I look.", "tool", "a")
 
@@ -84,6 +85,7 @@ ITEMS: dict[str, tuple[dict[str, Any], dict[str, Any] | None, str | None]] = {
         {"role": "user", "content": "a"},
         None,
     ),
+    "a search": ({"type": "web_search_call", "id": "ws_1", "status": "completed"}, None, "web_search_call"),
 }
 
 
@@ -91,10 +93,41 @@ ITEMS: dict[str, tuple[dict[str, Any], dict[str, Any] | None, str | None]] = {
 def test_items_of_other_programs_are_read_or_dropped_and_named(case: str) -> None:
     """Nothing is lost without a warning."""
     item, message, named = ITEMS[case]
-    body = parse(ResponsesBody, json.dumps({"input": [USER, item, USER]}).encode())
-    between = [one.plain() for one in body.chat().messages][1:-1]
+    body = parse(ResponsesRequest, json.dumps({"input": [USER, item, USER]}).encode())
+    between = [one.plain() for one in to_chat(body).messages][1:-1]
     assert between == ([] if message is None else [message])
     assert [named in text for text in body.warnings.texts] == ([] if named is None else [True])
+
+
+CALL = {"type": "function_call", "call_id": "a", "name": "see", "arguments": "{}"}
+SEARCH = {"type": "web_search_call", "id": "ws_1"}
+SILENT = {"role": "user", "content": None}
+
+
+@pytest.mark.parametrize(
+    ("fields", "message", "param"),
+    [
+        ({"input": [SILENT], "instructions": "x"}, "input[0].content is missing", "input[0].content"),
+        ({"input": [USER, CALL, CALL, SILENT]}, "input[3].content is missing", "input[3].content"),
+        ({"input": [SEARCH, SILENT]}, "input[1].content is missing", "input[1].content"),
+        ({"input": [SEARCH, {"role": "judge", "content": "x"}]}, "`input[1].role` is `judge`", "input[1].role"),
+        ({"input": [SEARCH]}, "input has no item that this server can use", "input"),
+        ({"input": []}, "send at least 1 item", "input"),
+        ({"input": [USER, *[CALL] * 130]}, "more than 128 items of the type function_call in one turn", "input"),
+        ({"input": "x" * 5, "max_output_tokens": 999}, "8 in the input, 999 in the completion", "max_output_tokens"),
+        ({"input": "x", "top_logprobs": 2}, 'include: ["message.output_text.logprobs"]', "top_logprobs"),
+        ({"input": "x", "logprobs": True}, "(did you mean include?)", "logprobs"),
+    ],
+)
+async def test_refusals_name_items_as_the_client_sent_them(post: Any, fields: Any, message: str, param: str) -> None:
+    status, body = await post(PATH, **fields)
+    assert (status, body["error"]["param"]) == (400, param)
+    assert message in body["error"]["message"]
+
+
+def test_instructions_do_not_count_as_an_item() -> None:
+    body = parse(ResponsesRequest, json.dumps({"instructions": "x", "input": [USER] * limits.MESSAGES}).encode())
+    assert len(to_chat(body).messages) == limits.MESSAGES + 1
 
 
 def thought(*texts: str, place: str = "content", **more: Any) -> dict[str, Any]:
@@ -103,7 +136,6 @@ def thought(*texts: str, place: str = "content", **more: Any) -> dict[str, Any]:
 
 
 ANSWER = {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "x"}]}
-CALL = {"type": "function_call", "call_id": "a", "name": "see", "arguments": "{}"}
 RESULT = {"type": "function_call_output", "call_id": "a", "output": "y"}
 
 
@@ -127,8 +159,8 @@ RESULT = {"type": "function_call_output", "call_id": "a", "output": "y"}
 )
 def test_reasoning_that_comes_back_belongs_to_the_answer_after_it(items: Any, thoughts: Any) -> None:
     """As `reasoning_content` of chats, so the chat template decides about it; no warning, as nothing is dropped."""
-    body = parse(ResponsesBody, json.dumps({"input": [USER, *items, USER]}).encode())
-    between = body.chat().messages[1:-1]
+    body = parse(ResponsesRequest, json.dumps({"input": [USER, *items, USER]}).encode())
+    between = to_chat(body).messages[1:-1]
     assert [message.reasoning_content for message in between] == thoughts
     assert all(message.role == "assistant" for message in between if message.reasoning_content)
     assert not body.warnings.texts

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from adaptspec.models.grammars import Grammars
-from adaptspec.server.api.chat import ChatBody
-from adaptspec.server.api.completions import CompletionBody
-from adaptspec.server.api.wire import parse
+from adaptspec.server.api.body import parse
+from adaptspec.server.api.chat import ChatRequest
+from adaptspec.server.api.completions import CompletionRequest
 
 SCHEMA = {
     "type": "object",
@@ -26,11 +26,11 @@ def grammars(tokenizer: Any) -> Grammars:
     return Grammars(tokenizer, len(tokenizer), (1,))
 
 
-def _bodies(**fields: Any) -> list[ChatBody | CompletionBody]:
+def _bodies(**fields: Any) -> list[ChatRequest | CompletionRequest]:
     chat = {"messages": [{"role": "user", "content": "Hi"}], **fields}
     return [
-        parse(ChatBody, json.dumps(chat).encode()),
-        parse(CompletionBody, json.dumps({"prompt": "Hi", **fields}).encode()),
+        parse(ChatRequest, json.dumps(chat).encode()),
+        parse(CompletionRequest, json.dumps({"prompt": "Hi", **fields}).encode()),
     ]
 
 
@@ -58,7 +58,7 @@ def test_every_spelling_bounds_the_answer(
     grammars: Grammars, tokenizer: Any, fields: dict[str, Any], good: str, bad: str
 ) -> None:
     for body in _bodies(**fields):
-        grammar = body.grammar()
+        grammar = body.constraint()
         assert grammar is not None
         assert grammar.param.split(".")[0] == next(iter(fields))
         for text, fits in ((good, True), (bad, False)):
@@ -79,7 +79,7 @@ def test_every_spelling_bounds_the_answer(
 def test_neutral_values_ask_for_nothing(fields: dict[str, Any]) -> None:
     for body in _bodies(**fields):
         assert body.constrained_by is None
-        assert body.grammar() is None
+        assert body.constraint() is None
 
 
 async def test_completions_are_constrained_too(post: Any, engine: Any) -> None:

@@ -9,7 +9,7 @@ import pytest
 from aiohttp.test_utils import TestClient, TestServer
 
 from adaptspec.server.api.tokenize import TokenizerInfo
-from adaptspec.server.application import make_app
+from adaptspec.server.app import make_app
 from adaptspec.telemetry.metrics import Metrics
 from tests.models.chat.families import tokenizer_of
 from tests.server.conftest import FakeEngine
@@ -56,6 +56,13 @@ async def test_fields_that_change_the_prompt_are_counted_as_in_chats(family: str
             counts.append(answers[1]["count"])
     assert (counts[0] != counts[1]) == (family == "qwen3"), "the effort reaches a template that reads it"
     assert (counts[3] != counts[6]) == (family in ("llama3", "mistral")), "a call there begins as JSON does"
+
+
+async def test_a_chat_template_writes_special_tokens_whatever_is_asked_for(post: Any) -> None:
+    messages = [{"role": "user", "content": "a"}]
+    status, body = await post("/tokenize", messages=messages, add_special_tokens=True)
+    assert (status, body["error"]["param"]) == (400, "add_special_tokens")
+    assert (await post("/tokenize", messages=messages, add_special_tokens=False))[0] == 200
 
 
 @pytest.mark.parametrize("text", ["hello", "größer 猫\n", ""])

@@ -11,8 +11,7 @@ import pytest
 from adaptspec.models.chat.chat_template import ChatTemplate
 from adaptspec.models.grammars import Grammars
 from adaptspec.server.api.call_reader import CallReader
-from adaptspec.server.api.chat import gathered
-from adaptspec.server.api.codec import Codec
+from adaptspec.server.api.message_reader import gathered
 from adaptspec.server.api.messages import Message
 from adaptspec.server.api.tool_forms import (
     FORMS,
@@ -25,6 +24,7 @@ from adaptspec.server.api.tool_forms import (
     form_of,
 )
 from adaptspec.server.api.tools import Tool, tool_grammar
+from adaptspec.server.prompts import Prompts
 from tests.conftest import tiny_tokenizer
 from tests.models.chat.families import FAMILIES, template_of, tokenizer_of
 
@@ -49,9 +49,9 @@ def messages(*more: dict[str, Any]) -> list[Message]:
     return [Message.model_validate(one) for one in ({"role": "user", "content": "Weather?"}, *more)]
 
 
-def rendered(codec: Codec, conversation: list[Message], tools: list[Tool]) -> str:
+def rendered(prompts: Prompts, conversation: list[Message], tools: list[Tool]) -> str:
     async def text() -> str:
-        return await codec.decode(await codec.encode_chat(conversation, tools, form=codec.tool_form))
+        return await prompts.decode(await prompts.chat(conversation, tools, form=prompts.tool_form))
 
     return asyncio.run(text())
 
@@ -83,9 +83,9 @@ def test_calls_in_the_same_tags_but_in_another_form_are_not_taken_for_ours() -> 
 def test_prompt_grammar_and_reader_agree(family: str) -> None:
     """A round of a call in every family: the model is shown the form that the grammar allows, and reads it back."""
     tokenizer = tokenizer_of(family)
-    codec = Codec(tokenizer)
-    form = codec.tool_form
-    asked = rendered(codec, messages(), TOOLS)
+    prompts = Prompts(tokenizer, 2**16)
+    form = prompts.tool_form
+    asked = rendered(prompts, messages(), TOOLS)
     assert "weather_now" in asked
     assert (OPEN in asked) is (form in (HERMES, IN_WORDS))
     text = form.token + form.opening + form.written("weather", CALLED) + form.closing
@@ -101,7 +101,7 @@ def test_prompt_grammar_and_reader_agree(family: str) -> None:
         {"role": "assistant", "content": content, "tool_calls": [json.loads(call.model_dump_json()) for call in calls]},
         {"role": "tool", "content": "Sunny.", "tool_call_id": calls[0].id},
     ]
-    again = rendered(codec, messages(*turn), TOOLS)
+    again = rendered(prompts, messages(*turn), TOOLS)
     assert form.head + "weather" + form.separator + CALLED in again
     assert "Sunny." in again
 
@@ -155,16 +155,16 @@ def test_a_token_that_begins_calls_is_written_as_such() -> None:
     tokenizer = tokenizer_of("mistral")
     tokenizer.add_special_tokens({"additional_special_tokens": ["[TOOL_CALLS]"]}, replace_extra_special_tokens=False)  # type: ignore[call-arg]
     number, end = tokenizer.convert_tokens_to_ids("[TOOL_CALLS]"), tokenizer.eos_token_id
-    codec = Codec(tokenizer)
-    assert codec.tool_form.token_id == number
+    prompts = Prompts(tokenizer, 2**16)
+    assert prompts.tool_form.token_id == number
     text = '[{"name": "weather", "arguments": {"city": "Rome"}}]'
     letters = tokenizer.encode(text, add_special_tokens=False)
     grammars = Grammars(tokenizer, len(tokenizer), (end,))
     for choice in ("auto", "required"):
-        grammar = tool_grammar(TOOLS, choice, parallel=True, form=codec.tool_form)  # type: ignore[arg-type]
+        grammar = tool_grammar(TOOLS, choice, parallel=True, form=prompts.tool_form)  # type: ignore[arg-type]
         assert grammar is not None
         assert grammars.start(grammar).valid([number, *letters, end]) == len(letters) + 2
         assert grammars.start(grammar).valid([*letters, end]) < len(letters)
-    reader = CallReader(True, codec.tool_form, ["weather"])
+    reader = CallReader(True, prompts.tool_form, ["weather"])
     content, (call,) = gathered([*reader.feed(tokenizer.backend_tokenizer.decode([number, *letters])), *reader.end()])
     assert (content, call.function.name, call.function.arguments) == (None, "weather", CALLED)

@@ -8,13 +8,15 @@ from typing import Any
 import pytest
 
 from adaptspec.models.grammars import Grammars
+from adaptspec.models.tokenization import TokenBytes
 from adaptspec.results import Completion, Delta, FinishReason, SpeculationStats, Timings
-from adaptspec.server.api.chat import ChatBody, ChatReply
-from adaptspec.server.api.responses import ResponsesBody
+from adaptspec.server.api.chat import ChatRequest, ChatWriter, Conversation
+from adaptspec.server.api.fields import Warnings
+from adaptspec.server.api.responses import ResponsesRequest, to_chat
 from adaptspec.server.api.tool_choice import NamedTool
 from adaptspec.server.api.tool_forms import HERMES, LLAMA3, ToolForm
 from adaptspec.server.api.tools import Tool, tool_grammar
-from adaptspec.server.api.warnings import Warnings
+from tests.conftest import tiny_tokenizer
 
 F = Tool.model_validate(
     {
@@ -69,15 +71,20 @@ def test_only_whole_calls_of_known_tools_are_let_through(
     assert [text for text in bad if fits(text)] == []
 
 
+def answering(asked: ChatRequest, form: ToolForm = HERMES) -> ChatWriter:
+    """Writes the answer to a request of one choice."""
+    return ChatWriter("id", "tiny", Conversation(asked, [], form, None), TokenBytes(tiny_tokenizer()))
+
+
 @pytest.mark.parametrize(("end", "finish"), [(TAIL, "tool_calls"), ("", "stop")])
 def test_a_call_that_a_stop_string_cut_short_is_none_to_make(end: str, finish: str) -> None:
     """Its arguments are no JSON."""
     text = f'{HEAD}f{MIDDLE}{{"a": 1}}{end}'
     done = Completion("r", text, (1,), 1, FinishReason.STOP, SpeculationStats(), Timings(0.0, 0.0, 0.0, 1.0))
     asked = {"messages": [{"role": "user", "content": "x"}], "tools": [F.model_dump()]}
-    reply = ChatReply("tiny", ChatBody.model_validate(asked), lambda _: b"")
-    assert reply.choice(0, done).finish_reason == finish
-    assert [*reply.chunks(0, Delta("r", text, (1,), done), first=True)][-1]["finish_reason"] == finish
+    writer = answering(ChatRequest.model_validate(asked))
+    assert writer.choice(0, done).finish_reason == finish
+    assert [*writer.chunks(0, Delta("r", text, (1,), done), first=True)][-1]["finish_reason"] == finish
 
 
 SAYS = [{"role": "user", "content": "x"}]
@@ -85,12 +92,12 @@ ANSWER_SCHEMA = {"type": "object", "properties": {"name": {"type": "string"}}, "
 FORMAT = {"type": "json_schema", "json_schema": {"name": "a", "schema": ANSWER_SCHEMA}}
 
 
-def body(**more: Any) -> ChatBody:
+def body(**more: Any) -> ChatRequest:
     asked = {"messages": [{"role": "user", "content": "x"}], "tools": [F.model_dump(), G.model_dump()], **more}
-    return ChatBody.model_validate(asked, context=Warnings())
+    return ChatRequest.model_validate(asked, context=Warnings())
 
 
-def fitting(tokenizer: Any, asked: ChatBody, texts: list[str], form: ToolForm = HERMES) -> list[str]:
+def fitting(tokenizer: Any, asked: ChatRequest, texts: list[str], form: ToolForm = HERMES) -> list[str]:
     """Which of the texts the grammar of a request lets be written."""
     grammars, grammar = Grammars(tokenizer, 260, (1,)), asked.grammar(form=asked.call_form(form))
     assert grammar is not None
@@ -134,10 +141,10 @@ def test_answers_to_tools_and_a_format_are_read_alike_whole_and_in_pieces(format
     """Calls as calls, the answer as text: also in forms in which a call begins as an answer may."""
     done = Completion("r", text, (1,), 1, FinishReason.STOP, SpeculationStats(), Timings(0.0, 0.0, 0.0, 1.0))
     asked = body(response_format=format_of)
-    reply = ChatReply("tiny", asked, lambda _: b"", form=asked.call_form(LLAMA3))
-    message = reply.choice(0, done).message
+    writer = answering(asked, asked.call_form(LLAMA3))
+    message = writer.choice(0, done).message
     deltas = [Delta("r", letter, (1,)) for letter in text] + [Delta("r", "", (), done)]
-    chunks = [chunk["delta"] for i, delta in enumerate(deltas) for chunk in reply.chunks(0, delta, first=i == 0)]
+    chunks = [chunk["delta"] for i, delta in enumerate(deltas) for chunk in writer.chunks(0, delta, first=i == 0)]
     streamed = "".join(chunk.get("content") or "" for chunk in chunks)
     assert streamed == (message.content or "") == ("" if "<tool_call>" in text else text)
     pieces = [call for chunk in chunks for call in chunk.get("tool_calls", ())]
@@ -157,14 +164,14 @@ def test_a_format_that_is_not_strict_leaves_out_what_cannot_be_held() -> None:
         chat = body(tools=None, **{field: schema})
         chat.grammar()
         assert chat.warnings.texts == [f"{field}.properties.p.uniqueItems is not enforced: no grammar can hold it"]
-    response = ResponsesBody.model_validate(
+    response = ResponsesRequest.model_validate(
         {
             "input": "x",
             "text": {"format": {"type": "json_schema", "name": "a", "schema": schema}},
             "tools": [{"type": "function", "name": "f", "parameters": schema}],
         }
     )
-    response.chat().grammar()
+    to_chat(response).grammar()
     assert response.warnings.texts == [
         "text.format.schema.properties.p.uniqueItems is not enforced: no grammar can hold it",
         "tools[0].parameters.properties.p.uniqueItems of the function f is not enforced: no grammar can hold it",

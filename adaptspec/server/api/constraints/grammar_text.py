@@ -16,9 +16,9 @@ from typing import NoReturn
 
 from adaptspec.errors import RequestError
 from adaptspec.models.grammars import library
+from adaptspec.server import limits
+from adaptspec.server.api.fields import quoted
 from adaptspec.server.api.schemas.bounds import spelled_out
-from adaptspec.server.api.wire import shown
-from adaptspec.server.limits import ServerLimits
 
 MAX_CHARACTERS = 50_000
 MAX_RULES = 500
@@ -70,7 +70,7 @@ class _Token:
     most: int = 1
 
 
-def lark_of(text: str, param: str, limits: ServerLimits = ServerLimits()) -> str:
+def lark_of(text: str, param: str) -> str:
     """A grammar in Lark or GBNF as Lark that the compiler may be given.
 
     Raises RequestError, with the field `param`: it cannot be read, or is too much to compile.
@@ -81,7 +81,7 @@ def lark_of(text: str, param: str, limits: ServerLimits = ServerLimits()) -> str
         tokens = list(_tokens(text, param))
     else:
         tokens = _in_place(_one_repetition_each(_tokens(_lark_of_gbnf(text, param), param)), text)
-    _Rules(tokens, param, limits).check()
+    _Rules(tokens, param).check()
     return " ".join(token.text for token in tokens).replace(" \n ", "\n") + "\n"
 
 
@@ -130,15 +130,15 @@ def _in_place(tokens: Sequence[_Token], text: str) -> list[_Token]:
     They stay as they are where their number shows that the lines were not found.
     """
     lines = [text.count("\n", 0, head.start("name")) for head in _GBNF_HEAD.finditer(text)]
-    heads = [place for place in range(len(tokens)) if _text(tokens, place + 1) == ":"]
+    heads = [position for position in range(len(tokens)) if _text(tokens, position + 1) == ":"]
     if len(lines) != len(heads) or len(lines) > MAX_RULES:
         return list(tokens)
     written: list[_Token] = []
     line, newline = 0, _Token("line", "\n")
-    for place, token in enumerate(tokens):
+    for position, token in enumerate(tokens):
         if token.kind == "line":
             continue
-        if heads and place == heads[0]:
+        if heads and position == heads[0]:
             added = max(lines[len(lines) - len(heads)] - line, int(bool(written)))
             written += [newline] * added
             line += added
@@ -162,7 +162,7 @@ def _tokens(text: str, param: str) -> Iterator[_Token]:
             at = text[position : position + 20].split("\n", maxsplit=1)[0]
             _refuse(
                 param,
-                f"cannot be read as Lark in line {text.count(chr(10), 0, position) + 1}, at {shown(at)}; it may hold "
+                f"cannot be read as Lark in line {text.count(chr(10), 0, position) + 1}, at {quoted(at)}; it may hold "
                 "rules, strings, /regular expressions/, repetitions, ranges, comments, %ignore and %import common",
             )
         position = token.end()
@@ -183,12 +183,12 @@ def _token(token: re.Match[str], param: str) -> _Token:
             return _Token(kind, text)
         least, most = token["least"], token["most"]
         if least is None and most is None:
-            _refuse(param, f"has the repetition {shown(text)}; write it as {{2}}, {{2,}} or {{2,5}}")
+            _refuse(param, f"has the repetition {quoted(text)}; write it as {{2}}, {{2,}} or {{2,5}}")
         count = max(1, int(least or 0))
         return _Token(kind, "".join(text.split()), count=count, most=max(count, int(most or 0)))
     if kind == "name" and not _NAME.fullmatch(text):  # the compiler would read several names
         _refuse(
-            param, f"has the name {shown(text)}; write names of rules in lower case, those of terminals in capitals"
+            param, f"has the name {quoted(text)}; write names of rules in lower case, those of terminals in capitals"
         )
     return _Token(kind, text)
 
@@ -198,12 +198,14 @@ def _unescaped(escape: re.Match[str], param: str) -> str:
     if code is not None and int(code, 16) < 0x110000:
         return chr(int(code, 16))
     if escape[4] not in _ESCAPED:
-        _refuse(param, f"has a string with the escape {shown(escape[0])}, which is unknown; write the character itself")
+        _refuse(
+            param, f"has a string with the escape {quoted(escape[0])}, which is unknown; write the character itself"
+        )
     return _ESCAPED[escape[4]]
 
 
-def _text(tokens: Sequence[_Token], place: int) -> str:
-    return tokens[place].text if place < len(tokens) else ""
+def _text(tokens: Sequence[_Token], position: int) -> str:
+    return tokens[position].text if position < len(tokens) else ""
 
 
 @dataclass
@@ -240,9 +242,9 @@ class _Group:
 class _Rules:
     """The rules of a grammar, and how much each spells out with all that it refers to."""
 
-    def __init__(self, tokens: Sequence[_Token], param: str, limits: ServerLimits) -> None:
+    def __init__(self, tokens: Sequence[_Token], param: str) -> None:
         self._param = param
-        self._most = limits.schema_literal_bytes
+        self._most = limits.SCHEMA_LITERAL_BYTES
         self._alternatives = sum(token.text == "|" for token in tokens)
         self._bodies: dict[str, list[_Token]] = {}
         self._sizes: dict[str, _Size] = {}
@@ -271,51 +273,53 @@ class _Rules:
     def _split(self, tokens: Sequence[_Token]) -> None:
         """Bodies by the names of their rules. A rule begins at the beginning of a line, so no other colon is read."""
         body: list[_Token] = []
-        begins, place = True, 0
-        while place < len(tokens):
-            token = tokens[place]
-            place += 1
+        begins, position = True, 0
+        while position < len(tokens):
+            token = tokens[position]
+            position += 1
             if begins and token.kind == "name":
-                attributes, behind = self._head(tokens, place)
-                if behind > place:
+                attributes, behind = self._head(tokens, position)
+                if behind > position:
                     body = self._bodies.setdefault(token.text.lstrip("!?"), [])
                     body += attributes
-                    place, begins = behind, False
+                    position, begins = behind, False
                     continue
             if begins and token.kind == "directive":
                 body = self._bodies.setdefault(token.text, [])
             if token.text in (":", "="):
                 _refuse(
                     self._param,
-                    f"has {shown(token.text)} where no rule begins; write rules as `name: ...` or `name[attribute]: "
+                    f"has {quoted(token.text)} where no rule begins; write rules as `name: ...` or `name[attribute]: "
                     "...`, each on lines of its own, without priorities and parameters",
                 )
             begins = token.kind == "line"
             body.append(token)
 
-    def _head(self, tokens: Sequence[_Token], place: int) -> tuple[list[_Token], int]:
-        """What the attributes of a rule spell out, and the place behind its colon; `place` is behind its name.
+    def _head(self, tokens: Sequence[_Token], position: int) -> tuple[list[_Token], int]:
+        """What the attributes of a rule spell out, and the position behind its colon; `position` is behind its name.
 
-        The same place is returned where no rule is defined there.
+        The same position is returned where no rule is defined there.
         """
-        start, attributes = place, list[_Token]()
-        if _text(tokens, place) == "[":
-            place += 1
-            while _text(tokens, place) not in ("]", "", "\n"):
-                name, place = _text(tokens, place), place + 1
+        start, attributes = position, list[_Token]()
+        if _text(tokens, position) == "[":
+            position += 1
+            while _text(tokens, position) not in ("]", "", "\n"):
+                name, position = _text(tokens, position), position + 1
                 if name not in ATTRIBUTES:
                     _refuse(
                         self._param,
-                        f"has a rule {shown(tokens[start - 1].text)} with the attribute {shown(name)}; drafts can be "
+                        f"has a rule {quoted(tokens[start - 1].text)} with the attribute {quoted(name)}; drafts can be "
                         f"checked with {', '.join(ATTRIBUTES)} only: leave it out",
                     )
-                if _text(tokens, place) == "=":
-                    attributes += [one for one in tokens[place + 1 : place + 2] if one.kind in ("string", "regex")]
-                    place += 2
-                if _text(tokens, place) == ",":
-                    place += 1
-            place += 1
-        return (attributes, place + 1) if _text(tokens, place) == ":" else ([], start)
+                if _text(tokens, position) == "=":
+                    attributes += [
+                        one for one in tokens[position + 1 : position + 2] if one.kind in ("string", "regex")
+                    ]
+                    position += 2
+                if _text(tokens, position) == ",":
+                    position += 1
+            position += 1
+        return (attributes, position + 1) if _text(tokens, position) == ":" else ([], start)
 
     def _measure(self, members: Sequence[str]) -> None:
         """Measure rules that all refer to each other; those that they refer to besides have been measured.
@@ -333,13 +337,13 @@ class _Rules:
         if size > self._most:
             _refuse(
                 self._param,
-                f"has a rule {shown(members[0])} that spells out {size} bytes with all that it refers to; this server "
+                f"has a rule {quoted(members[0])} that spells out {size} bytes with all that it refers to; this server "
                 f"takes at most {self._most}: shorten it, or repeat less",
             )
         if nested > MAX_NESTED_REPETITIONS:
             _refuse(
                 self._param,
-                f"has a rule {shown(members[0])} with counted repetitions within each other, {nested} in all; at most "
+                f"has a rule {quoted(members[0])} with counted repetitions within each other, {nested} in all; at most "
                 f"{MAX_NESTED_REPETITIONS} are taken: count less, write * or +, or repeat within a regular expression",
             )
         self._sizes.update(dict.fromkeys(members, _Size(size, levels, nested)))

@@ -12,11 +12,12 @@ from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
-from pydantic_core import from_json
 
 from adaptspec.errors import RequestError
 from adaptspec.models.grammars import MAX_CHARACTERS
 from adaptspec.request import Grammar
+from adaptspec.server import limits
+from adaptspec.server.api.body import check_depth, check_structure, read_document
 from adaptspec.server.api.constraints.grammar_text import lark_of
 from adaptspec.server.api.constraints.response_format import (
     SCHEMA_PATH,
@@ -26,16 +27,13 @@ from adaptspec.server.api.constraints.response_format import (
     TextFormat,
     grammar_of,
 )
+from adaptspec.server.api.fields import AtMost, Only, RequestBody, Warnings, WireModel, quoted
 from adaptspec.server.api.schemas.bounds import spelled_out
 from adaptspec.server.api.schemas.rewriting import rewrite
 from adaptspec.server.api.schemas.schema_words import Origin
-from adaptspec.server.api.warnings import Warnings
-from adaptspec.server.api.wire import RequestBody, WireModel, check_depth, check_structure, shown, without_no_ops
-from adaptspec.server.limits import ServerLimits
 
-MAX_CHOICES = 4096
 Kind = Literal["choice", "regex", "json", "grammar", "json_object"]
-Choices = Annotated[list[str], Field(min_length=1, max_length=MAX_CHOICES, fail_fast=True)]
+Choices = Annotated[list[str], Field(min_length=1, fail_fast=True), AtMost(limits.STRUCTURED_CHOICES)]
 
 
 class StructuredOutputs(WireModel):
@@ -51,24 +49,12 @@ class StructuredOutputs(WireModel):
     grammar: str | None = None
     json_object: bool | None = None
 
-    # Hints to other compilers; what would change the answer is refused.
-    no_ops: ClassVar[Mapping[str, tuple[object, ...]]] = {
-        "disable_fallback": (None, False, True),
-        "disable_additional_properties": (None, False, True),
-        "disable_any_whitespace": (None, False),
-        "whitespace_pattern": (None,),
-        "structural_tag": (None,),
-    }
-
-    @model_validator(mode="before")
-    @classmethod
-    def _neutral(cls, value: Any) -> Any:
-        if not isinstance(value, dict):
-            return value
-        try:
-            return without_no_ops(cls, value)
-        except RequestError as error:
-            raise RequestError(f"structured_outputs.{error}", f"structured_outputs.{error.param}") from error
+    # Hints to other compilers; values that would change the answer are refused.
+    disable_fallback: Annotated[Any, Only(False, True)] = None
+    disable_additional_properties: Annotated[Any, Only(False, True)] = None
+    disable_any_whitespace: Annotated[Any, Only(False)] = None
+    whitespace_pattern: Annotated[Any, Only()] = None
+    structural_tag: Annotated[Any, Only()] = None
 
 
 @dataclass(frozen=True)
@@ -142,13 +128,13 @@ class ConstraintFields(FormatField, RequestBody):
             return Asked("response_format.grammar", "grammar", wanted.grammar)
         return found[0] if found else None
 
-    def constraint(self, limits: ServerLimits = ServerLimits()) -> Grammar | None:
+    def constraint(self) -> Grammar | None:
         """The grammar of what these fields ask for; None where any text will do. Words left out go to `warnings`.
 
         Raises RequestError, with the field at fault, if it cannot be read, is not valid or is too much.
         """
-        return constraint_grammar(self.asked, limits, self.warnings) or grammar_of(
-            self.response_format, limits, self.warnings, self.schema_path
+        return constraint_grammar(self.asked, self.warnings) or grammar_of(
+            self.response_format, self.warnings, self.schema_path
         )
 
     @model_validator(mode="after")
@@ -157,9 +143,7 @@ class ConstraintFields(FormatField, RequestBody):
         return self
 
 
-def constraint_grammar(
-    asked: Asked | None, limits: ServerLimits = ServerLimits(), warnings: Warnings | None = None
-) -> Grammar | None:
+def constraint_grammar(asked: Asked | None, warnings: Warnings | None = None) -> Grammar | None:
     """The grammar of a constraint. `warnings` get the words of a schema that are left out.
 
     Raises RequestError, with its field, if it cannot be read or is too much.
@@ -170,37 +154,37 @@ def constraint_grammar(
     if asked.kind == "json_object":
         return Grammar('{"type": "object"}', param=param)
     if asked.kind == "json":
-        rewritten = rewrite(read_schema(value, param, limits), Origin(param), limits)
+        rewritten = rewrite(read_schema(value, param), Origin(param))
         if warnings is not None:
             rewritten.warn(warnings)
         return Grammar(json.dumps(rewritten.schema), param=param)
     if asked.kind == "choice":
-        return _choice(value, param, limits)
+        return _choice(value, param)
     if asked.kind == "grammar":
-        return Grammar(lark_of(value, param, limits), "lark", param)
+        return Grammar(lark_of(value, param), "lark", param)
     if len(value) > MAX_CHARACTERS:
         raise RequestError(
             f"{param} has {len(value)} characters; at most {MAX_CHARACTERS} are compiled: send a shorter one", param
         )
     size = spelled_out(value)
-    if size > limits.schema_literal_bytes:
+    if size > limits.SCHEMA_LITERAL_BYTES:
         raise RequestError(
-            f"{param} spells out a text of {size} bytes; this server takes at most {limits.schema_literal_bytes}: "
+            f"{param} spells out a text of {size} bytes; this server takes at most {limits.SCHEMA_LITERAL_BYTES}: "
             "repeat less",
             param,
         )
     return Grammar(value, "regex", param)
 
 
-def read_schema(value: dict[str, Any] | str, param: str, limits: ServerLimits = ServerLimits()) -> dict[str, Any]:
+def read_schema(value: dict[str, Any] | str, param: str) -> dict[str, Any]:
     """A schema that may have come as JSON text. Raises RequestError: the text is no JSON object, or nests too deep."""
     if isinstance(value, dict):
         return value
     raw = value.encode(errors="surrogatepass")
     try:  # the bounds of bodies hold for what a text of one holds, too
-        check_structure(raw, limits)
-        schema = from_json(raw, allow_inf_nan=False)
-        check_depth(raw, schema, limits.json_depth)
+        check_structure(raw)
+        schema = read_document(raw)
+        check_depth(raw, schema)
     except RequestError as error:
         raise RequestError(str(error).replace("the body", f"the schema in {param}"), param) from error
     except ValueError as error:
@@ -210,11 +194,12 @@ def read_schema(value: dict[str, Any] | str, param: str, limits: ServerLimits = 
     return schema
 
 
-def _choice(texts: list[str], param: str, limits: ServerLimits) -> Grammar:
+def _choice(texts: list[str], param: str) -> Grammar:
     for text in texts:
-        if len(text.encode(errors="surrogatepass")) > limits.schema_literal_bytes:
+        if len(text.encode(errors="surrogatepass")) > limits.SCHEMA_LITERAL_BYTES:
             raise RequestError(
-                f"{param} has a text of more than {limits.schema_literal_bytes} bytes, {shown(text)}; shorten it", param
+                f"{param} has a text of more than {limits.SCHEMA_LITERAL_BYTES} bytes, {quoted(text)}; shorten it",
+                param,
             )
     # One terminal: each alternative of a rule would be an item of the compiler's parser, which holds 2,000.
     return Grammar("start: CHOICE\nCHOICE: " + " | ".join(json.dumps(text) for text in texts), "lark", param)

@@ -17,9 +17,9 @@ from decimal import Decimal
 from typing import Any, NoReturn
 
 from adaptspec.errors import RequestError
+from adaptspec.server import limits
+from adaptspec.server.api.fields import quoted
 from adaptspec.server.api.schemas.schema_words import EXTENSION
-from adaptspec.server.api.wire import shown
-from adaptspec.server.limits import ServerLimits
 
 DEEPEST = 128  # parts within each other, with references followed; about 1,500 were too many
 MOST_PATTERNS = 8  # and formats, that one text has to match
@@ -35,22 +35,22 @@ _MERGED = ("$ref", "allOf", "anyOf", "oneOf")  # with the keywords next to them
 _ENOUGH = 10**9  # numbers are cut here, so that they stay small integers
 
 
-def check_schema(schema: Mapping[str, Any], param: str, limits: ServerLimits = ServerLimits()) -> None:
+def check_schema(schema: Mapping[str, Any], param: str) -> None:
     """Raise RequestError, with the field that the schema came in, for one that takes too much to compile or to use."""
-    _check_literals(schema, param, limits)
-    measure = _Measure(schema, param, limits)
-    if measure.of(schema, 0).multiples > limits.schema_multiples:
+    _check_literals(schema, param)
+    measure = _Measure(schema, param)
+    if measure.of(schema, 0).multiples > limits.SCHEMA_MULTIPLES:
         measure.refuse_multiples()
 
 
-def _check_literals(schema: Mapping[str, Any], param: str, limits: ServerLimits) -> None:
+def _check_literals(schema: Mapping[str, Any], param: str) -> None:
     """Raise RequestError for a string, name, number or pattern that spells out more than the limit allows."""
-    most = limits.schema_literal_bytes
+    most = limits.SCHEMA_LITERAL_BYTES
 
     def check(kind: str, size: int, text: str) -> None:
         if size > most:
             raise RequestError(
-                f"{param} has a schema that holds a {kind} of {size} bytes, {shown(text)}; this server takes at most "
+                f"{param} has a schema that holds a {kind} of {size} bytes, {quoted(text)}; this server takes at most "
                 f"{most} in one: shorten it, or let a short pattern describe it, such as ^The .*",
                 param,
             )
@@ -239,10 +239,9 @@ class _Size:
 class _Measure:
     """Measures a schema recursively and raises RequestError at the first part that is too much."""
 
-    def __init__(self, schema: Mapping[str, Any], param: str, limits: ServerLimits) -> None:
+    def __init__(self, schema: Mapping[str, Any], param: str) -> None:
         self._schema = schema
         self._param = param
-        self._limits = limits
         self._known: dict[int, _Size] = {}
 
     def of(self, part: object, level: int) -> _Size:
@@ -259,7 +258,7 @@ class _Measure:
 
     def refuse_multiples(self) -> NoReturn:
         self._refuse(
-            f"has values of multipleOf that come to more than {self._limits.schema_multiples}, without their decimal "
+            f"has values of multipleOf that come to more than {limits.SCHEMA_MULTIPLES}, without their decimal "
             "points; those that hold for one number are multiplied, all others added",
             "use smaller or fewer ones",
         )
@@ -279,12 +278,12 @@ class _Measure:
         product = multiple * max((one.product for one in inner), default=1)
         for one in merged:
             product = min(product * one.product, _ENOUGH)
-        if product > self._limits.schema_multiples:
+        if product > limits.SCHEMA_MULTIPLES:
             self.refuse_multiples()
         min_length = max([min_length, *(one.min_length for one in (*inner, *merged))])
-        if patterns and min_length > self._limits.schema_min_length:
+        if patterns and min_length > limits.SCHEMA_MIN_LENGTH:
             self._refuse(
-                f"asks for a minLength above {self._limits.schema_min_length} next to a pattern or format",
+                f"asks for a minLength above {limits.SCHEMA_MIN_LENGTH} next to a pattern or format",
                 "lower it, or say the length in the pattern",
             )
         own = product if multiple > 1 or any(one.product > 1 for one in merged) else 0
@@ -307,7 +306,7 @@ class _Measure:
     def _referred(self, reference: str) -> object:
         target = target_of(self._schema, reference)
         if target is None:
-            self._refuse(f"refers to {shown(reference)}, which is not in it", "refer to its parts as in #/$defs/NAME")
+            self._refuse(f"refers to {quoted(reference)}, which is not in it", "refer to its parts as in #/$defs/NAME")
         return target
 
     def _refuse(self, what: str, remedy: str) -> NoReturn:

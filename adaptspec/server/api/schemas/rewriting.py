@@ -24,6 +24,8 @@ from urllib.parse import unquote
 
 from adaptspec.errors import RequestError
 from adaptspec.models.grammars import MAX_CHARACTERS, schema_fault
+from adaptspec.server import limits
+from adaptspec.server.api.fields import Warnings, loggable_key, quoted
 from adaptspec.server.api.schemas.alternatives import are_exclusive
 from adaptspec.server.api.schemas.bounds import DEEPEST, check_schema, spelled_out, target_of
 from adaptspec.server.api.schemas.object_keys import ITEMS, PATTERNS, ObjectKeys, is_composed
@@ -48,9 +50,6 @@ from adaptspec.server.api.schemas.schema_words import (
     refuse_value,
     shortened,
 )
-from adaptspec.server.api.warnings import Warnings, name_of
-from adaptspec.server.api.wire import shown
-from adaptspec.server.limits import ServerLimits
 
 MAX_PARTS = 2**16  # that a rewritten schema may have, names of keys included
 MAX_DROPPED = 64  # words of one schema that are named
@@ -77,41 +76,34 @@ class Rewritten:
             warnings.add("schema", f"{path}{whose} is not enforced: {why}")
 
 
-def rewrite(
-    schema: Mapping[str, Any], origin: Origin, limits: ServerLimits = ServerLimits(), *, arguments: bool = False
-) -> Rewritten:
+def rewrite(schema: Mapping[str, Any], origin: Origin, *, arguments: bool = False) -> Rewritten:
     """The same schema in words that the compiler takes. `arguments`: it is of those of a function, so of an object.
 
     Raises RequestError, with the path of the part at fault: it is no valid JSON schema, it takes too much to compile,
     or it is strict and holds words that cannot be kept to.
     """
+    text = json.dumps(schema)
     try:
-        text = json.dumps(schema)
-    except ValueError:  # a number of thousands of digits
-        text = ""
-    try:
-        if 0 < len(text) <= _MAX_KEPT:
-            return _rewritten_text(text, origin, limits, arguments)
-        return _rewritten(schema, origin, limits, len(text), arguments=arguments)
+        if len(text) <= _MAX_KEPT:
+            return _rewritten_text(text, origin, arguments)
+        return _rewritten(schema, origin, len(text), arguments=arguments)
     except RequestError as error:
         raise RequestError(str(error), origin.field) from error
 
 
 @lru_cache(512)  # agents send the same tools with every request
-def _rewritten_text(text: str, origin: Origin, limits: ServerLimits, arguments: bool) -> Rewritten:
-    return _rewritten(json.loads(text), origin, limits, len(text), arguments=arguments)
+def _rewritten_text(text: str, origin: Origin, arguments: bool) -> Rewritten:
+    return _rewritten(json.loads(text), origin, len(text), arguments=arguments)
 
 
-def _rewritten(
-    schema: Mapping[str, Any], origin: Origin, limits: ServerLimits, size: int, *, arguments: bool
-) -> Rewritten:
-    rewriter = _Rewriter(dict(schema), origin, limits, size, is_forgiving=arguments and not origin.strict)
+def _rewritten(schema: Mapping[str, Any], origin: Origin, size: int, *, arguments: bool) -> Rewritten:
+    rewriter = _Rewriter(dict(schema), origin, size, is_forgiving=arguments and not origin.strict)
     if arguments:
         rewriter.take_arguments()
     written = rewriter.root()
     # Options of the compiler are ours alone; a client's are refused where they are too much, and else left out.
     options = {EXTENSION: schema[EXTENSION]} if EXTENSION in schema else {}
-    check_schema({**written, **options}, origin.path, limits)
+    check_schema({**written, **options}, origin.path)
     if len(json.dumps(written)) > MAX_CHARACTERS:
         raise RequestError(
             f"{origin.path} has a schema of more than {MAX_CHARACTERS} characters, without descriptions; send a "
@@ -124,7 +116,7 @@ def _rewritten(
 
 
 @dataclass(frozen=True)
-class _Place:
+class _Keyword:
     """Where a keyword stands: its name and path, how parts below it are treated, and how deep they are."""
 
     name: str
@@ -142,14 +134,11 @@ class _Place:
 class _Rewriter:
     """Rewrites one schema, part by part; `dropped` and `paths` grow meanwhile."""
 
-    def __init__(
-        self, schema: dict[str, Any], origin: Origin, limits: ServerLimits, size: int, *, is_forgiving: bool
-    ) -> None:
+    def __init__(self, schema: dict[str, Any], origin: Origin, size: int, *, is_forgiving: bool) -> None:
         """`size`: of the schema as it came, in characters. `is_forgiving`: values that are not valid are left out."""
         self._schema = schema
         self._is_forgiving = is_forgiving
         self._origin = origin
-        self._limits = limits
         self._parts = 0
         self._patterns = 0
         self._closings: dict[tuple[str, ...], str] = {}  # names of definitions, by the keys that they allow
@@ -171,7 +160,9 @@ class _Rewriter:
             if self._is_forgiving:
                 self._drop(path, "the arguments of a function are an object")
             elif kind in TYPES:
-                raise RequestError(f"{path} is {shown(str(kind))}, but the arguments of a function are an object", path)
+                raise RequestError(
+                    f"{path} is {quoted(str(kind))}, but the arguments of a function are an object", path
+                )
             else:
                 return  # no type at all, which is refused with the rest
         if kind != "object":
@@ -212,11 +203,11 @@ class _Rewriter:
         inner: Mode = "open" if composed and mode == "closed" else mode
         written: dict[str, Any] = {}
         for name, value in words.items():
-            place = _Place(name, f"{path}.{name_of(name)}", inner, level + 1, loose)
+            keyword = _Keyword(name, f"{path}.{loggable_key(name)}", inner, level + 1, loose)
             if name in NOT_HELD:
-                self._not_held(value, words, place)
+                self._not_held(value, words, keyword)
             else:
-                self._write(written, value, place)
+                self._write(written, value, keyword)
         if len(written.get("patternProperties", ())) < len(words.get("patternProperties", ())):
             written.pop("additionalProperties", None)  # keys of patterns that were left out may still be written
         elif mode == "closed" and (composed or "properties" in words or "unevaluatedProperties" in words):
@@ -226,75 +217,76 @@ class _Rewriter:
         self.paths[id(written)] = path
         return written
 
-    def _write(self, written: dict[str, Any], value: object, place: _Place) -> None:
+    def _write(self, written: dict[str, Any], value: object, keyword: _Keyword) -> None:
         """Add one keyword to what is written, or leave it out."""
         try:
-            self._write_valid(written, value, place)
+            self._write_valid(written, value, keyword)
         except InvalidSchemaError:
             if not self._is_forgiving:
                 raise
-            self._drop(place.path, "it is no valid JSON schema")
+            self._drop(keyword.path, "it is no valid JSON schema")
 
-    def _write_valid(self, written: dict[str, Any], value: object, place: _Place) -> None:
-        name = place.name
+    def _write_valid(self, written: dict[str, Any], value: object, keyword: _Keyword) -> None:
+        name = keyword.name
         if name in ("properties", "patternProperties"):
-            written[name] = self._named(value, place)
+            written[name] = self._named(value, keyword)
         elif name in ("allOf", "anyOf", "oneOf"):
-            self._several(written, value, place)
+            self._several(written, value, keyword)
         elif name == "$ref":
-            self._reference(written, value, place)
+            self._reference(written, value, keyword)
         elif name in SCHEMAS:
-            written[name] = self._values(value, place)
+            written[name] = self._values(value, keyword)
         elif name in PLAIN:
-            kept = self._plain(value, place)
+            kept = self._plain(value, keyword)
             if kept is not None or name == "const":
                 written[name] = kept
 
-    def _not_held(self, value: object, words: dict[str, Any], place: _Place) -> None:
-        name = place.name
+    def _not_held(self, value: object, words: dict[str, Any], keyword: _Keyword) -> None:
+        name = keyword.name
         says_nothing = (
             any(value is one or (value == one and value == {}) for one in NOT_HELD[name])
             or (name == "if" and "then" not in words and "else" not in words)
             or (name == "contains" and words.get("minContains") == 0 and "maxContains" not in words)
             # What closes an object is done by `_close`.
-            or (name == "unevaluatedProperties" and value is False and place.mode != "untouched")
+            or (name == "unevaluatedProperties" and value is False and keyword.mode != "untouched")
         )
         if not says_nothing:
-            self._drop(place.path)
+            self._drop(keyword.path)
 
-    def _named(self, value: object, place: _Place) -> dict[str, Any]:
+    def _named(self, value: object, keyword: _Keyword) -> dict[str, Any]:
         if not isinstance(value, dict):
-            refuse_value(place.path, value, "an object of schemas")
+            refuse_value(keyword.path, value, "an object of schemas")
         written = {}
         for key, part in value.items():
-            path = f"{place.path}.{name_of(key)}"
-            if place.name == "patternProperties" and not self._compiles(key, path):
+            path = f"{keyword.path}.{loggable_key(key)}"
+            if keyword.name == "patternProperties" and not self._compiles(key, path):
                 continue
-            mode = place.mode_of(key, PATTERNS)
-            written[key] = self._part({} if part is None else part, mode, path, place.level)
+            mode = keyword.mode_of(key, PATTERNS)
+            written[key] = self._part({} if part is None else part, mode, path, keyword.level)
         return written
 
-    def _values(self, value: object, place: _Place) -> Any:
+    def _values(self, value: object, keyword: _Keyword) -> Any:
         """Schemas of items, or of further keys."""
-        mode = place.mode_of(PATTERNS if place.name == "additionalProperties" else ITEMS)
-        if isinstance(value, list) and place.name in ("items", "prefixItems"):
-            return [self._part(one, mode, f"{place.path}[{i}]", place.level) for i, one in enumerate(value)]
-        return self._part(value, mode, place.path, place.level)
+        mode = keyword.mode_of(PATTERNS if keyword.name == "additionalProperties" else ITEMS)
+        if isinstance(value, list) and keyword.name in ("items", "prefixItems"):
+            return [self._part(one, mode, f"{keyword.path}[{i}]", keyword.level) for i, one in enumerate(value)]
+        return self._part(value, mode, keyword.path, keyword.level)
 
-    def _several(self, written: dict[str, Any], value: object, place: _Place) -> None:
+    def _several(self, written: dict[str, Any], value: object, keyword: _Keyword) -> None:
         if not isinstance(value, list):
-            refuse_value(place.path, value, "a list of schemas")
+            refuse_value(keyword.path, value, "a list of schemas")
         if not value:
-            self._drop(place.path, "it is empty")
+            self._drop(keyword.path, "it is empty")
             return
-        name = place.name
+        name = keyword.name
         parts = [
-            self._part(one, place.mode, f"{place.path}[{i}]", place.level, place.loose) for i, one in enumerate(value)
+            self._part(one, keyword.mode, f"{keyword.path}[{i}]", keyword.level, keyword.loose)
+            for i, one in enumerate(value)
         ]
         if name == "oneOf":
             exclusive = are_exclusive([self._followed(one) for one in value])
             if not exclusive and not self._origin.strict:
-                self._drop(place.path)
+                self._drop(keyword.path)
             if exclusive or not self._origin.strict:
                 name = "anyOf"
         if name in written:  # oneOf next to anyOf
@@ -318,26 +310,26 @@ class _Rewriter:
         found = target_of(self._schema, reference)
         return found if found is not None else target_of(self._schema, unquote(reference))
 
-    def _reference(self, written: dict[str, Any], value: object, place: _Place) -> None:
+    def _reference(self, written: dict[str, Any], value: object, keyword: _Keyword) -> None:
         if not isinstance(value, str):
-            refuse_value(place.path, value, "a reference such as #/$defs/NAME")
+            refuse_value(keyword.path, value, "a reference such as #/$defs/NAME")
         target = self._target(value)
         if not isinstance(target, (dict, bool)):
-            self._drop(place.path, f"{shown(value)} is not in this schema")
+            self._drop(keyword.path, f"{quoted(value)} is not in this schema")
             return
-        key = (id(target), place.mode, place.loose)
+        key = (id(target), keyword.mode, keyword.loose)
         name = self._names.get(key)
         if name is None:
             name = self._names[key] = f"d{len(self._names)}"
-            self._definitions[name] = True  # keeps its place
+            self._definitions[name] = True  # keeps its position
             steps = [one.replace("~1", "/").replace("~0", "~") for one in value.partition("#")[2].split("/")[1:]]
-            path = ".".join([self._origin.path, *map(name_of, steps)])
-            self._waiting.append((name, target, place.mode, place.loose, path))
+            path = ".".join([self._origin.path, *map(loggable_key, steps)])
+            self._waiting.append((name, target, keyword.mode, keyword.loose, path))
         written["$ref"] = f"#/$defs/{name}"
 
-    def _plain(self, value: object, place: _Place) -> object:
+    def _plain(self, value: object, keyword: _Keyword) -> object:
         """The value of a keyword that holds no schemas; None if it is left out."""
-        name, path = place.name, place.path
+        name, path = keyword.name, keyword.path
         if name in COUNTS:
             return count_of(value, path)
         if name in BOUNDS:
@@ -345,7 +337,7 @@ class _Rewriter:
         if name == "type":
             return kind_of(value, path)
         if name in ("required", "enum"):
-            return self._listed(value, place)
+            return self._listed(value, keyword)
         if name in ("pattern", "format"):
             if not isinstance(value, str):
                 refuse_value(path, value, "a string")
@@ -353,16 +345,16 @@ class _Rewriter:
             return value if is_kept else None
         return value
 
-    def _listed(self, value: object, place: _Place) -> list[Any] | None:
+    def _listed(self, value: object, keyword: _Keyword) -> list[Any] | None:
         """The values of `enum`, or the names of `required`."""
-        names = place.name == "required"
+        names = keyword.name == "required"
         if names and isinstance(value, bool):
-            self._drop(place.path, "it must be a list of names, next to properties")  # in Draft 3 it was not
+            self._drop(keyword.path, "it must be a list of names, next to properties")  # in Draft 3 it was not
             return None
         if not isinstance(value, list) or (names and not all(isinstance(one, str) for one in value)):
-            refuse_value(place.path, value, "a list of names" if names else "a list of values")
+            refuse_value(keyword.path, value, "a list of names" if names else "a list of values")
         if not value and not names:
-            self._drop(place.path, "it is empty")
+            self._drop(keyword.path, "it is empty")
             return None
         return value
 
@@ -372,7 +364,7 @@ class _Rewriter:
         One that is too long is refused later, and many are compiled with the whole schema.
         """
         self._patterns += 1
-        if spelled_out(pattern) > self._limits.schema_literal_bytes or self._patterns > _MAX_PATTERNS:
+        if spelled_out(pattern) > limits.SCHEMA_LITERAL_BYTES or self._patterns > _MAX_PATTERNS:
             return True
         fault = schema_fault(json.dumps({"type": "string", "pattern": pattern}), path)
         if fault is not None:

@@ -11,8 +11,7 @@ from typing import NoReturn
 
 from adaptspec.errors import RequestError
 from adaptspec.models.grammars import schema_fault
-from adaptspec.server.api.warnings import name_of
-from adaptspec.server.api.wire import shown
+from adaptspec.server.api.fields import loggable_key, quoted
 
 TYPES = ("null", "boolean", "number", "integer", "string", "array", "object")
 APPLICATORS = ("allOf", "anyOf", "oneOf", "$ref")
@@ -101,7 +100,7 @@ def bound_of(name: str, value: object, path: str) -> int | float | bool:
 def refuse_value(path: str, value: object, wanted: str) -> NoReturn:
     """Raise InvalidSchemaError: the value of a keyword is not what JSON Schema allows."""
     try:
-        given = shown(json.dumps(value))
+        given = quoted(json.dumps(value))
     except ValueError:
         given = "a number of thousands of digits"
     raise InvalidSchemaError(f"{path} is {given}, which is no valid JSON schema; it must be {wanted}", path)
@@ -124,5 +123,5 @@ def is_known_format(name: str) -> bool:
     """Whether the compiler knows a format; one that it does not know is noted in the log."""
     known = schema_fault(json.dumps({"type": "string", "format": name}), "format") is None
     if not known:
-        _logger.info("Schemas use the format %s, which is not enforced", name_of(name))
+        _logger.info("Schemas use the format %s, which is not enforced", loggable_key(name))
     return known

@@ -9,7 +9,7 @@ from pydantic import BaseModel, Field
 
 from adaptspec.errors import RequestError
 from adaptspec.server.api.schemas.bounds import DEEPEST, MOST_PATTERNS, check_schema
-from adaptspec.server.limits import ServerLimits
+from tests.server.bounds import bounds
 
 Json = dict[str, Any]
 LONG = "ab" * 2500  # 5,000 bytes: more than a schema may spell out at once
@@ -133,22 +133,17 @@ def test_what_clients_send_is_taken() -> None:
     check_schema(copies({"anyOf": [{"$ref": "#/$defs/row"}, {"type": "null"}], "default": None}), "tools")
 
 
-def test_the_limits_may_be_set() -> None:
+def test_the_bounds_are_those_of_the_server() -> None:
     """Both ways: larger, and smaller."""
     schema = {
         "properties": {"a": {"const": LONG}, "b": {"multipleOf": 20_000}, "c": {"pattern": "a", "minLength": 5000}}
     }
-    check_schema(
-        schema,
-        "tools",
-        ServerLimits().changed(["schema_literal_bytes=5000", "schema_multiples=20000", "schema_min_length=5000"]),
-    )
-    for limits, words in (
-        (ServerLimits(schema_literal_bytes=12), "13 bytes, `abcdefghijklm`; this server takes at most 12"),
-        (ServerLimits(schema_multiples=6), "more than 6"),
-        (ServerLimits(schema_min_length=7), "minLength above 7"),
+    with bounds(schema_literal_bytes=5000, schema_multiples=20_000, schema_min_length=5000):
+        check_schema(schema, "tools")
+    for name, most, words in (
+        ("schema_literal_bytes", 12, "13 bytes, `abcdefghijklm`; this server takes at most 12"),
+        ("schema_multiples", 6, "more than 6"),
+        ("schema_min_length", 7, "minLength above 7"),
     ):
-        with pytest.raises(RequestError, match=words):
-            check_schema(
-                {"enum": ["abcdefghijklm"]} | {"multipleOf": 7} | {"pattern": "a", "minLength": 8}, "tools", limits
-            )
+        with bounds(**{name: most}), pytest.raises(RequestError, match=words):
+            check_schema({"enum": ["abcdefghijklm"]} | {"multipleOf": 7} | {"pattern": "a", "minLength": 8}, "tools")

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from adaptspec.server.api.warnings import KINDS, MAX_LOGGED, WarningLog, Warnings, name_of
+from adaptspec.server.api.fields import MAX_LOGGED, WARNING_KINDS, WarningLog, Warnings, loggable_key
 
 PLAIN = {"role": "user", "content": "x"}
 ODD = {**PLAIN, "mood": "good"}
@@ -82,9 +82,9 @@ async def test_they_are_counted_by_kind_and_logged_once(
     assert [record.getMessage().partition(": ")[2] for record in caplog.records] == texts
     async with client.get("/metrics") as response:
         text = await response.text()
-    counted = {kind: f'adaptspec_request_warnings_total{{kind="{kind}"}} ' for kind in KINDS}
+    counted = {kind: f'adaptspec_request_warnings_total{{kind="{kind}"}} ' for kind in WARNING_KINDS}
     assert {kind: float(text.split(line)[1].split()[0]) for kind, line in counted.items()} == {
-        kind: 2 * counts.get(kind, 0) for kind in KINDS
+        kind: 2 * counts.get(kind, 0) for kind in WARNING_KINDS
     }
 
 
@@ -112,5 +112,5 @@ def test_the_log_is_bounded_and_says_once_that_it_is_full(
 @pytest.mark.parametrize("key", ["a\nb", "x" * 61, "", "sk-1 secret", "\x1b[31m", "größe"])
 def test_keys_that_are_no_names_are_not_quoted(key: str) -> None:
     """A client's bytes do not reach the log."""
-    assert name_of(key) == f"<{len(key)} characters>"
-    assert name_of("cache_control") == "cache_control"
+    assert loggable_key(key) == f"<{len(key)} characters>"
+    assert loggable_key("cache_control") == "cache_control"

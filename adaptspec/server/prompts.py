@@ -1,4 +1,4 @@
-"""Text to token ids and back, with errors a client can act on."""
+"""Text to token ids and back off the event loop, with errors that a client can act on."""
 
 from __future__ import annotations
 
@@ -13,42 +13,36 @@ from transformers import PreTrainedTokenizerFast
 from adaptspec.errors import PromptTooLongError, RequestError, context_overflow
 from adaptspec.models.chat.chat_template import ChatTemplate, RenderOptions
 from adaptspec.models.tokenization import TokenBytes
-from adaptspec.server.api.answers import Json
+from adaptspec.server import limits
+from adaptspec.server.api.fields import Json, Warnings
 from adaptspec.server.api.messages import Message
 from adaptspec.server.api.tool_forms import IN_WORDS, ToolForm, form_of
 from adaptspec.server.api.tools import Tool, written_out
-from adaptspec.server.api.warnings import Warnings
-from adaptspec.server.threads import Lanes, within
+from adaptspec.server.threads import INLINE, SizeClassExecutor
 
-SHORT_TEXT = 4_000  # characters; encoding more than this would be felt by the streams of other clients
-SHORT_IDS = 4_000  # token ids; so would decoding more than this
 _LOST = "earlier messages are not in the prompt: the model's chat template writes only the latest ones"
-_MESSAGE = 64  # characters that a message counts for beside its own: a template has words around each
+# Work in bytes of JSON that take as long to read: of a character to encode or a token id to decode, and of a message,
+# around which a template writes words.
+_PER_TOKEN = 16
+_PER_MESSAGE = 64
 
 
-class Codec:
-    """A tokenizer, whose long work is done in threads: others' texts wait only for those of about their own length."""
+class Prompts:
+    """A tokenizer and its chat template. Long texts are handled in threads and wait only for those of their length."""
 
     def __init__(
         self,
         tokenizer: PreTrainedTokenizerFast,
-        template_seconds: float = 2.0,
-        most_bytes: int = 2**22,
-        context: int = 2**16,
+        context: int,
         template: ChatTemplate | None = None,
+        threads: SizeClassExecutor | None = None,
     ) -> None:
-        """`template_seconds`: how long a chat template may take for one conversation; `most_bytes`: of a text.
-
-        `context`: how many tokens the model holds. `template` None: the tokenizer's own.
-        """
+        """`context`: how many tokens the model holds. `template` None: the tokenizer's own."""
         self.template = template or ChatTemplate(tokenizer)
         self._tokenizer = tokenizer
-        self._template_seconds = template_seconds
-        self._most_bytes = most_bytes
         self._context = context
-        self._encoding = Lanes(SHORT_TEXT)
-        self._decoding = Lanes(SHORT_IDS)
-        self._rendering = Lanes(0)
+        self._max_bytes = limits.text_bytes(context)
+        self._threads = threads or SizeClassExecutor()
 
     @cached_property
     def bytes_of(self) -> TokenBytes:
@@ -71,22 +65,23 @@ class Codec:
         param: str = "prompt",
         check: Callable[[tuple[int, ...]], object] = len,
     ) -> list[tuple[int, ...]]:
-        """Token ids of several texts: each waits for its own turn, and all of them together say whether they are long.
+        """Token ids of several texts. They are encoded in threads if all of them together are long.
 
         `check` may raise for the ids of one: those after it are not encoded then. Raises PromptTooLongError, before any
         is encoded, if one is longer than any that fits.
         """
         for text in texts:
             self._check_length(text, param)
-        together, encoded = sum(map(len, texts)), []
+        is_short = _PER_TOKEN * sum(map(len, texts)) <= INLINE
+        encoded = []
         for text in texts:
-            size = len(text) if together <= SHORT_TEXT else max(len(text), SHORT_TEXT + 1)
+            size = _PER_TOKEN * len(text)
             work = partial(self._tokenizer.encode, text, add_special_tokens=add_special_tokens)
-            encoded.append(tuple(await self._encoding.run(size, work)))
+            encoded.append(tuple(await self._threads.run(size if is_short else max(size, INLINE + 1), work)))
             check(encoded[-1])
         return encoded
 
-    async def encode_chat(
+    async def chat(
         self,
         messages: Sequence[Message],
         tools: Sequence[Tool] = (),
@@ -97,21 +92,21 @@ class Codec:
     ) -> tuple[int, ...]:
         """Token ids of a conversation. `form` is how calls are to be written.
 
-        `warnings` get it where the template leaves out earlier messages.
+        `warnings` get one where the template leaves out earlier messages.
 
         Raises RequestError if the model has no chat template, or it refuses the conversation or takes too long;
         PromptTooLongError.
         """
-        text, lost = await self._rendered(messages, tools, options or RenderOptions(), form)
-        if lost and warnings is not None:
+        text, is_cut = await self._rendered(messages, tools, options or RenderOptions(), form)
+        if is_cut and warnings is not None:
             warnings.add("template", _LOST)
         self._check_length(text, "messages")
-        return tuple(await self._encoding.run(len(text), lambda: self.template.encode(text)))
+        return tuple(await self._threads.run(_PER_TOKEN * len(text), lambda: self.template.encode(text)))
 
     async def decode(self, tokens: Sequence[int]) -> str:
         """Text of token ids, special tokens included."""
         work = partial(self._tokenizer.decode, list(tokens), skip_special_tokens=False)
-        return str(await self._decoding.run(len(tokens), work))
+        return str(await self._threads.run(_PER_TOKEN * len(tokens), work))
 
     def token_names(self, tokens: Sequence[int]) -> list[str]:
         """Each token as the vocabulary has it, such as `Ġthe`; an id without a token has no text."""
@@ -141,15 +136,15 @@ class Codec:
 
         Rendering runs in a thread with a time limit, since a template may take quadratic time.
         """
-        weight = sum(message.characters + _MESSAGE for message in messages)
-        if weight > self._most_bytes:
+        size = sum(message.characters + _PER_MESSAGE for message in messages)
+        if size > self._max_bytes:
             self._refuse_length("messages")
-        async with self._rendering.lane(weight):
-            try:
-                return await within(self._template_seconds, lambda: self._render(messages, tools, options, form))
-            except asyncio.TimeoutError as error:
-                fault = f"the model's chat template takes longer than {self._template_seconds:g} seconds"
-                raise RequestError(f"{fault} for these messages; send fewer or shorter ones", "messages") from error
+        seconds = limits.TEMPLATE_SECONDS
+        try:
+            return await self._threads.run_timed(size, seconds, lambda: self._render(messages, tools, options, form))
+        except asyncio.TimeoutError as error:
+            fault = f"the model's chat template takes longer than {seconds:g} seconds"
+            raise RequestError(f"{fault} for these messages; send fewer or shorter ones", "messages") from error
 
     def _render(
         self, messages: Sequence[Message], tools: Sequence[Tool], options: RenderOptions, form: ToolForm
@@ -158,28 +153,28 @@ class Codec:
         plain = template.marked([message.plain() for message in messages])
         tools = [_marked(tool, template) for tool in tools]
         options = replace(options, values=template.marked(dict(options.values)))
-        given: list[Json] | None = None
+        native: list[Json] | None = None
         if tools and not form.in_words:
-            given = [tool.plain() for tool in tools]
+            native = [tool.plain() for tool in tools]
         elif tools or (not template.renders_calls and any(m.tool_calls or m.role == "tool" for m in messages)):
             plain = written_out(plain, tools)
-        text = template.render(plain, given, options)
+        text = template.render(plain, native, options)
         # Few templates leave messages out, and only for these is it worth a search.
-        lost = not template.traits.earlier_turns and any(
+        is_cut = not template.traits.earlier_turns and any(
             message["content"].strip() not in text for message in plain[:-1]
         )
-        return text, lost
+        return text, is_cut
 
     def _check_length(self, text: str, param: str) -> None:
-        if len(text) > self._most_bytes or (not text.isascii() and len(text.encode()) > self._most_bytes):
+        if len(text) > self._max_bytes or (not text.isascii() and len(text.encode()) > self._max_bytes):
             self._refuse_length(param)
 
     def _refuse_length(self, param: str) -> NoReturn:
         raise PromptTooLongError(
             context_overflow(
                 self._context,
-                f"{param} has a text of more than {self._most_bytes} bytes; one as long as this cannot fit, and is not "
-                "even counted: send less",
+                f"{param} has a text of more than {self._max_bytes} bytes, which cannot fit, so it was not tokenized: "
+                "send a shorter one",
             ),
             param,
         )

@@ -1,4 +1,4 @@
-"""Sums over the prompts of one request."""
+"""Usage and metrics, summed over the prompts of one request."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from adaptspec.results import Completion, FinishReason, SpeculationStats, Timings
-from adaptspec.server.api.answers import metrics, usage
+from adaptspec.server.api.outputs import metrics, usage
 
 
 def completion(accepted: list[int], depth: int, finish: FinishReason = FinishReason.STOP) -> Completion:

@@ -13,13 +13,14 @@ from aiohttp.test_utils import TestClient, TestServer
 
 from adaptspec.errors import PromptTooLongError, RequestError
 from adaptspec.models.chat.chat_template import ChatTemplate, RenderOptions
-from adaptspec.server.api.codec import SHORT_IDS, SHORT_TEXT, Codec
+from adaptspec.server.api.fields import Warnings
 from adaptspec.server.api.messages import Message
 from adaptspec.server.api.tools import Function, Tool
-from adaptspec.server.api.warnings import Warnings
-from adaptspec.server.application import make_app
+from adaptspec.server.app import make_app
+from adaptspec.server.prompts import Prompts
 from adaptspec.telemetry.metrics import Metrics
 from tests.models.chat.families import FAMILIES, tokenizer_of
+from tests.server.bounds import bounds
 from tests.server.conftest import FakeEngine
 
 
@@ -46,10 +47,10 @@ async def test_a_text_does_not_wait_for_much_longer_ones(tokenizer: Any) -> None
     """One lock for all of them had a prompt of 27,000 characters wait 36 s for texts of megabytes."""
     watched = Watched(tokenizer)
     held = watched.held["l"] = threading.Event()
-    codec = Codec(watched)  # type: ignore[arg-type]
-    longest = [asyncio.create_task(codec.encode("l" * 150_000)) for _ in range(3)]
+    prompts = Prompts(watched, 2**16)  # type: ignore[arg-type]
+    longest = [asyncio.create_task(prompts.encode("l" * 150_000)) for _ in range(3)]
     try:
-        await asyncio.wait_for(codec.encode("x" * 27_000), 20.0)
+        await asyncio.wait_for(prompts.encode("x" * 27_000), 20.0)
         assert not any(task.done() for task in longest)
     finally:
         held.set()
@@ -65,24 +66,24 @@ async def test_requests_of_many_texts_take_turns_with_others(tokenizer: Any) -> 
             order.append(text[0])
             return super().encode(text, **options)
 
-    codec = Codec(Noting(tokenizer))  # type: ignore[arg-type]
-    many = asyncio.create_task(codec.encode_all(["m" * 30_000] * 6))
+    prompts = Prompts(Noting(tokenizer), 2**16)  # type: ignore[arg-type]
+    many = asyncio.create_task(prompts.encode_all(["m" * 30_000] * 6))
     await asyncio.sleep(0)
-    one = asyncio.create_task(codec.encode("o" * 30_000))
+    one = asyncio.create_task(prompts.encode("o" * 30_000))
     await asyncio.gather(many, one)
     assert order == ["m", "o", "m", "m", "m", "m", "m"]
 
 
 async def test_long_work_leaves_the_event_loop_free(tokenizer: Any) -> None:
     """Many short texts are as long as one, and many ids are long to read; what is short is done at once."""
-    watched, texts = Watched(tokenizer), ["a" * (SHORT_TEXT // 2), "b" * (SHORT_TEXT // 2), "c"]
-    codec = Codec(watched)  # type: ignore[arg-type]
-    assert [list(tokens) for tokens in await codec.encode_all(texts)] == [tokenizer.encode(text) for text in texts]
-    assert await codec.decode([100] * (SHORT_IDS + 1)) == tokenizer.decode([100] * (SHORT_IDS + 1))
+    watched, texts = Watched(tokenizer), ["a" * 2048, "b" * 2048, "c"]
+    prompts = Prompts(watched, 2**16)  # type: ignore[arg-type]
+    assert [list(tokens) for tokens in await prompts.encode_all(texts)] == [tokenizer.encode(text) for text in texts]
+    assert await prompts.decode([100] * 5000) == tokenizer.decode([100] * 5000)
     assert threading.current_thread() not in watched.threads
     watched.threads.clear()
-    await codec.encode("c")
-    await codec.decode([100])
+    await prompts.encode("c")
+    await prompts.decode([100])
     assert watched.threads == {threading.current_thread()}
 
 
@@ -90,12 +91,13 @@ async def test_long_work_leaves_the_event_loop_free(tokenizer: Any) -> None:
 async def test_a_text_that_cannot_fit_is_not_even_encoded(tokenizer: Any, text: str) -> None:
     """What counts is bytes, whatever the text comes from: a prompt, or what a template made of a short talk."""
     watched = Watched(tokenizer)
-    codec = Codec(watched, most_bytes=1000)  # type: ignore[arg-type]
+    with bounds(text_bytes_per_token=1, spare_text_bytes=0):
+        prompts = Prompts(watched, 1000)  # type: ignore[arg-type]
     with pytest.raises(PromptTooLongError, match="more than 1000 bytes") as refused:
-        await codec.encode_all(["short", text], param="prediction")
+        await prompts.encode_all(["short", text], param="prediction")
     assert refused.value.param == "prediction"
     assert not watched.threads
-    await codec.encode("x" * 1000)
+    await prompts.encode("x" * 1000)
 
 
 async def test_what_comes_after_a_prompt_that_is_refused_is_not_encoded(tokenizer: Any) -> None:
@@ -125,14 +127,14 @@ def with_template(tokenizer: Any, template: str | None) -> Any:
 async def test_a_talk_that_cannot_fit_is_not_even_written_out(tokenizer: Any) -> None:
     """A text that the template makes is bounded. Messages beyond the bound never reach it: here it would fail."""
     half = Message(role="user", content="x" * 501)
-    codec = Codec(with_template(tokenizer, "{{ 'y' * 1001 }}"), most_bytes=1000)
+    with bounds(text_bytes_per_token=1, spare_text_bytes=0):
+        long = Prompts(with_template(tokenizer, "{{ 'y' * 1001 }}"), 1000)
+        failing = Prompts(with_template(tokenizer, "{{ raise_exception('no') }}"), 1000)
     with pytest.raises(PromptTooLongError, match="messages has a text of more than 1000 bytes"):
-        await codec.encode_chat([Message(role="user", content="x")])
-    codec = Codec(with_template(tokenizer, "{{ raise_exception('no') }}"), most_bytes=1000)
-    with pytest.raises(PromptTooLongError, match="messages has a text of more than 1000 bytes"):
-        await codec.encode_chat([half, half])
-    with pytest.raises(PromptTooLongError, match="messages has a text of more than 1000 bytes"):
-        await codec.encode_chat([Message(role="user", content="")] * 16)
+        await long.chat([Message(role="user", content="x")])
+    for talk in ([half, half], [Message(role="user", content="")] * 16):
+        with pytest.raises(PromptTooLongError, match="messages has a text of more than 1000 bytes"):
+            await failing.chat(talk)
 
 
 SLOW = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
@@ -148,15 +150,17 @@ async def test_a_template_has_only_so_long_for_a_conversation(tokenizer: Any, me
     talk = [Message(role="user", content=str(i)) for i in range(messages)]
     usual, tokenizer.chat_template = tokenizer.chat_template, PAIRS if messages > 100 else SLOW
     try:
-        asked = asyncio.create_task(Codec(tokenizer, template_seconds=0.1).encode_chat(talk))
-        await asyncio.sleep(0.05)
-        assert not asked.done()
-        with pytest.raises(RequestError, match="chat template takes longer") as caught:
-            await asked
+        prompts = Prompts(tokenizer, 2**16)
+        with bounds(template_seconds=0.1):
+            asked = asyncio.create_task(prompts.chat(talk))
+            await asyncio.sleep(0.05)
+            assert not asked.done()
+            with pytest.raises(RequestError, match="chat template takes longer") as caught:
+                await asked
         assert caught.value.param == "messages"
         tokenizer.chat_template = PAIRS
-        slow = Codec(tokenizer, template_seconds=60.0)
-        assert len(await slow.encode_chat(talk[:100])) == min(messages, 100) - 1
+        with bounds(template_seconds=60.0):
+            assert len(await prompts.chat(talk[:100])) == min(messages, 100) - 1
         while any(thread.name == "adaptspec-timed" for thread in threading.enumerate()):
             await asyncio.sleep(0.01)
     finally:
@@ -194,9 +198,9 @@ OPENAI, OURS = (f"call_{'aB3' * 8}", f"call_{'cD4' * 8}"), ("a1b2c3d4e", "f5g6h7
 async def test_a_round_of_tools_comes_out_in_every_family(family: str, ids: tuple[str, str], tools: list[Tool]) -> None:
     """Whether the template writes calls in its own form or knows nothing of them, on every turn of an agent's loop."""
     tokenizer = tokenizer_of(family)
-    codec, talk = Codec(tokenizer), round_of(*ids)
+    prompts, talk = Prompts(tokenizer, 2**16), round_of(*ids)
     for turn in (len(talk), 5):
-        text = tokenizer.decode(await codec.encode_chat(talk[:turn], tools, form=codec.tool_form))
+        text = tokenizer.decode(await prompts.chat(talk[:turn], tools, form=prompts.tool_form))
         words = ["Be brief.", "Where is it warm?", "look", "Rome", "31 degrees", "find", "Oslo", "4 degrees"]
         assert [word for word in words if word not in text] == []
         assert text.index("Rome") < text.index("31 degrees") < text.index("4 degrees")
@@ -218,8 +222,8 @@ async def test_control_tokens_in_calls_and_results_can_be_kept_out(family: str) 
             Message(role="tool", tool_call_id="1", content=word),
         ]
         tool = Tool(type="function", function=Function(name="look", description=f"of {word}"))
-        codec = Codec(tokenizer, template=ChatTemplate(tokenizer, sanitize=True))
-        ids = await codec.encode_chat(talk, [tool], form=codec.tool_form)
+        prompts = Prompts(tokenizer, 2**16, ChatTemplate(tokenizer, sanitize=True))
+        ids = await prompts.chat(talk, [tool], form=prompts.tool_form)
         counts.append(list(ids).count(tokenizer.convert_tokens_to_ids(end)))
         assert tokenizer.decode(ids).count(word) >= 4
     assert counts[0] == counts[1]
@@ -242,12 +246,12 @@ async def test_control_tokens_in_variables_of_a_request_can_be_kept_out(source: 
     tokenizer.chat_template = f"{source}{{{{ messages[-1].content }}}}{end}"
     given = json.loads(json.dumps(values).replace("WORD", end))
     talk, number = [Message(role="user", content="hello")], tokenizer.convert_tokens_to_ids(end)
-    by_request = Codec(tokenizer, template=ChatTemplate(tokenizer, sanitize=True))
-    ids = list(await by_request.encode_chat(talk, options=RenderOptions(values=given)))
+    by_request = Prompts(tokenizer, 2**16, ChatTemplate(tokenizer, sanitize=True))
+    ids = list(await by_request.chat(talk, options=RenderOptions(values=given)))
     assert ids.count(number) == 1
     assert tokenizer.decode(ids).count(end) >= 2
-    by_operator = Codec(tokenizer, template=ChatTemplate(tokenizer, given, sanitize=True))
-    assert list(await by_operator.encode_chat(talk)).count(number) >= 2
+    by_operator = Prompts(tokenizer, 2**16, ChatTemplate(tokenizer, given, sanitize=True))
+    assert list(await by_operator.chat(talk)).count(number) >= 2
 
 
 @pytest.mark.parametrize(
@@ -268,7 +272,7 @@ async def test_a_template_that_leaves_messages_out_is_named_in_the_answer(
     mine, warnings = copy.deepcopy(tokenizer), Warnings()
     mine.chat_template = source
     talk = [Message.model_validate({"role": role, "content": f" text {i} "}) for i, role in enumerate(roles.split())]
-    await Codec(mine).encode_chat(talk, warnings=warnings)
+    await Prompts(mine, 2**16).chat(talk, warnings=warnings)
     assert warnings.counts["template"] == int(lost)
     assert [text for text in warnings.texts if "writes only the latest" not in text] == []
 

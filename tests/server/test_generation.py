@@ -17,43 +17,42 @@ from adaptspec.errors import EngineError, OverloadedError, PromptTooLongError, R
 from adaptspec.models.grammars import Grammars
 from adaptspec.request import MAX_SEED, Request, SamplingParams
 from adaptspec.results import Delta, FinishReason
-from adaptspec.server.api.chat import ChatBody
-from adaptspec.server.api.codec import Codec
-from adaptspec.server.limits import ServerLimits
-from adaptspec.server.service import Service, seed_of_choice
+from adaptspec.server.api.chat import ChatRequest, conversation
+from adaptspec.server.generation import Generation, seed_of_choice
+from adaptspec.server.prompts import Prompts
+from tests.server.bounds import bounds
 
 
 @pytest.fixture
-def service(engine: Any, tokenizer: Any) -> Service:
-    return Service(engine, Codec(tokenizer))
+def generation(engine: Any, tokenizer: Any) -> Generation:
+    return Generation(engine, Prompts(tokenizer, engine.target.context))
 
 
-def chatting(tokens: int, **fields: Any) -> ChatBody:
+def chatting(tokens: int, **fields: Any) -> ChatRequest:
     """A chat whose prompt has so many tokens: three are the template's."""
-    return ChatBody.model_validate({"messages": [{"role": "user", "content": "x" * (tokens - 3)}], **fields})
+    return ChatRequest.model_validate({"messages": [{"role": "user", "content": "x" * (tokens - 3)}], **fields})
 
 
-async def requests_of(service: Service, body: ChatBody) -> list[Request]:
-    requests, _ = await service.chat_requests("id", body, service.tool_form(body))
-    return requests
+async def requests_of(generation: Generation, body: ChatRequest) -> list[Request]:
+    return (await conversation(generation, "id", body)).requests
 
 
 @pytest.mark.parametrize("field", ["max_tokens", "max_completion_tokens"])
-async def test_an_answer_that_is_asked_for_must_fit(service: Service, field: str) -> None:
+async def test_an_answer_that_is_asked_for_must_fit(generation: Generation, field: str) -> None:
     """Clipped silently it would look like the model's own end; the largest that fits is told, and is taken."""
-    (request,) = await requests_of(service, chatting(200, **{field: 56}))
+    (request,) = await requests_of(generation, chatting(200, **{field: 56}))
     assert (len(request.prompt), request.sampling.max_tokens) == (200, 56)
     with pytest.raises(
         PromptTooLongError,
-        match=f"257 tokens .200 in the (prompt|messages), 57 in the completion.: let {field} be at most 56",
+        match=f"257 tokens .200 in the messages, 57 in the completion.: let {field} be at most 56",
     ) as refused:
-        await requests_of(service, chatting(200, **{field: 57}))
+        await requests_of(generation, chatting(200, **{field: 57}))
     assert refused.value.param == field
-    (request,) = await requests_of(service, chatting(200, **{field: None}))
+    (request,) = await requests_of(generation, chatting(200, **{field: None}))
     assert request.sampling.max_tokens == 56
 
 
-async def test_a_grammar_is_compiled_off_the_event_loop(service: Service, engine: Any) -> None:
+async def test_a_grammar_is_compiled_off_the_event_loop(generation: Generation, engine: Any) -> None:
     """A schema may have megabytes; streams go on meanwhile. Without one, nothing is asked for."""
     threads: list[threading.Thread] = []
     compiled = engine.compile_grammar
@@ -65,13 +64,13 @@ async def test_a_grammar_is_compiled_off_the_event_loop(service: Service, engine
     engine.compile_grammar = noting
     talk: dict[str, Any] = {"messages": [{"role": "user", "content": "x"}]}
     for more in ({}, {"tools": []}, {"response_format": {"type": "text"}}):
-        (request,) = await requests_of(service, ChatBody.model_validate(talk | more))
+        (request,) = await requests_of(generation, ChatRequest.model_validate(talk | more))
         assert request.sampling.grammar is None
     assert not threads
     wanted = {"type": "json_schema", "json_schema": {"name": "n", "schema": {"type": "object"}}}
     tool = {"type": "function", "function": {"name": "f"}}
     for more in ({"response_format": wanted}, {"response_format": {"type": "json_object"}}, {"tools": [tool]}):
-        (request,) = await requests_of(service, ChatBody.model_validate(talk | more))
+        (request,) = await requests_of(generation, ChatRequest.model_validate(talk | more))
         assert request.sampling.grammar == engine.grammars[-1]
     assert len(engine.grammars) == len(threads) == 3
     assert threading.current_thread() not in threads
@@ -87,49 +86,49 @@ async def test_a_grammar_is_compiled_off_the_event_loop(service: Service, engine
     ],
 )
 async def test_a_grammar_that_takes_too_long_is_refused_and_holds_nobody_up(
-    engine: Any, tokenizer: Any, asked: dict[str, Any], param: str
+    engine: Any, generation: Generation, asked: dict[str, Any], param: str
 ) -> None:
     """A compiler that never comes back: the request ends, and the next one's grammar is compiled."""
     forever = threading.Event()
-    service = Service(engine, Codec(tokenizer), ServerLimits(grammar_seconds=0.1))
-    body = ChatBody.model_validate({"messages": [{"role": "user", "content": "x"}]} | asked)
+    body = ChatRequest.model_validate({"messages": [{"role": "user", "content": "x"}]} | asked)
     compiled = engine.compile_grammar
     try:
         engine.compile_grammar = lambda *of: forever.wait()
-        with pytest.raises(RequestError, match="seconds to compile") as refused:
-            await requests_of(service, body)
+        with bounds(grammar_seconds=0.1), pytest.raises(RequestError, match="seconds to compile") as refused:
+            await requests_of(generation, body)
         assert refused.value.param == param
         assert str(refused.value).startswith(f"{param} ")
         engine.compile_grammar = compiled
-        service.limits = replace(service.limits, grammar_seconds=60.0)
-        await requests_of(service, body)
+        with bounds(grammar_seconds=60.0):
+            await requests_of(generation, body)
         assert len(engine.grammars) == 1
     finally:
         forever.set()
 
 
-async def test_requests_beyond_what_grammars_may_take_are_refused_until_others_end(engine: Any, tokenizer: Any) -> None:
+async def test_requests_beyond_what_grammars_may_take_are_refused_until_others_end(
+    engine: Any, generation: Generation, tokenizer: Any
+) -> None:
     """Each has a schema of its own, and keeps it compiled while it waits."""
 
-    def body(number: int) -> ChatBody:
+    def body(number: int) -> ChatRequest:
         wanted = {"type": "json_schema", "json_schema": {"name": "n", "schema": {"const": f"{number:03}"}}}
-        return ChatBody.model_validate({"messages": [{"role": "user", "content": "x"}], "response_format": wanted})
+        return ChatRequest.model_validate({"messages": [{"role": "user", "content": "x"}], "response_format": wanted})
 
     engine.compile_grammar = Grammars(tokenizer, 260, (1,)).compile
-    service = Service(engine, Codec(tokenizer))
-    (first,) = await requests_of(service, body(0))
+    (first,) = await requests_of(generation, body(0))
     assert first.sampling.grammar is not None
     most = 5 * first.sampling.grammar.compiled.num_bytes
     del first
-    service.limits = ServerLimits().changed([f"grammar_bytes={most}"])
-    waiting = [await requests_of(service, body(number)) for number in range(5)]
-    for number in range(5, 50):
-        with pytest.raises(OverloadedError, match="compiled grammars"):
-            await requests_of(service, body(number))
-    waiting.pop(0)
-    waiting.append(await requests_of(service, body(5)))
-    with pytest.raises(OverloadedError):
-        await requests_of(service, body(6))
+    with bounds(grammar_bytes=most):
+        waiting = [await requests_of(generation, body(number)) for number in range(5)]
+        for number in range(5, 50):
+            with pytest.raises(OverloadedError, match="compiled grammars"):
+                await requests_of(generation, body(number))
+        waiting.pop(0)
+        waiting.append(await requests_of(generation, body(5)))
+        with pytest.raises(OverloadedError):
+            await requests_of(generation, body(6))
 
 
 @given(seed=st.integers(-MAX_SEED, MAX_SEED))
@@ -173,9 +172,9 @@ def requests(count: int) -> list[Request]:
     return [Request(str(index), (5,), SamplingParams(max_tokens=50)) for index in range(count)]
 
 
-def serving(engine: Any) -> Service:
-    """What runs requests, and needs no codec for it."""
-    return Service(engine, cast("Codec", None))
+def serving(engine: Any) -> Generation:
+    """What runs requests, and needs no prompts for it."""
+    return Generation(engine, cast("Prompts", None))
 
 
 async def test_one_prompt_that_fails_aborts_the_others(engine: Any) -> None:

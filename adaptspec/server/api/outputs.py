@@ -1,23 +1,24 @@
-"""Models of answers, which write them and describe them in `openapi.json`: here what several endpoints share."""
+"""What answers of several endpoints share: usage, metrics, log-probabilities, and how an answer is written.
+
+Models of answers write them and describe them in `openapi.json`.
+"""
 
 from __future__ import annotations
 
 import time
 import uuid
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
-from contextlib import aclosing
+from collections.abc import Callable, Iterable, Sequence
 from itertools import zip_longest
-from typing import Any, ClassVar, Generic, Literal, TypeVar
+from typing import ClassVar, Generic, Literal, Protocol, TypeVar
 
 from pydantic import BaseModel, ConfigDict
 
 from adaptspec.request import Request
 from adaptspec.results import Completion, Delta, Piece, SpeculationStats
-from adaptspec.server.api.generation_body import StreamOptions
-from adaptspec.server.api.warnings import Warnings
+from adaptspec.server.api.fields import Json
+from adaptspec.server.api.sampling import GenerationRequest, StreamOptions
 
-Json = dict[str, Any]
 Bytes = Callable[[int], bytes]  # of a token
 
 
@@ -65,8 +66,11 @@ class Usage(Answer):
     completion_tokens_details: CompletionDetails | None = None
 
 
-class OwnMetrics(Answer):
-    """What AdaptSpec adds to the metrics of speculative decoding. `policy` is the one that decided."""
+class AdaptSpecMetrics(Answer):
+    """What AdaptSpec adds to the metrics of speculative decoding. `policy` is the one that decided.
+
+    `speedup` is over plain decoding, estimated; null where unknown and for several choices or prompts.
+    """
 
     policy: str
     rounds: int
@@ -75,6 +79,7 @@ class OwnMetrics(Answer):
     task_detected: bool
     lossy: bool
     nodes: int
+    speedup: float | None
 
 
 class SpeculativeDecoding(Answer):
@@ -87,7 +92,7 @@ class SpeculativeDecoding(Answer):
     num_accepted_draft_tokens: int
     num_draft_tokens: int
     num_spec_tokens: int
-    adaptspec: OwnMetrics
+    adaptspec: AdaptSpecMetrics
 
 
 class Metrics(Answer):
@@ -140,7 +145,7 @@ def metrics(completions: Iterable[Completion]) -> Metrics:
         accepted=sum(one.accepted for one in stats),
     )
     histogram = _columns([one.acceptance_histogram for one in stats])
-    own = OwnMetrics(
+    own = AdaptSpecMetrics(
         policy=stats[0].policy if stats else "",
         rounds=sum(one.rounds for one in stats),
         accepted_per_position=_columns([one.accepted_per_position for one in stats]),
@@ -148,6 +153,7 @@ def metrics(completions: Iterable[Completion]) -> Metrics:
         task_detected=any(one.task_detected for one in stats),
         lossy=any(one.lossy for one in stats),
         nodes=sum(one.nodes for one in stats),
+        speedup=stats[0].speedup if len(stats) == 1 else None,
     )
     return Metrics(
         speculative_decoding=SpeculativeDecoding(
@@ -167,28 +173,53 @@ def _columns(rows: Sequence[tuple[int, ...]]) -> list[int]:
     return [sum(column) for column in zip_longest(*rows, fillvalue=0)]
 
 
-class Reply(ABC):
-    """One answer in the making, of a chat or of completions: what all its parts share."""
+def new_id(prefix: str) -> str:
+    """The id of an answer, which also names its requests in the engine."""
+    return f"{prefix}{uuid.uuid4().hex}"
 
-    prefix: ClassVar[str]  # of ids
+
+class Writer(Protocol):
+    """Writes the answer to a request: whole, or as the events of a stream."""
+
+    id: str
+    names_events: bool  # each event has a `type`, which the stream says as well
+
+    def pieces(self, index: int, delta: Delta, *, first: bool) -> Iterable[Json]:
+        """The events that a delta of engine request `index` adds."""
+
+    def end(self) -> Iterable[Json]:
+        """The events after the last delta."""
+
+    def whole(self, completions: Sequence[Completion]) -> Json:
+        """The answer in one object; `completions` are in the order of the engine requests."""
+
+
+class ChunkWriter(ABC):
+    """Writes the answer to a chat or to prompts, whose stream consists of chunks of choices."""
+
+    names_events = False
     whole_model: ClassVar[type[Answer]]
     whole_object: ClassVar[str]  # the `object` of a whole answer
-    chunk_object: ClassVar[str]  # that of a piece
+    chunk_object: ClassVar[str]  # the `object` of a chunk
 
-    def __init__(self, model: str, choices: int, warnings: Warnings) -> None:
-        """`choices` answers go to each prompt, in a row. The answer, or its last chunk, lists the `warnings`."""
-        self.id = f"{self.prefix}-{uuid.uuid4().hex}"  # also names its requests in the engine
-        self.created = int(time.time())
-        self.model = model
-        self.choices = choices
-        self.warnings = warnings
+    def __init__(self, identity: str, model: str, body: GenerationRequest, requests: Sequence[Request]) -> None:
+        """`requests` are those of the engine, prompt by prompt and choice by choice."""
+        self.id = identity
         self.reasoning_tokens: int | None = None  # so far; None where there can be none
+        self._created = int(time.time())
+        self._model = model
+        self._options = body.stream_options or StreamOptions()
+        self._warnings = body.warnings
+        self._choices = body.choices
+        self._count = len(requests)
+        self._prompt_tokens = sum(len(request.prompt) for request in requests) // self._choices
+        self._output_tokens = 0
+        self._ended: dict[int, Completion] = {}
 
     def whole(self, completions: Sequence[Completion]) -> Json:
         choices = [self.choice(index, completion) for index, completion in enumerate(completions)]
-        counted = usage(completions, self.choices, self.reasoning_tokens)
-        totals = {"usage": counted, "metrics": metrics(completions)} | self.warnings.written()
-        return self.whole_model.model_validate(self._envelope(self.whole_object, choices) | totals).written()
+        envelope = self._envelope(self.whole_object, choices)
+        return self.whole_model.model_validate(envelope | self._totals(completions)).written()
 
     @abstractmethod
     def choice(self, index: int, completion: Completion) -> Answer:
@@ -196,60 +227,57 @@ class Reply(ABC):
 
     @abstractmethod
     def chunks(self, index: int, delta: Delta, *, first: bool) -> Iterable[Json]:
-        """What a piece adds to choice `index`; where it carries the completion, the last of them tells the end."""
+        """What a delta adds to choice `index`; with the completion, the last chunk has the finish reason."""
 
     def provenance(self, delta: Delta, choice: Json) -> Json:
-        """Who drafted which words of a chunk, token by token, for requests that asked.
+        """Which drafter proposed which words of a chunk, token by token, for requests that asked.
 
         Their texts add up to that of the chunk. It is called for the chunks of a delta in their order.
         """
-        if delta.pieces is None or not (choice.get("text") or choice.get("delta", {}).get("content")):
+        if delta.pieces is None or not choice.get("text"):
             return {}
-        return shown_pieces(delta.pieces)
+        return pieces_by_drafter(delta.pieces)
 
-    async def events(
-        self, deltas: AsyncGenerator[tuple[int, Delta], None], requests: Sequence[Request], options: StreamOptions
-    ) -> AsyncGenerator[Json, None]:
-        """The answer in pieces. `deltas` belong to the `requests`; nothing comes before the first delta.
+    def pieces(self, index: int, delta: Delta, *, first: bool) -> Iterable[Json]:
+        """The metrics and warnings travel with the usage if that was asked for, else with the last finish reason."""
+        options = self._options
+        self._output_tokens += len(delta.tokens)
+        if delta.completion is not None:
+            self._ended[index] = delta.completion
+        choices = list(self.chunks(index, delta, first=first))
+        extra: Json = {"usage": None} if options.include_usage else {}
+        for number, choice in enumerate(choices, start=1):
+            if options.include_usage and options.continuous_usage_stats:
+                # The chunk that opens a message has none of its tokens.
+                opens = "role" in choice.get("delta", {})
+                output = self._output_tokens - len(delta.tokens) * opens
+                extra = {"usage": usage_of(self._prompt_tokens, output, self._cached_tokens()).written()}
+            is_last = number == len(choices) and len(self._ended) == self._count
+            if is_last and not options.include_usage:
+                extra |= {"metrics": metrics(self._ended.values()).written()} | self._warnings.written()
+            yield self._envelope(self.chunk_object, [choice]) | extra | self.provenance(delta, choice)
 
-        The metrics and warnings travel with the usage if that was asked for, else with the last ending.
-        """
-        opened: set[int] = set()
-        ended: dict[int, Completion] = {}
-        prompt, output = sum(len(request.prompt) for request in requests) // self.choices, 0
-        async with aclosing(deltas):
-            async for index, delta in deltas:
-                output += len(delta.tokens)
-                if delta.completion is not None:
-                    ended[index] = delta.completion
-                written = list(self.chunks(index, delta, first=index not in opened))
-                opened.add(index)
-                extra: Json = {"usage": None} if options.include_usage else {}
-                for place, choice in enumerate(written, start=1):
-                    if options.include_usage and options.continuous_usage_stats:
-                        # The chunk that opens a message has none of its tokens.
-                        opens = "role" in choice.get("delta", {})
-                        completion_tokens = output - len(delta.tokens) * opens
-                        cached = self._cached(ended, len(requests))
-                        extra = {"usage": usage_of(prompt, completion_tokens, cached).written()}
-                    if place == len(written) and len(ended) == len(requests) and not options.include_usage:
-                        extra |= {"metrics": metrics(ended.values()).written()} | self.warnings.written()
-                    yield self._envelope(self.chunk_object, [choice]) | extra | self.provenance(delta, choice)
-        if options.include_usage:
-            completions = [ended[index] for index in range(len(requests))]
-            counted, made = usage(completions, self.choices, self.reasoning_tokens), metrics(completions)
-            last = {"usage": counted.written(), "metrics": made.written()} | self.warnings.written()
-            yield self._envelope(self.chunk_object, []) | last
+    def end(self) -> Iterable[Json]:
+        if self._options.include_usage:
+            totals = self._totals([self._ended[index] for index in range(self._count)])
+            written = {name: one.written() if isinstance(one, Answer) else one for name, one in totals.items()}
+            yield self._envelope(self.chunk_object, []) | written
 
-    def _cached(self, ended: Mapping[int, Completion], count: int) -> int | None:
-        """Cached prompt tokens of `count` requests; None until the first choice of each prompt has ended."""
-        first = range(0, count, self.choices)
-        return sum(ended[index].cached_tokens for index in first) if ended.keys() >= set(first) else None
+    def _totals(self, completions: Sequence[Completion]) -> Json:
+        counted = usage(completions, self._choices, self.reasoning_tokens)
+        return {"usage": counted, "metrics": metrics(completions)} | self._warnings.written()
+
+    def _cached_tokens(self) -> int | None:
+        """Cached prompt tokens of the requests; None until the first choice of each prompt has ended."""
+        first = range(0, self._count, self._choices)
+        if not self._ended.keys() >= set(first):
+            return None
+        return sum(self._ended[index].cached_tokens for index in first)
 
     def _envelope(self, kind: str, choices: Sequence[object]) -> Json:
-        return {"id": self.id, "object": kind, "created": self.created, "model": self.model, "choices": choices}
+        return {"id": self.id, "object": kind, "created": self._created, "model": self._model, "choices": choices}
 
 
-def shown_pieces(pieces: Iterable[Piece]) -> Json:
-    """Who drafted which words, as a chunk says it."""
+def pieces_by_drafter(pieces: Iterable[Piece]) -> Json:
+    """The provenance of a chunk's words."""
     return {"adaptspec": {"provenance": [{"text": one.text, "drafter": one.drafter} for one in pieces]}}

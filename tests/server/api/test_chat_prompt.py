@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from aiohttp.test_utils import TestClient, TestServer
 
-from adaptspec.server.application import make_app
+from adaptspec.server.app import make_app
 from adaptspec.telemetry.metrics import Metrics
 
 CHAT, TOKENIZE = "/v1/chat/completions", "/tokenize"

@@ -1,4 +1,4 @@
-"""What is shown of an answer's tokens joins to its content, whole and while it streams."""
+"""The tokens whose log-probabilities an answer shows join to its content, whole and while it streams."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from adaptspec.engine.detokenizer import Detokenizer
 from adaptspec.models.tokenization import TokenBytes
 from adaptspec.results import TokenLogprob
-from adaptspec.server.api.content_logprobs import ContentLogprobs
+from adaptspec.server.api.message_reader import ContentLogprobs
 from tests.conftest import tiny_tokenizer
 from tests.drafting.spellings import gpt2_like, metaspace
 
