@@ -51,11 +51,22 @@ def context_overflow(context: int, reason: str) -> str:
 
 
 class OverloadedError(RequestError):
-    """The queue is full or the server is draining; the same request may be sent again later."""
+    """The queue is full; the same request may be sent again later."""
+
+
+class DrainingError(OverloadedError):
+    """The server is shutting down: it takes no new requests, and may give up on those in flight."""
+
+    def __init__(self) -> None:
+        super().__init__("the server is shutting down; send the request again later")
 
 
 class EngineError(AdaptSpecError):
     """The engine failed while serving; requests in flight end with this error."""
+
+
+class EngineStoppedError(EngineError):
+    """The engine takes no more work."""
 
 
 class CorpusError(AdaptSpecError):

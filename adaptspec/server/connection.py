@@ -1,71 +1,78 @@
-"""One client's connection, within bounds: how many there are, how long headers may take, how long nobody reads."""
+"""One client's connection, with limits on headers, idle time and clients that do not read."""
 
 from __future__ import annotations
 
 import asyncio
-import logging
-import resource
 import select
 import socket
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
 
 from aiohttp import HttpVersion11, StreamReader, web
 from aiohttp.http_exceptions import HttpProcessingError
 
-from adaptspec.server.http_errors import HttpError
-from adaptspec.server.limits import ServerLimits
+from adaptspec.errors import DrainingError
+from adaptspec.server.errors import HttpError
 
 _FULL = HttpError(503, "too many connections are open; try again", "server_error", "too_many_connections")
 
-# Files of our own, and connections that asyncio has accepted, a hundred at a time, before we can refuse them.
-RESERVE = 512
 OLD_CLIENT_SECONDS = 1.0  # for the answer to a client of HTTP/1.0 that has shut down its writing side
-_FIRST_LOOK, _LAST_LOOK = 0.01, 1.0  # seconds between looks whether a half-closed client has gone
+_FIRST_PROBE, _LAST_PROBE = 0.01, 1.0  # seconds between probes whether a half-closed client has gone
 _INTERIM = b"HTTP/1.1 102 Processing\r\n\r\n"
-_logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class ConnectionLimits:
+    """What clients may use before a request of theirs runs. Sizes in bytes, times in seconds."""
+
+    connections: int = 1024  # at once, or what the files that may be open have room for; more get 503
+    header_bytes: int = 8190  # of one header, and of the request line
+    header_seconds: float = 10.0  # for a request's headers: from their first byte, or the connection's beginning
+    idle_seconds: float = 75.0  # between two requests of one connection; proxies keep theirs for 60 or so
+    stall_seconds: float = 50.0  # without reading, while the answer fills all buffers
 
 
 class Connection(web.RequestHandler):
-    """aiohttp's handler, that refuses to be one too many and gives up on clients that do not read.
+    """aiohttp's handler, which also refuses excess connections and drops clients that do not read.
 
     Three times bound it while no request runs: `header_seconds` for a new connection, `idle_seconds` between two
-    requests, and `header_seconds` again from the first byte of a request to the end of its headers. What a client may
-    send ahead is aiohttp's own affair: it (3.14) stops reading when 32 requests wait, each of which holds up to 512 KiB
-    of its body.
+    requests, and `header_seconds` again from the first byte of a request to the end of its headers. aiohttp (3.14)
+    bounds what a client may send ahead: it stops reading when 32 requests wait, each with up to 512 KiB of its body.
 
-    A client that has shut down its writing side still gets its answer. One that has gone looks the same at first: see
-    `eof_received`. `on_half_closed` is called then, if a stream has set it, to send something.
+    A client that has shut down its writing side still gets its answer; a client that has gone looks the same at first
+    (see `eof_received`). `on_half_closed`, if a stream has set it, is then called to send something.
     """
 
     __slots__ = (
-        *("_half_closed", "_header_seconds", "_headers", "_last_body", "_looking", "_probed", "_refused", "_slots"),
-        *("_stall_seconds", "_stalled", "on_half_closed"),
+        *("_half_closed_at", "_header_timer", "_last_body", "_limits", "_probe_timer", "_probed", "_refused", "_slots"),
+        *("_stall_timer", "on_half_closed"),
     )
 
-    def __init__(self, server: web.Server, limits: ServerLimits, slots: threading.Semaphore, **settings: Any) -> None:
+    def __init__(
+        self, server: web.Server, limits: ConnectionLimits, slots: threading.Semaphore, **settings: Any
+    ) -> None:
         super().__init__(
             server,
             keepalive_timeout=limits.idle_seconds,
             max_line_size=limits.header_bytes,
             max_field_size=limits.header_bytes,
-            access_log=None,  # type: ignore[arg-type] # aiohttp's way to say that there is none
-            # It would inflate on the event loop, also what nobody reads. `auth` refuses what is compressed.
+            access_log=None,  # type: ignore[arg-type] # aiohttp's way to switch it off
+            # Inflating blocks the event loop, also for bodies that are never read. `auth` refuses compressed ones.
             auto_decompress=False,
             **settings,
         )
-        self._header_seconds = limits.header_seconds
-        self._stall_seconds = limits.stall_seconds
+        self._limits = limits
         self._slots = slots
         self._refused = False
-        self._stalled: asyncio.TimerHandle | None = None
-        self._headers: asyncio.TimerHandle | None = None  # runs while headers may come, and have not
+        self._stall_timer: asyncio.TimerHandle | None = None
+        self._header_timer: asyncio.TimerHandle | None = None  # runs from the first byte of headers to their end
         self._last_body: StreamReader | None = None  # of the newest request whose headers have come
-        self._half_closed: float | None = None  # when, on the loop's clock
-        self._probed = False  # something was sent since then
-        self._looking: asyncio.TimerHandle | None = None  # the next look whether a half-closed client has gone
+        self._half_closed_at: float | None = None  # on the loop's clock
+        self._probed = False  # bytes were sent since then
+        self._probe_timer: asyncio.TimerHandle | None = None
         self.on_half_closed: Callable[[], object] | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -74,57 +81,62 @@ class Connection(web.RequestHandler):
             self._refused = True
             _refuse(transport)
             return
-        _expect_acknowledgement(transport, self._stall_seconds)
+        _expect_acknowledgement(transport, self._limits.stall_seconds)
         super().connection_made(transport)
-        self._await_headers()
+        self._start_header_timer()
 
     def connection_lost(self, exc: BaseException | None) -> None:
-        self.resume_timer()
-        self._headers_came()
-        if self._looking is not None:
-            self._looking.cancel()
+        self._stop_stall_timer()
+        self._stop_header_timer()
+        if self._probe_timer is not None:
+            self._probe_timer.cancel()
         if not self._refused:
             self._slots.release()
             super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """What a refused client still sends is not read."""
         if self._refused:
-            return
-        if data and self._idle and self._headers is None:
-            self._await_headers()
+            return  # no bytes of a refused client are read
+        if data and self._idle and self._header_timer is None:
+            self._start_header_timer()
         super().data_received(data)
         if self._messages:
             self._last_body = self._messages[-1][1]
         if not self._idle:
-            self._headers_came()
+            self._stop_header_timer()
 
     @property
     def _idle(self) -> bool:
         """Whether it waits for the headers of a request."""
         return self._waiter is not None and not self._waiter.done()
 
-    def _await_headers(self) -> None:
+    def _start_header_timer(self) -> None:
         loop = asyncio.get_running_loop()
-        self._headers = loop.call_later(self._header_seconds, self._headers_are_late)
+        self._header_timer = loop.call_later(self._limits.header_seconds, self._on_late_headers)
 
-    def _headers_came(self) -> None:
-        if self._headers is not None:
-            self._headers.cancel()
-            self._headers = None
+    def _stop_header_timer(self) -> None:
+        if self._header_timer is not None:
+            self._header_timer.cancel()
+            self._header_timer = None
 
-    def _headers_are_late(self) -> None:
-        self._headers = None
+    def _on_late_headers(self) -> None:
+        self._header_timer = None
         self.force_close()
 
+    def refuse_unread_body(self) -> None:
+        """Have the reading of a body that still arrives fail with DrainingError."""
+        request = self._current_request
+        if request is not None and not request.content.is_eof():
+            request.content.set_exception(DrainingError())
+
     def _process_keepalive(self) -> None:
-        """Called when no request has come for `idle_seconds`. One of which a byte is here by now is answered."""
+        """Called when no request has come for `idle_seconds`. A request whose first byte is here is still answered."""
         idle = self._idle and asyncio.get_running_loop().time() >= self._next_keepalive_close_time
         if not idle:
             super()._process_keepalive()
             return
         self._keepalive_handle = None
-        if self._headers is not None:
+        if self._header_timer is not None:
             return  # a request has begun, whose headers have their own time
         transport = self.transport
         sock = None if transport is None else transport.get_extra_info("socket")
@@ -150,9 +162,9 @@ class Connection(web.RequestHandler):
             return False
         if not self._drop_unfinished():
             return False
-        if self._half_closed is None:  # the end comes once more where reading was paused meanwhile
-            self._half_closed = asyncio.get_running_loop().time()
-            self._look_later(_FIRST_LOOK)
+        if self._half_closed_at is None:  # the end comes once more where reading was paused meanwhile
+            self._half_closed_at = asyncio.get_running_loop().time()
+            self._probe_later(_FIRST_PROBE)
         return True
 
     def _drop_unfinished(self) -> bool:
@@ -177,12 +189,12 @@ class Connection(web.RequestHandler):
         self._last_body = None
         return True
 
-    def _look_later(self, seconds: float) -> None:
-        self._looking = asyncio.get_running_loop().call_later(seconds, self._look, min(2 * seconds, _LAST_LOOK))
+    def _probe_later(self, seconds: float) -> None:
+        self._probe_timer = asyncio.get_running_loop().call_later(seconds, self._probe, min(2 * seconds, _LAST_PROBE))
 
-    def _look(self, again: float) -> None:
+    def _probe(self, again: float) -> None:
         """Whether a half-closed client has gone."""
-        transport, request, since = self.transport, self._current_request, self._half_closed
+        transport, request, since = self.transport, self._current_request, self._half_closed_at
         if transport is None or since is None:
             return
         if self._idle:  # the end came when the last answer had just been sent
@@ -203,23 +215,23 @@ class Connection(web.RequestHandler):
             elif asyncio.get_running_loop().time() - since > OLD_CLIENT_SECONDS:
                 transport.abort()
                 return
-        self._look_later(again)
+        self._probe_later(again)
 
     def pause_writing(self) -> None:
-        """All buffers are full: from now on the client's time runs."""
+        """All buffers are full: the client has `stall_seconds` to read on."""
         super().pause_writing()
         transport = self.transport
         if transport is not None:
-            self._stalled = asyncio.get_running_loop().call_later(self._stall_seconds, transport.abort)
+            self._stall_timer = asyncio.get_running_loop().call_later(self._limits.stall_seconds, transport.abort)
 
     def resume_writing(self) -> None:
-        self.resume_timer()
+        self._stop_stall_timer()
         super().resume_writing()
 
-    def resume_timer(self) -> None:
-        if self._stalled is not None:
-            self._stalled.cancel()
-            self._stalled = None
+    def _stop_stall_timer(self) -> None:
+        if self._stall_timer is not None:
+            self._stall_timer.cancel()
+            self._stall_timer = None
 
     async def finish_response(self, request: Any, resp: Any, start_time: float | None) -> tuple[Any, bool]:
         """Send an answer, then let all other connections have their turn before the next request is read.
@@ -229,11 +241,13 @@ class Connection(web.RequestHandler):
         that one packet brought were answered while all streams stood still.
         """
         sent = await super().finish_response(request, resp, start_time)
+        if request.content.exception() is not None:
+            self.force_close()  # the rest of a refused body is not read
         if self._messages:  # aiohttp may have read requests behind a refused upgrade
             self._last_body = self._messages[-1][1]
-            if self._half_closed is not None:
+            if self._half_closed_at is not None:
                 self._drop_unfinished()
-        if self._half_closed is not None and not self._messages:
+        if self._half_closed_at is not None and not self._messages:
             self.close()  # no other request can come
         await asyncio.sleep(0)
         return sent
@@ -241,7 +255,7 @@ class Connection(web.RequestHandler):
     def handle_error(
         self, request: Any, status: int = 500, exc: BaseException | None = None, message: str | None = None
     ) -> web.StreamResponse:
-        """What aiohttp says of broken HTTP, in the shape of all errors."""
+        """The answer to broken HTTP, in the shape of all errors."""
         super().handle_error(request, status, exc, message)  # logs it, and raises where an answer has begun
         error = HttpError(400, f"the request could not be read ({type(exc).__name__}); send it as HTTP/1.1")
         if status >= 500:
@@ -249,73 +263,6 @@ class Connection(web.RequestHandler):
         response = error.response()
         response.force_close()
         return response
-
-
-class Listener(web.BaseSite):
-    """A site of a runner whose connections are `Connection`s."""
-
-    __slots__ = ("_host", "_limits", "_port", "_settings", "_system")
-
-    def __init__(
-        self,
-        runner: web.AppRunner,
-        host: str,
-        port: int,
-        limits: ServerLimits,
-        *,
-        system: Any = resource,
-        **settings: Any,
-    ) -> None:
-        """`system`: see `room_for`."""
-        super().__init__(runner)
-        self._system = system
-        self._host = host
-        self._port = port
-        self._limits = limits
-        self._settings = settings
-
-    @property
-    def name(self) -> str:
-        """The address, as a URL; port 0 is what it came to once it listens."""
-        return f"http://[{self._host}]:{self._port}" if ":" in self._host else f"http://{self._host}:{self._port}"
-
-    async def start(self) -> None:
-        """Listen. Raises OSError or OverflowError if the address cannot be used."""
-        await super().start()
-        loop, server, wanted = asyncio.get_running_loop(), self._runner.server, self._limits.connections
-        assert server is not None
-        most = room_for(wanted, self._system)
-        if most < wanted:
-            words = "At most %d connections are taken instead of %d: the process may open no more files (ulimit -n)"
-            _logger.warning(words, most, wanted)
-        slots = threading.Semaphore(most)
-        self._server = await loop.create_server(
-            lambda: Connection(server, self._limits, slots, loop=loop, **self._settings),
-            self._host,
-            self._port,
-            # So many are accepted at a time, before the first of them is counted: a few times that is in the reserve.
-            backlog=min(100, max(8, most // 4)),
-        )
-        self._port = self._server.sockets[0].getsockname()[1]
-
-
-def room_for(connections: int, system: Any = resource) -> int:
-    """As many of them as may be open at once: the process's soft limit is raised as far as the hard one allows.
-
-    `system` gets and sets limits, as the module `resource` does.
-    """
-    limits: tuple[int, int] = system.getrlimit(resource.RLIMIT_NOFILE)
-    soft, hard = limits
-    if soft == resource.RLIM_INFINITY:
-        return connections
-    wanted = connections + RESERVE
-    most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
-    if soft < most:
-        # A system may allow less than it says.
-        with suppress(ValueError, OSError):
-            system.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
-            soft = most
-    return max(1, min(connections, soft - min(RESERVE, soft // 2)))
 
 
 def _refuse(transport: asyncio.Transport) -> None:
@@ -329,14 +276,14 @@ def _refuse(transport: asyncio.Transport) -> None:
 
 
 def _has_bytes(sock: Any) -> bool:
-    """Whether something has come that was not read yet; the end counts."""
+    """Whether bytes, or the end of the connection, wait to be read."""
     poll = select.poll()
     poll.register(sock.fileno(), select.POLLIN)
     return bool(poll.poll(0))
 
 
 def _expect_acknowledgement(transport: asyncio.Transport, seconds: float) -> None:
-    """Have the system give up on a client whose machine or network has gone without a word."""
+    """Have the system drop a client whose machine or network has vanished: it acknowledges no bytes."""
     connected = transport.get_extra_info("socket")
     if connected is not None and hasattr(socket, "TCP_USER_TIMEOUT"):
         connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(seconds * 1000))

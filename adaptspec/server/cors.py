@@ -15,18 +15,18 @@ from urllib.parse import urlsplit
 from aiohttp import hdrs, web
 
 from adaptspec.errors import ConfigError
-from adaptspec.server.http_errors import Handler
+from adaptspec.server.errors import Handler
 
 ANY_ORIGIN = "*"
 MAX_AGE = "600"  # seconds for which a browser need not ask again
 _METHODS = "GET, HEAD, POST"
 _EXPOSED = "x-request-id, Retry-After"
-_NOT_SHARED = re.compile(r"/(?:admin|live|page)/|/(?:dashboard)?$")
+_NOT_SHARED = re.compile(r"/(?:admin|live|page)/|/$")
 _HEADER_NAMES = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+(?:[ \t]*,[ \t]*[!#$%&'*+.^_`|~0-9A-Za-z-]+)*")
 _DEFAULT_PORTS = {"http": ":80", "https": ":443"}
 
 
-class Origins:
+class AllowedOrigins:
     """Origins whose pages may call this server; `*` is any."""
 
     def __init__(self, allowed: Collection[str]) -> None:
@@ -45,8 +45,8 @@ class Origins:
         return ANY_ORIGIN if self.any else origin if origin in self._allowed else None
 
 
-def cors(origins: Origins) -> Any:
-    """A middleware that answers preflights of allowed origins, which bring no key; goes around the one for keys."""
+def cors(origins: AllowedOrigins) -> Any:
+    """A middleware that answers preflights of allowed origins. They bring no key, so it goes around authentication."""
 
     @web.middleware
     async def preflight(http: web.Request, handler: Handler) -> web.StreamResponse:
@@ -71,7 +71,7 @@ def cors(origins: Origins) -> Any:
     return preflight
 
 
-def sharing(origins: Origins) -> Any:
+def sharing(origins: AllowedOrigins) -> Any:
     """A response-prepare signal that lets allowed origins read any answer: streams and errors, too."""
 
     async def share(http: web.Request, response: web.StreamResponse) -> None:
@@ -81,7 +81,7 @@ def sharing(origins: Origins) -> Any:
     return share
 
 
-def _share(origins: Origins, http: web.Request, response: web.StreamResponse) -> None:
+def _share(origins: AllowedOrigins, http: web.Request, response: web.StreamResponse) -> None:
     granted = origins.granted(http)
     if granted is not None:
         response.headers[hdrs.ACCESS_CONTROL_ALLOW_ORIGIN] = granted
@@ -91,7 +91,7 @@ def _share(origins: Origins, http: web.Request, response: web.StreamResponse) ->
 
 
 def _shared(found: web.UrlMappingMatchInfo, path: str) -> bool:
-    """Whether a route is for programs. What leads nowhere goes by its path, so that a page can read the error."""
+    """Whether a route is for programs. A path without one counts by its spelling, so that a page can read the 404."""
     resource = found.route.resource
     return _NOT_SHARED.match(path if resource is None else resource.canonical) is None
 
@@ -107,7 +107,7 @@ def _normal(origin: str) -> str:
         usable = False
     if not usable or origin != f"{parts.scheme}://{parts.netloc}" or "@" in parts.netloc or "*" in origin:
         raise ConfigError(
-            f"--allow-origin {origin!r} is no origin; write it as the browser sends it, such as https://example.com or "
-            "http://localhost:3000, without a path, or * for any"
+            f"--allowed-origins {origin!r} is no origin; write it as the browser sends it, such as https://example.com "
+            "or http://localhost:3000, without a path, or * for any"
         )
     return f"{parts.scheme}://{parts.netloc.lower().removesuffix(_DEFAULT_PORTS.get(parts.scheme, '/'))}"

@@ -1,4 +1,4 @@
-"""What is done around every request: its id, its count by route and status, and the trace of those that run prompts."""
+"""Middleware of every request: its id, its count by route and status, and the trace of those that run prompts."""
 
 from __future__ import annotations
 
@@ -10,14 +10,15 @@ from typing import Any
 
 from aiohttp import web
 
-from adaptspec.server.http_errors import Handler
+from adaptspec.server.errors import Handler
 from adaptspec.server.sse import EventStream
-from adaptspec.telemetry.tracing import Trace, Tracing
+from adaptspec.telemetry.tracer import Trace, Tracer
 
 TRACE = web.RequestKey("trace", Trace)
-OPERATIONS = {"/v1/chat/completions": "chat", "/v1/completions": "text_completion", "/v1/responses": "chat"}
-CLIENT_CLOSED = 499  # as proxies log it: nobody was left to get a status
-UNMATCHED = "unmatched"  # one name for all paths and methods that lead nowhere: clients must not make new ones
+# What OpenTelemetry calls that which a route does.
+TRACED_ROUTES = {"/v1/chat/completions": "chat", "/v1/completions": "text_completion", "/v1/responses": "chat"}
+CLIENT_CLOSED = 499  # as proxies log it: the client left before there was a status
+UNMATCHED = "unmatched"  # one label for all paths and methods without a route: clients must not make new labels
 REQUEST_ID = "x-request-id"
 MAX_ID_LENGTH = 128
 _UNSAFE = re.compile(r"[^A-Za-z0-9._:/+=@-]")
@@ -26,7 +27,7 @@ _UNSAFE = re.compile(r"[^A-Za-z0-9._:/+=@-]")
 def counting(responded: Callable[[str, int], None]) -> Any:
     """A middleware that reports the route's pattern and the status of every answer, refusals included.
 
-    Goes around the one that makes answers of errors. A client that leaves before its answer is not counted.
+    It goes around the one that makes answers of errors. A client that leaves before its answer is not counted.
     """
 
     @web.middleware
@@ -38,12 +39,12 @@ def counting(responded: Callable[[str, int], None]) -> Any:
     return count
 
 
-def tracing(traces: Tracing) -> Any:
+def tracing(traces: Tracer) -> Any:
     """A middleware, to go around all others, that traces the routes that run prompts; handlers find it as `TRACE`."""
 
     @web.middleware
     async def trace(request: web.Request, handler: Handler) -> web.StreamResponse:
-        operation = OPERATIONS.get(_route(request) or "")
+        operation = TRACED_ROUTES.get(_route(request) or "")
         if operation is None:
             return await handler(request)
         one = request[TRACE] = traces.begin(operation, request.headers)
@@ -68,13 +69,13 @@ def _route(request: web.Request) -> str | None:
 
 
 def sanitised(supplied: str) -> str:
-    """What of a client's id is safe to put in headers and logs."""
+    """The part of a client's id that is safe in headers and logs."""
     return _UNSAFE.sub("", supplied[: 4 * MAX_ID_LENGTH])[:MAX_ID_LENGTH]
 
 
 async def add_request_id(http: web.Request, response: web.StreamResponse) -> None:
     """A response-prepare signal: the client's own id, or the one a handler has set, or a new one."""
-    if own := sanitised(http.headers.get(REQUEST_ID, "")):
-        response.headers[REQUEST_ID] = own
+    if given := sanitised(http.headers.get(REQUEST_ID, "")):
+        response.headers[REQUEST_ID] = given
     else:
         response.headers.setdefault(REQUEST_ID, f"req-{uuid.uuid4().hex}")

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from adaptspec.config import ANY_NAME
 from adaptspec.errors import ConfigError, UnknownModelError
-from adaptspec.server.api.wire import MAX_NAME, shown
-
-ANY_NAME = "*"  # among the names: every name is served
+from adaptspec.server.api.fields import quoted
+from adaptspec.server.limits import NAME_CHARACTERS
 
 
 @dataclass(frozen=True)
@@ -22,10 +22,10 @@ class ServedNames:
     def of(cls, given: Sequence[str], own: str) -> ServedNames:
         """The names that were configured; the model's `own` if there are none. Raises ConfigError."""
         for name in given:
-            if not (0 < len(name) <= MAX_NAME and name.isprintable()):
+            if not (0 < len(name) <= NAME_CHARACTERS and name.isprintable()):
                 raise ConfigError(
-                    f"--served-model-name {name[:MAX_NAME]!r} cannot be used: a name has 1 to {MAX_NAME} printable "
-                    "characters"
+                    f"--served-model-name {name[:NAME_CHARACTERS]!r} cannot be used: a name has 1 to {NAME_CHARACTERS} "
+                    "printable characters"
                 )
         names = tuple(dict.fromkeys(name for name in given if name != ANY_NAME))
         return cls(names or (own,), ANY_NAME in given)
@@ -34,4 +34,4 @@ class ServedNames:
         """Raise UnknownModelError unless `name` is served; None means the first one."""
         if name is not None and name not in self.names and not self.any_name:
             served = " or ".join(f"`{one}`" for one in self.names)
-            raise UnknownModelError(f"the model {shown(name)} is not served here; ask for {served}", "model")
+            raise UnknownModelError(f"the model {quoted(name)} is not served here; ask for {served}", "model")

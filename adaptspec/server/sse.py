@@ -1,9 +1,4 @@
-"""Server-sent events: JSON objects as an HTTP answer, with errors within it, and at a constant rate where wanted.
-
-How many drafts a round had accepted shows in the size and time of a plain stream's packets, by which whoever watches an
-encrypted connection can tell texts apart. With `Padding` each packet holds what is ready, cut at its size, and comments
-that clients skip: when the stream began and ended is left to see.
-"""
+"""Server-sent events: JSON objects as an HTTP answer, with errors within it."""
 
 from __future__ import annotations
 
@@ -11,8 +6,8 @@ import asyncio
 import json
 import logging
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
-from contextlib import AsyncExitStack, aclosing, asynccontextmanager
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping
+from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,12 +15,10 @@ from aiohttp import web
 
 from adaptspec.errors import AdaptSpecError
 from adaptspec.server.connection import Connection
-from adaptspec.server.http_errors import INTERNAL, HttpError, http_error
+from adaptspec.server.errors import INTERNAL, HttpError, http_error
 
 # The last keeps nginx from collecting the pieces.
 HEADERS = {"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
-Write = Callable[[bytes], Awaitable[None]]
-_LONGEST_QUEUE = 64  # packets that may wait before whoever writes has to
 _logger = logging.getLogger(__name__)
 
 
@@ -33,14 +26,6 @@ class EventStream(web.StreamResponse):
     """An answer whose status goes out first; `broken` is the error that it ended with after that."""
 
     broken: HttpError | None = None
-
-
-@dataclass(frozen=True)
-class Padding:
-    """The shape of a stream of constant rate: `size` bytes every `seconds`."""
-
-    size: int = 4096
-    seconds: float = 0.025
 
 
 @dataclass(frozen=True)
@@ -61,19 +46,18 @@ class Silence:
 async def respond(
     http: web.Request,
     events: AsyncGenerator[dict[str, Any], None],
-    headers: dict[str, str],
-    padding: Padding | None = None,
+    headers: Mapping[str, str],
     silence: Silence | None = None,
     *,
     named: bool = False,
 ) -> web.StreamResponse:
-    """Send the events, then `[DONE]`. `named`: the events have a `type`, which the stream says as well.
+    """Send the events, then `[DONE]`. `named`: each event has a `type`, which is also its name in the stream.
 
-    Nothing is sent before the first event, but for a `silence`, so a request the engine refuses gets a proper status.
-    An error after that becomes an event with an error object.
+    Nothing is sent before the first event, unless a `silence` ends, so a request that the engine refuses gets its own
+    status. A later error becomes an event with an error object. The events are closed at the end, also when the client
+    has left.
     """
-    stream = _Stream(http, headers, padding, time.monotonic if silence is None else silence.clock)
-    async with aclosing(events), stream, _breaking(stream, silence):
+    async with aclosing(events), _Stream(http, headers, silence) as stream:
         try:
             async for body in events:
                 await stream.write(event(body, str(body["type"]) if named else None))
@@ -86,47 +70,48 @@ async def respond(
     return stream.response
 
 
-class _Stream:
-    """An answer that begins with its first write, whichever task that comes from."""
+def event(body: Mapping[str, Any], name: str | None = None, *, allow_nan: bool = True) -> bytes:
+    """One event. Raises ValueError for a number that JSON cannot express, unless `allow_nan`."""
+    data = f"data: {json.dumps(body, separators=(',', ':'), allow_nan=allow_nan)}\n\n"
+    return (data if name is None else f"event: {name}\n{data}").encode()
 
-    def __init__(
-        self, http: web.Request, headers: Mapping[str, str], padding: Padding | None, clock: Callable[[], float]
-    ) -> None:
+
+class _Stream:
+    """An answer that begins with its first write, whichever task writes it. Leaving it ends its tasks."""
+
+    def __init__(self, http: web.Request, headers: Mapping[str, str], silence: Silence | None) -> None:
         self.response = EventStream(headers=HEADERS | dict(headers))
-        self.begun = False
-        self.ended = False
-        self.last = clock()  # when something was sent, or the wait for it began
-        self._clock = clock
         self._http = http
-        self._padding = padding
-        self._stack = AsyncExitStack()
-        self._lock = asyncio.Lock()  # held while something is written, the beginning included
-        self._write: Write = self.response.write
+        self._silence = silence
+        self._clock = time.monotonic if silence is None else silence.clock
+        self._begun = False  # the headers have been sent
+        self._refused = False  # an error came before them
+        self._last = self._clock()  # when bytes were sent, or the wait for the first began
+        self._lock = asyncio.Lock()  # held while bytes are written, the headers included
+        self._tasks: list[asyncio.Task[None]] = []
 
     async def __aenter__(self) -> _Stream:
-        await self._stack.__aenter__()
+        if self._silence is not None:
+            self._run(self._break_silence(self._silence))
         return self
 
-    async def __aexit__(self, *error: Any) -> None:
-        await self._stack.__aexit__(*error)
+    async def __aexit__(self, *error: object) -> None:
+        if isinstance(self._http.protocol, Connection):
+            self._http.protocol.on_half_closed = None
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def write(self, data: bytes) -> None:
         """Send bytes, after the headers."""
         async with self._lock:
             await self._send(data)
 
-    async def comment(self, text: str) -> None:
-        """Send a comment, unless something else has been sent meanwhile."""
-        before = self.last
-        async with self._lock:
-            if self.last == before and not self.ended:
-                await self._send(f": {text}\n\n".encode())
-
     async def fail(self, error: Exception) -> None:
-        """Send an error as an event. Raises it where nothing was sent, so that it gets a status."""
+        """Send an error as an event. Raises it if no headers have been sent, so that it becomes the status."""
         async with self._lock:
-            if not self.begun:
-                self.ended = True
+            if not self._begun:
+                self._refused = True
                 raise error
             if isinstance(error, AdaptSpecError):
                 self.response.broken = http_error(error)
@@ -135,111 +120,30 @@ class _Stream:
                 self.response.broken = INTERNAL
             await self._send(event(self.response.broken.body()))
 
-    def _probe(self) -> None:
-        """Send a comment at once: a client that has gone refuses it."""
-        task = asyncio.ensure_future(self.comment("waiting"))
-        self._stack.callback(task.cancel)
-
     async def _send(self, data: bytes) -> None:
-        if not self.begun:
-            self.begun = True
+        if not self._begun:
+            self._begun = True
             await self.response.prepare(self._http)
-            connection = self._http.protocol
-            if isinstance(connection, Connection):
-                connection.on_half_closed = self._probe
-                self._stack.callback(setattr, connection, "on_half_closed", None)
-            self._write = await self._stack.enter_async_context(sending(self.response.write, self._padding))
-        await self._write(data)
-        self.last = self._clock()
+            if isinstance(self._http.protocol, Connection):
+                # Sending shows at once whether the client has gone: its machine refuses the comment.
+                self._http.protocol.on_half_closed = lambda: self._run(self._comment("waiting"))
+        await self.response.write(data)
+        self._last = self._clock()
 
+    async def _break_silence(self, silence: Silence) -> None:
+        while not self._refused:
+            left = self._last + (silence.every if self._begun else silence.first) - self._clock()
+            if left > 0:
+                await silence.sleep(left)
+            else:
+                await self._comment(silence.progress())
 
-@asynccontextmanager
-async def _breaking(stream: _Stream, silence: Silence | None) -> AsyncGenerator[None, None]:
-    """Meanwhile comments break the silence of a stream."""
-    if silence is None:
-        yield
-        return
-    commenting = asyncio.ensure_future(_comment(stream, silence))
-    try:
-        yield
-    finally:
-        commenting.cancel()
-        await asyncio.gather(commenting, return_exceptions=True)
+    async def _comment(self, text: str) -> None:
+        """Send a comment, unless other bytes are sent while it waits."""
+        before = self._last
+        async with self._lock:
+            if self._last == before and not self._refused:
+                await self._send(f": {text}\n\n".encode())
 
-
-async def _comment(stream: _Stream, silence: Silence) -> None:
-    while not stream.ended:
-        left = stream.last + (silence.every if stream.begun else silence.first) - silence.clock()
-        if left > 0:
-            await silence.sleep(left)
-        else:
-            await stream.comment(silence.progress())
-
-
-def event(body: Mapping[str, Any], name: str | None = None, *, allow_nan: bool = True) -> bytes:
-    """One event. Raises ValueError for a number that JSON has no word for, unless `allow_nan`."""
-    data = f"data: {json.dumps(body, separators=(',', ':'), allow_nan=allow_nan)}\n\n"
-    return (data if name is None else f"event: {name}\n{data}").encode()
-
-
-@asynccontextmanager
-async def sending(write: Write, padding: Padding | None) -> AsyncGenerator[Write, None]:
-    """What to write server-sent events with: `write` itself, or packets of one size and pace.
-
-    Leaving it normally waits until everything is sent; leaving it with an error sends nothing more.
-    """
-    if padding is None:
-        yield write
-        return
-    paced = _Paced(write, padding)
-    try:
-        yield paced.write
-        paced.ended = True
-        await paced.ticking
-    finally:
-        paced.ticking.cancel()
-        await asyncio.gather(paced.ticking, return_exceptions=True)
-
-
-class _Paced:
-    def __init__(self, write: Write, padding: Padding) -> None:
-        self._write = write
-        self._padding = padding
-        self._queue = bytearray()
-        self._room = asyncio.Event()
-        self._room.set()
-        self.ended = False
-        self.ticking = asyncio.ensure_future(self._run())
-
-    async def write(self, data: bytes) -> None:
-        """Take bytes in; waits while too many have not been sent. Raises what sending them raised."""
-        await self._room.wait()
-        if self.ticking.done():
-            await self.ticking
-        self._queue += data
-        if len(self._queue) > _LONGEST_QUEUE * self._padding.size:
-            self._room.clear()
-
-    async def _run(self) -> None:
-        """Send a packet at each tick until all is said. A tick that comes late moves those after it."""
-        loop = asyncio.get_running_loop()
-        try:
-            while self._queue or not self.ended:
-                due = loop.time() + self._padding.seconds
-                await self._write(self._packet())
-                await asyncio.sleep(due - loop.time())
-        finally:
-            self._room.set()  # nobody waits for a client that has gone
-
-    def _packet(self) -> bytes:
-        size = self._padding.size
-        packet = bytes(self._queue[:size])
-        del self._queue[:size]
-        if len(self._queue) <= size:
-            self._room.set()
-        return packet + filler(size - len(packet))
-
-
-def filler(size: int) -> bytes:
-    """So many bytes between events that mean nothing: a comment, or empty lines where there is no room for one."""
-    return b":" + b" " * (size - 3) + b"\n\n" if size >= 3 else b"\n" * size
+    def _run(self, work: Coroutine[Any, Any, None]) -> None:
+        self._tasks.append(asyncio.create_task(work))

@@ -1,4 +1,4 @@
-"""The handlers that only look: models, health, version, metrics."""
+"""The routes that show the server: models, health, version, metrics."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from typing import Any, Literal
 from aiohttp import web
 
 from adaptspec import __version__
-from adaptspec.server.api.answers import Answer, Listed
+from adaptspec.server.api.outputs import Answer, Listed
+from adaptspec.server.generation import GENERATION, Generation
 from adaptspec.server.routes import Operation
-from adaptspec.server.service import SERVICE, Service
 from adaptspec.telemetry.metrics import Metrics
 
-EXPOSITION = web.AppKey("exposition", Metrics)
+METRICS = web.AppKey("metrics", Metrics)
 STARTED = web.AppKey("started", int)
 
 
 class ModelDetails(Answer):
-    """What AdaptSpec adds to a model's card. `dtype` is what weights are held in.
+    """What AdaptSpec adds to a model's card. `dtype` is that of the weights.
 
-    `equal_passes`: a token's logits had the same bits in all passes of 1 to so many tokens that were tried at start; 0:
-    they had not, and texts with and without speculation may differ where two tokens are nearly equally likely.
+    `equal_passes`: at the start, a token's logits had equal bits in passes of 1 to this many tokens. 0: they had not,
+    so texts with and without speculation may differ where two tokens are nearly equally likely.
     """
 
     architecture: str
@@ -34,7 +34,7 @@ class ModelDetails(Answer):
 
 
 class Model(Answer):
-    """The model that is served, under one of its names. `root` is the first of them, which answers have."""
+    """The served model under one of its names. `root` is the first name, which answers have."""
 
     id: str
     object: Literal["model"]
@@ -66,8 +66,8 @@ class Health(Answer):
 
 @Operation("get", "/v1/models", answer=ModelList)
 async def models(http: web.Request) -> web.Response:
-    """What is served."""
-    service, started = http.app[SERVICE], http.app[STARTED]
+    """The served model, under each of its names."""
+    service, started = http.app[GENERATION], http.app[STARTED]
     found = ModelList(object="list", data=[_card(service, name, started) for name in service.names.names])
     return web.json_response(found.written())
 
@@ -75,27 +75,27 @@ async def models(http: web.Request) -> web.Response:
 @Operation("get", "/v1/models/{model:.+}", answer=Model, refused=(404,))
 async def model(http: web.Request) -> web.Response:
     """The model by its name."""
-    service, name = http.app[SERVICE], http.match_info["model"]
+    service, name = http.app[GENERATION], http.match_info["model"]
     service.names.check(name)
     return web.json_response(_card(service, name, http.app[STARTED]).written())
 
 
-@Operation("get", "/health", answer=Health, also=(503,))  # for whoever restarts
+@Operation("get", "/health", answer=Health, also=(503,))  # for supervisors, which restart a server
 async def health(http: web.Request) -> web.Response:
     """Whether the engine lives.
 
     503 when only a restart helps.
     """
-    return _state(http, well=("ok", "draining", "full"))
+    return _state(http, ok=("ok", "draining", "full"))
 
 
-@Operation("get", "/ready", answer=Health, also=(503,))  # for whoever sends requests
+@Operation("get", "/ready", answer=Health, also=(503,))  # for load balancers
 async def ready(http: web.Request) -> web.Response:
     """Whether requests are taken.
 
     503 when draining, full or dead.
     """
-    return _state(http, well=("ok",))
+    return _state(http, ok=("ok",))
 
 
 @Operation("get", "/version", answer=Version)
@@ -107,18 +107,18 @@ async def version(http: web.Request) -> web.Response:  # noqa: ARG001 (aiohttp p
 @Operation("get", "/metrics", plain=("text/plain", "application/openmetrics-text"))
 async def metrics(http: web.Request) -> web.Response:
     """Metrics for Prometheus."""
-    # It waits for what was not counted yet: milliseconds, which the event loop is spared.
-    body, content_type = await asyncio.to_thread(http.app[EXPOSITION].render, http.headers.get("Accept", ""))
+    # Counting the latest rounds takes milliseconds, so it does not run on the event loop.
+    body, content_type = await asyncio.to_thread(http.app[METRICS].render, http.headers.get("Accept", ""))
     return web.Response(body=body, headers={"Content-Type": content_type})
 
 
-def _state(http: web.Request, well: Sequence[str]) -> web.Response:
-    service = http.app[SERVICE]
-    state: Any = "full" if service.state == "ok" and service.full else service.state
-    return web.json_response(Health(status=state, **service.load).written(), status=200 if state in well else 503)
+def _state(http: web.Request, ok: Sequence[str]) -> web.Response:
+    service = http.app[GENERATION]
+    state: Any = "full" if service.state == "ok" and service.is_full else service.state
+    return web.json_response(Health(status=state, **service.load).written(), status=200 if state in ok else 503)
 
 
-def _card(service: Service, name: str, started: int) -> Model:
+def _card(service: Generation, name: str, started: int) -> Model:
     engine, target = service.engine, service.engine.target
     details = ModelDetails(
         architecture=target.architecture,

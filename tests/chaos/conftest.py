@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from adaptspec.config import EngineConfig
 from adaptspec.engine.build import Built, build
-from adaptspec.engine.core import EngineLimits
-from adaptspec.engine.engine_config import EngineConfig
 from tests.chaos.harness import Server, running
 
 
@@ -37,7 +36,7 @@ def whole(pytestconfig: pytest.Config) -> bool:
 @pytest.fixture(scope="session")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
     """The bundled pair, ready to serve eight rows."""
-    return build(EngineConfig(limits=EngineLimits(max_rows=8)))
+    return build(EngineConfig(max_num_seqs=8))
 
 
 @pytest.fixture

@@ -6,7 +6,6 @@ import asyncio
 import gc
 import http.client
 import json
-import logging
 import os
 import random
 import socket
@@ -25,11 +24,12 @@ from adaptspec.engine.build import Built
 from adaptspec.engine.policy_manager import PolicyManager
 from adaptspec.engine.watchdog import Watchdog
 from adaptspec.models.runner import Runner
-from adaptspec.server.application import make_app
-from adaptspec.server.connection import Listener
-from adaptspec.server.limits import ServerLimits
-from adaptspec.server.log_filters import ClientFaults
+from adaptspec.server import limits
+from adaptspec.server.app import make_app
+from adaptspec.server.auth import Access
+from adaptspec.server.listener import Listener
 from adaptspec.telemetry.metrics import Metrics
+from tests.server.bounds import bounds
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 ADMIN = "admin"
@@ -66,12 +66,11 @@ class Answer:
 class Server:
     """The server while it runs; made by `running`."""
 
-    def __init__(self, built: Built, limits: ServerLimits, max_waiting: int) -> None:
+    def __init__(self, built: Built, max_waiting: int) -> None:
         self.built = built
         self.core = built.core
-        self.limits = limits
         self.engine = AsyncEngine(built.core, "bundled", max_waiting)
-        self.desk = PolicyManager(self.engine, built.core, built.costs, built.specs, built.files)
+        self.policies = PolicyManager(self.engine, built.core, built.costs, built.specs, built.files)
         self.loop = asyncio.new_event_loop()
         self.port = 0
         self._listening = threading.Event()
@@ -171,15 +170,13 @@ class Server:
         self.loop.run_until_complete(self.loop.shutdown_default_executor())
 
     async def _serve(self) -> None:
-        app = make_app(
-            self.engine, self.built.tokenizer, Metrics(), policies=self.desk, admin_key=ADMIN, limits=self.limits
-        )
+        access = Access(admin_key=ADMIN)
+        app = make_app(self.engine, self.built.tokenizer, Metrics(), access=access, policies=self.policies)
         self._stop = asyncio.Event()
-        dog = asyncio.create_task(Watchdog(self.engine, self.limits.hang_seconds).run())
+        dog = asyncio.create_task(Watchdog(self.engine, limits.HANG_SECONDS).run())
         runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=1.0)
         await runner.setup()
-        logger = ClientFaults(logging.getLogger(__name__))
-        await Listener(runner, "127.0.0.1", 0, self.limits, logger=logger).start()
+        await Listener(runner, "127.0.0.1", 0).start()
         self.port = runner.addresses[0][1]
         self._listening.set()
         await self._stop.wait()
@@ -189,15 +186,16 @@ class Server:
 
 
 @contextmanager
-def running(built: Built, *, max_waiting: int = 1024, **limits: Any) -> Iterator[Server]:
-    """A server over a core that nobody else uses meanwhile."""
-    server = Server(built, ServerLimits(**limits), max_waiting)
-    server.start()
-    try:
-        server.canary()  # whatever is made once is made now
-        yield server
-    finally:
-        server.stop()
+def running(built: Built, *, max_waiting: int = 1024, **changed: float) -> Iterator[Server]:
+    """A server over a core that has no other user meanwhile; `changed` are its bounds (see `bounds`)."""
+    with bounds(**changed):
+        server = Server(built, max_waiting)
+        server.start()
+        try:
+            server.canary()  # whatever is made once is made now
+            yield server
+        finally:
+            server.stop()
 
 
 @contextmanager

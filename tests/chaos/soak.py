@@ -61,7 +61,7 @@ def soak(minutes: float, clients: int = 4, every: float = 2.0, least: int = 0) -
     """Start a server, load it for so long and until `least` requests have been answered, and stop it."""
     # One arena: the allocator's own habit of growing with threads is not what is looked for.
     os.environ["MALLOC_ARENA_MAX"] = "1"
-    server = start_server("--max-rows", "4", "--max-waiting", "64")
+    server = start_server("--max-num-seqs", "4", "--max-waiting", "64")
     load = Load(server, clients)
     try:
         usual = load.canary()

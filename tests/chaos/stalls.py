@@ -117,7 +117,7 @@ def measure(requests: Iterator[Hostile], repeat: int, tokens: int = TOKENS) -> t
 
     Streams of so many tokens run alone before each kind, so that what else the machine does is in both figures.
     """
-    server = start_server("--max-rows", "4", "--max-waiting", "64", ADAPTSPEC_API_KEY=KEY)
+    server = start_server("--max-num-seqs", "4", "--max-waiting", "64", ADAPTSPEC_API_KEY=KEY)
     try:
         port, found, gaps = int(server.url.rsplit(":", 1)[1]), [], []
         for _ in range(3):
@@ -160,7 +160,7 @@ def resident(process: int, name: str) -> float:
     raise AssertionError(name)
 
 
-def _told(alone: float, found: list[Felt]) -> None:
+def _print_figures(alone: float, found: list[Felt]) -> None:
     table = Table("beside", "worst gap", "times alone", "requests", "answered", "MB more", "MB at most", "")
     for one in found:
         numbers = (f"{one.gap_ms} ms", str(one.times), str(one.requests), one.status)
@@ -182,7 +182,7 @@ def main() -> int:
     if arguments.json:
         print(json.dumps({"alone_ms": round(alone, 1), "beside": [asdict(one) for one in found]}, indent=1))
     else:
-        _told(alone, found)
+        _print_figures(alone, found)
     return 0 if all(one.good for one in found) else 1
 
 

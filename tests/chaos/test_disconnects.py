@@ -71,13 +71,13 @@ def test_a_thousand_clients_leave_nothing_behind(server: Server, whole: bool) ->
 def storm(server: Server, clients: int, seed: int) -> None:
     """So many clients at the same time, each of which leaves when it likes."""
     luck = chance(seed)
-    wishes = [(luck.choice(list(PHASES.values())), luck.random(), luck.random() < 0.5) for _ in range(clients)]
+    plans = [(luck.choice(list(PHASES.values())), luck.random(), luck.random() < 0.5) for _ in range(clients)]
 
     def one(phase: Phase, wait: float, politely: bool) -> None:
         with suppress(ConnectionError):  # one too many at once
             vanish(phase(server, wait), politely=politely)
 
-    threads = [threading.Thread(target=one, args=wish) for wish in wishes]
+    threads = [threading.Thread(target=one, args=plan) for plan in plans]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -89,7 +89,7 @@ def test_an_abort_storm_while_policies_reload(server: Server, whole: bool) -> No
     """500 clients at once, policies ten times a second, good ones and broken ones: afterwards all is as it was."""
     usual = server.canary()
     before, stop = server.baseline(), threading.Event()
-    good = next(policy.text for policy in server.desk.served if policy.name == server.desk.default)
+    good = next(policy.text for policy in server.policies.served if policy.name == server.policies.default)
     statuses: list[int] = []
 
     def reload() -> None:

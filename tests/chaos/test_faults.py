@@ -119,8 +119,8 @@ def test_a_fault_in_the_draft_costs_drafts_only(server: Server, fault: Any, whol
             with ThreadPoolExecutor(8) as pool:
                 answers = list(pool.map(lambda body: server.ask(COMPLETIONS, body | DRAFTING), BESIDE))
             assert [answer.text for answer in answers] == usual
-            told = [answer.body["metrics"]["speculative_decoding"] for answer in answers]
-            assert sum(one["num_draft_tokens"] for one in told) == 0
+            counts = [answer.body["metrics"]["speculative_decoding"] for answer in answers]
+            assert sum(one["num_draft_tokens"] for one in counts) == 0
     began = time.monotonic()
     while not server.ask(COMPLETIONS, BESIDE[0] | DRAFTING).body["metrics"]["speculative_decoding"]["num_draft_tokens"]:
         assert time.monotonic() - began < 70.0
@@ -129,7 +129,7 @@ def test_a_fault_in_the_draft_costs_drafts_only(server: Server, fault: Any, whol
 
 
 @pytest.mark.parametrize("which", [0, 1], ids=["target", "draft"])
-def test_a_hang_is_noticed_told_and_survived(built: Built, which: int, whole: bool) -> None:
+def test_a_hang_is_noticed_reported_and_survived(built: Built, which: int, whole: bool) -> None:
     """Requests in flight get an error within 5 s, /health 503 within 10 s; when it ends, service goes on."""
     gate, hangs = threading.Event(), threading.Event()
 
@@ -147,14 +147,14 @@ def test_a_hang_is_noticed_told_and_survived(built: Built, which: int, whole: bo
         assert hangs.wait(10.0)
         began = time.monotonic()
         answers = [one.result(20.0) for one in asked]
-        told = time.monotonic() - began
+        seconds = time.monotonic() - began
         health = server.ask("/health", method="GET")
         sick = time.monotonic() - began
         assert all(answer.status == 500 and "no progress" in answer.body["error"]["message"] for answer in answers)
         assert (health.status, health.body["status"]) == (503, "dead")
         assert server.ask("/ready", method="GET").status == 503
         assert server.ask(COMPLETIONS, CANARY).body["error"]["code"] == "engine_stopped"
-        assert told < 5.0
+        assert seconds < 5.0
         assert sick < 10.0
         gate.set()
         stack.close()
@@ -163,10 +163,10 @@ def test_a_hang_is_noticed_told_and_survived(built: Built, which: int, whole: bo
             time.sleep(0.05)
         assert server.canary() == usual
         server.idle_within(5.0)
-    print(f"\nerrors after {told:.2f} s, /health 503 after {sick:.2f} s")
+    print(f"\nerrors after {seconds:.2f} s, /health 503 after {sick:.2f} s")
 
 
-def test_a_dead_engine_thread_is_told(built: Built) -> None:
+def test_a_dead_engine_thread_is_reported(built: Built) -> None:
     """What nothing can catch ends the thread: who waits gets an error at once, /health says dead."""
 
     def die(usual: Forward, packed: Packed) -> torch.Tensor:
@@ -176,12 +176,12 @@ def test_a_dead_engine_thread_is_told(built: Built) -> None:
         with failing(server.built.target, die), ThreadPoolExecutor(4) as pool:
             began = time.monotonic()
             answers = list(pool.map(lambda _: server.ask(COMPLETIONS, CANARY), range(4)))
-            told = time.monotonic() - began
+            seconds = time.monotonic() - began
         assert {answer.status for answer in answers} <= {500, 503}
-        assert told < 5.0
+        assert seconds < 5.0
         assert server.ask("/health", method="GET").status == 503
         server.core.abort_all(FinishReason.ABORT, "its thread is dead")  # the core is shared with the tests to come
-    print(f"\nerrors after {1000 * told:.0f} ms")
+    print(f"\nerrors after {1000 * seconds:.0f} ms")
 
 
 def test_a_full_server_refuses_at_once(built: Built) -> None:

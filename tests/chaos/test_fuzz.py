@@ -113,7 +113,7 @@ def encoded(body: Any) -> bytes:
 
 @pytest.mark.parametrize("part", range(8))
 def test_no_request_breaks_the_server_or_another_answer(server: Server, whole: bool, part: int) -> None:
-    """10,000 requests of every kind: no undocumented answer, and a greedy canary beside them never changes a byte."""
+    """10,000 requests of every kind: no undocumented answer, and a greedy canary next to them never changes a byte."""
     usual, statuses, stop = server.canary(), Counter[int](), threading.Event()
     changed: list[str] = []
     before = server.baseline()
@@ -175,33 +175,33 @@ ATTACKS: list[dict[str, Any]] = [
 ]
 
 
-def test_victims_beside_attackers_get_their_own_text(server: Server, whole: bool) -> None:
+def test_victims_get_their_own_text_next_to_attackers(server: Server, whole: bool) -> None:
     """Seeded requests among others with extreme parameters: 100 of 100 say what they say alone."""
     count = 100 if whole else 8
     luck, stop = chance(3), threading.Event()
-    wishes: list[dict[str, Any]] = [
+    bodies: list[dict[str, Any]] = [
         CANARY
         | {"prompt": f"Story {i}: the", "seed": i, "temperature": luck.choice([0.0, 0.7, 1.0, 1.3]), "max_tokens": 32}
         | luck.choice([{}, {"top_p": 0.9}, {"top_k": 40}, {"min_p": 0.05}, {"frequency_penalty": 0.5}])
         for i in range(count)
     ]
-    alone = [server.ask(COMPLETIONS, wish).text for wish in wishes]
+    alone = [server.ask(COMPLETIONS, body).text for body in bodies]
     attacks = 0
 
     def attack(seed: int) -> None:
         nonlocal attacks
-        mine = chance(seed)
+        rng = chance(seed)
         while not stop.is_set():
-            body = CANARY | {"prompt": "A wolf", "max_tokens": 20, "seed": mine.randrange(99)} | mine.choice(ATTACKS)
+            body = CANARY | {"prompt": "A wolf", "max_tokens": 20, "seed": rng.randrange(99)} | rng.choice(ATTACKS)
             assert server.ask(COMPLETIONS, body).status in (200, 400)
             attacks += 1
 
     with ThreadPoolExecutor(12) as pool:
         attackers = [pool.submit(attack, seed) for seed in range(6)]
-        beside = list(pool.map(lambda wish: server.ask(COMPLETIONS, wish).text, wishes))
+        together = list(pool.map(lambda body: server.ask(COMPLETIONS, body).text, bodies))
         stop.set()
         for attacker in attackers:
             attacker.result()
-    same = sum(text == other for text, other in zip(alone, beside, strict=True))
-    print(f"\n{same} of {count} the same, beside {attacks} attacks")
+    same = sum(text == other for text, other in zip(alone, together, strict=True))
+    print(f"\n{same} of {count} the same next to {attacks} attacks")
     assert same == count

@@ -94,7 +94,7 @@ def test_a_signal_lets_streams_end_saves_and_leaves_nothing(tmp_path: Path) -> N
 
 def test_a_second_signal_ends_it_within_two_seconds() -> None:
     """Whatever is in flight."""
-    server = start_server("--drain-seconds", "60")
+    server = start_server("--shutdown-timeout", "60")
     connections = [stream(server, 900) for _ in range(4)]
     server.process.send_signal(signal.SIGTERM)
     time.sleep(0.2)
@@ -143,7 +143,7 @@ def test_a_full_disk_and_broken_policies_change_no_answer(quiet: Server) -> None
         time.sleep(0.3)
 
 
-def test_nothing_that_was_said_is_told(quiet: Server) -> None:
+def test_prompts_and_answers_are_in_no_log_and_no_metric(quiet: Server) -> None:
     """Prompts and answers are in no log line and no metric, whatever went wrong with the request."""
     key = {"Authorization": "Bearer first"}
     answer = ask(quiet, COMPLETIONS, CANARY | {"prompt": SECRET}, **key)
@@ -161,9 +161,9 @@ def test_nothing_that_was_said_is_told(quiet: Server) -> None:
     ]:
         assert ask(quiet, path, body, **key)[0] in (200, 400, 404)
     metrics = ask(quiet, "/metrics", **key)[1].decode()
-    told = "".join(quiet.printed) + metrics
-    assert SECRET not in told
-    assert text.strip()[:20] not in told
+    logged = "".join(quiet.printed) + metrics
+    assert SECRET not in logged
+    assert text.strip()[:20] not in logged
 
 
 def test_strangers_need_a_key() -> None:
@@ -176,9 +176,9 @@ def test_strangers_need_a_key() -> None:
 
 
 def test_many_signals_and_clients_at_once(whole: bool) -> None:
-    """Servers that are told to stop while clients come and go exit with 0, every time."""
+    """Servers that are stopped while clients come and go exit with 0, every time."""
     for _ in range(5 if whole else 1):
-        server = start_server("--drain-seconds", "2")
+        server = start_server("--shutdown-timeout", "2")
         with ThreadPoolExecutor(8) as pool:
             asked = [pool.submit(_try, server) for _ in range(40)]
             time.sleep(0.2)
@@ -196,7 +196,7 @@ def _try(server: Server) -> None:
 
 def test_connections_end_before_files_do() -> None:
     """One too many is answered; asyncio would write a traceback for each that it has no file for, thousands of them."""
-    server = start_server("--max-rows", "1", under=("prlimit", "--nofile=400:400"))
+    server = start_server("--max-num-seqs", "1", under=("prlimit", "--nofile=400:400"))
     address = ("127.0.0.1", int(server.url.rsplit(":", 1)[1]))
     clients: list[socket.socket] = []
     try:
@@ -217,7 +217,7 @@ def test_connections_end_before_files_do() -> None:
 
 
 def _refused(client: socket.socket) -> bool:
-    """Whether a client was told that it is one too many; most of those that are not, are never answered."""
+    """Whether a client was refused as one too many; most others are never answered."""
     readable, _, _ = select.select([client], [], [], 0.002)
     with suppress(OSError):
         return bool(readable) and client.recv(100).startswith(b"HTTP/1.1 503")

@@ -13,7 +13,7 @@ from tests.e2e.conftest import start_server
 
 def test_hostile_requests_are_refused_and_leave_no_memory_behind() -> None:
     """None is a failure of the server's, and all of them together do not make it grow by what one of them once did."""
-    server = start_server("--max-rows", "1", "--max-waiting", "64", ADAPTSPEC_API_KEY=KEY)
+    server = start_server("--max-num-seqs", "1", "--max-waiting", "64", ADAPTSPEC_API_KEY=KEY)
     try:
         requests = [request for request in hostile() if request.slow is None]
         address = ("127.0.0.1", int(server.url.rsplit(":", 1)[1]))

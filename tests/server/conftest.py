@@ -12,14 +12,14 @@ from aiohttp import web
 from aiohttp.test_utils import TestClient, TestServer
 
 from adaptspec.engine.scheduler import PromptProgress
-from adaptspec.errors import PromptTooLongError, RequestError, UnknownModelError, context_overflow
+from adaptspec.errors import DrainingError, PromptTooLongError, RequestError, UnknownModelError, context_overflow
 from adaptspec.models.runner import ModelInfo
 from adaptspec.models.sampling import check_tokens, check_vocabulary
 from adaptspec.request import Grammar, Request
 from adaptspec.results import Completion, Delta, FinishReason, Piece, SpeculationStats, Timings
-from adaptspec.server.application import make_app
-from adaptspec.server.limits import ServerLimits
+from adaptspec.server.app import make_app
 from adaptspec.telemetry.metrics import Metrics
+from tests.server.bounds import bounds
 
 Client = TestClient[web.Request, web.Application]
 
@@ -33,6 +33,7 @@ class FakeEngine:
 
     def __init__(self) -> None:
         self.is_alive, self.drained, self.running, self.capacity = True, False, 0, 1000
+        self.draining = False  # it takes no new requests; `drained`: it has aborted what was left
         self.pause = 0.0  # seconds before each token
         self.refusal: Exception | None = None  # raised by `submit`
         self.failing_at: int | None = None  # ends there with FinishReason.ERROR
@@ -88,11 +89,14 @@ class FakeEngine:
         return Completion(request.id, text, (100,) * len(text), len(request.prompt), finish, stats, times, error)
 
     def submit(self, requests: Sequence[Request]) -> Running:
+        if self.draining:
+            raise DrainingError
         if self.refusal is not None:
             raise self.refusal
         return Running([self.stream(request) for request in requests])
 
     async def drain(self, seconds: float) -> None:
+        self.draining = True
         deadline = asyncio.get_running_loop().time() + seconds
         while self.running and asyncio.get_running_loop().time() < deadline:
             await asyncio.sleep(0.005)
@@ -146,7 +150,8 @@ def engine() -> FakeEngine:
 def app(engine: FakeEngine, tokenizer: Any) -> web.Application:
     metrics = Metrics()
     metrics.watch_load(engine.stats)
-    return make_app(engine, tokenizer, metrics, limits=ServerLimits(body_bytes=150_000))
+    with bounds(body_bytes=150_000):
+        return make_app(engine, tokenizer, metrics)
 
 
 @pytest.fixture

@@ -8,12 +8,11 @@ from pathlib import Path
 
 from aiohttp import web
 
+from adaptspec.config import EngineConfig
 from adaptspec.control.cost_model import CostModel
 from adaptspec.engine.async_engine import AsyncEngine
 from adaptspec.engine.build import build
-from adaptspec.engine.core import EngineLimits
-from adaptspec.engine.engine_config import EngineConfig
-from adaptspec.server.application import make_app
+from adaptspec.server.app import make_app
 from adaptspec.telemetry.metrics import Metrics
 from tests.control.helpers import QUIET
 
@@ -24,8 +23,15 @@ POLICIES = ("exp3", "off", "static-3")
 @contextmanager
 def live_app(target: Path, draft: Path) -> Iterator[web.Application]:
     """The app, with costs that are given and not measured."""
-    limits = EngineLimits(max_rows=8, prefill_tokens=32)
-    config = EngineConfig(str(target), str(draft), POLICIES, limits=limits, detect_tasks=False, threads=1)
+    config = EngineConfig(
+        model=str(target),
+        draft=str(draft),
+        policy=POLICIES,
+        max_num_seqs=8,
+        prefill_tokens=32,
+        detect_tasks=False,
+        threads=1,
+    )
     built = build(config, costs=CostModel(QUIET.profile()))
     engine = AsyncEngine(built.core, "tiny")
     try:

@@ -14,10 +14,10 @@ from aiohttp.test_utils import TestClient, TestServer
 
 from adaptspec.engine.prefix_cache import scope_of
 from adaptspec.errors import ConfigError
-from adaptspec.server.application import make_app
-from adaptspec.server.auth import Hosts, check_exposure, is_loopback
+from adaptspec.server.app import make_app
+from adaptspec.server.auth import Access, AllowedHosts, is_loopback
 from adaptspec.telemetry.metrics import Metrics
-from tests.server.test_admin import FakeDesk
+from tests.server.test_policies import FakePolicyManager
 
 KEY = "sésame"
 Client = TestClient[web.Request, web.Application]
@@ -35,8 +35,7 @@ TARGETS = [
 
 @pytest.fixture
 async def locked(engine: Any, tokenizer: Any) -> AsyncIterator[Client]:
-    desk = FakeDesk()
-    app = make_app(engine, tokenizer, Metrics(), policies=desk, admin_key="admin", api_keys=["other", KEY])
+    app = make_app(engine, tokenizer, Metrics(), access=Access(["other", KEY], "admin"), policies=FakePolicyManager())
     async with TestClient(TestServer(app)) as client:
         yield client
 
@@ -52,19 +51,35 @@ async def raw(client: Client, head: str, *, host: str = "Host: x\r\n") -> int:
 
 @pytest.mark.parametrize("method", ["GET", "POST", "HEAD", "OPTIONS", "PUT", "DELETE", "PATCH", "BREW"])
 async def test_no_spelling_of_a_path_leads_around_the_key(locked: Client, engine: Any, method: str) -> None:
-    """401 (or not even HTTP) for every route, known or not, whatever the path, method or Host header look like."""
+    """A spelling that leads to a route with a key is 401 without one, and any other leads nowhere.
+
+    Whether it leads to a route depends on neither: an unknown path is 404 with a key and without.
+    """
     for target in TARGETS:
-        assert await raw(locked, f"{method} {target} HTTP/1.1\r\n") in (400, 401), target
+        without = await raw(locked, f"{method} {target} HTTP/1.1\r\n")
+        key = "admin" if "admin" in target else "other"
+        keyed = await raw(locked, f"{method} {target} HTTP/1.1\r\nAuthorization: Bearer {key}\r\n")
+        assert without == (keyed if keyed in (400, 404) else 401), target
     for host in ("Host: health\r\n", "", "Host: /health\r\n", "Host: \r\n", "Host: localhost:0\r\nHost: b\r\n"):
         assert await raw(locked, f"{method} /v1/models HTTP/1.1\r\n", host=host) in (400, 401), host
     assert not engine.seen
+
+
+async def test_an_unknown_path_is_404_and_a_known_one_401(locked: Client) -> None:
+    """A client with a wrong base URL must not search for the fault in its key. Both keys open 405 of their routes."""
+    for path in ("/nowhere", "/api/tags", "/v1/models/", "/admin/nowhere", "/v1/v1/models"):
+        assert await raw(locked, f"GET {path} HTTP/1.1\r\n") == 404
+    for path, key in (("/v1/completions", "other"), ("/admin/policies", "admin")):
+        assert await raw(locked, f"PATCH {path} HTTP/1.1\r\n") == 401
+        assert await raw(locked, f"PATCH {path} HTTP/1.1\r\nAuthorization: Bearer {key}\r\n") == 405
+    assert await raw(locked, "PATCH /admin/policies HTTP/1.1\r\nAuthorization: Bearer other\r\n") == 401
 
 
 async def test_health_is_open_and_tells_nothing_else(locked: Client) -> None:
     for path in ("/health", "/ready"):
         assert await raw(locked, f"GET {path} HTTP/1.1\r\n") == 200
         assert await raw(locked, f"HEAD {path} HTTP/1.1\r\n") == 200
-        assert await raw(locked, f"POST {path} HTTP/1.1\r\n") == 401
+        assert await raw(locked, f"POST {path} HTTP/1.1\r\n") == 405
 
 
 @pytest.mark.parametrize(
@@ -100,7 +115,7 @@ async def test_every_key_opens_what_users_need_and_no_more(locked: Client, given
 )  # fmt: skip
 async def test_a_page_that_was_pointed_here_is_refused(engine: Any, tokenizer: Any, host: str, allowed: bool) -> None:
     """DNS rebinding: names that are not ours get 403; addresses and localhost are served."""
-    app = make_app(engine, tokenizer, Metrics(), hosts=Hosts(["Fox.LAN"]))
+    app = make_app(engine, tokenizer, Metrics(), access=Access(hosts=AllowedHosts(["Fox.LAN"])))
     async with TestClient(TestServer(app)) as client:
         status = await raw(client, "GET /v1/models HTTP/1.1\r\n", host=f"Host: {host}\r\n")
         other = await raw(client, "GET /api/tags HTTP/1.1\r\n", host=f"Host: {host}\r\n")
@@ -110,16 +125,18 @@ async def test_a_page_that_was_pointed_here_is_refused(engine: Any, tokenizer: A
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.8.8.8", "::1", "localhost"])
 def test_this_machine_alone_needs_no_key(host: str) -> None:
+    """Its Host header is then checked; with a key it need not be."""
     assert is_loopback(host)
-    check_exposure(host, keyed=False, insecure=False)
+    assert Access.on_address(host).hosts is not None
+    assert Access.on_address(host, api_keys=["key"]).hosts is None
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "", "192.0.2.1", "no.such.host.invalid"])
 def test_an_address_that_others_reach_needs_a_key_or_a_word(host: str) -> None:
     with pytest.raises(ConfigError, match="--insecure"):
-        check_exposure(host, keyed=False, insecure=False)
-    check_exposure(host, keyed=True, insecure=False)
-    check_exposure(host, keyed=False, insecure=True)
+        Access.on_address(host)
+    assert Access.on_address(host, api_keys=["key"]).hosts is None
+    assert Access.on_address(host, insecure=True).hosts is None
 
 
 @pytest.mark.parametrize(
@@ -136,12 +153,12 @@ def test_a_name_is_of_this_machine_alone_if_all_its_addresses_are(
     monkeypatch.setattr(socket, "getaddrinfo", lambda *given, **more: found)
     assert is_loopback("fox.lan") is alone
     with nullcontext() if alone else pytest.raises(ConfigError, match="--insecure"):
-        check_exposure("fox.lan", keyed=False, insecure=False)
+        Access.on_address("fox.lan")
 
 
 async def test_a_key_that_is_no_utf8_is_a_key(engine: Any, tokenizer: Any) -> None:
     """As the environment may hold one: its bytes are what is compared."""
-    app = make_app(engine, tokenizer, Metrics(), api_keys=["k\udcff"])
+    app = make_app(engine, tokenizer, Metrics(), access=Access(["k\udcff"]))
     async with TestClient(TestServer(app)) as client:
         for key, status in (("k\udcff", 200), ("k\udcfe", 401)):
             assert await raw(client, f"GET /v1/models HTTP/1.1\r\nAuthorization: Bearer {key}\r\n") == status
@@ -149,7 +166,9 @@ async def test_a_key_that_is_no_utf8_is_a_key(engine: Any, tokenizer: Any) -> No
 
 async def test_requests_carry_the_name_of_their_key(engine: Any, tokenizer: Any) -> None:
     """And a name is no key: neither alone, nor with its key as it stands in the file."""
-    app = make_app(engine, tokenizer, Metrics(), api_keys=["one # gold", "two"], admin_key="a # b")
+    app = make_app(
+        engine, tokenizer, Metrics(), access=Access(["one # gold", "two"], "a # b"), policies=FakePolicyManager()
+    )
     async with TestClient(TestServer(app)) as client:
         statuses = []
         for key in ("one", "two", "gold", "one # gold"):
@@ -158,13 +177,14 @@ async def test_requests_carry_the_name_of_their_key(engine: Any, tokenizer: Any)
                 statuses.append(response.status)
         assert statuses == [200, 200, 401, 401]
         assert [request.key for request in engine.seen][:1] == ["gold"]
-        async with client.get("/admin/policies", headers={"Authorization": "Bearer a"}) as response:
-            assert response.status in (401, 404)
+        for key, status in (("a", 200), ("b", 401), ("a # b", 401)):
+            async with client.get("/admin/policies", headers={"Authorization": f"Bearer {key}"}) as response:
+                assert response.status == status
 
 
 async def test_keys_without_a_name_are_kept_apart(engine: Any, tokenizer: Any) -> None:
     """They shared cached prompts, as if there were no keys."""
-    app = make_app(engine, tokenizer, Metrics(), api_keys=["alpha", "beta"])
+    app = make_app(engine, tokenizer, Metrics(), access=Access(["alpha", "beta"]))
     async with TestClient(TestServer(app)) as client:
         for key in ("alpha", "beta", "alpha"):
             headers, body = {"Authorization": f"Bearer {key}"}, {"prompt": "x", "max_tokens": 1}
@@ -176,7 +196,7 @@ async def test_keys_without_a_name_are_kept_apart(engine: Any, tokenizer: Any) -
 
 
 @pytest.mark.parametrize("keys", [[""], ["# a comment"], ["one", " "], ["#"]])
-async def test_an_app_takes_no_comment_for_a_key(engine: Any, tokenizer: Any, keys: list[str]) -> None:
-    """Without this, such a list would serve a request that brings no key."""
+def test_a_comment_is_no_key(keys: list[str]) -> None:
+    """Otherwise a server with such a list would serve requests without a key."""
     with pytest.raises(ConfigError, match="key is empty"):
-        make_app(engine, tokenizer, Metrics(), api_keys=keys)
+        Access(keys)

@@ -1,4 +1,4 @@
-"""Connections within bounds: too many, too slow to speak, too slow to listen, and not HTTP at all."""
+"""Connections within limits: too many, too slow to send, too slow to read, and not HTTP at all."""
 
 from __future__ import annotations
 
@@ -16,30 +16,39 @@ from typing import Any
 import pytest
 from aiohttp import compression_utils, web
 
-from adaptspec.server.application import make_app
-from adaptspec.server.connection import Listener
-from adaptspec.server.limits import ServerLimits
+from adaptspec.server.app import make_app
+from adaptspec.server.auth import Access
+from adaptspec.server.connection import ConnectionLimits
+from adaptspec.server.listener import Listener
 from adaptspec.telemetry.metrics import Metrics
-from tests.server.test_run import start
+from tests.server.bounds import bounds
+from tests.server.test_listener import start
 
 POST = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
 
 
 @asynccontextmanager
 async def serving(
-    engine: Any, tokenizer: Any, *, api_keys: Collection[str] = (), **limits: float
+    engine: Any,
+    tokenizer: Any,
+    connections: ConnectionLimits = ConnectionLimits(),
+    *,
+    api_keys: Collection[str] = (),
+    **limits: float,
 ) -> AsyncIterator[int]:
-    held = ServerLimits(**limits)  # type: ignore[arg-type]
-    url, task = await start(make_app(engine, tokenizer, Metrics(), api_keys=api_keys, limits=held))
-    try:
-        yield int(url.rsplit(":", 1)[1])
-    finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
+    with bounds(**limits):
+        url, task = await start(
+            make_app(engine, tokenizer, Metrics(), access=Access(api_keys)), connection_limits=connections
+        )
+        try:
+            yield int(url.rsplit(":", 1)[1])
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
 
 
 async def talk(port: int, sent: bytes) -> tuple[int, Any]:
-    """What the server says to bytes, until it closes: status and JSON."""
+    """The server's answer to bytes, until it closes: status and JSON."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     writer.write(sent)
     try:
@@ -50,9 +59,9 @@ async def talk(port: int, sent: bytes) -> tuple[int, Any]:
     return int(head.split()[1]) if head else 0, json.loads(body) if body else None
 
 
-async def test_one_connection_too_many_is_told_so(engine: Any, tokenizer: Any) -> None:
+async def test_one_connection_too_many_is_refused(engine: Any, tokenizer: Any) -> None:
     """503 in the usual shape; when another closes there is room again."""
-    async with serving(engine, tokenizer, connections=2) as port:
+    async with serving(engine, tokenizer, ConnectionLimits(connections=2)) as port:
         held = [await asyncio.open_connection("127.0.0.1", port) for _ in range(2)]
         await asyncio.sleep(0.05)
         status, body = await talk(port, b"")
@@ -65,7 +74,7 @@ async def test_one_connection_too_many_is_told_so(engine: Any, tokenizer: Any) -
 
 @pytest.mark.parametrize("sent", [b"", b"GET /health HT", b"GET /health HTTP/1.1\r\nHost: x\r\nX: "])
 async def test_headers_that_do_not_come_close_the_connection(engine: Any, tokenizer: Any, sent: bytes) -> None:
-    async with serving(engine, tokenizer, header_seconds=0.05) as port:
+    async with serving(engine, tokenizer, ConnectionLimits(header_seconds=0.05)) as port:
         assert await talk(port, sent) == (0, None)
 
 
@@ -79,10 +88,28 @@ async def test_a_body_that_does_not_come_is_408(engine: Any, tokenizer: Any) -> 
     assert not engine.seen
 
 
-async def test_who_does_not_read_is_dropped(engine: Any, tokenizer: Any) -> None:
-    """A stream whose reader stands still with full buffers ends, and the engine is told."""
+@pytest.mark.skipif(not hasattr(socket, "TCP_USER_TIMEOUT"), reason="the system has no such option")
+async def test_a_client_whose_machine_has_vanished_is_dropped_by_the_system(engine: Any, tokenizer: Any) -> None:
+    """Its bytes stay unacknowledged for as long as a client may stall; by itself the system waits a quarter hour."""
+    app = make_app(engine, tokenizer, Metrics())
+
+    async def timeout(http: web.Request) -> web.Response:
+        assert http.transport is not None
+        connected = http.transport.get_extra_info("socket")
+        return web.json_response(connected.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT))
+
+    app.router.add_get("/timeout", timeout)
+    url, task = await start(app, connection_limits=ConnectionLimits(stall_seconds=12.5))
+    sent = b"GET /timeout HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
+    assert await talk(int(url.rsplit(":", 1)[1]), sent) == (200, 12_500)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+async def test_a_client_that_does_not_read_is_dropped(engine: Any, tokenizer: Any) -> None:
+    """A stream whose reader stands still with full buffers ends, and its request is aborted."""
     engine.target = engine.target.__class__(**{**engine.target.__dict__, "context": 10**6})
-    async with serving(engine, tokenizer, stall_seconds=0.2) as port:
+    async with serving(engine, tokenizer, ConnectionLimits(stall_seconds=0.2)) as port:
         with socket.socket() as client:
             client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
             client.connect(("127.0.0.1", port))
@@ -96,7 +123,7 @@ async def test_who_does_not_read_is_dropped(engine: Any, tokenizer: Any) -> None
             await asyncio.wait_for(dropped(), 10.0)
 
 
-async def test_a_full_server_says_so_before_it_reads_the_body(engine: Any, tokenizer: Any) -> None:
+async def test_a_full_server_refuses_before_it_reads_the_body(engine: Any, tokenizer: Any) -> None:
     """429 with an integer Retry-After, while the body is still on its way."""
     engine.capacity = 0
     async with serving(engine, tokenizer) as port:
@@ -121,7 +148,7 @@ PIPELINED = {
 @pytest.mark.parametrize("kind", PIPELINED)
 async def test_other_tasks_run_between_pipelined_requests(engine: Any, tokenizer: Any, kind: str) -> None:
     """However fast they are answered: one packet holds thousands, and streams would stand still for seconds."""
-    app = make_app(engine, tokenizer, Metrics(), api_keys=["key"] if kind == "no key" else ())
+    app = make_app(engine, tokenizer, Metrics(), access=Access(["key"] if kind == "no key" else ()))
     order: list[str] = []
 
     async def answered(http: web.Request, response: web.StreamResponse) -> None:
@@ -210,7 +237,7 @@ async def test_a_compressed_body_is_refused_before_it_has_come(
 
 
 @pytest.mark.parametrize("coding", ["identity", "", " Identity ,identity", "identity\r\nContent-Encoding: identity"])
-async def test_a_body_as_it_is_may_say_so(engine: Any, tokenizer: Any, coding: str) -> None:
+async def test_a_body_without_a_coding_may_declare_it(engine: Any, tokenizer: Any, coding: str) -> None:
     async with serving(engine, tokenizer) as port:
         head = f"Content-Encoding: {coding}\r\nConnection: close\r\nContent-Length: 15\r\n\r\n".encode()
         status, _ = await talk(port, POST + head + b'{"prompt": "x"}')
@@ -221,7 +248,7 @@ async def test_a_body_as_it_is_may_say_so(engine: Any, tokenizer: Any, coding: s
 async def test_nothing_is_ever_inflated(
     engine: Any, tokenizer: Any, monkeypatch: pytest.MonkeyPatch, pieces: int
 ) -> None:
-    """Not after an early answer either, when aiohttp reads on what nobody wants: that was what stalled all streams."""
+    """Not after an early answer either, when aiohttp reads on though no handler wants it: that stalled all streams."""
 
     def inflate(self: Any, *args: Any, **options: Any) -> None:
         raise AssertionError("this must not be inflated")
@@ -257,13 +284,13 @@ class System:
         self.asked.append(limits)
 
 
-async def test_fewer_connections_than_wanted_are_said_and_held_to(
+async def test_files_that_may_be_open_limit_connections(
     engine: Any, tokenizer: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Where files end before the limit of connections: one too many gets its 503, and the log says why once."""
+    """One connection too many gets its 503, and the log says why once."""
     runner = web.AppRunner(make_app(engine, tokenizer, Metrics()))
     await runner.setup()
-    listener = Listener(runner, "127.0.0.1", 0, ServerLimits(), system=System((4, 4)))
+    listener = Listener(runner, "127.0.0.1", 0, system=System((4, 4)))
     await listener.start()
     try:
         port = int(listener.name.rpartition(":")[2])
@@ -294,7 +321,7 @@ async def answer(reader: asyncio.StreamReader) -> int:
 
 async def test_an_idle_connection_outlives_the_time_for_headers(engine: Any, tokenizer: Any) -> None:
     """Proxies keep theirs for 60 seconds: ours has a time of its own, and a request that begins one for its headers."""
-    async with serving(engine, tokenizer, header_seconds=0.1, idle_seconds=60.0) as port:
+    async with serving(engine, tokenizer, ConnectionLimits(header_seconds=0.1, idle_seconds=60.0)) as port:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         for _ in range(3):
             writer.write(HEALTH)
@@ -307,7 +334,7 @@ async def test_an_idle_connection_outlives_the_time_for_headers(engine: Any, tok
 
 async def test_headers_are_bound_from_their_first_byte_however_slowly_they_come(engine: Any, tokenizer: Any) -> None:
     """Bytes now and then do not prolong it."""
-    async with serving(engine, tokenizer, header_seconds=0.2, idle_seconds=60.0) as port:
+    async with serving(engine, tokenizer, ConnectionLimits(header_seconds=0.2, idle_seconds=60.0)) as port:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(HEALTH)
         assert await answer(reader) == 200
@@ -321,7 +348,7 @@ async def test_headers_are_bound_from_their_first_byte_however_slowly_they_come(
 
 
 async def test_an_idle_connection_is_closed_after_its_time(engine: Any, tokenizer: Any) -> None:
-    async with serving(engine, tokenizer, header_seconds=60.0, idle_seconds=0.05) as port:
+    async with serving(engine, tokenizer, ConnectionLimits(header_seconds=60.0, idle_seconds=0.05)) as port:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(HEALTH)
         assert await answer(reader) == 200
@@ -342,7 +369,7 @@ async def test_a_request_that_begins_before_the_close_is_answered(
     The event loop stands still until that time is over, so the order of events is always the same: bytes that were
     sent before the loop looks are read first; those that a callback sends right before the end lie in the socket.
     """
-    async with serving(engine, tokenizer, idle_seconds=1.0) as port:
+    async with serving(engine, tokenizer, ConnectionLimits(idle_seconds=1.0)) as port:
         with socket.create_connection(("127.0.0.1", port)) as client:
             client.setblocking(False)
             loop = asyncio.get_running_loop()
@@ -448,7 +475,7 @@ async def test_closed_and_half_closed_clients_are_distinguished(
 )
 async def test_what_ends_in_the_middle_of_a_request_is_closed(engine: Any, tokenizer: Any, sent: bytes) -> None:
     """The rest will never come; the handler does not wait for its time."""
-    async with serving(engine, tokenizer, body_seconds=60.0, header_seconds=60.0) as port:
+    async with serving(engine, tokenizer, ConnectionLimits(header_seconds=60.0), body_seconds=60.0) as port:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(sent)
         await asyncio.sleep(0.05)
@@ -482,7 +509,7 @@ async def test_a_request_cut_off_by_the_end_of_the_connection_never_runs(
         "none": b"",
     }[cut]
     engine.pause = 0.02
-    async with serving(engine, tokenizer, body_seconds=60.0, header_seconds=60.0) as port:
+    async with serving(engine, tokenizer, ConnectionLimits(header_seconds=60.0), body_seconds=60.0) as port:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(generation() * before + rest)
         writer.write_eof()
@@ -501,7 +528,7 @@ async def test_many_pipelined_requests_are_answered_though_another_is_cut_off(
 ) -> None:
     """Also more of them than the connection reads ahead, and those behind an upgrade that is refused."""
     upgrade = HEALTH.replace(b"\r\n\r\n", b"\r\nConnection: upgrade\r\nUpgrade: websocket\r\n\r\n")
-    async with serving(engine, tokenizer, body_seconds=60.0, header_seconds=60.0) as port:
+    async with serving(engine, tokenizer, ConnectionLimits(header_seconds=60.0), body_seconds=60.0) as port:
         for sent in (HEALTH * requests, upgrade + HEALTH * (requests - 1)):
             reader, writer = await asyncio.open_connection("127.0.0.1", port)
             writer.write(sent + cut)

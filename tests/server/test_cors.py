@@ -11,13 +11,12 @@ from aiohttp import web
 from aiohttp.test_utils import TestClient, TestServer
 
 from adaptspec.errors import ConfigError, OverloadedError
-from adaptspec.server.application import make_app
-from adaptspec.server.auth import Hosts
-from adaptspec.server.cors import Origins
-from adaptspec.telemetry.live_feed import LiveFeed
+from adaptspec.server.app import make_app
+from adaptspec.server.auth import Access, AllowedHosts
+from adaptspec.server.cors import AllowedOrigins
 from adaptspec.telemetry.metrics import Metrics
-from adaptspec.telemetry.request_store import RequestStore
-from tests.server.test_admin import FakeDesk
+from tests.server.test_policies import FakePolicyManager
+from tests.telemetry.rounds import empty_feed
 
 PAGE, EVIL = "http://localhost:3000", "https://evil.example"
 CHAT = "/v1/chat/completions"
@@ -29,10 +28,11 @@ Client = TestClient[web.Request, web.Application]
 
 @asynccontextmanager
 async def serving(
-    engine: Any, tokenizer: Any, *allowed: str, keys: tuple[str, ...] = ("key",), **more: Any
+    engine: Any, tokenizer: Any, *allowed: str, keys: tuple[str, ...] = ("key",), hosts: AllowedHosts | None = None
 ) -> AsyncIterator[Client]:
-    origins = Origins(allowed) if allowed else None
-    app = make_app(engine, tokenizer, Metrics(), origins=origins, api_keys=keys, live=LiveFeed(RequestStore()), **more)
+    """A server with all routes, for pages of the `allowed` origins."""
+    access = Access(keys, "admin", hosts=hosts, origins=AllowedOrigins(allowed) if allowed else None)
+    app = make_app(engine, tokenizer, Metrics(), access=access, policies=FakePolicyManager(), live=empty_feed())
     async with TestClient(TestServer(app)) as client:
         yield client
 
@@ -106,7 +106,7 @@ async def test_answers_streams_and_errors_can_be_read_by_the_page(engine: Any, t
         await response.read()
 
 
-PRIVATE = ["/admin/policies", "/admin/drain", "/admin/nowhere", "/live/snapshot", "/live/events", "/dashboard", "/"]
+PRIVATE = ["/admin/policies", "/admin/drain", "/admin/nowhere", "/live/snapshot", "/live/events", "/"]
 
 
 @pytest.mark.parametrize("path", PRIVATE)
@@ -114,7 +114,7 @@ PRIVATE = ["/admin/policies", "/admin/drain", "/admin/nowhere", "/live/snapshot"
 async def test_the_routes_of_the_admin_and_the_live_page_are_shared_with_no_origin(
     engine: Any, tokenizer: Any, path: str, allowed: str
 ) -> None:
-    async with serving(engine, tokenizer, allowed, policies=FakeDesk(), admin_key="admin") as client:
+    async with serving(engine, tokenizer, allowed) as client:
         for method in ("GET", "POST", "DELETE", "PATCH"):
             async with client.options(path, headers=asks(PAGE, method)) as response:
                 assert response.status in (401, 404, 405)
@@ -128,7 +128,7 @@ async def test_an_allowed_origin_does_not_open_other_names(engine: Any, tokenize
     """A page whose name was made to point here is refused as before."""
     headers = {"Origin": EVIL, "Host": "evil.example"}
     async with (
-        serving(engine, tokenizer, "*", keys=(), hosts=Hosts()) as client,
+        serving(engine, tokenizer, "*", keys=(), hosts=AllowedHosts()) as client,
         client.post(CHAT, json=BODY, headers=headers) as response,
     ):
         assert response.status == 403
@@ -158,4 +158,4 @@ async def test_origins_are_compared_as_browsers_write_them(engine: Any, tokenize
 def test_what_is_no_origin_is_refused_at_start(text: str) -> None:
     """`null` is what any page can send."""
     with pytest.raises(ConfigError, match="is no origin"):
-        Origins([text])
+        AllowedOrigins([text])

@@ -9,19 +9,19 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestClient, TestServer
 
-from adaptspec.server.application import make_app
+from adaptspec.server.app import make_app
+from adaptspec.server.auth import Access
 from adaptspec.server.live_page import FOLDER
-from adaptspec.telemetry.live_feed import LiveFeed
 from adaptspec.telemetry.metrics import Metrics
-from adaptspec.telemetry.request_store import RequestStore
 from tests.server.conftest import Client, FakeEngine
+from tests.telemetry.rounds import empty_feed
 
 TEXTS = {path.name: path.read_text() for path in FOLDER.iterdir()}
 
 
 @pytest.fixture
 def app(engine: FakeEngine, tokenizer: Any) -> web.Application:
-    return make_app(engine, tokenizer, Metrics(), live=LiveFeed(RequestStore()))
+    return make_app(engine, tokenizer, Metrics(), live=empty_feed())
 
 
 def test_every_file_is_asked_for_and_every_file_asked_for_is_there() -> None:
@@ -43,7 +43,7 @@ def test_nothing_is_inline_and_nothing_comes_from_elsewhere() -> None:
         assert not re.search(r"innerHTML|insertAdjacentHTML|outerHTML|document\.write|eval\(", text)
 
 
-@pytest.mark.parametrize("path", ["/", "/dashboard", "/page/main.js", "/page/page.css", "/page/icon.svg"])
+@pytest.mark.parametrize("path", ["/", "/page/main.js", "/page/style.css", "/page/icon.svg"])
 async def test_files_are_sent_under_the_policy_and_kept_by_browsers(client: Client, path: str) -> None:
     async with client.get(path) as response:
         assert response.status == 200
@@ -58,12 +58,12 @@ async def test_files_are_sent_under_the_policy_and_kept_by_browsers(client: Clie
 
 async def test_the_page_is_open_and_what_it_shows_is_not(engine: FakeEngine, tokenizer: Any) -> None:
     """It asks its reader for the key; the files themselves say nothing."""
-    app = make_app(engine, tokenizer, Metrics(), live=LiveFeed(RequestStore()), api_keys=["key"])
+    app = make_app(engine, tokenizer, Metrics(), live=empty_feed(), access=Access(["key"]))
     async with TestClient(TestServer(app)) as client:
-        for path in ("/", "/dashboard", "/page/main.js"):
+        for path in ("/", "/page/main.js"):
             async with client.get(path) as response:
                 assert response.status == 200
-        for path in ("/live/snapshot", "/live/events", "/page", "/page/"):
+        for path in ("/live/snapshot", "/live/events"):
             async with client.get(path) as response:
                 assert response.status == 401, path
         async with client.get("/live/snapshot", headers={"Authorization": "Bearer key"}) as response:

@@ -1,4 +1,4 @@
-"""Traces, request ids and counts around every request."""
+"""Traces, request ids and counts of every request."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from hypothesis import strategies as st
 
 from adaptspec.request import Request, SpeculationParams
 from adaptspec.results import Completion, FinishReason, SpeculationStats, Timings
-from adaptspec.server.application import make_app
+from adaptspec.server.app import make_app
 from adaptspec.server.middleware import MAX_ID_LENGTH, sanitised
 from adaptspec.telemetry.metrics import Metrics
-from adaptspec.telemetry.request_store import RequestStore
+from adaptspec.telemetry.stream import EventStream
 from tests.server.conftest import Client, FakeEngine
 
 PROMPT = {"prompt": "abc", "max_tokens": 3}
@@ -28,7 +28,7 @@ PROMPT = {"prompt": "abc", "max_tokens": 3}
 
 @dataclass
 class Noted:
-    """A trace that keeps what it is told."""
+    """A trace that keeps what is recorded in it."""
 
     operation: str
     came: Mapping[str, str]
@@ -39,7 +39,7 @@ class Noted:
     content: list[Any] = field(default_factory=list)
     ends: list[tuple[int, str | None]] = field(default_factory=list)
 
-    def asked(self, requests: Sequence[Request], answer: str, content: Sequence[Mapping[str, str]]) -> None:
+    def set_requests(self, requests: Sequence[Request], answer: str, content: Sequence[Mapping[str, str]]) -> None:
         self.requests, self.answer, self.content = list(requests), answer, list(content)
 
     def end(self, status: int, error: str | None) -> None:
@@ -71,7 +71,7 @@ async def traced(engine: FakeEngine, tokenizer: Any, book: Book) -> AsyncIterato
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_an_answer_is_traced_and_says_where(traced: Client, book: Book, *, stream: bool) -> None:
+async def test_an_answer_names_its_trace(traced: Client, book: Book, *, stream: bool) -> None:
     async with traced.post("/v1/completions", json=PROMPT | {"stream": stream}) as response:
         await response.read()
     (trace,) = book.traces
@@ -82,8 +82,10 @@ async def test_an_answer_is_traced_and_says_where(traced: Client, book: Book, *,
     assert trace.content == []
 
 
-async def test_a_stream_that_breaks_off_says_so_in_its_trace(traced: Client, book: Book, engine: FakeEngine) -> None:
-    """Its status was sent before anybody knew."""
+async def test_the_trace_of_a_stream_that_breaks_off_has_its_error(
+    traced: Client, book: Book, engine: FakeEngine
+) -> None:
+    """Its status was sent before the failure."""
     engine.failing_at = 2
     async with traced.post("/v1/completions", json=PROMPT | {"stream": True}) as response:
         await response.read()
@@ -104,7 +106,7 @@ async def test_a_response_is_traced_as_the_chat_that_it_is(traced: Client, book:
     assert trace.content == [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hello"}]
 
 
-async def test_prompts_are_told_where_that_is_wanted(traced: Client, book: Book) -> None:
+async def test_prompts_are_traced_where_that_is_wanted(traced: Client, book: Book) -> None:
     book.wants_content = True
     said = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 2}
     async with traced.post("/v1/chat/completions", json=said) as response:
@@ -165,7 +167,7 @@ async def series(client: Client) -> set[str]:
     return {line.rpartition(" ")[0] for line in lines if not line.startswith("#")}
 
 
-async def test_random_models_paths_methods_and_wishes_make_no_series(client: Client) -> None:
+async def test_random_models_paths_methods_and_overrides_make_no_series(client: Client) -> None:
     """A hundred of each: a model, a path, a method, a task and a policy that are not served."""
     luck = random.Random(5)
 
@@ -173,8 +175,8 @@ async def test_random_models_paths_methods_and_wishes_make_no_series(client: Cli
         return "".join(luck.choices(string.ascii_uppercase, k=12))
 
     async def everything() -> None:
-        wishes = {"policy": word(), "task": word()}
-        body = {"model": word(), "prompt": "a", "max_tokens": 1, "adaptspec": wishes}
+        overrides = {"policy": word(), "task": word()}
+        body = {"model": word(), "prompt": "a", "max_tokens": 1, "adaptspec": overrides}
         async with client.post("/v1/completions", json=body) as response:
             assert response.status == 404
         async with client.request(word(), f"/v1/{word()}") as response:
@@ -190,17 +192,19 @@ async def test_random_models_paths_methods_and_wishes_make_no_series(client: Cli
     assert len(before) < 300
 
 
-def test_what_the_engine_is_told_makes_no_series() -> None:
+def test_requests_make_no_series() -> None:
     """Ids, prompts and task hints differ from request to request; labels are of what is served."""
-    store = RequestStore(pause=60.0)
-    metrics = Metrics(store, compat_vllm=True, model_name="tiny")
-    store.start(1)
+    stream = EventStream(interval=60.0)
+    metrics = Metrics(stream, model_name="tiny")
+    stream.add(metrics)
+    stream.start()
     sizes = []
     for number in range(2 * WORDS):
         request = Request(
             f"r{number}", (number,), speculation=SpeculationParams(task=f"task-{number}"), operation="chat"
         )
-        store.finished(request, DONE)
+        stream.finished(request, DONE)
         if number in (0, 2 * WORDS - 1):
-            sizes.append(sum(len(family.samples) for family in metrics.families()))
+            stream.flush()
+            sizes.append(sum(len(family.samples) for family in metrics.registry.collect()))
     assert sizes[0] == sizes[1]

@@ -9,7 +9,7 @@ import pytest
 from aiohttp.test_utils import TestClient, TestServer
 
 from adaptspec.errors import ConfigError
-from adaptspec.server.application import make_app
+from adaptspec.server.app import make_app
 from adaptspec.server.served_names import ServedNames
 from adaptspec.telemetry.metrics import Metrics
 

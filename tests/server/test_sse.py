@@ -1,4 +1,4 @@
-"""Streams of events, at a constant rate where that is wanted."""
+"""Streams of events: their headers, their errors, and comments while there is no event."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from aiohttp.test_utils import TestClient, TestServer
 
 from adaptspec.engine.scheduler import PromptProgress
 from adaptspec.errors import EngineError, OverloadedError, RequestError
-from adaptspec.server.application import make_app
-from adaptspec.server.http_errors import answer_errors
-from adaptspec.server.limits import ServerLimits
-from adaptspec.server.sse import Padding, Silence, respond, sending
+from adaptspec.server.app import make_app
+from adaptspec.server.errors import error_responses
+from adaptspec.server.sse import Silence, respond
 from adaptspec.telemetry.metrics import Metrics
+from tests.server.bounds import bounds
 
 BODY = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 5, "stream": True}
 PATH = "/v1/chat/completions"
 
 
-async def test_headers_tell_everyone_between_not_to_collect(client: Any) -> None:
+async def test_headers_keep_proxies_from_collecting_events(client: Any) -> None:
     async with client.post(PATH, json=BODY) as response:
         assert response.headers["Content-Type"] == "text/event-stream; charset=utf-8"
         assert response.headers["Cache-Control"] == "no-cache"
@@ -53,42 +53,12 @@ async def test_an_unexpected_error_in_the_middle_keeps_its_secrets(post: Any, en
     assert "secret" not in str(chunks)
 
 
-SMALL = Padding(size=64, seconds=0.001)
-
-
-async def packets(pieces: list[bytes]) -> list[bytes]:
-    sent: list[bytes] = []
-
-    async def write(data: bytes) -> None:
-        sent.append(data)
-
-    async with sending(write, SMALL) as padded:
-        for piece in pieces:
-            await padded(piece)
-            await asyncio.sleep(0)
-    return sent
-
-
-async def test_a_padded_stream_says_what_a_plain_one_says(engine: Any, tokenizer: Any) -> None:
-    """Over HTTP: the same events, in a body that is a whole number of packets."""
-    bodies = []
-    for padding in (None, Padding(size=512, seconds=0.002)):
-        async with TestClient(TestServer(make_app(engine, tokenizer, Metrics(), padding=padding))) as client:
-            body = {"prompt": "x", "max_tokens": 20, "stream": True}
-            async with client.post("/v1/completions", json=body) as response:
-                bodies.append(await response.read())
-    plain, padded = ([line for line in body.split(b"\n") if line.startswith(b"data: ")] for body in bodies)
-    assert len(bodies[1]) % 512 == 0
-    assert [len(line) for line in plain] == [len(line) for line in padded]
-    assert padded[-1] == b"data: [DONE]"
-
-
-class Hand:
-    """A clock that is set by hand; sleepers wake when it passes their time."""
+class ManualClock:
+    """A clock that the test sets; sleepers wake when it passes their time."""
 
     def __init__(self) -> None:
         self.now = 0.0
-        self.slept = asyncio.Event()  # set once somebody has begun to sleep
+        self.slept = asyncio.Event()  # set once a task has begun to sleep
         self._moved = asyncio.Condition()
 
     async def sleep(self, seconds: float) -> None:
@@ -109,14 +79,14 @@ class Hand:
 class Quiet:
     """A stream whose events come when they are put in, and its client's side."""
 
-    def __init__(self, hand: Hand, client: TestClient[Any, Any], progress: list[str]) -> None:
-        self.hand, self.client, self.progress = hand, client, progress
+    def __init__(self, clock: ManualClock, client: TestClient[Any, Any], progress: list[str]) -> None:
+        self.clock, self.client, self.progress = clock, client, progress
         self.events: asyncio.Queue[dict[str, Any] | Exception | None] = asyncio.Queue()
 
     async def ask(self) -> asyncio.Task[Any]:
         """Send the request. When this returns, the stream waits for its first event."""
         asked = asyncio.create_task(self.client.get("/"))
-        await self.hand.slept.wait()
+        await self.clock.slept.wait()
         return asked
 
     async def come(self) -> AsyncIterator[dict[str, Any]]:
@@ -127,17 +97,17 @@ class Quiet:
 
 
 @asynccontextmanager
-async def quiet(padding: Padding | None = None) -> AsyncIterator[Quiet]:
-    hand, progress = Hand(), ["waiting"]
-    silence = Silence(lambda: progress[0], 5.0, 15.0, lambda: hand.now, hand.sleep)
+async def quiet() -> AsyncIterator[Quiet]:
+    clock, progress = ManualClock(), ["waiting"]
+    silence = Silence(lambda: progress[0], 5.0, 15.0, lambda: clock.now, clock.sleep)
 
     async def handler(http: web.Request) -> web.StreamResponse:
-        return await respond(http, stream.come(), {"x-own": "1"}, padding, silence)
+        return await respond(http, stream.come(), {"x-own": "1"}, silence)
 
-    app = web.Application(middlewares=[answer_errors])
+    app = web.Application(middlewares=[error_responses])
     app.router.add_get("/", handler)
     async with TestClient(TestServer(app)) as client:
-        stream = Quiet(hand, client, progress)
+        stream = Quiet(clock, client, progress)
         yield stream
 
 
@@ -152,23 +122,23 @@ async def test_a_silent_stream_sends_its_headers_and_how_far_it_is() -> None:
     """After 5 seconds, and then every 15, until there is an event; comments come between whole events."""
     async with quiet() as stream:
         asked = await stream.ask()
-        await stream.hand.pass_to(4.9)
+        await stream.clock.pass_to(4.9)
         assert not asked.done()
         stream.progress[0] = "prompt 1024/6521"
-        await stream.hand.pass_to(5.0)
+        await stream.clock.pass_to(5.0)
         response = await asyncio.wait_for(asked, 5.0)
         assert (response.status, response.headers["x-own"]) == (200, "1")
         await read(response, ": prompt 1024/6521\n\n")
-        await stream.hand.pass_to(19.9)
+        await stream.clock.pass_to(19.9)
         stream.progress[0] = "prompt 6144/6521"
-        await stream.hand.pass_to(20.0)
+        await stream.clock.pass_to(20.0)
         await read(response, ": prompt 6144/6521\n\n")
-        await stream.hand.pass_to(30.0)
+        await stream.clock.pass_to(30.0)
         stream.events.put_nowait({"a": 1})
         await read(response, 'data: {"a":1}\n\n')
         stream.progress[0] = "waiting"
-        await stream.hand.pass_to(44.9)
-        await stream.hand.pass_to(45.0)
+        await stream.clock.pass_to(44.9)
+        await stream.clock.pass_to(45.0)
         await read(response, ": waiting\n\n")
         stream.events.put_nowait(None)
         await read(response, "data: [DONE]\n\n")
@@ -179,7 +149,7 @@ async def test_a_stream_that_is_not_silent_has_no_comments() -> None:
     async with quiet() as stream:
         asked = await stream.ask()
         for second in range(40):
-            await stream.hand.pass_to(float(second))
+            await stream.clock.pass_to(float(second))
             if second % 4 == 3:
                 stream.events.put_nowait({"a": second})
         stream.events.put_nowait(None)
@@ -204,7 +174,7 @@ async def test_what_fails_before_the_headers_has_a_status_and_after_them_is_an_e
     """No refusal becomes a 200: they come at once."""
     async with quiet() as stream:
         asked = await stream.ask()
-        await stream.hand.pass_to(5.0 if late else 4.9)
+        await stream.clock.pass_to(5.0 if late else 4.9)
         stream.events.put_nowait(error)
         response = await asyncio.wait_for(asked, 5.0)
         text = await response.text()
@@ -238,10 +208,10 @@ async def test_every_streaming_route_says_how_far_it_is(
     engine: Any, tokenizer: Any, path: str, progress: PromptProgress, words: str
 ) -> None:
     engine.progress, engine.pause = progress, 0.05
-    limits = ServerLimits(quiet_seconds=0.001, comment_seconds=0.001)
-    app = make_app(engine, tokenizer, Metrics(), limits=limits)
-    async with TestClient(TestServer(app)) as client, client.post(path, json=ROUTES[path]) as response:
-        text = await response.text()
+    app = make_app(engine, tokenizer, Metrics())
+    with bounds(quiet_seconds=0.001, comment_seconds=0.001):
+        async with TestClient(TestServer(app)) as client, client.post(path, json=ROUTES[path]) as response:
+            text = await response.text()
     comments = [line for line in text.split("\n") if line.startswith(":")]
     assert set(comments) == {words}
     assert text.startswith(words)

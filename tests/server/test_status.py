@@ -1,4 +1,4 @@
-"""The endpoints that only look."""
+"""Models, health and the count of answers."""
 
 from __future__ import annotations
 
