@@ -1,169 +1,217 @@
-// The live feed: one connection that heals by itself, and what it has told so far. Draws nothing.
-
-import { call, eventsOf, Refused } from "./api.js";
+// The server's side: calls with the reader's keys, and the live feed, one connection that heals by itself. Draws nothing.
 
 const HISTORY_SECONDS = 300;
-const KEPT_ROUNDS = 600; // of one request
+const KEPT_ROUNDS = 120; // of one request
 const KEPT_REQUESTS = 100;
-const SILENCE_MS = 15_000; // the server has a beat of five seconds
+const SILENCE_MS = 15_000; // the server sends a beat every five seconds
 const HIDDEN_MS = 60_000;
 const LONGEST_WAIT_MS = 15_000;
 
+// Keys live as long as the tab; where storage is switched off, as long as the page.
+const keys = new Map();
+
+export function key(kind) {
+  if (!keys.has(kind)) {
+    try {
+      keys.set(kind, sessionStorage.getItem(`adaptspec-${kind}`) ?? "");
+    } catch {
+      keys.set(kind, "");
+    }
+  }
+  return keys.get(kind);
+}
+
+export function setKey(kind, value) {
+  keys.set(kind, value);
+  try {
+    sessionStorage.setItem(`adaptspec-${kind}`, value);
+  } catch {
+    // see `keys`
+  }
+}
+
+export class Refused extends Error {
+  constructor(status, message) {
+    super(message);
+    this.status = status;
+  }
+}
+
+// An answer with a good status; anything else throws Refused with the server's own words.
+export async function call(path, { admin = false, json, text, signal } = {}) {
+  const headers = {};
+  const bearer = key(admin ? "admin" : "api");
+  if (bearer) headers.Authorization = `Bearer ${bearer}`;
+  if (json !== undefined) headers["Content-Type"] = "application/json";
+  const body = json !== undefined ? JSON.stringify(json) : text;
+  const response = await fetch(path, { method: body === undefined ? "GET" : "POST", headers, body, signal, cache: "no-store" });
+  if (!response.ok) {
+    const answer = await response.json().catch(() => null);
+    throw new Refused(response.status, answer?.error?.message ?? `the server answered ${response.status}`);
+  }
+  return response;
+}
+
+// The server-sent events of an answer, as {name, data}.
+export async function* eventsOf(response) {
+  const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
+  let buffer = "";
+  try {
+    for (;;) {
+      const { value, done } = await reader.read();
+      if (done) return;
+      const blocks = (buffer + value).split("\n\n");
+      buffer = blocks.pop();
+      for (const block of blocks) {
+        let name = "message";
+        let data = "";
+        for (const line of block.split("\n")) {
+          if (line.startsWith("event: ")) name = line.slice(7);
+          else if (line.startsWith("data: ")) data += line.slice(6);
+        }
+        if (data) yield { name, data };
+      }
+    }
+  } finally {
+    reader.cancel().catch(() => {}); // already closed: nothing to cancel
+  }
+}
+
+// Rows of numbers as objects with names.
+export const named = (columns, rows) => rows.map((row) => Object.fromEntries(columns.map((name, i) => [name, row[i]])));
+
+// Dispatches `open` after each snapshot, `change` after each event, `connection` when the connection's state changes, and
+// `policies` when the page changed which are served.
 export class Feed extends EventTarget {
   server = null;
-  reasons = new Map();
-  columns = null;
-  load = { status: "unknown", running: 0, waiting: 0 };
+  reasons = new Map(); // by code: {name, words}
+  load = null;
+  summary = { recent: null, total: null };
+  costsUnsure = false;
+  missedRounds = 0;
   seconds = [];
-  running = new Map();
-  recent = []; // newest first; `rounds` are those that were seen
-  earnings = null;
-  connection = { state: "connecting", text: "connecting" };
-  ready = false;
-  #clock = 0; // the server's clock beyond ours, in seconds
+  requests = new Map(); // by id, oldest first, running ones and those that ended lately
+  connection = { state: "connecting", text: "connecting", detail: "" };
+  #columns = [];
+  #clockOffset = 0; // of the server's clock to this one, in seconds
   #abort = null;
   #failures = 0;
-  #timer = 0;
+  #retry = 0;
   #hidden = 0;
 
   start() {
-    document.addEventListener("visibilitychange", () => this.#visible(!document.hidden));
+    document.addEventListener("visibilitychange", () => this.#onVisibility(!document.hidden));
     this.connect();
   }
 
   // Seconds since 1970, by the server's clock.
   now() {
-    return Date.now() / 1000 + this.#clock;
+    return Date.now() / 1000 + this.#clockOffset;
   }
 
   async connect() {
-    clearTimeout(this.#timer);
+    clearTimeout(this.#retry);
     this.#abort?.abort();
     const abort = (this.#abort = new AbortController());
     let silence = 0;
-    const heard = () => {
+    const restartSilence = () => {
       clearTimeout(silence);
       silence = setTimeout(() => abort.abort("silence"), SILENCE_MS);
     };
-    this.#say(this.ready ? "waiting" : "connecting", this.ready ? "reconnecting" : "connecting");
+    this.#setConnection("waiting", this.server ? "reconnecting" : "connecting");
     try {
-      heard();
+      restartSilence();
       const response = await call("live/events", { signal: abort.signal });
       for await (const { name, data } of eventsOf(response)) {
-        heard();
-        this.#take(name, JSON.parse(data));
+        restartSilence();
+        this.#handle(name, JSON.parse(data));
       }
       throw new Error("the server ended the stream");
     } catch (error) {
-      if (abort === this.#abort) this.#lost(error);
+      if (abort === this.#abort) this.#onLoss(error);
     } finally {
       clearTimeout(silence);
     }
   }
 
-  #take(name, told) {
-    this.#clock = told.now - Date.now() / 1000;
-    if (name === "snapshot") this.#open(told);
-    else if (name === "update") this.#update(told);
+  #handle(name, event) {
+    this.#clockOffset = event.now - Date.now() / 1000;
+    if (name === "snapshot") this.#open(event);
+    else if (name === "update") this.#update(event);
     this.#failures = 0;
-    this.#say("live", told.load?.status === "draining" || this.load.status === "draining" ? "takes no new requests" : "live");
-    this.dispatchEvent(new Event(name === "beat" ? "beat" : "change"));
+    this.#setConnection("live", this.load.status === "draining" ? "takes no new requests" : "live");
+    this.dispatchEvent(new Event("change"));
   }
 
-  #open(told) {
-    this.server = told.server;
-    this.columns = told.columns;
-    this.reasons = new Map(told.reasons.map((one) => [one.code, one]));
-    this.load = told.load;
-    this.seconds = told.seconds;
-    this.earnings = told.earnings ?? null;
-    const strips = new Map(this.recent.map((one) => [one.id, one.rounds]));
-    this.running = new Map(told.running.map((one) => [one.id, one]));
-    const seen = (one) => ((strips.get(one.id)?.length ?? 0) > one.rounds.length ? strips.get(one.id) : one.rounds);
-    this.recent = told.recent.map((one) => ({ ...one, rounds: seen(one) })).reverse();
-    this.ready = true;
+  #open(snapshot) {
+    this.server = snapshot.server;
+    this.reasons = new Map(snapshot.reasons.map((reason) => [reason.code, reason]));
+    this.#columns = snapshot.columns.round;
+    this.seconds = snapshot.seconds;
+    const requests = [...snapshot.recent, ...snapshot.running];
+    this.requests = new Map(requests.map((request) => [request.id, { ...request, rounds: named(this.#columns, request.rounds) }]));
+    this.#figures(snapshot);
     this.dispatchEvent(new Event("open"));
   }
 
-  #update(told) {
-    this.load = told.load;
-    this.earnings = told.earnings ?? this.earnings;
-    for (const second of told.seconds) {
-      const at = this.seconds.findIndex((one) => one.at === second.at);
-      if (at >= 0) this.seconds[at] = second;
-      else this.seconds.push(second);
-    }
-    this.seconds = this.seconds.slice(-HISTORY_SECONDS);
-    for (const one of told.started) this.running.set(one.id, { ...one, tokens: 0, rounds: [] });
-    const { emitted } = this.#at();
-    for (const [id, rounds] of Object.entries(told.rounds)) {
-      const one = this.running.get(id);
-      if (!one) continue;
-      one.rounds = one.rounds.concat(rounds).slice(-KEPT_ROUNDS);
-      one.tokens += rounds.reduce((sum, round) => sum + round[emitted], 0);
-    }
-    for (const ended of told.finished) {
-      const rounds = this.running.get(ended.id)?.rounds ?? [];
-      this.running.delete(ended.id);
-      this.recent.unshift({ ...ended, rounds });
-    }
-    this.recent.length = Math.min(this.recent.length, KEPT_REQUESTS);
+  #figures({ load, summary, costs_unsure, missed_rounds }) {
+    this.load = load;
+    this.summary = summary;
+    this.costsUnsure = costs_unsure;
+    this.missedRounds = missed_rounds;
   }
 
-  // Where things stand in a round, by name.
-  #at() {
-    return Object.fromEntries(this.columns.round.map((name, index) => [name, index]));
+  #update(update) {
+    this.#figures(update);
+    const seconds = new Map(this.seconds.map((second) => [second.at, second]));
+    for (const second of update.seconds) seconds.set(second.at, second);
+    this.seconds = [...seconds.values()].slice(-HISTORY_SECONDS);
+    for (const request of update.started) this.requests.set(request.id, { ...request, rounds: [] });
+    for (const [id, rounds] of Object.entries(update.rounds)) {
+      const request = this.requests.get(id);
+      if (request) request.rounds = [...request.rounds, ...named(this.#columns, rounds)].slice(-KEPT_ROUNDS);
+    }
+    for (const [id, figures] of Object.entries(update.running)) Object.assign(this.requests.get(id) ?? {}, figures);
+    for (const request of update.finished) {
+      const { rounds = [] } = this.requests.get(request.id) ?? {};
+      this.requests.delete(request.id);
+      this.requests.set(request.id, { ...request, rounds });
+    }
+    const ended = [...this.requests.values()].filter((request) => request.state === "ended");
+    for (const { id } of ended.slice(0, -KEPT_REQUESTS)) this.requests.delete(id);
   }
 
-  #lost(error) {
+  #onLoss(error) {
     if (error instanceof Refused && error.status === 401) {
-      this.#say("locked", "key needed");
+      this.#setConnection("locked", "key needed");
       return;
     }
     this.#failures += 1;
     const longest = Math.min(LONGEST_WAIT_MS, 500 * 2 ** (this.#failures - 1));
     const wait = longest * (0.7 + 0.3 * Math.random()); // many pages must not come back at once
     const why = error instanceof Refused ? error.message : "The connection to the server is lost.";
-    this.#say("lost", "disconnected", `${why} Trying again ${wait < 1500 ? "at once" : `in ${Math.round(wait / 1000)} s`}.`);
-    this.#timer = setTimeout(() => this.connect(), wait);
+    this.#setConnection("lost", "disconnected", `${why} Trying again ${wait < 1500 ? "at once" : `in ${Math.round(wait / 1000)} s`}.`);
+    this.#retry = setTimeout(() => this.connect(), wait);
   }
 
-  // Nobody looks at a hidden page: after a while it lets the server go.
-  #visible(shown) {
+  // A page that stays hidden lets the server go.
+  #onVisibility(visible) {
     clearTimeout(this.#hidden);
-    if (!shown) {
-      this.#hidden = setTimeout(() => {
-        clearTimeout(this.#timer);
-        const abort = this.#abort;
-        this.#abort = null;
-        abort?.abort();
-        this.#say("waiting", "paused");
-      }, HIDDEN_MS);
-    } else if (this.#abort === null) this.connect();
+    if (visible) {
+      if (this.#abort === null) this.connect();
+      return;
+    }
+    this.#hidden = setTimeout(() => {
+      clearTimeout(this.#retry);
+      const abort = this.#abort;
+      this.#abort = null;
+      abort?.abort();
+      this.#setConnection("waiting", "paused");
+    }, HIDDEN_MS);
   }
 
-  #say(state, text, detail = "") {
+  #setConnection(state, text, detail = "") {
     this.connection = { state, text, detail };
     this.dispatchEvent(new Event("connection"));
   }
-}
-
-// Sums over the seconds from `from` on, column by column.
-export function sums(seconds, from) {
-  const total = { rows: 0, ended: 0, off: [], emitted: 0, drafted: 0, accepted: 0, nodes: 0, drafting: 0, busy: 0, depths: [], reasons: [], drafters: [], tasks: new Map(), compared: null };
-  for (const one of seconds) {
-    if (one.at < from) continue;
-    for (const name of ["rows", "ended", "emitted", "drafted", "accepted", "nodes", "busy"]) total[name] += one[name];
-    for (const name of ["depths", "reasons", "off"]) one[name].forEach((value, i) => (total[name][i] = (total[name][i] ?? 0) + value));
-    one.drafters.forEach((own, i) => {
-      total.drafting += own[0];
-      total.drafters[i] = own.map((value, j) => value + (total.drafters[i]?.[j] ?? 0));
-    });
-    for (const [task, own] of Object.entries(one.tasks)) {
-      const before = total.tasks.get(task);
-      total.tasks.set(task, own.map((value, j) => value + (before?.[j] ?? 0)));
-    }
-    if (one.compared) total.compared = one.compared.map((value, j) => value + (total.compared?.[j] ?? 0));
-  }
-  return total;
 }

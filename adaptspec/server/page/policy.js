@@ -1,12 +1,10 @@
-// The policies that serve, as text; and, with the admin key, changing one: checked while it is typed, tried, applied.
+// The policies that are served, as text; with the admin key, one can be changed: it is checked while it is typed.
 
-import { call, key, Refused, setKey } from "./api.js";
 import { $, el, say } from "./dom.js";
-import { count, fixed, percent, times } from "./format.js";
-import { gutter, highlighted } from "./yaml.js";
+import { call, key, Refused, setKey } from "./feed.js";
 
 const PAUSE_MS = 350; // after the last key, before the text is checked
-const PLACE = /^<body>:(\d+):(\d+): (.*)$/;
+const NO_ADMIN = "To edit policies here, start the server with an admin key: set ADAPTSPEC_ADMIN_KEY, or give --admin-key-file.";
 
 export class Policy {
   #feed;
@@ -14,34 +12,29 @@ export class Policy {
   #editing = false;
   #pause = 0;
   #check = null;
-  #valid = false;
 
   constructor(feed) {
     this.#feed = feed;
-    $("policy-select").addEventListener("change", () => this.#leave() && this.#show($("policy-select").value));
+    $("policy-select").addEventListener("change", () => this.#mayLeave() && this.#show($("policy-select").value));
     $("policy-edit").addEventListener("click", () => this.#wantEdit());
     $("policy-discard").addEventListener("click", () => this.#view());
-    $("policy-simulate").addEventListener("click", () => this.#simulate());
     $("policy-apply").addEventListener("click", () => this.#apply());
     $("admin-form").addEventListener("submit", (event) => {
       event.preventDefault();
       this.#unlock($("admin-key").value.trim());
     });
     $("admin-cancel").addEventListener("click", () => ($("admin-form").hidden = true));
-    const text = $("yaml-edit");
-    text.addEventListener("input", () => this.#typed());
-    text.addEventListener("scroll", () => this.#align());
-    $("yaml").addEventListener("scroll", () => ($("gutter").scrollTop = $("yaml").scrollTop));
+    $("yaml-edit").addEventListener("input", () => this.#onInput());
+    for (const id of ["yaml", "yaml-edit"]) $(id).addEventListener("scroll", () => this.#align());
   }
 
-  // The server has said what it serves; an edit in progress is left alone.
+  // An edit in progress outlives a connection that was lost.
   async open() {
     const { policies, default_policy: standard } = this.#feed.server;
-    const select = $("policy-select");
-    const before = this.#shown && policies.includes(this.#shown.id) ? this.#shown.id : standard;
-    select.replaceChildren(...policies.map((name) => el("option", { value: name }, name === standard ? `${name} (in force)` : name)));
-    select.value = before;
-    if (!this.#editing) await this.#show(before);
+    const name = policies.includes(this.#shown?.id) ? this.#shown.id : standard;
+    $("policy-select").replaceChildren(...policies.map((id) => el("option", { value: id }, id === standard ? `${id} (default)` : id)));
+    $("policy-select").value = name;
+    if (!this.#editing) await this.#show(name);
   }
 
   async #show(name) {
@@ -54,33 +47,44 @@ export class Policy {
   }
 
   #view() {
-    this.#editing = false;
-    clearTimeout(this.#pause);
-    $("policy").querySelector(".bench").classList.remove("editing");
-    $("policy-side").hidden = $("yaml-edit").hidden = true;
-    $("policy-edit").hidden = false;
-    $("yaml").tabIndex = 0;
-    $("yaml").removeAttribute("aria-hidden");
-    $("problems").replaceChildren();
-    $("trial").replaceChildren();
-    const { id, description, default: inForce, yaml } = this.#shown;
-    say($("policy-about"), `${inForce ? "In force" : "Served on request"}: ${id}. ${description}`);
+    this.#setEditing(false);
+    const { id, description, default: isDefault, yaml } = this.#shown;
+    say($("policy-about"), `${id}${isDefault ? ", the default" : ", for requests that ask for it"}. ${description}`);
     this.#paint(yaml);
   }
 
-  #paint(text, bad = new Set()) {
-    $("yaml").replaceChildren(...highlighted(text, bad));
-    $("gutter").replaceChildren(...gutter(text, bad));
+  // The coloured text below the editor is for the eye only while one edits.
+  #setEditing(editing) {
+    this.#editing = editing;
+    clearTimeout(this.#pause);
+    $("workbench").classList.toggle("editing", editing);
+    $("policy-side").hidden = $("yaml-edit").hidden = !editing;
+    $("policy-edit").hidden = editing;
+    $("yaml").tabIndex = editing ? -1 : 0;
+    $("yaml").setAttribute("aria-hidden", String(editing));
+    $("problems").replaceChildren();
+  }
+
+  #paint(text, wrong = new Set()) {
+    const lines = text.split("\n");
+    $("yaml").replaceChildren(...lines.flatMap((line, i) => [el("span", { class: wrong.has(i + 1) && "wrong" }, ...coloured(line)), "\n"]));
+    $("gutter").replaceChildren(...lines.flatMap((_, i) => [el("span", { class: wrong.has(i + 1) && "wrong" }, String(i + 1)), "\n"]));
+    this.#align();
+  }
+
+  #align() {
+    const top = this.#editing ? $("yaml-edit") : $("yaml");
+    $("gutter").scrollTop = $("yaml").scrollTop = top.scrollTop;
+    $("yaml").scrollLeft = top.scrollLeft;
   }
 
   #wantEdit() {
-    if (!this.#feed.server.admin) {
-      say($("policy-about"), "To edit policies here, start the server with an admin key: set ADAPTSPEC_ADMIN_KEY, or give --admin-key-file.");
-    } else if (key("admin")) this.#unlock(key("admin"));
-    else this.#ask("");
+    if (!this.#feed.server.admin) say($("policy-about"), NO_ADMIN);
+    else if (key("admin")) this.#unlock(key("admin"));
+    else this.#askKey("");
   }
 
-  #ask(why) {
+  #askKey(why) {
     $("admin-form").hidden = false;
     say($("admin-error"), why);
     $("admin-key").focus();
@@ -92,7 +96,7 @@ export class Policy {
       await call("admin/policies", { admin: true });
     } catch (error) {
       setKey("admin", "");
-      this.#ask(error instanceof Refused && error.status === 401 ? "That is not the admin key." : error.message);
+      this.#askKey(error instanceof Refused && error.status === 401 ? "That is not the admin key." : error.message);
       return;
     }
     $("admin-form").hidden = true;
@@ -101,173 +105,103 @@ export class Policy {
   }
 
   #edit() {
-    this.#editing = true;
-    $("policy").querySelector(".bench").classList.add("editing");
-    $("policy-side").hidden = false;
-    $("policy-edit").hidden = true;
     const text = $("yaml-edit");
-    text.hidden = false;
     text.value = this.#shown.yaml;
-    // The coloured text beneath is for the eye only now.
-    $("yaml").tabIndex = -1;
-    $("yaml").setAttribute("aria-hidden", "true");
-    const tried = this.#feed.server.journal;
-    $("policy-simulate").disabled = !tried;
-    say($("policy-note"), tried ? "Simulate replays the newest requests of the journal under this policy." : "The journal is off: start the server with --journal FILE to simulate policies on its traffic.");
+    this.#setEditing(true);
     text.focus();
     text.setSelectionRange(0, 0);
-    this.#typed();
+    this.#onInput();
   }
 
-  #leave() {
+  #mayLeave() {
     const changed = this.#editing && $("yaml-edit").value !== this.#shown.yaml;
     if (!changed || confirm("Discard the changes to this policy?")) return true;
     $("policy-select").value = this.#shown.id;
     return false;
   }
 
-  #typed() {
-    $("trial").replaceChildren();
+  #onInput() {
     this.#paint($("yaml-edit").value);
-    this.#align();
     $("policy-apply").disabled = true;
     clearTimeout(this.#pause);
     this.#pause = setTimeout(() => this.#validate(), PAUSE_MS);
   }
 
-  #align() {
-    const text = $("yaml-edit");
-    for (const below of [$("yaml"), $("gutter")]) below.scrollTop = text.scrollTop;
-    $("yaml").scrollLeft = text.scrollLeft;
-  }
-
   async #validate() {
     this.#check?.abort();
     const check = (this.#check = new AbortController());
+    const text = $("yaml-edit").value;
     try {
-      const answer = await call("admin/policies/validate", { admin: true, text: $("yaml-edit").value, signal: check.signal });
-      const { valid, problems, name, replaces } = await answer.json();
-      if (check !== this.#check || !this.#editing) return;
-      if (valid) this.#good(name, replaces);
-      else this.#wrong(problems);
+      const answer = await call("admin/policies?dry_run=true", { admin: true, text, signal: check.signal });
+      const { problems, name, replaces } = await answer.json();
+      if (check === this.#check && this.#editing) this.#onChecked(text, problems, name, replaces);
     } catch (error) {
       if (error.name !== "AbortError" && this.#editing) this.#status(error.message, "error");
     }
   }
 
-  #good(name, replaces) {
-    $("problems").replaceChildren();
-    $("yaml-edit").removeAttribute("aria-invalid");
-    this.#paint($("yaml-edit").value);
-    this.#align();
-    const unchanged = $("yaml-edit").value === this.#shown.yaml;
-    $("policy-apply").disabled = unchanged;
-    $("policy-simulate").disabled = !this.#feed.server.journal;
-    const next = replaces ? `Applying it replaces ${name}.` : `Applying it adds ${name}, for requests that ask for it.`;
-    this.#status(unchanged ? "No changes yet." : `Valid. ${next}`, unchanged ? "muted" : "good");
-  }
-
-  #wrong(problems) {
-    const text = $("yaml-edit");
-    const placed = problems.some((one) => one.line);
-    text.setAttribute("aria-invalid", String(placed));
-    this.#paint(text.value, new Set(problems.map((one) => one.line)));
-    this.#align();
-    $("policy-apply").disabled = $("policy-simulate").disabled = true;
-    this.#status(placed ? (problems.length > 1 ? `${problems.length} problems` : "1 problem") : "It cannot be used.", "error");
-    $("problems").replaceChildren(...problems.map((one) => el(
-      "li",
-      {},
-      el("button", { type: "button", onclick: () => goTo(text, one) }, one.line ? el("b", {}, `line ${one.line}, column ${one.column}`) : null, one.message),
-    )));
+  #onChecked(text, problems, name, replaces) {
+    const unchanged = text === this.#shown.yaml;
+    $("yaml-edit").setAttribute("aria-invalid", String(problems.length > 0));
+    $("policy-apply").disabled = problems.length > 0 || unchanged;
+    this.#paint(text, new Set(problems.map((problem) => problem.line)));
+    $("problems").replaceChildren(
+      ...problems.map((problem) => {
+        const location = problem.line === null ? null : el("b", {}, `line ${problem.line}, column ${problem.column}`);
+        return el("li", {}, el("button", { type: "button", onclick: () => select($("yaml-edit"), problem) }, location, problem.message));
+      }),
+    );
+    if (problems.length) this.#status(problems.length > 1 ? `${problems.length} problems` : "1 problem", "error");
+    else if (unchanged) this.#status("No changes yet.", "muted");
+    else this.#status(`Valid. ${replaces ? `Applying it replaces ${name}.` : `Applying it adds ${name}, for requests that ask for it.`}`, "good");
   }
 
   #status(text, cls) {
-    const status = $("policy-status");
-    say(status, text);
-    status.className = cls;
-  }
-
-  async #simulate() {
-    const button = $("policy-simulate");
-    button.disabled = true;
-    $("policy").setAttribute("aria-busy", "true");
-    this.#status("Replaying the newest requests ...", "muted");
-    try {
-      const text = $("yaml-edit").value;
-      const trial = await (await call("admin/policies/simulate", { admin: true, text })).json();
-      if (!this.#editing || text !== $("yaml-edit").value) return; // it has changed meanwhile: the figures are of another
-      $("trial").replaceChildren(outcome(trial));
-      this.#status("Simulated; nothing has changed yet.", "muted");
-    } catch (error) {
-      this.#refused(error);
-    } finally {
-      $("policy").removeAttribute("aria-busy");
-      button.disabled = !this.#feed.server.journal;
-    }
+    $("policy-status").className = cls;
+    say($("policy-status"), text);
   }
 
   async #apply() {
     $("policy-apply").disabled = true;
-    const text = $("yaml-edit").value;
     try {
-      const { name, replaced, carried } = await (await call("admin/policies", { admin: true, text })).json();
+      const answer = await call("admin/policies", { admin: true, text: $("yaml-edit").value });
+      const { name, replaced, carried } = await answer.json();
       if (!this.#feed.server.policies.includes(name)) this.#feed.server.policies.push(name);
       this.#editing = false;
       this.#shown = { id: name };
-      await this.open();
       this.#feed.dispatchEvent(new Event("policies"));
-      const kept = carried ? ", and goes on from what it had learned" : "";
+      await this.open();
+      const kept = carried ? ", with what it had learned" : "";
       say($("policy-about"), `${name} ${replaced ? "was replaced" : "is served now"}${kept}. It decides from the next round on.`);
       $("policy-edit").focus();
     } catch (error) {
-      this.#refused(error);
+      this.#status(error.message, "error");
     }
-  }
-
-  // What validation let through and the server refused all the same.
-  #refused(error) {
-    const problems = error.message.split("\n").map((said) => {
-      const found = PLACE.exec(said);
-      return found && { line: Number(found[1]), column: Number(found[2]), message: found[3] };
-    });
-    if (problems.every(Boolean)) this.#wrong(problems);
-    else this.#status(error.message, "error");
   }
 }
 
-function goTo(text, { line, column }) {
-  if (!line) return;
-  const lines = text.value.split("\n");
-  const at = lines.slice(0, line - 1).reduce((sum, one) => sum + one.length + 1, 0) + column - 1;
-  const word = /^[\w.-]+/.exec(text.value.slice(at))?.[0].length ?? 1;
+function select(text, { line, column }) {
+  if (line === null) return;
+  const before = text.value.split("\n").slice(0, line - 1).join("\n").length;
+  const start = before + (line > 1 ? 1 : 0) + column - 1;
+  const word = /^[\w.-]+/.exec(text.value.slice(start))?.[0].length ?? 1;
   text.focus();
-  text.setSelectionRange(at, at + word);
+  text.setSelectionRange(start, start + word);
   text.scrollTop = Math.max(0, (line - 4) * parseFloat(getComputedStyle(text).lineHeight));
 }
 
-function outcome(trial) {
-  const runs = [["as edited", trial.edited, "accent"], ["in force now", trial.current, "prefill"], ["best fixed depth", trial.best_static, "prefill"], ["plain decoding", trial.off, "off"]].filter(([, run]) => run);
-  const most = Math.max(...runs.map(([, run]) => run.over_off));
-  const bars = runs.map(([name, run, shade]) => {
-    const fill = el("div", { cls: "fill", width: `${(100 * run.over_off) / most}%` });
-    fill.style.background = `var(--${shade})`;
-    const detail = run.duty ? `, length ${fixed(run.acceptance_length, 2)}, drafts in ${percent(run.duty)} of rounds` : "";
-    return el(
-      "div",
-      {},
-      el("div", { cls: "label" }, el("b", {}, name), el("span", {}, `${times(run.over_off)} plain`)),
-      el("div", { cls: "track" }, fill),
-      el("div", { cls: "note" }, `${run.policy}: ${count(run.goodput)} tokens per second${detail}`),
-    );
-  });
-  const gain = trial.current ? trial.edited.goodput / trial.current.goodput : null;
-  const said = gain === null ? "" : `${times(gain)} what serves now.`;
-  const notes = [
-    `From ${count(trial.requests)} requests, ${count(trial.tokens)} tokens, ${trial.batch} at a time, at the costs this machine measured.`,
-    `The journal knows ${percent(trial.known)} of the positions; the others are drawn from like ones, so deeper drafts than those it saw are guesses.`,
-    trial.left_out.length ? `Simulated without ${trial.left_out.join(", ")}, which a journal cannot replay.` : "",
-    trial.current_error ?? "",
-  ].filter(Boolean);
-  return el("div", { cls: "trial" }, el("h3", {}, `Estimate: ${said || times(trial.edited.over_off) + " plain decoding."}`), el("div", { cls: "shares" }, ...bars), ...notes.map((note) => el("p", { cls: "muted small" }, note)));
+// A line of YAML in colours: comments, quoted words, keys, numbers. Not a parser: the server knows what is right.
+const TOKEN = /(#.*$)|("(?:[^"\\]|\\.)*"|'(?:[^']|'')*')|([A-Za-z_][\w./-]*)(?=\s*:(?:\s|$))|(-?\b\d[\d_]*(?:\.\d+)?(?:[eE][-+]?\d+)?\b|\b(?:true|false|null)\b)/g;
+
+function coloured(line) {
+  const parts = [];
+  let done = 0;
+  for (const match of line.matchAll(TOKEN)) {
+    const [text, comment, string, name] = match;
+    if (comment && match.index && !/\s/.test(line[match.index - 1])) continue; // a # within a word begins no comment
+    parts.push(line.slice(done, match.index));
+    parts.push(el("span", { class: comment ? "comment" : string ? "string" : name ? "key" : "number" }, text));
+    done = match.index + text.length;
+  }
+  return [...parts, line.slice(done)];
 }
