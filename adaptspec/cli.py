@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import atexit
+import itertools
 import os
 import shutil
 import sys
@@ -18,7 +19,7 @@ from importlib import import_module
 from typing import NoReturn
 
 from adaptspec import __version__
-from adaptspec.command_line import REMOVED_FLAGS, Parser, variable
+from adaptspec.command_line import REMOVED_FLAGS
 from adaptspec.errors import AdaptSpecError, ConfigError
 
 # Each is a module `adaptspec.commands.NAME_command` whose `add_arguments(parser)` sets `run(arguments) -> exit status`.
@@ -26,11 +27,9 @@ COMMANDS: Mapping[str, str] = {
     "serve": "start an OpenAI-compatible HTTP server",
     "generate": "complete one prompt here in the terminal",
     "pull": "fetch a model, so that starts need no network",
-    "policy": "list, check, compare, import and simulate policies",
+    "policy": "list, check, simulate and explain policies",
     "top": "watch a server in the terminal",
     "host": "policies inside vLLM and SGLang",
-    "trace": "make timelines of a journal",
-    "state": "look at what was learned, and merge it",
     "doctor": "say what speculation would earn on this machine, and what would help",
     "bench": "measure speed and exactness, record tapes",
     "train": "train models",
@@ -40,14 +39,34 @@ COMMANDS: Mapping[str, str] = {
 REMOVED: Mapping[tuple[str, ...], str] = {
     ("policy", "estimate"): "replay a journal with `adaptspec policy simulate --journal FILE --policy NEW`, or write "
     "`rollout: {mode: canary, percent: 1}` in NEW to serve it to some requests",
+    ("policy", "tune"): "`adaptspec policy simulate FILE --set spec.choose.depth=1,2,4` compares values of a parameter",
+    ("policy", "import"): "policies/README.md has a table of vLLM's and SGLang's settings as keys of a policy",
+    ("policy", "diff"): "compare two files with `diff`, or what they earn with `adaptspec policy simulate A B`",
     ("costs",): "every start learns what rounds take here, and no table is cached; `adaptspec bench record --costs-out "
     "FILE` writes one for simulations",
+    (
+        "trace",
+    ): "send traces to a viewer with `adaptspec serve --otlp-traces-endpoint URL --trace-level round`, or look at a "
+    "journal with `adaptspec policy explain --journal FILE --request ID`",
+    ("state",): "a server saves what it learns in its --state-dir by itself, and goes on from it at the next start",
+    (
+        "bench",
+        "decisions",
+    ): "a server's `/metrics` has the seconds of rounds, drafts and verification; the rest is deciding",
+    ("bench", "policies"): "it is `adaptspec bench speed --policy A --policy B` now, next to plain decoding",
+    ("bench", "trees"): "`adaptspec policy simulate A B` compares policies of other `max-width` and `max-depth`",
+    ("bench", "telemetry"): "no answer waits for a collector or a disk; `/metrics` counts what they lose",
     ("bench", "gpu"): "`pytest -m gpu tests/gpu`, in a clone of the repository, checks kernels and texts on a GPU; "
     "`python -m adaptspec.bench.gpu --out DIR` measures its speed",
-    ("bench", "heads"): "`adaptspec bench policies --draft HEAD` measures a head of yours",
+    (
+        "train",
+        "pair",
+    ): "`python -m examples.recipes.pair`, in a clone of the repository, trains a pair; `adaptspec train "
+    "draft` trains a draft model for a target",
+    ("bench", "heads"): "`adaptspec bench speed --draft HEAD` measures a head of yours",
 }
 
-# Print pages about leaked objects while Python takes itself apart, below the error that a user should read.
+# Modules that print warnings about leaked objects at interpreter exit, below the error message.
 _NOISY_AT_EXIT = frozenset({"triton"})
 
 
@@ -85,7 +104,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         _refuse_removed(given)
         arguments = _parser(given).parse_args(given)
         status = int(arguments.run(arguments))
-        sys.stdout.flush()  # here, where it can still be said that nobody reads on
+        sys.stdout.flush()  # here, so that a closed pipe raises BrokenPipeError below
         return status
     except AdaptSpecError as error:
         for line in str(error).splitlines():
@@ -94,32 +113,37 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:
-        # Whoever read our output, such as `head`, has enough of it. What Python still writes at its end goes nowhere.
+        # The reader of our output, such as `head`, has closed the pipe. Later output is discarded.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 141  # as a shell tells SIGPIPE
+        return 141  # 128 + SIGPIPE, as shells report it
 
 
 def _complete() -> None:
-    """Where a shell asks how its line may go on, answer and end: what it asks of is that line, not our arguments."""
+    """Answer a shell's completion request (argcomplete) and exit."""
     if "_ARGCOMPLETE" in os.environ:
         import_module("argcomplete").autocomplete(_parser(os.environ["COMP_LINE"].split()[1:]))
 
 
 def _refuse_removed(given: Sequence[str]) -> None:
-    """Raise ConfigError for a command of `REMOVED`, and for a flag of `REMOVED_FLAGS` or its variable."""
+    """Raise ConfigError for a command of `REMOVED` and a flag of `REMOVED_FLAGS`; those after `--` are others'."""
     for words, instead in REMOVED.items():
         if tuple(given[: len(words)]) == words:
             raise ConfigError(f"`adaptspec {' '.join(words)}` was removed; {instead}")
-    flags = {word.partition("=")[0] for word in given}
+    flags = {word.partition("=")[0] for word in itertools.takewhile(lambda word: word != "--", given)}
     for flag, instead in REMOVED_FLAGS.items():
         if flag in flags:
             raise ConfigError(f"{flag} was removed; {instead}")
-        if os.environ.get(variable(flag)):
-            raise ConfigError(f"{variable(flag)} was removed; {instead}")
+
+
+class _Help(argparse.HelpFormatter):
+    """Leaves more room for flags next to their help."""
+
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog, max_help_position=32)
 
 
 def _parser(given: Sequence[str]) -> argparse.ArgumentParser:
-    parser = Parser(
+    parser = argparse.ArgumentParser(
         prog="adaptspec",
         description="Serve language models with adaptive speculative decoding: the same text, sooner.",
         epilog="Start with `adaptspec serve`: it needs no arguments and serves the bundled model pair.",
@@ -127,7 +151,7 @@ def _parser(given: Sequence[str]) -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"adaptspec {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     for name, what in COMMANDS.items():
-        command = commands.add_parser(name, help=what)
+        command = commands.add_parser(name, help=what, formatter_class=_Help)
         if given[:1] == [name]:
             import_module(f"adaptspec.commands.{name}_command").add_arguments(command)
     return parser

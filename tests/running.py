@@ -13,9 +13,8 @@ from typing import Any
 import aiohttp
 from rich.console import Console
 
-from adaptspec.app import ServeConfig, serve
-from adaptspec.engine.core import EngineLimits
-from adaptspec.engine.engine_config import EngineConfig
+from adaptspec.app import serve
+from adaptspec.config import ServeConfig
 
 HEAD = "apiVersion: adaptspec.dev/v1\nkind: SpeculationPolicy\nmetadata: {name: %s}\nspec:\n"
 MAIN = HEAD % "main" + "  choose: {algorithm: goodput}\n"
@@ -26,9 +25,16 @@ def config_of(target: Path, draft: Path, folder: Path) -> ServeConfig:
     (folder / "main.yaml").write_text(MAIN)
     (folder / "other.yaml").write_text(OTHER)
     policies = (str(folder / "main.yaml"), str(folder / "other.yaml"))
-    engine = EngineConfig(str(target), str(draft), policies, limits=EngineLimits(max_rows=2), detect_tasks=False)
     return ServeConfig(
-        engine, port=0, state_dir=folder / "state", journal=folder / "journal.jsonl", admin_key="open sesame"
+        model=str(target),
+        draft=str(draft),
+        policy=policies,
+        max_num_seqs=2,
+        detect_tasks=False,
+        port=0,
+        state_dir=folder / "state",
+        journal=folder / "journal.jsonl",
+        admin_key="open sesame",
     )
 
 

@@ -10,17 +10,20 @@ import signal
 import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import aiohttp
 import pytest
 from rich.console import Console
 
-from adaptspec.app import serve
+from adaptspec.app import serve, watchdog_of
 from adaptspec.control.learned_state import FILE, read_state
+from adaptspec.engine.core import EngineLimits
 from adaptspec.errors import JournalError
-from adaptspec.journal import JournalHeader, RequestFinished, RequestStarted, read_entries, read_journal
+from adaptspec.journal import JournalHeader, RequestFinished, RequestStarted, read_entries
 from tests.conftest import MakeModel
+from tests.records import read_journal
 from tests.running import MAIN, Running, config_of, get
 
 KEY = {"Authorization": "Bearer open sesame"}
@@ -69,6 +72,36 @@ async def test_loaded_objects_are_excluded_from_garbage_collection(
     await server.stop()
 
 
+@pytest.mark.parametrize(("pass_seconds", "bound"), [(0.001, 4.0), (2.0, 20.0)])
+def test_an_engine_hangs_no_earlier_than_after_ten_of_its_longest_passes(pass_seconds: float, bound: float) -> None:
+    """On a slow machine, a pass of all rows and of a full share of prompts takes seconds."""
+    asked = []
+
+    def verify_seconds(rows: int, tokens: int) -> float:
+        asked.append((rows, tokens))
+        return pass_seconds
+
+    limits = EngineLimits(max_rows=3, prefill_tokens=512)
+    built = SimpleNamespace(core=SimpleNamespace(limits=limits), costs=SimpleNamespace(verify_seconds=verify_seconds))
+    assert watchdog_of(SimpleNamespace(), built).bound == bound  # type: ignore[arg-type]
+    assert asked == [(3, 515)]
+
+
+async def test_a_task_keeps_its_number_across_restarts(target_path: Path, draft_path: Path, tmp_path: Path) -> None:
+    """Learned arrays go by numbers. The policies of the second life name another task first."""
+    config, seen = config_of(target_path, draft_path, tmp_path), []
+    for tasks in ("{zebra: {}}", "{aardvark: {}, zebra: {}}"):
+        (tmp_path / "main.yaml").write_text(f"{MAIN}  tasks: {tasks}\n")
+        server = Running(config)
+        url = await server.url()
+        async with aiohttp.ClientSession() as session:
+            snapshot = await get(session, f"{url}/live/snapshot")
+        await server.stop()
+        seen.append(snapshot["server"]["tasks"])
+    assert seen[0][-1:] == ["zebra"]
+    assert seen[1] == [*seen[0], "aardvark"]
+
+
 LATEST_IN_PARTS = (
     "<|user|>{{ messages[-1].content[0].text }}<|end|>{% if add_generation_prompt %}<|assistant|>"
     "{% if not enable_thinking | default(true) %}<think></think>{% endif %}{% endif %}"
@@ -81,8 +114,7 @@ async def test_a_start_says_what_the_template_leaves_out_and_how_it_marks_reason
     file = tmp_path / "template.jinja"
     file.write_text(LATEST_IN_PARTS)
     config = config_of(target_path, draft_path, tmp_path)
-    engine = replace(config.engine, chat_template=str(file))
-    server = Running(replace(config, engine=engine))
+    server = Running(replace(config, chat_template=str(file)))
     await server.url()
     await server.stop()
     form = "tools described in the prompt; system text goes before the user's; content as parts"

@@ -24,14 +24,26 @@ def test_errors_are_one_line_that_says_what_to_do(target_path: Path, capsys: pyt
     for arguments, hint in [
         (["generate", "x", "--model", str(target_path), "--policy", "godput"], "did you mean"),
         (["generate", "x", "--model", str(target_path.parent / "nowhere")], "nowhere"),
-        (["generate", "x", "--model", str(target_path), "--temperature", "-1"], "temperature"),
+        (["generate", "x", "--model", "nowhere", "--temperature", "-1"], "temperature is -1"),
         (["policy", "estimate", "off", "--journal", "rounds.jsonl"], "`adaptspec policy simulate --journal FILE"),
+        (["policy", "tune", "goodput"], "`adaptspec policy simulate FILE --set spec.choose.depth=1,2,4`"),
+        (["policy", "import", "vllm", "config.json"], "policies/README.md has a table"),
+        (["policy", "diff", "off", "goodput"], "`adaptspec policy simulate A B`"),
         (["costs", "show"], "`adaptspec bench record --costs-out FILE`"),
+        (
+            ["trace", "export", "--journal", "rounds.jsonl"],
+            "`adaptspec serve --otlp-traces-endpoint URL --trace-level round`",
+        ),
+        (["state", "merge", "a", "b", "-o", "c"], "a server saves what it learns in its --state-dir by itself"),
         (["serve", "--exact", "strict"], "--exact was removed; leave it out"),
         (["generate", "x", "--draft-device=cuda:1"], "--draft-device was removed; leave it out"),
         (["bench", "gpu", "--part", "bits"], "`python -m adaptspec.bench.gpu --out DIR`"),
-        (["bench", "heads"], "`adaptspec bench policies --draft HEAD`"),
-        (["train", "pair", "--corpus", str(target_path.parent / "no.jsonl"), "--preset", "cpu"], "no.jsonl"),
+        (["bench", "policies", "off", "goodput"], "`adaptspec bench speed --policy A --policy B`"),
+        (["bench", "decisions"], "`/metrics` has the seconds"),
+        (["bench", "trees"], "`adaptspec policy simulate A B`"),
+        (["bench", "telemetry"], "no answer waits for a collector"),
+        (["bench", "heads"], "`adaptspec bench speed --draft HEAD`"),
+        (["train", "pair", "--corpus", "c.jsonl"], "`python -m examples.recipes.pair`"),
     ]:
         assert main(arguments) == 2
         error = capsys.readouterr().err.strip().splitlines()[-1]
@@ -48,12 +60,22 @@ def test_a_variable_of_a_removed_flag_is_refused(
     assert "ADAPTSPEC_EXACT was removed; leave it out" in capsys.readouterr().err
 
 
+def test_removed_flags_and_variables_matter_only_where_they_were_read(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Another engine's flags come after --, and a command without settings reads no variables."""
+    monkeypatch.setenv("ADAPTSPEC_LIMIT", "3")
+    assert main(["host", "vllm", "--model", "m", "--draft", "d", "--", "--limit", "3"]) == 0
+    assert "--limit 3" in capsys.readouterr().out
+    assert main(["policy", "validate", "off"]) == 0
+
+
 def test_help_loads_no_model_library() -> None:
     """It answers at once; each command loads only what it needs itself."""
     code = "import sys; from adaptspec.cli import main\ntry: main({words})\nexcept SystemExit: pass\n"
-    heavy = "sys.exit(bool({{'torch', 'transformers', 'sklearn', 'scipy', 'numpy'}} & set(sys.modules)))"
-    for words in (["--help"], ["serve", "--help"], ["bench", "policies", "--help"], ["policy", "tune", "--help"]):
-        program = (code + heavy).format(words=words)
+    heavy = {"torch", "transformers", "sklearn", "scipy", "numpy", "pydantic", "aiohttp"}
+    for words in (["--help"], ["serve", "--help"], ["bench", "speed", "--help"], ["policy", "simulate", "--help"]):
+        program = code.format(words=words) + f"sys.exit(bool({heavy} & set(sys.modules)))"
         subprocess.run([sys.executable, "-c", program], check=True, stdout=subprocess.DEVNULL)
 
 
@@ -64,7 +86,7 @@ def test_help_loads_no_model_library() -> None:
         ("adaptspec serve --max-w", {"--max-waiting"}),
         ("adaptspec serve --trace-level r", {"request", "round"}),
         ("adaptspec policy show goodput-n", {"goodput-ngram"}),
-        ("adaptspec bench policies goodput-n", {"goodput-ngram"}),
+        ("adaptspec bench speed --policy goodput-n", {"goodput-ngram"}),
     ],
 )
 def test_shells_complete_commands_flags_and_policies(line: str, expected: set[str], tmp_path: Path) -> None:

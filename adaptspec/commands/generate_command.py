@@ -7,18 +7,21 @@ import sys
 
 from adaptspec.commands.arguments import add_models, engine_config, positive
 from adaptspec.quantity import quantity
+from adaptspec.settings import argument_type
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of `adaptspec generate`."""
+    parser.usage = "adaptspec generate [--model MODEL] [--chat] [FLAG ...] PROMPT"
+    number, whole = argument_type(float), argument_type(int)
     add = parser.add_argument
-    add("prompt", help="the text to complete; - reads it from standard input")
+    add("prompt", metavar="PROMPT", help="the text to complete; - reads it from standard input")
     add("--chat", action="store_true", help="wrap the prompt in the model's chat template")
-    add("--max-tokens", type=positive, default=128)
-    add("--temperature", type=float, default=0.0, help="0 (the default) is greedy")
-    add("--top-p", type=float, default=1.0)
-    add("--seed", type=int)
-    add("--max-depth", type=int, help="deepest draft; 0 switches speculation off")
+    add("--max-tokens", type=positive, default=128, metavar="N", help="most tokens (default: %(default)s)")
+    add("--temperature", type=number, default=0.0, metavar="T", help="0 is greedy (default: %(default)s)")
+    add("--top-p", type=number, default=1.0, metavar="P", help="(default: %(default)s)")
+    add("--seed", type=whole, metavar="N", help="the same seed gives the same text")
+    add("--max-depth", type=whole, metavar="N", help="deepest draft; 0 switches speculation off")
     add_models(parser)
     parser.set_defaults(run=_generate)
 
@@ -32,13 +35,17 @@ def _generate(arguments: argparse.Namespace) -> int:
         from adaptspec.engine.sync_engine import Engine
         from adaptspec.request import SamplingParams, SpeculationParams
 
+        sampling = SamplingParams(
+            max_tokens=arguments.max_tokens,
+            temperature=arguments.temperature,
+            top_p=arguments.top_p,
+            seed=arguments.seed,
+        )
+        speculation = SpeculationParams(max_depth=arguments.max_depth)
         engine = Engine.from_config(engine_config(arguments), status)
     text = sys.stdin.read() if arguments.prompt == "-" else arguments.prompt
     prompt = engine.chat([{"role": "user", "content": text}]) if arguments.chat else text
-    sampling = SamplingParams(
-        max_tokens=arguments.max_tokens, temperature=arguments.temperature, top_p=arguments.top_p, seed=arguments.seed
-    )
-    for delta in engine.stream(prompt, sampling, SpeculationParams(max_depth=arguments.max_depth)):
+    for delta in engine.stream(prompt, sampling, speculation):
         print(delta.text, end="", flush=True)
         if delta.completion is not None:
             stats, timings = delta.completion.stats, delta.completion.timings

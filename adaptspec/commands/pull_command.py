@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 
+from adaptspec.config import BUNDLED
 from adaptspec.errors import ConfigError
 
 
@@ -18,7 +19,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _pull(arguments: argparse.Namespace) -> int:
-    from adaptspec.engine.engine_config import BUNDLED
     from adaptspec.models.source import find_model
 
     if arguments.name == BUNDLED:

@@ -21,7 +21,7 @@ from typing import Any, TypeAlias, TypeVar, cast
 from adaptspec.engine.core import EngineCore
 from adaptspec.engine.fault_isolation import DEVICE_FAILURES
 from adaptspec.engine.scheduler import PromptProgress
-from adaptspec.errors import EngineError, OverloadedError
+from adaptspec.errors import DrainingError, EngineError, EngineStoppedError, OverloadedError
 from adaptspec.models.runner import ModelInfo
 from adaptspec.progress import report_progress, set_progress_callback
 from adaptspec.quantity import quantity
@@ -209,8 +209,8 @@ class AsyncEngine:
 
         Raises:
             UnknownModelError: the policy of a request was removed.
-            OverloadedError: there is no room for all of them now.
-            EngineError: the engine has stopped.
+            OverloadedError: there is no room for all of them now; DrainingError: nor will there be.
+            EngineStoppedError: the engine has stopped.
         """
         self._admit(requests)
         # On this thread, so that rounds do not wait for detected tasks and compiled grammars.
@@ -243,7 +243,7 @@ class AsyncEngine:
     def call(self, work: Callable[[], T]) -> Future[T]:
         """Run `work` on the engine thread between two rounds. Any thread may call it; errors are set on the future.
 
-        The future holds EngineError if the engine has stopped, or stops before it runs `work`.
+        The future holds EngineStoppedError if the engine has stopped, or stops before it runs `work`.
         """
         future: Future[T] = Future()
 
@@ -258,7 +258,7 @@ class AsyncEngine:
                 result, error = None, caught
             with self._lock:
                 if future not in self._calls:
-                    return []  # its caller has got an EngineError meanwhile
+                    return []  # its caller has got an EngineStoppedError meanwhile
                 self._calls.discard(future)
             # Without the lock: callbacks of the future run here, and may call the engine.
             if error is None:
@@ -269,7 +269,7 @@ class AsyncEngine:
 
         with self._lock:
             if self._ended or self._closed or self._hung is not None:
-                future.set_exception(EngineError(self.failure_reason))
+                future.set_exception(EngineStoppedError(self.failure_reason))
                 return future
             self._calls.add(future)
             self._start()
@@ -302,9 +302,9 @@ class AsyncEngine:
 
     def _admit(self, requests: Sequence[Request]) -> None:
         if self._failure is not None or self._hung is not None:
-            raise EngineError(self.failure_reason)
+            raise EngineStoppedError(self.failure_reason)
         if self._draining:
-            raise OverloadedError("the server is shutting down; send the request again later")
+            raise DrainingError
         if len(self._streams) + len(requests) > self.capacity:
             given = quantity(len(self._streams), "request")
             raise OverloadedError(f"the engine has {given} in flight; send the request again later")
@@ -425,7 +425,7 @@ class AsyncEngine:
             calls, self._calls = self._calls, set()
         for future in calls:
             if not future.done():
-                future.set_exception(EngineError(self.failure_reason))
+                future.set_exception(EngineStoppedError(self.failure_reason))
 
     def _end_streams(self) -> None:
         """End all streams with an error: the engine thread has ended. On the event loop."""

@@ -12,6 +12,7 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedTokenizerFast
 
+from adaptspec.config import AUTO, EngineConfig
 from adaptspec.control.controller import Controller
 from adaptspec.control.cost_model import CostModel
 from adaptspec.control.language.loader import build_policy
@@ -19,14 +20,13 @@ from adaptspec.control.language.spec import PolicySpec
 from adaptspec.control.language.start_policies import read_start_policies
 from adaptspec.control.rollout import LIVE
 from adaptspec.control.routing import routes_of, with_used
-from adaptspec.control.task_detector import TaskDetector
+from adaptspec.control.task_detector import SHIPPED, TaskDetector
 from adaptspec.control.tasks import TaskNames
 from adaptspec.drafters import available_drafters
 from adaptspec.drafting.cross_tokenizer import SharedVocabulary
 from adaptspec.drafting.drafter import Drafter, Loaded, ModelDrafter, make_drafters
 from adaptspec.drafting.ngram_index import CORPUS_FILE, CorpusTable, read_corpus_table
 from adaptspec.engine.core import EngineCore, EngineLimits
-from adaptspec.engine.engine_config import AUTO, EngineConfig
 from adaptspec.engine.inputs import InputProcessor
 from adaptspec.engine.load_models import StartRanks, load_models
 from adaptspec.engine.load_template import load_template, with_tokens
@@ -129,10 +129,10 @@ def _build(
     torch.set_num_threads(config.threads or max_threads)
     # Read policies first: they can be refused at once, and loading the target may take minutes.
     available = available_drafters(draft=config.draft_model is not None)
-    names, default, max_rows = config.policy_names, config.default_policy, config.limits.max_rows
-    policies = read_start_policies(names, default, available, max_rows, task_names)
-    max_depth = min(config.limits.max_depth, policies.max_depth)
-    detector = TaskDetector.load() if config.detect_tasks else None
+    limits = EngineLimits.from_config(config)
+    detector = load_task_detector(config, task_names)
+    policies = read_start_policies(config.policy_names, config.default_policy, available, limits.max_rows, task_names)
+    max_depth = min(limits.max_depth, policies.max_depth)
     progress(f"reading weights of {config.model}")
     template = load_template(config)
     target, draft = load(config, max_depth, partial(with_tokens, template=template))
@@ -148,8 +148,8 @@ def _build(
     sizes = threads.measure_each(partial(equal_passes, target, seconds=SECONDS / len(threads.choices)))
     target.info = replace(target.info, equal_passes=min(sizes))
 
-    limits = replace(config.limits.settled(cpu=target.device.type == "cpu"), max_depth=max_depth)
-    executor = make_executor(target, drafters, limits, eager=config.eager)
+    limits = replace(limits.settled(cpu=target.device.type == "cpu"), max_depth=max_depth)
+    executor = make_executor(target, drafters, limits, eager=config.enforce_eager)
     if costs is None:
         progress("warming up")
         costs = warm_up(executor, InputProcessor(target.info, template.tokenizer), limits)
@@ -252,6 +252,16 @@ def make_executor(target: Runner, drafters: Sequence[Drafter], limits: EngineLim
             if isinstance(runner, (GpuDecoder, GpuRecurrentHead)):
                 runner.capture(limits.max_rows * tokens)
     return ModelExecutor(target, drafters, limits.max_rows)
+
+
+def load_task_detector(config: EngineConfig, task_names: TaskNames) -> TaskDetector | None:
+    """The configured task detector; its tasks get numbers. Raises ConfigError: its file cannot be read."""
+    if not config.detect_tasks:
+        return None
+    detector = TaskDetector.load(config.task_detector or SHIPPED)
+    for task in detector.tasks:
+        task_names.add(task)
+    return detector
 
 
 def _loaded_parts(

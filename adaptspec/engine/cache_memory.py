@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
+from adaptspec.config import EngineConfig
 from adaptspec.drafting.head_drafter import CATCH_UP_TOKENS
 from adaptspec.engine.core import EngineLimits
-from adaptspec.engine.engine_config import EngineConfig
 from adaptspec.gpu.decoder import bytes_without_cache
 from adaptspec.gpu.passes import bytes_of_passes
 from adaptspec.models.config import DecoderConfig
@@ -41,7 +41,8 @@ def _round_bytes(model: LoadedModel, config: EngineConfig, depth: int) -> int:
     """
     if model.config is None or model.device.type == "cpu":
         return 0
-    limits, context = config.limits.settled(cpu=False), min(config.context or model.info.context, model.info.context)
+    limits = EngineLimits.from_config(config).settled(cpu=False)
+    context = min(config.max_model_len or model.info.context, model.info.context)
     tokens = limits.max_rows * (depth + 1)
     if model.state_width:
         return _head_bytes(model, model.config, limits, context=context, verified=tokens)

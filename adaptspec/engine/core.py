@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 from adaptspec.arrays import EMPTY_INT, IntArray
+from adaptspec.config import EngineConfig
 from adaptspec.control.controller import Controller
 from adaptspec.control.cost_model import CostModel
 from adaptspec.control.policy import BatchSignals
@@ -59,6 +60,16 @@ class EngineLimits:
             raise ConfigError(f"{self}: rows must be at least 1, prefill tokens and the depth at least 0")
         if not 0.0 < self.prefill_seconds < math.inf:
             raise ConfigError(f"prefill seconds are {self.prefill_seconds}; they must be above 0")
+
+    @classmethod
+    def from_config(cls, config: EngineConfig) -> EngineLimits:
+        """The limits that are configured, and the depth that any policy may ask for."""
+        return cls(
+            max_rows=config.max_num_seqs,
+            prefill_tokens=config.prefill_tokens,
+            prefill_seconds=config.prefill_seconds,
+            prefix_cache=config.prefix_cache,
+        )
 
     def settled(self, *, cpu: bool) -> EngineLimits:
         """Replace `prefill_tokens` of 0: more tokens use a GPU better, but delay decoding rows."""

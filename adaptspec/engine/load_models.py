@@ -8,8 +8,8 @@ from functools import partial
 
 import torch
 
+from adaptspec.config import EngineConfig
 from adaptspec.engine.cache_memory import cache_bytes
-from adaptspec.engine.engine_config import EngineConfig
 from adaptspec.errors import ConfigError
 from adaptspec.gpu.decoder import FOLLOWER, gpu_decoder
 from adaptspec.gpu.heads import GPU_HEADS
@@ -148,7 +148,7 @@ def _load(config: EngineConfig, path: str, device: str, make: MakeDecoder, part:
 
 def _start(config: EngineConfig, models: Sequence[LoadedModel], room: Sequence[int]) -> tuple[Runner, Runner | None]:
     """The runners of the target and its draft, each with a cache of up to `room` bytes."""
-    limits = CacheLimits(config.limits.max_rows, config.cache_tokens, config.context, room=room[0])
+    limits = CacheLimits(config.max_num_seqs, config.cache_tokens, config.max_model_len, room=room[0])
     target = models[0].runner(limits)
     if len(models) == 1:
         return target, None

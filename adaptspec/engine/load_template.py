@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from adaptspec.engine.engine_config import EngineConfig
+from adaptspec.config import EngineConfig
 from adaptspec.models.chat.chat_template import ChatTemplate, use_template
 from adaptspec.models.gguf import is_gguf
 from adaptspec.models.model_files import CONFIG, read_json
@@ -20,7 +20,7 @@ def load_template(config: EngineConfig) -> ChatTemplate:
         read_json(found / CONFIG)  # a folder without a model gets an error about that
     tokenizer = load_tokenizer(str(found))
     use_template(tokenizer, config.chat_template)
-    template = ChatTemplate(tokenizer, config.chat_template_kwargs, sanitize=config.sanitize_control_tokens)
+    template = ChatTemplate(tokenizer, config.default_chat_template_kwargs, sanitize=config.sanitize_control_tokens)
     template.check(config.chat_template)
     return template
 

@@ -267,8 +267,7 @@ class PolicyManager:
         if new and len(self._served) + len(new) > self._max_policies:
             raise ConfigError(
                 f"the server has {quantity(len(self._served), 'policy', 'policies')}, and no more than "
-                f"{self._max_policies} may be; delete one, replace one, or start the server with a higher --limit "
-                "policies=N"
+                f"{self._max_policies} may be; delete one, or replace one"
             )
 
     @contextmanager

@@ -8,9 +8,9 @@ from collections.abc import Iterator, Sequence
 
 from transformers import PreTrainedTokenizerFast
 
+from adaptspec.config import AUTO, BUNDLED, Dtype, EngineConfig
 from adaptspec.engine.build import build
-from adaptspec.engine.core import EngineCore, EngineLimits
-from adaptspec.engine.engine_config import AUTO, BUNDLED, EngineConfig
+from adaptspec.engine.core import EngineCore
 from adaptspec.errors import RequestError
 from adaptspec.models.chat.chat_template import ChatTemplate
 from adaptspec.quantity import quantity
@@ -44,7 +44,7 @@ class Engine:
         policy: str | None = None,
         *,
         device: str = AUTO,
-        dtype: str = AUTO,
+        dtype: Dtype = AUTO,
         max_rows: int = 16,
     ) -> Engine:
         """Load a target and a draft (directories, hub ids, or "bundled") under a policy (name or YAML file).
@@ -54,9 +54,15 @@ class Engine:
         Raises:
             ModelError, PairError, ConfigError, PolicyError: the message says what to do.
         """
-        policies = (policy,) if policy else ()
         return cls.from_config(
-            EngineConfig(model, draft, policies, device, dtype, limits=EngineLimits(max_rows=max_rows))
+            EngineConfig(
+                model=model,
+                draft=draft,
+                policy=(policy,) if policy else (),
+                device=device,
+                dtype=dtype,
+                max_num_seqs=max_rows,
+            )
         )
 
     @classmethod

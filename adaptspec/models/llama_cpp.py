@@ -87,7 +87,7 @@ class LlamaCppRunner:
         if not self._pointer:
             raise ModelError(
                 f"{info.name}: llama.cpp makes no cache of {plan.tokens} tokens "
-                f"({self._library.reason()}); choose a shorter --context or fewer --max-rows"
+                f"({self._library.reason()}); choose a shorter --max-model-len or fewer --max-num-seqs"
             )
         self._end = weakref.finalize(self, self._library.llama_free, self._pointer)
         _give_back_zeros(params.context * bytes_per_token)

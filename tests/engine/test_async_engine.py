@@ -14,14 +14,14 @@ from pathlib import Path
 import pytest
 import torch
 
+from adaptspec.config import EngineConfig
 from adaptspec.control.task_detector import Detection
 from adaptspec.engine.async_engine import AsyncEngine
 from adaptspec.engine.build import build
 from adaptspec.engine.core import EngineCore, EngineLimits
-from adaptspec.engine.engine_config import EngineConfig
 from adaptspec.engine.inputs import InputProcessor
 from adaptspec.engine.scheduler import PromptProgress
-from adaptspec.errors import EngineError, OverloadedError, UnknownModelError
+from adaptspec.errors import DrainingError, EngineError, EngineStoppedError, OverloadedError, UnknownModelError
 from adaptspec.models.runner import Packed
 from adaptspec.request import Request, SamplingParams
 from adaptspec.results import FinishReason
@@ -200,7 +200,9 @@ async def test_the_engine_thread_computes_with_the_threads_that_were_asked_for(t
     """OpenMP keeps the number for each thread that starts products: the engine's own must have it."""
     before = torch.get_num_threads()
     try:
-        built = build(EngineConfig(str(target_path), None, ("off",), threads=before + 1, detect_tasks=False))
+        built = build(
+            EngineConfig(model=str(target_path), draft=None, policy=("off",), threads=before + 1, detect_tasks=False)
+        )
         assert torch.get_num_threads() == before + 1, "on the thread that builds, which may compute as well"
         torch.set_num_threads(before)
         front = AsyncEngine(built.core, on_start=built.threads.apply)
@@ -226,7 +228,7 @@ async def test_streams_fail_if_the_engine_thread_dies() -> None:
         with pytest.raises(EngineError, match="gone"):
             await front.generate(Request("r", (5, 6), GREEDY))
         assert not front.is_alive
-        with pytest.raises(EngineError, match="gone"):
+        with pytest.raises(EngineStoppedError, match="gone"):
             await front.generate(Request("later", (5, 6), GREEDY))
 
 
@@ -316,7 +318,7 @@ async def test_drain_lets_running_requests_finish_and_takes_no_new_ones() -> Non
         await asyncio.sleep(0)
         await front.drain(10.0)
         assert (await running).finish is FinishReason.LENGTH
-        with pytest.raises(OverloadedError):
+        with pytest.raises(DrainingError):
             await front.generate(Request("late", (5,), GREEDY))
 
 
@@ -328,7 +330,7 @@ async def test_close_ends_streams_that_are_still_open() -> None:
         await asyncio.sleep(0.01)
         await asyncio.to_thread(front.close)
         assert (await running).finish in (FinishReason.ABORT, FinishReason.LENGTH)
-        with pytest.raises((EngineError, OverloadedError)):
+        with pytest.raises(DrainingError):
             await front.generate(Request("late", (5,), GREEDY))
 
 
@@ -449,11 +451,11 @@ async def test_work_for_an_engine_that_stops_is_refused() -> None:
         waiting = front.call(lambda: 1)
         gate.set()
         for call in (held, waiting, front.call(lambda: 2)):
-            with pytest.raises(EngineError, match="stopped"):
+            with pytest.raises(EngineStoppedError, match="stopped"):
                 await asyncio.wait_for(asyncio.wrap_future(call), 10)
     async with engine() as front:
         front.close()
-        with pytest.raises(EngineError, match="closed"):
+        with pytest.raises(EngineStoppedError, match="closed"):
             front.call(lambda: 3).result(10)
 
 

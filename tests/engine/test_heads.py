@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
+from adaptspec.config import EngineConfig
 from adaptspec.control.cost_model import CostModel
 from adaptspec.engine.build import build
-from adaptspec.engine.core import EngineLimits
-from adaptspec.engine.engine_config import EngineConfig
 from adaptspec.models.heads.head_runner import HeadRunner
 from adaptspec.request import Request, SamplingParams, SpeculationParams
 from tests.conftest import MakeModel
@@ -20,7 +19,7 @@ GREEDY = SamplingParams(temperature=0.0, max_tokens=20, ignore_eos=True)
 def test_a_head_that_no_policy_asks_for_keeps_no_states(make_model: MakeModel) -> None:
     """Until one does: then its rows draft, also next to rows that do not, and those that began before."""
     model = make_model("llama", hidden_size=16, num_hidden_layers=4)
-    config = EngineConfig(str(model), str(HEADS / "eagle3"), ("off", "static-3"), limits=EngineLimits(max_rows=4))
+    config = EngineConfig(model=str(model), draft=str(HEADS / "eagle3"), policy=("off", "static-3"), max_num_seqs=4)
     built = build(config, costs=CostModel(COSTS))
     head, core, world = built.loaded.draft, built.core, World(built.target, built.drafters, built.tokenizer)
     assert isinstance(head, HeadRunner)
@@ -42,4 +41,4 @@ def test_a_head_that_no_policy_asks_for_keeps_no_states(make_model: MakeModel) -
         assert bool(done[name].stats.drafted) == (name != "off")
     core.scheduler.prefixes.clear()
     assert head.free_memory == 1.0
-    assert [head.length(row) for row in range(config.limits.max_rows)] == [0] * 4
+    assert [head.length(row) for row in range(config.max_num_seqs)] == [0] * 4

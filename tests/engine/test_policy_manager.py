@@ -15,7 +15,7 @@ from adaptspec.control.language.loader import build_policy, load_policy_spec, pa
 from adaptspec.control.rollout import Reloads
 from adaptspec.engine.core import EngineLimits
 from adaptspec.engine.policy_manager import PolicyManager, adopt_policy
-from adaptspec.errors import ConfigError, EngineError, PolicyError, UnknownModelError
+from adaptspec.errors import ConfigError, EngineStoppedError, PolicyError, UnknownModelError
 from adaptspec.request import SpeculationParams
 from tests.engine.desk import asking, desk_of
 from tests.engine.policies import COSTS, goodput, static
@@ -262,9 +262,9 @@ async def test_an_engine_that_has_stopped_says_so(tmp_path: Path) -> None:
     """Nobody waits for a round that never comes."""
     async with desk_of(tmp_path, [static("main", 3)]) as one:
         await asyncio.to_thread(one.front.close)
-        with pytest.raises(EngineError, match="stopped"):
+        with pytest.raises(EngineStoppedError, match="stopped"):
             await asyncio.to_thread(one.desk.apply, static("main", 2))
-        with pytest.raises(EngineError, match="stopped"):
+        with pytest.raises(EngineStoppedError, match="stopped"):
             await asyncio.to_thread(one.desk.learned)
 
 

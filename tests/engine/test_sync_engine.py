@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from adaptspec.config import EngineConfig
 from adaptspec.engine import Engine
-from adaptspec.engine.core import EngineLimits
-from adaptspec.engine.engine_config import EngineConfig
 from adaptspec.errors import RequestError
 from adaptspec.request import SamplingParams
 
@@ -19,7 +18,7 @@ GREEDY = SamplingParams(max_tokens=10, temperature=0.0, ignore_eos=True)
 def engine(target_path: Path, draft_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Engine:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
-        return Engine.from_config(EngineConfig(str(target_path), str(draft_path), limits=EngineLimits(max_rows=3)))
+        return Engine.from_config(EngineConfig(model=str(target_path), draft=str(draft_path), max_num_seqs=3))
 
 
 def test_answers_come_in_the_order_of_the_prompts(engine: Engine) -> None:

@@ -9,18 +9,17 @@ from typing import Any
 
 import pytest
 
+from adaptspec.config import EngineConfig
 from adaptspec.engine.build import build
-from adaptspec.engine.core import EngineLimits
-from adaptspec.engine.engine_config import EngineConfig
 from adaptspec.engine.sync_engine import Engine
 from adaptspec.errors import ModelError
 from tests.conftest import MakeModel
 
-LIMITS = EngineLimits(max_rows=4)
-
 
 def ends(folder: Path, **config: Any) -> tuple[int, ...]:
-    return build(EngineConfig(str(folder), None, device="cpu", limits=LIMITS, **config)).target.info.eos_token_ids
+    return build(
+        EngineConfig(model=str(folder), draft=None, device="cpu", max_num_seqs=4, **config)
+    ).target.info.eos_token_ids
 
 
 def test_the_templates_end_of_turn_ends_a_text(make_model: MakeModel, tmp_path: Path) -> None:
@@ -62,12 +61,12 @@ def test_a_conversation_is_written_by_the_template_that_was_given(make_model: Ma
     mine = tmp_path / "mine.jinja"
     mine.write_text("{{ greeting }}{% for m in messages %}{% for c in m.content %}{{ c.text }}{% endfor %}{% endfor %}")
     config = EngineConfig(
-        str(make_model("llama")),
-        None,
+        model=str(make_model("llama")),
+        draft=None,
         device="cpu",
-        limits=LIMITS,
+        max_num_seqs=4,
         chat_template=str(mine),
-        chat_template_kwargs={"greeting": "Hi, "},
+        default_chat_template_kwargs={"greeting": "Hi, "},
     )
     engine = Engine.from_config(config)
     assert engine.tokenizer.decode(engine.chat([{"role": "user", "content": "you"}])) == "Hi, you"

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from adaptspec.config import EngineConfig
 from adaptspec.engine.build import build
-from adaptspec.engine.engine_config import EngineConfig
 from adaptspec.errors import ModelError
 
 ASKS_FOR_CODE = [
@@ -31,7 +31,7 @@ def test_remote_code_is_refused(
     (places[role] / file).write_text(json.dumps(settings | {key: value}))
     (places[role] / "evil.py").write_text("raise SystemExit('code of the model directory has run')")
     with pytest.raises(ModelError, match="never done"):
-        build(EngineConfig(str(places["target"]), str(places["draft"]), device="cpu"))
+        build(EngineConfig(model=str(places["target"]), draft=str(places["draft"]), device="cpu"))
 
 
 @pytest.mark.parametrize("role", ["target", "draft"])
@@ -41,4 +41,4 @@ def test_pickles_are_refused(target_path: Path, draft_path: Path, tmp_path: Path
     shutil.copytree(target_path if role == "target" else draft_path, places[role])
     (places[role] / "model.safetensors").rename(places[role] / "pytorch_model.bin")
     with pytest.raises(ModelError, match="pickle"):
-        build(EngineConfig(str(places["target"]), str(places["draft"]), device="cpu"))
+        build(EngineConfig(model=str(places["target"]), draft=str(places["draft"]), device="cpu"))

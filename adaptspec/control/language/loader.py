@@ -68,7 +68,7 @@ def load_policy_spec(
     drafters gets the available ones; without `available` that stays open. `find` returns the policies that it names
     (default: `found_next_to` the file). Raises PolicyError: `file:line:column: path: message`, a line per problem.
     """
-    return _checked(read_yaml(Path(path)), task_names, available, find or found_next_to(Path(path).parent))
+    return spec_of_source(read_yaml(Path(path)), task_names, available, find or found_next_to(Path(path).parent))
 
 
 def parse_policy_spec(
@@ -79,13 +79,20 @@ def parse_policy_spec(
     find: Find | None = None,
 ) -> PolicySpec:
     """`load_policy_spec` of a text; errors call it `name`, and policies are found from the current directory."""
-    return _checked(parse_yaml(text, name), task_names, available, find or found_next_to(Path()))
+    return spec_of_source(parse_yaml(text, name), task_names, available, find)
 
 
-def _checked(source: Source, task_names: TaskNames | None, available: Sequence[str] | None, find: Find) -> PolicySpec:
+def spec_of_source(
+    source: Source,
+    task_names: TaskNames | None = None,
+    available: Sequence[str] | None = None,
+    find: Find | None = None,
+) -> PolicySpec:
+    """`load_policy_spec` of data already parsed, which may have been changed since."""
     if not isinstance(source.data, dict):
         raise source.error((), "a policy is a mapping with apiVersion, kind, metadata and spec")
-    spec = validate(PolicySpec, source.data, source, ReadContext(find, source), INSTALLED.failed)
+    context = ReadContext(find or found_next_to(Path()), source)
+    spec = validate(PolicySpec, source.data, source, context, INSTALLED.failed)
     new_tasks = [] if task_names is None else [name for name in spec.spec.tasks if name not in task_names]
     if task_names is not None and len(new_tasks) > task_names.room:
         raise source.error(("spec", "tasks", new_tasks[task_names.room]), _no_room(task_names), at_key=True)

@@ -7,12 +7,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from adaptspec.control.language.library import find_policy, shipped_policies
+from adaptspec.control.language.library import find_policy, is_file_name, shipped_policies
 from adaptspec.control.language.loader import build_for_checks, load_policy_spec
 from adaptspec.control.language.spec import PolicySpec
 from adaptspec.control.rollout import LIVE, Shares
 from adaptspec.control.routing import check_file
 from adaptspec.control.tasks import TaskNames
+from adaptspec.errors import ConfigError
 
 _log = logging.getLogger(__name__)
 
@@ -64,10 +65,36 @@ def _named_specs(
     names: Sequence[str], default: str, available: Sequence[str], task_names: TaskNames
 ) -> list[PolicySpec]:
     """The named policies, each file once. If all of them are canaries, the policy `default` is put first."""
-    paths = {path.resolve(): path for path in map(find_policy, names)}
-    specs = [load_policy_spec(path, task_names, available) for path in paths.values()]
+    paths = {find_policy(name).resolve(): name for name in names}
+    specs = [
+        load_policy_spec(find_policy(name), task_names, available)
+        if is_file_name(name)
+        else _shipped_spec(name, available, task_names)
+        for name in paths.values()
+    ]
     if any(spec.rollout == LIVE for spec in specs):
         return specs
     path = find_policy(default)
     others = [spec for spec in specs if spec.path.resolve() != path.resolve()]
     return [load_policy_spec(path, available=available), *others]
+
+
+def _shipped_spec(name: str, available: Sequence[str], task_names: TaskNames) -> PolicySpec:
+    """A shipped policy with those of its drafters that are available. Raises ConfigError if none of them is."""
+    spec = load_policy_spec(find_policy(name), task_names)
+    missing = [drafter for drafter in spec.needed if drafter not in available]
+    left = [drafter for drafter in spec.drafters if drafter in available]
+    if missing and not left:
+        raise ConfigError(
+            f"--policy {name} drafts with {missing[0]}, and there is no draft model: give one (--draft DIR, or --draft "
+            "quantized:int8 for the target itself in fewer bits), or choose a policy that needs none (goodput-ngram)"
+        )
+    if missing:
+        _log.warning(
+            "%s drafts with %s alone: there is no %s here (--draft DIR gives one)",
+            name,
+            " and ".join(left),
+            " and no ".join(missing),
+        )
+        spec = spec.with_body(spec.spec.model_copy(update={"drafters": None}), spec.used).with_drafters(left)
+    return spec.with_drafters(available)
