@@ -15,23 +15,24 @@ import numpy as np
 import numpy.typing as npt
 
 from adaptspec.arrays import FloatArray, IntArray
-from adaptspec.control.tasks import TASKS
+from adaptspec.control.tasks import MAX_ADDED, OTHER, TASKS
 from adaptspec.errors import ConfigError
 from adaptspec.files import DAMAGE, read_arrays
+from adaptspec.request import LABEL_WORDS, is_label
 
 MIN_CONFIDENCE = 0.5  # below it a guess is more often wrong than right
 SHIPPED = Path(__file__).parent / "data" / "tasks.npz"
 
 _BITS = 15
 SIZE = 2**_BITS  # different indices
-HEAD, TAIL = 500, 300  # characters that are looked at: what to do is said at the beginning or at the end
+HEAD, TAIL = 500, 300  # characters that are used: instructions stand at the beginning or at the end
 _EDGE = 48  # bytes at either end whose n-grams count apart as well
 _LONGEST = 5
-_EVERYWHERE, _FIRST, _LAST = 0, 37, 74  # where an n-gram stands enters its hash
+_EVERYWHERE, _FIRST, _LAST = 0, 37, 74  # the region of an n-gram is part of its hash
 
 # Capitals, the value of numbers and the kind of white space say little about a task.
 _FOLD = bytes.maketrans(bytes(range(65, 91)) + b"123456789\t\r", bytes(range(97, 123)) + b"0" * 9 + b" \n")
-# Chat templates leave these behind when their special tokens are dropped.
+# Chat templates leave these lines behind when their special tokens are dropped.
 _ROLE_LINE = re.compile(r"^ *(?:system|user|assistant|model|developer) *$", re.MULTILINE)
 
 # System messages that chat templates add by themselves say nothing of the task.
@@ -41,10 +42,19 @@ _DEFAULT_SYSTEM = re.compile(
     r"(?:,? (?:created|made|trained) by [\w ]+)?\.? *$",
     re.MULTILINE | re.IGNORECASE,
 )
-_LABEL = r"^\W{0,8}(?:text|context|passage|paragraph|document|article|source|excerpt)s?(?: ?\d+)? *:"
-_QUESTION = r"(?:question|q) *:"
-_START = r"(?:^|[.!?:;,]\s{1,4}|\band\s+)\W{0,8}(?:please\s+|only\s+)?"  # where an instruction may begin
-_CODE_LANGUAGE = r"(?:python|java|javascript|typescript|rust|go|ruby|bash|sql|c|c\+\+|c#)"
+_TEXT = r"(?:text|context|passage|paragraph|document|article|source|excerpt|snippet|reference|note|report|result)s?"
+_LABEL = rf"^\W{{0,8}}{_TEXT}(?: ?\d+)? *:"
+_QUESTION = r"(?:question|q|query) *:"
+_POLITE = r"(?:please\s+|only\s+|(?:can|could|would) you\s+(?:please\s+)?)?"
+_FIRST_LINE = rf"\A\W{{0,8}}{_POLITE}"  # where a short instruction begins that a text may follow
+_START = rf"(?:^|[.!?:;,]\s{{1,4}}|\band\s+)\W{{0,8}}{_POLITE}"  # where an instruction may begin
+_ASK = r"(?:write|make|create|generate|give me|show me|provide|produce)"
+_LANGUAGE = (
+    r"(?:english|german|french|spanish|italian|portuguese|dutch|polish|russian|ukrainian|turkish|arabic|hindi|chinese|"
+    r"mandarin|japanese|korean|swedish|danish|norwegian|finnish|greek|czech|latin|hebrew|vietnamese)"
+)
+_CODE_LANGUAGE = r"(?:python|java|javascript|typescript|rust|go|ruby|bash|sql|c|c\+\+|c#|kotlin|swift|php|perl|scala)"
+_CODE_TOOL = r"(?:css|sql(?! insert)|regex|regular expression|bash|git|dockerfile|numpy|pandas|react|kubectl)"
 _RULES: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
     (task, re.compile("|".join(patterns), re.MULTILINE | re.IGNORECASE))
     for task, patterns in (
@@ -52,8 +62,14 @@ _RULES: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
             "code",
             (
                 r"^ {0,40}(?:```|def \w+\(|class \w+[:({]|import \w+$|from [\w.]+ import |#include )",
-                r"^\W{0,8}(?:please\s+)?(?:write|implement|create|define)\s+(?:\S+\s+){0,3}?(?:function|unit tests?)\b",
-                rf"\b{_CODE_LANGUAGE} (?:function|script|program|class|method|code)\b",
+                rf"{_FIRST_LINE}(?:write|implement|create|define)\s+(?:\S+\s+){{0,3}}?(?:function|unit tests?)\b",
+                rf"\b{_CODE_LANGUAGE} (?:function|script|program|class|method|code|query|snippet)\b",
+                rf"{_FIRST_LINE}(?:{_ASK}|how (?:do|can|would) (?:i|you|we)\b|what is|implement)[^.?!\n]{{0,80}}"
+                rf"\b{_CODE_TOOL}\b",
+                rf"\A\W{{0,8}}{_CODE_TOOL}\s(?!is\b|was\b)",
+                rf"{_FIRST_LINE}(?:fix|debug|refactor|optimi[sz]e|explain|review)\s(?:this|the|my|following|\s){{1,3}}"
+                r"(?:code|bug|function|script|program|query|snippet)\b",
+                r"(?-i:^\W{0,8}(?:Traceback |[A-Z]\w*(?:Error|Exception)\b))",
             ),
         ),
         (
@@ -66,10 +82,48 @@ _RULES: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
                 r"\b(?:must|should) be (?:\w+ ){0,2}json\b",
             ),
         ),
-        ("rag", (rf"{_LABEL}[\s\S]*(?:^|[.!?]\s{{1,4}}){_QUESTION}", rf"^\W{{0,8}}{_QUESTION}[\s\S]*{_LABEL}")),
+        (
+            "rag",
+            (
+                rf"{_LABEL}[\s\S]*(?:^|[.!?]\s{{1,4}}){_QUESTION}",
+                rf"^\W{{0,8}}{_QUESTION}[\s\S]*{_LABEL}",
+                rf"{_START}(?:based (?:only )?on|according to|given|using(?: only)?|from) (?:the|this|these)\s+"
+                rf"(?:\w+ ){{0,2}}{_TEXT}\b[^?\n]{{0,120}}\?",
+                # Prose, then a line with one question.
+                r"\A[^?]{120,}[.!\"]\s*\n\s*(?:who|whose|what|when|where|which|why|how|in which|does|did|is|are|was)\b"
+                r"[^\n?]{3,150}\?\s*\Z",
+            ),
+        ),
         (
             "summarize",
-            (r"^\W{0,8}(?:please\s+|(?:can|could) you\s+)?(?:briefly\s+)?summari[sz]e\b", r"^\W{0,8}tl;?\s?dr\b"),
+            (
+                rf"{_FIRST_LINE}(?:briefly\s+)?summari[sz]e\b",
+                r"^\W{0,8}tl;?\s?dr\b",
+                rf"{_FIRST_LINE}(?:condense|shorten|recap|sum up)\s(?:this|the|these|it)\b",
+                rf"{_FIRST_LINE}{_ASK}\s[^.?!\n]{{0,40}}\b(?:summary|tl;?\s?dr|abstract|overview|recap)\s+(?:of|for)\s+"
+                r"(?:this|the|these)\b",
+                rf"{_FIRST_LINE}(?:{_ASK}|list|what are|extract)\s[^.?!\n]{{0,20}}"
+                r"\b(?:key|main|most important) (?:points?|takeaways?|ideas?)\b[^.?!\n]{0,40}(?:[:?.]|$)\s*\S",
+                r"\bsummari[sz]e (?:the|this|all of the) (?:text |article |passage |conversation )?(?:above|below)\b",
+            ),
+        ),
+        (
+            "translate",
+            (
+                rf"{_FIRST_LINE}translate\b",
+                rf"{_START}translate\b[^.?!\n]{{0,40}}\b(?:to|into|from) {_LANGUAGE}\b",
+                rf"{_FIRST_LINE}how (?:do|would|can) (?:you|i|we) say\b[\s\S]{{1,120}}\bin {_LANGUAGE}\b",
+                rf"{_FIRST_LINE}what does\b[\s\S]{{1,120}}\bmean in {_LANGUAGE}\b",
+                rf"{_FIRST_LINE}(?:say|put|write) (?:this|it|that|the following)(?: \w+)? in(?:to)? {_LANGUAGE}\b",
+                rf"\A\W{{0,8}}{_LANGUAGE} (?:to|->|into) {_LANGUAGE}\b",
+            ),
+        ),
+        (
+            "template",
+            (
+                rf"{_FIRST_LINE}{_ASK}\b[^.?!\n]{{0,40}}"
+                r"\b(?:csv|yaml|xml|html|toml|(?:markdown|latex) (?:table|list))\b",
+            ),
         ),
     )
 )
@@ -91,7 +145,8 @@ class TaskDetector:
 
     The model is softmax(bias + scale * (sum of the rows of n present n-grams) / sqrt(n)).
     `weights` int8 [SIZE, T], `scale` and `bias` float32 [T]: one column for each name in `tasks`. The sum is one of
-    integers, so that the same text is the same task everywhere.
+    integers, so that the same text is the same task everywhere. The rules are for `TASKS`: a detector of other tasks
+    has the model alone.
     """
 
     tasks: tuple[str, ...]
@@ -101,12 +156,13 @@ class TaskDetector:
 
     def __post_init__(self) -> None:
         width = (len(self.tasks),)
-        known = bool(self.tasks) and set(self.tasks) <= set(TASKS)
+        named = 1 <= len(set(self.tasks)) == len(self.tasks) <= MAX_ADDED
+        named = named and all(is_label(task) and task != OTHER for task in self.tasks)
         fits = self.weights.dtype == np.int8 and self.weights.shape == (SIZE, *width)
-        if not (known and fits and all(v.shape == width and np.isfinite(v).all() for v in (self.scale, self.bias))):
+        if not (named and fits and all(v.shape == width and np.isfinite(v).all() for v in (self.scale, self.bias))):
             raise ConfigError(
-                f"these weights cannot detect tasks: they need tasks of {', '.join(TASKS)}, int8 weights for {SIZE} "
-                "n-grams, and one finite scale and bias per task; train them again"
+                f"these weights cannot detect tasks: they need up to {MAX_ADDED} names of tasks ({LABEL_WORDS}), int8 "
+                f"weights for {SIZE} n-grams, and one finite scale and bias per task; train them again"
             )
 
     def probabilities(self, text: str) -> FloatArray:
@@ -123,9 +179,10 @@ class TaskDetector:
     def detect(self, text: str) -> Detection:
         """The task of a prompt. Any text will do."""
         text = _DEFAULT_SYSTEM.sub("", _ROLE_LINE.sub("", _excerpt(text)))
-        stated = next((task for task, rule in _RULES if task in self.tasks and rule.search(text)), None)
-        if stated is not None:
-            return Detection(stated, 1.0)
+        if self.tasks == TASKS:
+            stated = next((task for task, rule in _RULES if rule.search(text)), None)
+            if stated is not None:
+                return Detection(stated, 1.0)
         chances = self.probabilities(text)
         best = int(chances.argmax())
         confidence = float(chances[best])
@@ -142,19 +199,18 @@ class TaskDetector:
             arrays = read_arrays(path)
             tasks = tuple(str(name) for name in arrays["tasks"])
             scale, bias = arrays["scale"].astype(np.float32), arrays["bias"].astype(np.float32)
-            weights = np.asarray(arrays["weights"])
-        except (OSError, *DAMAGE) as error:
+            return cls(tasks, np.asarray(arrays["weights"]), scale, bias)
+        except (OSError, ConfigError, *DAMAGE) as error:
             raise ConfigError(
                 f"{path}: no task detector can be read from it ({error}); write one with `adaptspec train tasks`, "
-                "or do without (--no-task-detection)"
+                "or do without (--no-detect-tasks)"
             ) from error
-        return cls(tasks, weights, scale, bias)
 
 
 def ngrams(text: str) -> IntArray:
     """Indices (ascending, each once, 0 <= index < SIZE) of the n-grams of 2 to 5 bytes in the text's head and tail.
 
-    Every n-gram counts once; those of the first and the last 48 bytes have one more index for being there. Lone
+    Every n-gram counts once; those of the first and the last 48 bytes have one more index for their region. Lone
     surrogates count as question marks. An empty text has none.
     """
     text = _ROLE_LINE.sub("", _excerpt(text)).strip()

@@ -1,8 +1,8 @@
 """Names of tasks and their numbers.
 
-Acceptance is learned for each task apart: a task is a row in tables of counts. A request names its task, or
-`TaskDetector` reads it off the prompt. In addition to the known tasks there is room for `MAX_ADDED` names of users; a
-task without a number counts as `OTHER`.
+Acceptance is learned by task: a task is a row in tables of counts. A request names its task, or `TaskDetector` detects
+it from the prompt. In addition to the known tasks there is room for `MAX_ADDED` names of users; a task without a number
+counts as `OTHER`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ MAX_ADDED = 64  # names of tasks that users add
 
 
 class TaskNames:
-    """Task names and their numbers: `known` from 1 on, then added ones in the order they come.
+    """Task names and their numbers: `known` from 1 on, then added ones in their order.
 
     One thread adds names, any may read them.
     """
@@ -75,7 +75,7 @@ class TaskNames:
             raise
 
     def copy(self) -> TaskNames:
-        """The same names and numbers, to which names are added apart; any thread may ask."""
+        """The same names and numbers; later additions to one do not change the other. Any thread may call it."""
         copy = TaskNames(tuple(self._numbers))  # at once: another thread may be adding
         copy._num_known, copy._max_added = self._num_known, self._max_added
         return copy

@@ -1,1 +1,1 @@
-"""Training: the recipe for a target and a draft that share a tokenizer, its report and its model card."""
+"""Training: drafters for a target on its own answers, counts of a corpus, and detectors of tasks."""

@@ -1,4 +1,4 @@
-"""Reading JSONL: the records of a training corpus, split, weighted and written as chat text; prompts to measure on."""
+"""Corpora: lines of conversations, prompts or texts to train on, and prompts to measure on."""
 
 from __future__ import annotations
 
@@ -9,96 +9,135 @@ import lzma
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
+from adaptspec.control.tasks import OTHER
 from adaptspec.errors import CorpusError
 from adaptspec.files import open_file
 
-USER, ASSISTANT, END = "<|user|>", "<|assistant|>", "<|end|>"
-SPECIAL_TOKENS = ("<|pad|>", END, USER, ASSISTANT)
-SYNTHETIC = "synthetic"  # the source tag of text made by a program: held-out records share templates with the others
+SYNTHETIC = "synthetic"  # the source of text made by a program: held-out records share templates with the others
+BUILT_IN = Path(__file__).parent / "prompts.jsonl"  # a prompt of each task
+TEXT_FILES = (".txt", ".md")  # plain text, a record for each paragraph
+HELD_OUT_SHARE, MAX_HELD_OUT_SHARE, WANTED_HELD_OUT = 0.005, 0.1, 64
 T = TypeVar("T")
-BUILT_IN = Path(__file__).parent / "prompts.jsonl"  # a prompt of each task, in the form that users give theirs
 
 
 @dataclass(frozen=True)
 class Record:
-    """One training record: a prompt with its completion, or (prompt None) running text."""
+    """A conversation, or running text.
 
-    task: str
-    source: str
-    prompt: str | None
+    `messages` are those of a conversation up to the last one of the user; without any, `completion` is running text.
+    `completion` is the answer of the corpus, which is empty if there is none. `where` is the file and the line.
+    """
+
+    messages: tuple[Mapping[str, str], ...]
     completion: str
+    task: str = OTHER
+    source: str = ""
+    where: str = field(default="", compare=False)
 
     @property
-    def synthetic(self) -> bool:
-        return self.source == SYNTHETIC
+    def prompt(self) -> str | None:
+        """The last message of the user; None for running text."""
+        return self.messages[-1]["content"] if self.messages else None
+
+    @cached_property
+    def digest(self) -> bytes:
+        """Eight bytes that depend on the content alone."""
+        content = json.dumps([self.messages, self.completion, self.task, self.source])
+        return hashlib.blake2b(content.encode(), digest_size=8).digest()
 
     @property
-    def text(self) -> str:
-        """The record in the bundled pair's markup, closed by its end token."""
-        if self.prompt is None:
-            return f"{self.completion}{END}\n"
-        return f"{USER}\n{self.prompt}{END}\n{ASSISTANT}\n{self.completion}{END}\n"
+    def draw(self) -> float:
+        """A number in [0, 1) that depends on the content alone."""
+        return int.from_bytes(self.digest, "big") / 2**64
 
 
 @dataclass(frozen=True)
 class Corpus:
-    """Records to train on, and records kept back for the report. `fingerprint` tells corpora apart.
-
-    `tags` are the sources of all records that were read, also of those that no record is kept of.
-    """
+    """Records to train on, and records held out for measuring. `fingerprint` identifies the whole file."""
 
     train: list[Record]
     held_out: list[Record]
     fingerprint: str
-    tags: tuple[str, ...]
 
     @property
     def sources(self) -> dict[str, int]:
+        """The number of records to train on by source."""
         return dict(sorted(Counter(record.source for record in self.train).items()))
 
 
-def read_corpus(path: Path, source_weights: Mapping[str, float] | None = None, held_out_share: float = 0.005) -> Corpus:
-    """Read every record of a JSONL file.
+def read_corpus(path: Path) -> Corpus:
+    """Read a JSONL file (plain or .xz) or a text file, and hold out 0.5 % of it, but up to 64 records of small ones.
 
-    `source_weights` maps a record's `src` to the share of its records to keep (0..1). Both the
-    split and the thinning depend on the record's text alone, so a resumed run sees the same data.
+    A line of JSONL has `messages` (objects with role and content), or `prompt` and perhaps `completion`, or `text`;
+    `task` and `src` may be given as well. Which records are held out depends on their content alone, so a resumed run
+    has the same ones.
 
     Raises:
-        CorpusError: the file is missing or a line is not a record.
+        CorpusError: the file cannot be read, or a line is not a record.
     """
-    weights = source_weights or {}
-    train: list[Record] = []
-    held_out: list[Record] = []
-    tags: set[str] = set()
+    records = list(_paragraphs(path) if path.suffix in TEXT_FILES else _records(path))
     everything = hashlib.blake2b(digest_size=8)
-    for record in (_record(where, fields) for where, fields in read_objects(path)):
-        digest = hashlib.blake2b(record.text.encode(), digest_size=8).digest()
-        everything.update(digest)
-        tags.add(record.source)
-        draw = int.from_bytes(digest, "big") / 2**64
-        if draw < held_out_share:
-            held_out.append(record)
-        elif (draw - held_out_share) / (1 - held_out_share) < weights.get(record.source, 1.0):
-            train.append(record)
+    for record in records:
+        everything.update(record.digest)
+    draws = sorted(record.draw for record in records)
+    count = max(len(records) * HELD_OUT_SHARE, min(len(records) * MAX_HELD_OUT_SHARE, WANTED_HELD_OUT))
+    limit = draws[int(count)] if draws else 0.0
+    train = [record for record in records if record.draw >= limit]
     if not train:
-        raise CorpusError(f"{path}: no records to train on; give a JSONL file of prompt/completion or text")
-    return Corpus(train, held_out, everything.hexdigest(), tuple(sorted(tags)))
+        raise CorpusError(f"{path}: no records to train on; give lines with messages, prompt or text")
+    return Corpus(train, [record for record in records if record.draw < limit], everything.hexdigest())
 
 
-def _record(where: str, fields: Mapping[str, object]) -> Record:
-    if "text" in fields:
-        task, source, text = strings(where, fields, ("task", "src", "text"))
-        return Record(task, source, None, text)
-    if "prompt" not in fields and "completion" not in fields:
-        raise CorpusError(f"{where}: a line needs prompt and completion, or text")
-    return Record(*strings(where, fields, ("task", "src", "prompt", "completion")))
+def _records(path: Path) -> Iterator[Record]:
+    for where, fields in read_objects(path):
+        labels = {"task": fields.get("task", OTHER), "src": fields.get("src", fields.get("source", ""))}
+        task, source = strings(where, labels, ("task", "src"))
+        if "messages" in fields:
+            messages = _messages(where, fields["messages"])
+            answered = messages[-1]["role"] == "assistant"
+            completion = messages[-1]["content"] if answered else ""
+            messages = messages[:-1] if answered else messages
+        elif "prompt" in fields:
+            prompt, completion = strings(where, {"completion": "", **fields}, ("prompt", "completion"))
+            messages = ({"role": "user", "content": prompt},)
+        elif "text" in fields:
+            (completion,), messages = strings(where, fields, ("text",)), ()
+        else:
+            raise CorpusError(f"{where}: a line needs messages, or prompt, or text")
+        yield Record(messages, completion, task, source, where)
 
 
-def read_objects(path: Path) -> Iterator[tuple[str, Mapping[str, object]]]:
+def _messages(where: str, value: object) -> tuple[Mapping[str, str], ...]:
+    """Roles and contents of a conversation; other fields are skipped."""
+    if not isinstance(value, list) or not all(isinstance(message, dict) for message in value):
+        raise CorpusError(f'{where}: messages must be a list of objects such as {{"role": "user", "content": "Hi"}}')
+    messages = []
+    for i, message in enumerate(value):
+        role, content = strings(f"{where}: messages[{i}]", message, ("role", "content"))
+        messages.append({"role": role, "content": content})
+    if not any(message["role"] == "user" for message in messages):
+        raise CorpusError(f"{where}: messages need one of the user, which the model answers")
+    if messages[-1]["role"] not in ("user", "assistant"):
+        raise CorpusError(f"{where}: the last message must be of the user or the assistant, not {messages[-1]['role']}")
+    return tuple(messages)
+
+
+def _paragraphs(path: Path) -> Iterator[Record]:
+    try:
+        with open(open_file(path), encoding="utf-8-sig") as file:
+            text = file.read()
+    except (OSError, UnicodeDecodeError) as error:
+        raise CorpusError(f"{path}: cannot be read ({error}); give a text file in UTF-8") from error
+    paragraphs = (paragraph.strip() for paragraph in re.split(r"\n\s*\n", text))
+    yield from (Record((), paragraph, where=str(path)) for paragraph in paragraphs if paragraph)
+
+
+def read_objects(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """Every object of a JSONL file, plain or .xz, with where it stands (`file:line`). Blank lines are skipped.
 
     Raises:
@@ -138,7 +177,7 @@ def strings(where: str, fields: Mapping[str, object], names: Sequence[str]) -> l
     return values
 
 
-def _object(line: str, where: str) -> Mapping[str, object]:
+def _object(line: str, where: str) -> Mapping[str, Any]:
     try:
         fields = json.loads(line)
     except (ValueError, RecursionError) as error:
@@ -150,7 +189,7 @@ def _object(line: str, where: str) -> Mapping[str, object]:
 
 @dataclass(frozen=True)
 class Prompt:
-    """One user message, with its task and where it comes from."""
+    """One user message, with its task and source."""
 
     task: str
     source: str
@@ -159,13 +198,6 @@ class Prompt:
     @property
     def synthetic(self) -> bool:
         return self.source == SYNTHETIC
-
-
-def choose_prompts(path: Path | None, held_out: Sequence[Record]) -> list[Prompt]:
-    """The prompts in `path`, or else those of the held-out records."""
-    if path is not None:
-        return read_prompts(path)
-    return [Prompt(r.task, r.source, r.prompt) for r in held_out if r.prompt is not None]
 
 
 def read_prompts(path: Path) -> list[Prompt]:

@@ -1,4 +1,4 @@
-"""Heads that are to be trained for a target, and their checkpoints: `speculators`' layout, and vLLM's for Medusa."""
+"""Makes heads for a target, and writes their checkpoints: the layout of `speculators`, and of vLLM for Medusa."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from adaptspec.files import write_file
 from adaptspec.models.config import FAMILIES, is_lean
 from adaptspec.models.model_files import CONFIG, WEIGHTS
 from adaptspec.quantity import quantity
-from adaptspec.training.head_modules import DFlash, Eagle, FrozenParts, Medusa, TrainedHead
+from adaptspec.training.heads import DFlash, Eagle, FrozenParts, Medusa, TrainedHead
 
-# What a head's layers have of the target's.
+# Settings of the target that the layers of a head share.
 _SIZES = (
     *("vocab_size", "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim"),
     *("hidden_act", "max_position_embeddings", "rms_norm_eps", "rope_parameters", "num_hidden_layers"),
@@ -30,7 +30,7 @@ def make_head(kind: str, target: Any, depth: int, layers: int) -> TrainedHead:
     Raises ConfigError: such a head cannot be made for the target.
     """
     if not is_lean(target.config.to_dict()):
-        raise ConfigError(f"heads are for {', '.join(FAMILIES)}, not {target.config.model_type}; try `train draft`")
+        raise ConfigError(f"heads are for {', '.join(FAMILIES)}, not {target.config.model_type}; use `train draft`")
     config, frozen = _layer_config(target.config, layers), FrozenParts.of(target)
     torch.manual_seed(0)
     if kind == "medusa":
@@ -42,7 +42,7 @@ def make_head(kind: str, target: Any, depth: int, layers: int) -> TrainedHead:
 
 
 def save_head(head: TrainedHead, target: Any, folder: Path, name: str) -> None:
-    """Write config.json and model.safetensors (bfloat16); `name` says where the target is."""
+    """Write config.json and model.safetensors (bfloat16); `name` is the target's."""
     tensors = {key: value.bfloat16().contiguous().cpu() for key, value in head.state_dict().items()}
     whole, vocabulary = target.config.vocab_size, head.vocabulary
     if vocabulary is not None:
@@ -64,7 +64,7 @@ def _config(head: TrainedHead, target: PretrainedConfig, name: str) -> dict[str,
     if not eagle:
         fields = Qwen3Config(**{key: fields[key] for key in _SIZES}, use_sliding_window=False).to_dict()
     method = {"proposal_type": "greedy", "speculative_tokens": head.depth, "verifier_accept_k": 1}
-    own: dict[str, object] = {
+    kind_fields: dict[str, object] = {
         "norm_before_residual": False,
         "norm_before_fc": False,
         "fc_norm": False,
@@ -73,7 +73,7 @@ def _config(head: TrainedHead, target: PretrainedConfig, name: str) -> dict[str,
         "eagle_aux_hidden_state_layer_ids": list(head.states),
     }
     if isinstance(head, DFlash):
-        own = {
+        kind_fields = {
             "aux_hidden_state_layer_ids": list(head.states),
             "block_size": head.depth + 1,
             "mask_token_id": head.mask_token,
@@ -97,7 +97,7 @@ def _config(head: TrainedHead, target: PretrainedConfig, name: str) -> dict[str,
         "target_hidden_size": None,
         "tie_word_embeddings": False,
         "dtype": "bfloat16",
-        **own,
+        **kind_fields,
     }
 
 
@@ -117,22 +117,22 @@ def _medusa_config(head: Medusa, target: PretrainedConfig) -> dict[str, object]:
 
 
 def _layer_config(target: PretrainedConfig, layers: int) -> LlamaConfig:
-    """The sizes of the target's layers, for so many of a head's."""
+    """The settings of the target's layers, for `layers` of a head."""
     fields = {name: getattr(target, name) for name in _SIZES if getattr(target, name, None) is not None}
     return LlamaConfig(**(fields | {"num_hidden_layers": layers, "tie_word_embeddings": False}))
 
 
 def _states(layers: int) -> tuple[int, ...]:
-    """Early, middle and late ones as EAGLE-3 takes them, spread for targets of few layers."""
+    """The layers whose states are read: early, middle and late ones as in EAGLE-3, spread for targets of few layers."""
     usual = (2, layers // 2, layers - 3)
     found = usual if 2 < layers // 2 < layers - 3 else (layers // 3, 2 * layers // 3, layers - 1)
     if len(set(found)) < len(found):
         has = quantity(layers, "layer")
-        raise ConfigError(f"the target has {has}; a head that takes three of its states needs four at least")
+        raise ConfigError(f"the target has {has}; a head that reads three of its states needs at least four")
     return found
 
 
 def _mask_token(target: PretrainedConfig) -> int:
-    """A token that no text has."""
+    """A token that does not occur in texts."""
     token = target.pad_token_id
     return int(target.vocab_size - 1 if token is None or not 0 <= token < target.vocab_size else token)

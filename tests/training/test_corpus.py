@@ -14,21 +14,49 @@ from adaptspec.errors import CorpusError
 from adaptspec.training.corpus import Prompt, read_corpus, read_prompts, spread
 
 
-def test_the_split_and_the_thinning_depend_on_the_text_alone(corpus_path: Path, tmp_path: Path) -> None:
-    """A resumed run, or a compressed copy of the corpus, must see the same records."""
+def test_the_split_depends_on_the_content_alone(corpus_path: Path, tmp_path: Path) -> None:
+    """A resumed run, or a compressed copy of the corpus, must have the same records."""
     packed = tmp_path / "corpus.jsonl.xz"
     packed.write_bytes(lzma.compress(corpus_path.read_bytes()))
-    weights = {"synthetic": 0.5}
-    assert read_corpus(corpus_path, weights, 0.1) == read_corpus(packed, weights, 0.1)
+    corpus, copy = read_corpus(corpus_path), read_corpus(packed)
+    assert corpus == copy
+    assert len(corpus.held_out) == 40
+    assert sum(corpus.sources.values()) == len(corpus.train) == 360
 
 
-def test_a_source_weight_keeps_that_share_and_touches_nothing_else(corpus_path: Path) -> None:
-    """source_weights thins one source only, and never the held-out records."""
-    whole, thin = read_corpus(corpus_path, None, 0.1), read_corpus(corpus_path, {"synthetic": 0.5}, 0.1)
-    assert thin.held_out == whole.held_out
-    assert thin.sources["svamp"] == whole.sources["svamp"]
-    assert 0.35 < thin.sources["synthetic"] / whole.sources["synthetic"] < 0.65
-    assert read_corpus(corpus_path, {"synthetic": 0.0}).sources.keys() == {"svamp"}
+def test_lines_of_all_forms_are_read(tmp_path: Path) -> None:
+    """Conversations up to the last message of the user, with their answer; prompts without one; running text."""
+    path, user = tmp_path / "c.jsonl", {"role": "user", "content": "Hi"}
+    lines = [
+        {
+            "messages": [
+                {"role": "system", "content": "Be brief."},
+                {**user, "name": "Ann"},
+                {"role": "assistant", "content": "Yes?"},
+            ]
+        },
+        {
+            "messages": [user, {"role": "assistant", "content": "Hello"}, {"role": "user", "content": "Bye"}],
+            "task": "chat",
+        },
+        {"prompt": "Say yes", "source": "mine"},
+        {"prompt": "Say no", "completion": "No", "src": "mine"},
+        {"text": "Once there was a fox."},
+    ]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    records = read_corpus(path).train
+    assert [record.prompt for record in records] == ["Hi", "Bye", "Say yes", "Say no", None]
+    assert [record.completion for record in records] == ["Yes?", "", "", "No", "Once there was a fox."]
+    assert records[0].messages == ({"role": "system", "content": "Be brief."}, user)
+    assert [record.task for record in records] == ["other", "chat", "other", "other", "other"]
+    assert [record.source for record in records] == ["", "", "mine", "mine", ""]
+    assert records[1].where == f"{path}:2"
+
+
+def test_a_text_file_has_a_record_for_each_paragraph(tmp_path: Path) -> None:
+    path = tmp_path / "book.txt"
+    path.write_text("The first\nparagraph.\n\n \nThe second.\n")
+    assert [record.completion for record in read_corpus(path).train] == ["The first\nparagraph.", "The second."]
 
 
 def test_a_missing_empty_or_damaged_file_is_a_corpus_error(tmp_path: Path) -> None:
@@ -51,8 +79,13 @@ GOOD = json.dumps({"task": "story", "src": "x", "text": "fine"}) + "\n"
 @pytest.mark.parametrize(
     ("line", "words"),
     [
-        ('{"task": "a", "text": "b"}', "a line needs src$"),
-        ('{"task": "a", "src": "b"}', "a line needs prompt and completion, or text"),
+        ('{"task": 1, "text": "b"}', "task must be a string, not int"),
+        ('{"task": "a", "src": "b"}', "a line needs messages, or prompt, or text"),
+        ('{"messages": "Hi"}', "messages must be a list of objects such as"),
+        ('{"messages": [{"role": "user"}]}', r"messages\[0\]: a line needs content"),
+        ('{"messages": [{"role": "system", "content": "Hi"}]}', "messages need one of the user"),
+        ('{"messages": [{"role": "user", "content": "a"}, {"role": "tool", "content": "b"}]}', "not tool"),
+        ('{"prompt": "a", "completion": null}', "completion must be a string, not NoneType"),
         ('{"task": "a", "src": "b", "text": "\\ud800"}', r"text holds \\ud800"),
         ('{"task": "a", "src": "b", "text": 3}', "text must be a string, not int"),
         ("[]", "a JSON list"),

@@ -1,4 +1,4 @@
-"""Checkpoints have the names that `speculators` saves, which test_head_modules.py loads."""
+"""Checkpoints have the names that `speculators` saves, which test_heads.py loads."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from adaptspec.training.head_files import make_head, save_head
 from tests.conftest import MakeModel
 from tests.models.heads.golden import HEADS
-from tests.training.test_head_modules import DEPTH, FEW, teacher_of
+from tests.training.test_heads import DEPTH, FEW, teacher_of
 
 
 def written(make_model: MakeModel, folder: Path, kind: str, vocabulary: torch.Tensor | None) -> dict[str, Any]:

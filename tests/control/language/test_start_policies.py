@@ -86,3 +86,28 @@ def test_tasks_are_counted_over_all_policies_but_not_added(tmp_path: Path) -> No
     assert task_names.added == ()
     with pytest.raises(PolicyError, match="no room for one more task"):
         read(some, others)
+
+
+def test_a_shipped_policy_runs_with_those_of_its_drafters_that_are_available(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """`--policy goodput` without a draft model drafts by lookup; drafts then branch only where that can be priced."""
+    first, second = read("goodput", "goodput-trees").specs[:2]
+    assert (first.name, first.drafters, second.spec.max_width) == ("goodput", ("ngram",), 1)
+    assert caplog.messages[0] == (
+        "goodput drafts with ngram alone: there is no draft-model here (--draft DIR gives one)"
+    )
+    assert read("goodput", available=("draft-model", "ngram")).specs[0].drafters == ("draft-model", "ngram")
+
+
+def test_a_shipped_policy_without_any_of_its_drafters_says_what_to_do() -> None:
+    with pytest.raises(ConfigError, match=r"--policy slo drafts with draft-model, .* give one \(--draft DIR"):
+        read("slo")
+
+
+def test_a_file_that_names_a_drafter_that_is_not_available_is_refused(tmp_path: Path) -> None:
+    """It is its owner's, who can change it."""
+    file = tmp_path / "mine.yaml"
+    file.write_text(find_policy("goodput").read_text(encoding="utf-8"))
+    with pytest.raises(PolicyError, match=r"mine.yaml:\d+:\d+: spec.drafters.0: drafts with draft-model"):
+        read(str(file))
