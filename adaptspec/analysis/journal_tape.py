@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from adaptspec.analysis.journal_rounds import JournalLog
+from adaptspec.analysis.journal_reader import JournalReader
 from adaptspec.arrays import IntArray
 from adaptspec.control.language.spec import PolicySpec
 from adaptspec.errors import ConfigError, JournalError
@@ -30,7 +30,7 @@ DRAFTER = "draft-model"
 _LEAST_KNOWN = 0.1
 _UNKNOWN = -1
 
-# Task and what came before (1: agreed, 0: did not, -1: nobody knows) -> known positions: agreed, confidence, entropy.
+# Task and what came before (1: agreed, 0: did not, -1: unknown) -> known positions: agreed, confidence, entropy.
 _Pool = dict[tuple[str, int], list[tuple[int, float, float]]]
 
 
@@ -52,7 +52,7 @@ def tape_of_journal(path: Path, seed: int = 0) -> JournalTape:
     """Read a journal; requests that it does not hold from beginning to end are left out. Raises JournalError: it is no
     journal, holds no whole request that the draft model drafted for, or knows too little.
     """
-    log, requests, costs = JournalLog(path), dict[str, LoggedRequest](), None
+    log, requests, costs = JournalReader(path), dict[str, ReplayedRequest](), None
     rounds = plain = 0
     for logged in log.rounds(None):
         if DRAFTER not in log.drafters:
@@ -65,7 +65,7 @@ def tape_of_journal(path: Path, seed: int = 0) -> JournalTape:
         own = list(log.drafters).index(DRAFTER)
         chains = logged.own.main_chains()
         for i, name in enumerate(chains.request_ids):
-            requests.setdefault(name, LoggedRequest(log.requests[name])).add(chains, i, own)
+            requests.setdefault(name, ReplayedRequest(log.requests[name])).add(chains, i, own)
     whole = {
         name: one
         for name, one in requests.items()
@@ -83,7 +83,7 @@ def tape_of_journal(path: Path, seed: int = 0) -> JournalTape:
     return JournalTape(tape, Machine.of_cost_model("journal", costs), known, rounds, plain)
 
 
-def tape_of_rounds(requests: Mapping[str, LoggedRequest], about: Mapping[str, str], seed: int = 0) -> Tape:
+def tape_of_rounds(requests: Mapping[str, ReplayedRequest], about: Mapping[str, str], seed: int = 0) -> Tape:
     """A tape of requests, of which at least one position is known; the unknown ones are drawn."""
     pool, rng = _pool(list(requests.values())), np.random.default_rng(seed)
     return join([one.tape(name, pool, rng) for name, one in requests.items()], about)
@@ -106,7 +106,7 @@ def narrowed(spec: PolicySpec, known: Sequence[str]) -> PolicySpec:
 
 
 @dataclass
-class LoggedRequest:
+class ReplayedRequest:
     """What rounds said of a request: known positions as (agreed, confidence, entropy)."""
 
     started: RequestStarted
@@ -119,25 +119,25 @@ class LoggedRequest:
 
     def add(self, record: RoundRecord, i: int, drafter: int) -> None:
         at = int(record.context[i]) - self.started.prompt_tokens
-        if at == self.length:  # else lines are missing, and the length will tell
+        if at == self.length:  # else lines are missing, and the length differs from that of the end
             self.length += int(record.emitted[i])
         if int(record.drafter[i]) != drafter:
             return
         drafted, accepted = int(record.drafted[i]), int(record.accepted[i])
         for j in range(min(accepted + 1, drafted)):
-            sure, spread = float(record.confidence[i, j]), float(record.entropy[i, j])
-            self.known[at + j] = (int(j < accepted), sure, spread)
+            confidence, entropy = float(record.confidence[i, j]), float(record.entropy[i, j])
+            self.known[at + j] = (int(j < accepted), confidence, entropy)
 
     def tape(self, name: str, pool: _Pool, rng: np.random.Generator) -> Tape:
         agreed: IntArray = np.full(self.length, _UNKNOWN, dtype=np.int64)
-        sure, spread = np.full((2, self.length), np.nan)
+        confidence, entropy = np.full((2, self.length), np.nan)
         for at in range(1, self.length):
             found = self.known.get(at)
             if found is None:
                 alike = pool[self.task, int(agreed[at - 1])] or pool[self.task, _UNKNOWN] or pool["", _UNKNOWN]
                 found = alike[int(rng.integers(len(alike)))]
-            agreed[at], sure[at], spread[at] = found
-        view = DraftView.of_agreement(agreed == 1, sure, spread)
+            agreed[at], confidence[at], entropy[at] = found
+        view = DraftView.of_agreement(agreed == 1, confidence, entropy)
         own = self.started
         return recorded(
             name,
@@ -151,7 +151,7 @@ class LoggedRequest:
         )
 
 
-def _pool(requests: list[LoggedRequest]) -> _Pool:
+def _pool(requests: list[ReplayedRequest]) -> _Pool:
     pool: _Pool = defaultdict(list)
     for one in requests:
         for at, found in one.known.items():

@@ -93,7 +93,7 @@ def references(
     width: int = 1,
 ) -> References:
     """All references over a stream, for tiers of these drafters; noise in the settings is left out. `width` is how many
-    candidates a policy may submit for one place.
+    candidates a policy may submit for one position.
     """
     tiers = [Tier(depth, name) for i, name in enumerate(drafters) for depth in sorted({0, *depths}) if depth or not i]
     batch, tape = stream.schedule.fixed, stream.tape
@@ -122,8 +122,8 @@ def references(
     phases = phases_of(stream)
     if not phases:
         return References(known, float(tokens / own_best), tokens / plan)
-    place = np.searchsorted(asked, stream.order)
-    each = np.array([seconds / times[asked] for seconds in alone_at.values()])[:, place]  # [tiers, N]
+    index = np.searchsorted(asked, stream.order)
+    each = np.array([seconds / times[asked] for seconds in alone_at.values()])[:, index]  # [tiers, N]
     best = np.concatenate([each[each[:, p.start : p.end].sum(axis=1).argmin(), p.start : p.end] for p in phases])
     return References(known, float(tokens / own_best), tokens / plan, float(tokens / best.sum()), best)
 
@@ -153,15 +153,15 @@ def tier_seconds(tape: Tape, request: int, tier: Tier, row: RowCosts, catch_up_t
         side, kept = min(before[at + drafted] - before[at], _MOST_NODES - drafted), min(run[at], drafted)
         seconds += row.round(prompt + at, drafted, asked, side)
         if side and kept < drafted and at + kept < length:  # side nodes come in the order of their depths
-            beside, others = before[at + kept + 1] - before[at + kept], before[at + kept] - before[at]
-            kept += 0 < rank[at + kept] <= min(beside, side - others)
+            siblings, earlier = before[at + kept + 1] - before[at + kept], before[at + kept] - before[at]
+            kept += 0 < rank[at + kept] <= min(siblings, side - earlier)
         at += kept + 1
     return seconds
 
 
 def _siblings(view: DraftView, recorded: slice, tier: Tier) -> list[int]:
-    """Candidates beside a chain's tokens at all positions of a request before each, and behind it; those that it has:
-    a drafter that counts may know none.
+    """Candidates next to a chain's tokens, summed over the positions of a request before each one, and past its end. A
+    drafter that counts may have none.
     """
     top = None if view.top is None else view.top[recorded, 1 : tier.width]
     if top is None or not top.shape[1]:
@@ -220,11 +220,11 @@ class RowCosts:
         """Whether drafting takes passes of a model, which must have read what came before."""
         return self.steps[-1] > 0.0
 
-    def round(self, context: int, drafted: int, asked: int | None = None, beside: int = 0) -> float:
-        """A round that verifies `drafted` tokens of a chain, and so many nodes in addition; `asked` differs where the
+    def round(self, context: int, drafted: int, asked: int | None = None, side_nodes: int = 0) -> float:
+        """A round that verifies `drafted` tokens of a chain, and `side_nodes` in addition; `asked` differs where the
         draft ended sooner.
         """
-        seconds = self.verify[drafted + beside] + self.per_cached * context
+        seconds = self.verify[drafted + side_nodes] + self.per_cached * context
         if drafted or asked:
             steps = asked if self.together and asked is not None else drafted
             seconds += self.steps[steps] + self.draft_row
@@ -339,6 +339,6 @@ def _drafts(
             for depth in range(1, min(limit, run + row.runs_model) + 1)
         ]
         yield chains + [
-            (row.round(prompt + at, depth, beside=1), min(at + depth + 1, length), False)
+            (row.round(prompt + at, depth, side_nodes=1), min(at + depth + 1, length), False)
             for depth in range(run + 1, min(limit, int(ranked[at])) + 1)
         ]

@@ -7,29 +7,27 @@ tie; each one is listed. Text that goes on where the other has ended has no gap,
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 from urllib.error import HTTPError
 
-import torch
 from transformers import PreTrainedTokenizerFast
 
 from adaptspec.bench.exactness import TOP, first_difference, located
-from adaptspec.bench.openai_server import error_text, opened, server_root
+from adaptspec.bench.openai_server import error_text, first_model, opened, server_root
 from adaptspec.bench.setup import described, title_of
+from adaptspec.bench.transformers_decoding import TransformersDecoding, check_transformers
 from adaptspec.bench.workloads import Workloads, encode
+from adaptspec.config import EngineConfig
 from adaptspec.engine.build import Built
-from adaptspec.engine.engine_config import EngineConfig
 from adaptspec.engine.sync_engine import Engine
 from adaptspec.errors import ConfigError
-from adaptspec.models.gguf import is_gguf
-from adaptspec.models.source import find_model
 from adaptspec.request import SamplingParams, SpeculationParams
 from adaptspec.results import Completion
 from adaptspec.tables import Table
-from adaptspec.training.measure import load_transformers
 
 TRANSFORMERS = "transformers"
 # By how much the two best logits may differ where rounding alone can exchange them; `QUANTIZED` for other types.
@@ -51,11 +49,8 @@ Ask = Callable[[tuple[int, ...]], Answer]
 
 def check_against(engine: str, config: EngineConfig) -> None:
     """Raises ConfigError: "transformers" does not run the model, which is a GGUF file."""
-    if engine == TRANSFORMERS and is_gguf(find_model(config.target_path, gguf=True)):
-        raise ConfigError(
-            f"transformers is not compared on a GGUF file such as {config.model}; give --model DIR with safetensors, "
-            "or the URL of a server as --against"
-        )
+    if engine == TRANSFORMERS:
+        check_transformers(config, ", or the URL of a server as --against")
 
 
 def run_against(
@@ -107,48 +102,42 @@ def compared(
 
 
 def _transformers(built: Built, config: EngineConfig, tokens: int) -> Ask:
-    info, device = built.target.info, built.target.device
-    model = load_transformers(config.target_path, getattr(torch, info.dtype), device)
+    decoding, ends = TransformersDecoding(built, config, tokens), built.target.info.eos_token_ids
 
-    @torch.inference_mode()
     def ask(prompt: tuple[int, ...]) -> Answer:
-        ids = torch.tensor([prompt], device=device)
-        ends = list(info.eos_token_ids)
-        out = model.generate(
-            ids,
-            attention_mask=torch.ones_like(ids),
-            do_sample=False,
-            max_new_tokens=tokens,
-            eos_token_id=ends or None,
-            pad_token_id=0,
-        )
-        written = out[0, len(prompt) :].tolist()
-        return Answer("", tuple(written[:-1] if written[-1] in ends else written))
+        written = decoding.write(prompt)
+        return Answer("", written[:-1] if written[-1] in ends else written)
 
     return ask
 
 
 def _server(url: str, tokens: int) -> Ask:
     root = server_root(url)
-    model = _fetched(f"{root}/v1/models")["data"][0]["id"]
+    with _asking(f"{root}/v1/models"):
+        model = first_model(root, seconds=_SECONDS)["id"]
+    address = f"{root}/v1/completions"
 
     def ask(prompt: tuple[int, ...]) -> Answer:
         body = {"model": model, "prompt": list(prompt), "max_tokens": tokens, "temperature": 0, "logprobs": 1}
-        choice = _fetched(f"{root}/v1/completions", body)["choices"][0]
-        content = (choice.get("logprobs") or {}).get("content") or [{}]  # llama.cpp's form, which has ids
-        ids = tuple(one["id"] for one in content) if "id" in content[0] else None
-        return Answer(choice["text"], ids)
+        with _asking(address), opened(address, body, seconds=_SECONDS) as answer:
+            choice = json.load(answer)["choices"][0]
+            content = (choice.get("logprobs") or {}).get("content") or [{}]  # llama.cpp's form, which has ids
+            ids = tuple(one["id"] for one in content) if "id" in content[0] else None
+            return Answer(choice["text"], ids)
 
     return ask
 
 
-def _fetched(url: str, body: Mapping[str, Any] | None = None) -> Any:
+@contextmanager
+def _asking(url: str) -> Iterator[None]:
+    """Raises ConfigError: there is no answer, or not one of OpenAI's API."""
     try:
-        with opened(url, body, seconds=_SECONDS) as answer:
-            return json.load(answer)
+        yield
     except (OSError, ValueError) as error:
         reason = f"{error}: {error_text(error)}" if isinstance(error, HTTPError) else str(error)
         raise ConfigError(f"{url} cannot be asked ({reason}); give the address of a server") from error
+    except (LookupError, TypeError, AttributeError) as error:
+        raise ConfigError(f"{url} does not answer as OpenAI's API does; give the address of such a server") from error
 
 
 def against_report(result: Mapping[str, Any]) -> list[Table | str]:

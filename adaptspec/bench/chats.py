@@ -17,10 +17,11 @@ from typing import Any
 from adaptspec.bench.contenders import complete, policy_engine
 from adaptspec.bench.setup import described, title_of
 from adaptspec.bench.workloads import Workloads
+from adaptspec.config import EngineConfig
 from adaptspec.engine.build import Built
 from adaptspec.engine.core import EngineCore
-from adaptspec.engine.engine_config import EngineConfig
 from adaptspec.engine.prefix_cache import Mode
+from adaptspec.errors import ConfigError
 from adaptspec.models.chat.chat_template import ChatTemplate
 from adaptspec.request import Request, SamplingParams
 from adaptspec.results import Completion
@@ -74,6 +75,12 @@ class Chat:
         """Add the answer to the last request."""
         self.answers.append(done.tokens)
         self.messages.append({"role": "assistant", "content": done.text})
+
+
+def check_prompts(workloads: Workloads) -> None:
+    """Raises ConfigError: there are too few prompts for system prompts."""
+    if sum(map(len, workloads.values())) < SYSTEMS:
+        raise ConfigError(f"chats need at least {SYSTEMS} prompts; give more --prompts, or a larger --workloads")
 
 
 def chats_of(workloads: Workloads, count: int) -> list[Chat]:
@@ -250,14 +257,14 @@ def chats_report(result: Mapping[str, Any]) -> list[Table | str]:
     """The result for people."""
     title = f"{result['chats']} chats: {title_of(result['setup'])}"
     columns = ("turns", "texts that differ", "prompt tokens", "of them cached", "drafted", "first token (s)")
-    arms = Table("at once", "prefix cache", "policy", *columns, title=title, keys=3)
+    arms = Table("at once", "prefix cache", "policy", *columns, title=title)
     for row in result["arms"]:
         share = row["cached_tokens"] / row["prompt_tokens"]
         cells = (row["turns"], row["different"], row["prompt_tokens"], f"{share:.1%}", row["drafted"])
         arms.add_row(
             str(row["batch"]), row["cache"], row["policy"], *map(str, cells), f"{row['first_token_seconds']:.3f}"
         )
-    first = Table("history (tokens)", "cached (s)", "read whole (s)", "new turn alone (s)", "cached / alone", keys=1)
+    first = Table("history (tokens)", "cached (s)", "read whole (s)", "new turn alone (s)", "cached / alone")
     for row in result["first_tokens"]:
         seconds = (f"{row[name]:.3f}" for name in ("cached", "whole", "alone"))
         first.add_row(str(row["history"]), *seconds, f"{row['cached'] / row['alone']:.2f}")

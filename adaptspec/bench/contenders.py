@@ -8,13 +8,13 @@ from dataclasses import replace
 
 from adaptspec.bench.core import Answers, Group
 from adaptspec.bench.workloads import encode
+from adaptspec.config import EngineConfig
 from adaptspec.control.cost_model import CostModel
 from adaptspec.control.language.spec import PolicySpec
-from adaptspec.control.task_detector import TaskDetector
+from adaptspec.control.task_detector import SHIPPED, TaskDetector
 from adaptspec.drafting.drafter import make_drafters
 from adaptspec.engine.build import Built, assemble
-from adaptspec.engine.core import EngineCore
-from adaptspec.engine.engine_config import EngineConfig
+from adaptspec.engine.core import EngineCore, EngineLimits
 from adaptspec.engine.prefix_cache import Mode
 from adaptspec.errors import EngineError
 from adaptspec.request import Request, SamplingParams
@@ -74,8 +74,8 @@ def policy_engine(
         built.tokenizer,
         specs=[spec],
         costs=CostModel(built.costs.profile),
-        limits=replace(config.limits, max_rows=rows, prefix_cache=prefix_cache),
-        detector=TaskDetector.load() if config.detect_tasks else None,
+        limits=replace(EngineLimits.from_config(config), max_rows=rows, prefix_cache=prefix_cache),
+        detector=TaskDetector.load(config.task_detector or SHIPPED) if config.detect_tasks else None,
     )
 
 

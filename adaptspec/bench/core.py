@@ -1,18 +1,23 @@
-"""Contenders side by side: every group of prompts by each in turn, speeds as ratios to the first one's."""
+"""The one way to compare speeds: contenders answer the same groups of prompts in turn.
+
+Every group is answered by all contenders before the next one, so noise of the machine meets all of them. Speeds are
+ratios to the first contender's, with intervals over the groups.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
 
+from adaptspec.analysis.intervals import Ratio
 from adaptspec.arrays import FloatArray
 from adaptspec.tables import Table
 from adaptspec.training.corpus import Prompt
-
-_DRAWS = 1000  # of the bootstrap
 
 
 @dataclass(frozen=True)
@@ -22,6 +27,12 @@ class Group:
     number: int
     task: str
     prompts: Sequence[Prompt]
+
+
+def groups_of(workloads: Mapping[str, Sequence[Prompt]], batch: int) -> list[Group]:
+    """The prompts of each task, `batch` at once."""
+    chunks = [(task, own[i : i + batch]) for task, own in workloads.items() for i in range(0, len(own), batch)]
+    return [Group(number, task, prompts) for number, (task, prompts) in enumerate(chunks)]
 
 
 @dataclass(frozen=True)
@@ -47,71 +58,125 @@ class Contender(Protocol):
     def run(self, group: Group) -> Answers: ...
 
 
+@dataclass(frozen=True)
+class CompareSettings:
+    """Every group is answered `repeats` times, as far as `seconds` go; the first group is always answered."""
+
+    repeats: int = 1
+    seconds: float = math.inf
+
+
+@dataclass(frozen=True)
+class Result:
+    """What one contender did. `over_first`: speed over the first contender's."""
+
+    name: str
+    tokens: int
+    seconds: float
+    first_token: float  # seconds, median
+    drafted: int
+    same_text: bool  # as the first contender's
+    over_first: Ratio
+    tasks: Mapping[str, Ratio]
+    by_group: Mapping[int, float]  # seconds per token, by the number of a group
+
+    @property
+    def tokens_per_second(self) -> float:
+        return self.tokens / self.seconds
+
+    def over(self, other: Result, error: float = 0.05) -> Ratio:
+        """Speed over another's, on the groups that both answered."""
+        both = [number for number in self.by_group if number in other.by_group]
+        return Ratio.of_groups(np.array([other.by_group[number] / self.by_group[number] for number in both]), error)
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "name": self.name,
+            "tokens_per_second": self.tokens_per_second,
+            "first_token_seconds": self.first_token,
+            "tokens": self.tokens,
+            "drafted": self.drafted,
+            "same_text": self.same_text,
+            "over_first": self.over_first.to_json(),
+            "tasks": {task: ratio.to_json() for task, ratio in self.tasks.items()},
+        }
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What all contenders did on the same groups."""
+
+    results: Sequence[Result]
+
+    def table(self, title: str) -> Table:
+        return comparison_table(self.to_json(), title)
+
+    def to_json(self) -> list[dict[str, Any]]:
+        return [one.to_json() for one in self.results]
+
+
 def compare(
-    contenders: Sequence[Contender], groups: Sequence[Group], repeats: int, tick: Callable[[], None]
-) -> list[dict[str, Any]]:
-    """Figures of each contender, for JSON; `tick` is called after each group.
+    contenders: Sequence[Contender],
+    groups: Sequence[Group],
+    settings: CompareSettings,
+    progress: Callable[[], None],
+) -> Comparison:
+    """Answer all groups by all contenders; `progress` is called after each group.
 
     Groups come in a random order: a server's traffic is mixed, and a policy may not settle on one task. Contenders take
     turns at being first, since the first one meets a colder machine.
     """
-    seconds, tokens, first_token = (np.zeros((len(contenders), len(groups), repeats)) for _ in range(3))
-    drafted, same = np.zeros(len(contenders), dtype=np.int64), [True] * len(contenders)
-    for repeat in range(repeats):
+    ends, slowest = time.monotonic() + settings.seconds, 0.0
+    found: dict[int, list[list[Answers]]] = {}  # by the number of a group: repeats, contenders
+    for repeat in range(settings.repeats):
         for at in np.random.default_rng(repeat).permutation(len(groups)).tolist():
+            began = time.monotonic()
+            if found and began + slowest > ends:
+                break
             turn = (at + repeat) % len(contenders)
-            found: dict[int, Answers] = {}
-            for i in [*range(turn, len(contenders)), *range(turn)]:
-                found[i] = answers = contenders[i].run(groups[at])
-                seconds[i, at, repeat], tokens[i, at, repeat] = answers.seconds, answers.tokens
-                first_token[i, at, repeat] = np.median(answers.first_token)
-                drafted[i] += answers.drafted
-            same = [alike and list(found[i].texts) == list(found[0].texts) for i, alike in enumerate(same)]
-            tick()
-    per_token = seconds / tokens
-    tasks = np.array([group.task for group in groups])
-    return [
-        {
-            "name": contender.name,
-            "tokens_per_second": float(tokens[i].sum() / seconds[i].sum()),
-            "first_token_seconds": float(np.median(first_token[i])),
-            "tokens": int(tokens[i].sum()),
-            "drafted": int(drafted[i]),
-            "same_text": same[i],
-            "over_first": _ratio(per_token[0], per_token[i]),
-            "tasks": {
-                task: _ratio(per_token[0, tasks == task], per_token[i, tasks == task])
-                for task in dict.fromkeys(tasks.tolist())
-            },
-        }
-        for i, contender in enumerate(contenders)
-    ]
+            order = [*range(turn, len(contenders)), *range(turn)]
+            answers = {i: contenders[i].run(groups[at]) for i in order}
+            found.setdefault(groups[at].number, []).append([answers[i] for i in range(len(contenders))])
+            progress()
+            slowest = max(slowest, time.monotonic() - began)
+    tasks = {group.number: group.task for group in groups if group.number in found}
+    return Comparison([_result(one.name, i, found, tasks) for i, one in enumerate(contenders)])
 
 
-def _ratio(first: FloatArray, own: FloatArray) -> dict[str, float]:
-    """How much faster than the first: time per token of groups [G, repeats], with the middle 95 % of a bootstrap.
+def _result(name: str, i: int, found: Mapping[int, Sequence[Sequence[Answers]]], tasks: Mapping[int, str]) -> Result:
+    own = [(repeat[0], repeat[i]) for repeats in found.values() for repeat in repeats]
+    ratios = np.array([_over_first(repeats, i) for repeats in found.values()])
+    of_task = np.array([tasks[number] for number in found])
+    return Result(
+        name,
+        sum(one.tokens for _, one in own),
+        sum(one.seconds for _, one in own),
+        float(np.median([seconds for _, one in own for seconds in one.first_token])),
+        sum(one.drafted for _, one in own),
+        all(list(one.texts) == list(first.texts) for first, one in own),
+        Ratio.of_groups(ratios),
+        {task: Ratio.of_groups(ratios[of_task == task]) for task in sorted(set(tasks.values()))},
+        {number: float(np.median(_per_token(repeats, i))) for number, repeats in found.items()},
+    )
 
-    Of a group, the median of its repeats counts.
-    """
-    ratios = np.median(first / own, axis=1)
-    drawn = np.random.default_rng(0).integers(0, len(ratios), (_DRAWS, len(ratios)))
-    low, high = np.quantile(np.exp(np.log(ratios)[drawn].mean(axis=1)), [0.025, 0.975]).tolist()
-    return {"mean": float(np.exp(np.log(ratios).mean())), "low": low, "high": high}
+
+def _over_first(repeats: Sequence[Sequence[Answers]], i: int) -> float:
+    """Of a group: the median of its repeats counts."""
+    return float(np.median(_per_token(repeats, 0) / _per_token(repeats, i)))
 
 
-def compared_table(rows: Sequence[dict[str, Any]], title: str) -> Table:
-    """What `compare` returned, for people."""
-    tasks = list(rows[0]["tasks"]) if len(rows[0]["tasks"]) > 1 else []
-    table = Table("", "tokens/s", "first token", "same text", "over first", "95 %", *tasks, title=title)
+def _per_token(repeats: Sequence[Sequence[Answers]], i: int) -> FloatArray:
+    return np.array([repeat[i].seconds / repeat[i].tokens for repeat in repeats])
+
+
+def comparison_table(rows: Sequence[Mapping[str, Any]], title: str) -> Table:
+    """A comparison for people, from its JSON."""
+    first, tasks = rows[0]["name"], list(rows[0]["tasks"]) if len(rows[0]["tasks"]) > 1 else []
+    table = Table("", "tokens/s", "first token", "same text", f"over {first}", *tasks, title=title)
     for row in rows:
-        over = row["over_first"]
-        table.add_row(
-            row["name"],
-            f"{row['tokens_per_second']:.1f}",
-            f"{row['first_token_seconds']:.3f} s",
-            "yes" if row["same_text"] else "no",
-            f"{over['mean']:.3f}",
-            f"{over['low']:.3f}-{over['high']:.3f}",
-            *(f"{row['tasks'][task]['mean']:.3f}" for task in tasks),
-        )
+        ratio = "1.00" if row is rows[0] else str(Ratio(**row["over_first"]))
+        means = (f"{row['tasks'][task]['mean']:.2f}" for task in tasks)
+        same = "yes" if row["same_text"] else "no"
+        speeds = f"{row['tokens_per_second']:.1f}", f"{row['first_token_seconds']:.3f} s"
+        table.add_row(row["name"], *speeds, same, ratio, *means)
     return table

@@ -1,80 +1,139 @@
-"""What speculation would earn here: what drafts met (`try_drafts`) is replayed under policies, task by task.
+"""What to serve a model with on this machine: data types, runners and drafts, measured under the policy to be written.
 
-The replay is the engine's own rounds over a tape, at the costs of rounds that ran here. Of drafts that branch no tape
-is recorded: what they earn is that of chains, times how much faster they were in the same turn.
+Every candidate answers the same prompts in turn with plain decoding. A heavier candidate is preferred only where it is
+faster outside noise, so repeated runs give the same advice. The answer may be not to speculate.
 """
 
 from __future__ import annotations
 
-import statistics
+import gc
+import shlex
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
-from typing import Any
+from typing import Any, get_args
 
-import numpy as np
 import torch
 
-from adaptspec.analysis.journal_tape import DRAFTER
-from adaptspec.analysis.oracle import Tier, references
-from adaptspec.bench.setup import processor
-from adaptspec.bench.try_drafts import PLAIN, Tried, try_draft
+from adaptspec.analysis.intervals import Ratio
+from adaptspec.bench.contenders import EngineContender, policy_engine
+from adaptspec.bench.core import CompareSettings, Result, compare, groups_of
+from adaptspec.bench.setup import described, processor
 from adaptspec.bench.workloads import Workloads
+from adaptspec.config import AUTO, Dtype, EngineConfig, model_path
+from adaptspec.control.cost_model import CostModel
 from adaptspec.control.language.loader import parse_policy_spec
-from adaptspec.drafters import Kind, available_drafters, kind_of
-from adaptspec.engine.engine_config import AUTO, EngineConfig, model_path
-from adaptspec.errors import AdaptSpecError
-from adaptspec.models.gguf import is_gguf, read_header
+from adaptspec.drafters import Kind, default_drafters, kind_of
+from adaptspec.drafting.drafter import ModelDrafter
+from adaptspec.engine.build import Built, build
+from adaptspec.errors import AdaptSpecError, ConfigError
+from adaptspec.models.gguf import is_gguf, parts, read_header
 from adaptspec.models.layers import has_products
+from adaptspec.models.llama_cpp import LlamaCppRunner
 from adaptspec.models.loading import DTYPES
 from adaptspec.models.model_files import CONFIG, read_json
+from adaptspec.models.pass_range import exactness
+from adaptspec.models.runner import Runner
 from adaptspec.models.self_speculation import FIRST_LAYERS, MTP, QUANTIZED
 from adaptspec.models.source import find_model
 from adaptspec.quantity import quantity
-from adaptspec.simulation.machine import Curve, DraftTimes, Machine
-from adaptspec.simulation.scenarios import Schedule, stream
-from adaptspec.simulation.simulator import replay, started
-from adaptspec.simulation.tape import MAX_REACH, DraftView
+from adaptspec.request import SamplingParams
 from adaptspec.start_status import Progress, no_progress
 from adaptspec.tables import Table
 
-# How often the prompts come in a replay. The last turn counts: what a server earns once it has seen some traffic.
-_TURNS = 3
-# What is earned beyond plain decoding must be more than what such forecasts are off by.
+PLAIN = "plain"
+# Speculation is advised from this gain on.
 _WORTH = 1.03
-_LOOKUP = "ngram"
+# Fewer prompts have no interval that means anything.
+_LEAST_PROMPTS = 4
 _ALL = "all"
-# How wide drafts are that branch.
-_WIDTH = 8
-# A heavier choice (more memory, a draft model's passes, branches) must earn this many times as much as a lighter one.
-# Forecasts were off by up to 14 % (README); the margin is a choice within that.
-_MARGIN = 1.1
-# The draft model that is imagined: so much smaller than the target, and right so often.
-_SMALLER, _RIGHT = 10, 0.7
-# The share of the time for trying; the rest is for replays.
-_TRYING = 0.7
+# Of an answer, however little time there is: lookups find nothing in less.
+_LEAST_TOKENS = 32
+# Answers take longer than their plain passes (prompts are read, and a policy tries what does not pay), and a load may
+# take longer than the one before.
+_SLOWER = 1.5
 # Parameters of a GGUF file that torch loads within seconds.
 _SMALL = 5e8
+# What would help is estimated for drafts right so often; a draft model has this share of the target's parameters.
+_RIGHT, _SHARE, _DEPTHS = 0.7, 0.1, range(1, 13)
+_NO_TIME = "there was no time left; give more --seconds"
 
 
 @dataclass(frozen=True)
 class DoctorSettings:
-    """`tokens` per answer at most; `seconds` that all of it may take, where one answer in one configuration fits."""
+    """`tokens` per answer at most; `seconds` that all of it may take, where loading the model once fits."""
 
     tokens: int = 128
     seconds: float = 90.0
 
 
-def doctor_drafts(config: EngineConfig, given: Sequence[str]) -> list[str | None]:
-    """The drafts to try: those given ("none" is lookup alone, "all" whatever needs no folder), or else the bundled one
-    and the model in 8 bits. Of a GGUF file, which drafts nothing of itself, lookup alone.
+@dataclass(frozen=True)
+class Candidate:
+    """A way to serve the model, and what was measured of it; without `drafters` it is plain decoding."""
+
+    config: EngineConfig
+    setup: Mapping[str, Any]
+    drafters: tuple[str, ...]
+    memory: int  # bytes of a draft's weights in addition to the target's, estimated
+    result: Result  # next to plain decoding of the same configuration
+
+    @property
+    def draft(self) -> str | None:
+        return self.config.draft if any(kind_of(name) is not Kind.MODEL_FREE for name in self.drafters) else None
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "setup": dict(self.setup),
+            "draft": self.draft,
+            "drafters": list(self.drafters),
+            "memory": self.memory,
+            **self.result.to_json(),
+        }
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A configuration that was loaded: its candidates, plain decoding first."""
+
+    candidates: Sequence[Candidate]
+    costs: CostModel
+    parameters: int
+    exactness: str
+    tokens: int  # per answer at most
+    loading: float = 0.0  # seconds until the first prompt
+
+    def sentence(self) -> str:
+        """What was measured, in a line."""
+        plain, *others = self.candidates
+        setup = plain.setup
+        draft = f" with {plain.config.draft}" if plain.config.draft else ""
+        speeds = "; ".join(f"{' + '.join(one.drafters)}: {one.result.over_first} x" for one in others)
+        return f"{_named(setup)}{draft}: plain {plain.result.tokens_per_second:.1f} tokens/s; {speeds}"
+
+
+def preferred(candidates: Sequence[Candidate]) -> Candidate:
+    """The first candidate that no later one is faster than outside noise: they are given from light to heavy.
+
+    A candidate that speculates must gain `_WORTH` over its own plain decoding, too.
     """
-    own = [config.draft_model] if config.draft_model is not None else []
+    best = candidates[0]
+    for one in candidates[1:]:
+        known = len(one.result.by_group.keys() & best.result.by_group.keys()) >= _LEAST_PROMPTS
+        worth = not one.drafters or one.result.over_first.mean >= _WORTH
+        if known and worth and (over := one.result.over(best.result)).differs and over.mean > 1.0:
+            best = one
+    return best
+
+
+def doctor_drafts(config: EngineConfig, given: Sequence[str]) -> list[str]:
+    """The draft models to try: those given ("none": lookup alone, "all": whatever needs no folder), or else the bundled
+    one and the model in 8 bits. None for a GGUF file, which drafts nothing of itself.
+    """
+    bundled = [config.draft_model] if config.draft_model is not None else []
     names: list[str] = []
-    for name in given or [*own, *self_speculations(config.model)[:1]]:
-        names += [*own, *self_speculations(config.model)] if name == _ALL else [name]
-    return [None if name == "none" else name for name in dict.fromkeys(names or ["none"])]
+    for name in given or [*bundled, *self_speculations(config.model)[:1]]:
+        names += [*bundled, *self_speculations(config.model)] if name == _ALL else [name]
+    return [name for name in dict.fromkeys(names) if name != "none"]
 
 
 def self_speculations(model: str) -> list[str]:
@@ -99,269 +158,210 @@ def doctor_configs(config: EngineConfig) -> list[EngineConfig]:
     if is_gguf(found) and config.runner != "torch":
         small = config.runner == AUTO and read_header(found).parameters < _SMALL
         return [config, replace(config, runner="torch")] if small else [config]
-    return [replace(config, dtype=name) for name, kind in DTYPES.items() if has_products(kind)]
+    return [replace(config, dtype=name) for name in get_args(Dtype) if name != AUTO and has_products(DTYPES[name])]
 
 
-def doctor_steps(configs: int, drafts: Sequence[str | None], workloads: Workloads) -> int:
-    """How often `run_doctor` calls its `tick`, if every draft can be used and there is time for every prompt."""
-    free = sum(1 for name in available_drafters(draft=False) if name != "lookahead")
-    tried = configs * len(drafts) * (1 + sum(map(len, workloads.values())))
-    return tried + 2 * sum(map(bool, drafts)) + free + 3
-
-
-def run_doctor(
-    configs: Sequence[EngineConfig],
-    drafts: Sequence[str | None],
+def try_config(
+    config: EngineConfig,
     workloads: Workloads,
     settings: DoctorSettings,
-    tick: Callable[[str], None],
     *,
-    progress: Progress = no_progress,
-    attempt: Callable[..., Tried] = try_draft,
-) -> dict[str, Any]:
-    """Try all drafts by `attempt` in each configuration, and forecast what each would earn in the one that wrote most
-    tokens per second. How long answers are is settled by the first, so that all are measured on answers of one length.
-    `tick` is called after each step, `progress` while models load. A configuration or a draft that cannot be used, or
-    for which there is no time, is left out, with the reason.
+    tokens: int | None,
+    ends: float,
+    share: float,
+    progress: Progress,
+) -> Trial:
+    """Load a configuration and measure plain decoding and its drafters, at least on one prompt.
+
+    Measuring takes this share of the time that is left, once it is loaded, until `ends` (monotonic seconds). Answers
+    have `tokens` tokens at most; None: as many as fit for each task, up to the settings' number.
 
     Raises:
-        ModelError, ConfigError: the model cannot be used at all, or answers none of the prompts.
+        AdaptSpecError: the configuration cannot be used, or has no time.
     """
-    ends = time.monotonic() + _TRYING * settings.seconds
-    cases = [(index, draft) for index in range(len(configs)) for draft in drafts]
-    found: dict[int, list[Tried]] = {}  # by the index of the configuration
+    began = time.monotonic()
+    built = build(config, progress=progress)
+    loading = time.monotonic() - began
+    seconds = share * (ends - time.monotonic())
+    if seconds < 0.0:
+        raise ConfigError(_NO_TIME)
+    groups, choices = groups_of(workloads, 1), _choices(built)
+    if tokens is None:
+        each = seconds / (min(len(groups), len(workloads)) * (1 + len(choices)))
+        tokens = int(min(settings.tokens, max(_LEAST_TOKENS, each / (_SLOWER * built.costs.verify_seconds(1, 1)))))
+    sampling = SamplingParams(tokens, 0.0)
+    contenders = [
+        EngineContender(_name(drafters), policy_engine(built, config, _spec(drafters), 1), built, sampling)
+        for drafters in [(), *choices]
+    ]
+    progress(f"answering prompts: {_named(described(built, config))}")
+    found = compare(contenders, groups, CompareSettings(seconds=seconds), lambda: None)
+    memory = sum(_memory(config.draft, one.runner) for one in built.drafters if isinstance(one, ModelDrafter))
+    setup, info = described(built, config), built.target.info
+    candidates = [
+        Candidate(config, setup, drafters, memory if drafters else 0, result)
+        for drafters, result in zip([(), *choices], found.results, strict=True)
+    ]
+    return Trial(candidates, built.costs, info.parameters, exactness(info), tokens, loading)
+
+
+def diagnose(
+    configs: Sequence[EngineConfig],
+    drafts: Sequence[str],
+    workloads: Workloads,
+    settings: DoctorSettings,
+    done: Callable[[str], None],
+    *,
+    progress: Progress = no_progress,
+    attempt: Callable[..., Trial] = try_config,
+) -> dict[str, Any]:
+    """Try the configurations by `attempt`, without a draft model, and then the drafts in the fastest of them.
+
+    `done` gets a line on each when it is measured, `progress` a word while models load. What cannot be used, or what
+    there is no time for, is left out, with the reason.
+
+    Raises:
+        AdaptSpecError: the model cannot be used at all.
+    """
+    ends = time.monotonic() + settings.seconds
+    trials: list[Trial] = []
     unusable: dict[str, str] = {}
-    tokens = settings.tokens
-    for number, (index, draft) in enumerate(cases):
-        config = configs[index]
-        name = draft or "none" if len(configs) == 1 else f"{draft or 'none'} in {_dtype_or_runner(config)}"
-        left = ends - time.monotonic()
-        if found and left < 0.0:
-            unusable[name] = "there was no time left; give more --seconds"
+    loading = 0.0
+    bare = [replace(config, draft=None, policy=(), max_num_seqs=1) for config in configs]
+    waiting: list[tuple[str, EngineConfig | str]] = [(_dtype_or_runner(config), config) for config in bare]
+    waiting += [(f"draft {draft}", draft) for draft in drafts]
+    for number, (name, what) in enumerate(waiting):
+        fastest = preferred([one for trial in trials for one in trial.candidates]).config if trials else bare[0]
+        config = replace(fastest, draft=what) if isinstance(what, str) else what
+        if trials and ends - time.monotonic() < _SLOWER * loading:
+            unusable[name] = _NO_TIME
             continue
-        step, share = partial(tick, f"try {name}"), left / (len(cases) - number)
+        share = 1.0 / (len(waiting) - number)
+        tokens = trials[0].tokens if trials else None
         try:
-            tried = attempt(config, draft, workloads, tokens, step, progress=progress, seconds=share, fixed=bool(found))
+            trial = attempt(config, workloads, settings, tokens=tokens, ends=ends, share=share, progress=progress)
         except AdaptSpecError as error:
+            if len(waiting) == 1:
+                raise
             unusable[name] = str(error)
         else:
-            found.setdefault(index, []).append(tried)
-            tokens = tried.tokens
-    if not found:  # without a draft, what is wrong with the model itself comes to light
-        step = partial(tick, "try lookup")
-        found[0] = [attempt(configs[0], None, workloads, tokens, step, progress=progress)]
-    everything = [(index, one) for index, tried in found.items() for one in tried]
-    speeds = _measured([one for _, one in everything])
-    fastest = max(zip(everything, speeds, strict=True), key=lambda pair: max(pair[1].values(), default=0.0))[0][0]
-    config, own = configs[fastest], _on_common_requests(found[fastest])
-    rows = [(row, one) for one in own for row in _rows(one, partial(tick, "replay"), free=one is own[0])]
-    best, chosen = recommended(rows)
-    worth = bool(best["mean"] >= _WORTH)
+            trials.append(trial)
+            loading = max(loading, trial.loading)
+            done(trial.sentence())
+        gc.collect()  # weights of one configuration are gone before the next one loads
+    if not trials:
+        raise ConfigError("\n".join(f"{name}: {reason}" for name, reason in unusable.items()))
+    return _diagnosis(trials, unusable)
+
+
+def _diagnosis(trials: Sequence[Trial], unusable: Mapping[str, str]) -> dict[str, Any]:
+    candidates = [one for trial in trials for one in trial.candidates]
+    best = preferred(candidates)
+    trial = next(trial for trial in trials if best in trial.candidates)
+    plain = trial.candidates[0]
     return {
         "machine": {"processor": processor(), "threads": torch.get_num_threads()},
-        "model": config.model,
-        "setup": dict(chosen.setup),
-        "dtype": config.dtype,
-        "runner": config.runner,
-        "configurations": [
-            {"setup": dict(one.setup), "draft": one.draft, "tokens_per_second": own_speeds}
-            for (_, one), own_speeds in zip(everything, speeds, strict=True)
-        ],
-        "exactness": chosen.exactness,
-        "worth": worth,
-        "best": best,
-        "plain_tokens_per_second": _speeds((), chosen),
-        "drafters": [row for row, _ in rows],
-        "unusable": unusable,
-        "four_tokens_over_one": chosen.costs.verify_seconds(1, 4, 0.0) / chosen.costs.verify_seconds(1, 1, 0.0),
-        "would_help": _helps(chosen, best["drafters"], partial(tick, "imagine")),
-        "policy": policy_text(best["drafters"] if worth else (), best["width"]),
+        "model": best.config.model,
+        "file": str(find_model(best.config.target_path, gguf=True)),
+        "setup": dict(best.setup),
+        "dtype": best.config.dtype,
+        "runner": best.config.runner,
+        "exactness": trial.exactness,
+        "worth": bool(best.drafters),
+        "tokens": trial.tokens,
+        "prompts": len(best.result.by_group),
+        "best": best.to_json(),
+        "plain_tokens_per_second": plain.result.tokens_per_second,
+        "candidates": [one.to_json() for one in candidates],
+        "unusable": dict(unusable),
+        "four_tokens_over_one": trial.costs.verify_seconds(1, 4) / trial.costs.verify_seconds(1, 1),
+        "would_help": would_help(trial.costs, trial.parameters, best.config.model),
+        "policy": policy_text(best.drafters),
     }
 
 
-def _measured(tried: Sequence[Tried]) -> list[dict[str, float]]:
-    """Tokens per second of each by policy, prompts included, in the requests that all of them answered."""
-    answered = [set(answers) for one in tried for answers in one.measured.values()]
-    common = set.intersection(*answered) if answered else set()
+def would_help(costs: CostModel, parameters: int, model: str) -> list[dict[str, Any]]:
+    """What drafts could earn here by the cost of passes: the best depth's expected tokens per second over plain's."""
+    one = costs.verify_seconds(1, 1)
+    size = f"{parameters * _SHARE / 1e6:.3g} M parameters"
+    cases = [
+        (f"a draft model of {size}", "draft", "DIR", _SHARE),
+        ("a head", "eagle", "DIR", _SHARE / 3),
+        ("counts of texts like yours", "counts", "counts.npz", 0.0),
+    ]
     found = []
-    for one in tried:
-        sums = {policy: [answers[name] for name in common] for policy, answers in one.measured.items()}
-        found.append({policy: sum(n for n, _ in own) / sum(s for _, s in own) for policy, own in sums.items()})
-    return found
+    for what, kind, out, share in cases:
+        command = shlex.join(["adaptspec", "train", kind, "--model", model, "--corpus", "FILE", "--out", out])
+        ratios = [
+            (1.0 - _RIGHT ** (depth + 1))
+            / (1.0 - _RIGHT)
+            * one
+            / (costs.verify_seconds(1, 1 + depth) + depth * share * one)
+            for depth in _DEPTHS
+        ]
+        found.append({"what": f"{what}, right {_RIGHT:.0%} of the time", "command": command, "over_plain": max(ratios)})
+    return sorted(found, key=lambda row: -row["over_plain"])
 
 
-def _on_common_requests(tried: Sequence[Tried]) -> list[Tried]:
-    """Each with the requests that all of them answered, so that forecasts are compared on the same tasks."""
-    common = set.intersection(*(set(one.tape.ids) for one in tried))
-    kept = ([i for i, name in enumerate(one.tape.ids) if name in common] for one in tried)
-    return [replace(one, tape=one.tape.take(requests)) for one, requests in zip(tried, kept, strict=True)]
-
-
-def _dtype_or_runner(config: EngineConfig) -> str:
-    """A short label of a configuration among those of `doctor_configs`."""
-    return config.dtype if config.dtype != AUTO else "torch" if config.runner == "torch" else "llama.cpp"
-
-
-def recommended(rows: Sequence[tuple[dict[str, Any], Tried]]) -> tuple[dict[str, Any], Tried]:
-    """The lightest row that pays and that no heavier one clearly beats.
-
-    Rows are compared from the lightest (memory, then whether a draft model runs, then width) to the heaviest. A heavier
-    row replaces one that pays only if its mean is more than `_MARGIN` times as much.
-    """
-    best, *heavier = sorted(rows, key=lambda pair: _weight(pair[0]))
-    for pair in heavier:
-        clearly = best[0]["mean"] >= _WORTH and _weight(pair[0]) != _weight(best[0])
-        if pair[0]["mean"] > best[0]["mean"] * (_MARGIN if clearly else 1.0):
-            best = pair
-    return best
-
-
-def _weight(row: Mapping[str, Any]) -> tuple[int, bool, int]:
-    return row["memory"], DRAFTER in row["drafters"], row["width"]
-
-
-def policy_text(drafters: Sequence[str], width: int = 1) -> str:
-    """The policy for these drafters, in YAML; without any it is plain decoding. Drafts are chains, or this wide."""
+def policy_text(drafters: Sequence[str]) -> str:
+    """The policy for these drafters, in YAML; without any it is plain decoding."""
     head = "apiVersion: adaptspec.dev/v1\nkind: SpeculationPolicy\nmetadata: {name: doctor}\nspec:\n"
     if not drafters:
         return f"{head}  choose: {{algorithm: static, depth: 0}}\n"
     model = any(kind_of(name) is not Kind.MODEL_FREE for name in drafters)
     return (
         f"{head}  max-depth: {12 if model else 7}\n"
-        f"{f'  max-width: {width}{chr(10)}  max-nodes: 64{chr(10)}' if width > 1 else ''}"
         f"  drafters: [{', '.join(drafters)}]\n"
-        "  choose: {algorithm: goodput}\n"
-        f"  stop: {{rule: {'marginal-goodput' if model else 'none'}}}\n"
-        "  guard:\n"
-        "    never-slower: {margin: 0.03, window-rounds: 16, losing-windows: 2}\n"
-        "    probe: {after-tokens: 64, backoff: 2.0}\n"
+        "  choose: goodput\n"
+        f"  stop: {'marginal-goodput' if model else 'none'}\n"
     )
-
-
-def _speeds(drafters: Sequence[str], tried: Tried) -> dict[str, float]:
-    """Tokens per second by task under the policy for these drafters, in the last turn of a replay."""
-    tape, deciding = tried.tape, 0.0
-    if drafters:  # a policy that nobody ran decides as long as the slowest
-        deciding = tried.deciding.get(tuple(drafters), max(tried.deciding.values(), default=0.0))
-    spec = parse_policy_spec(policy_text(drafters), "doctor")
-    work = stream(tape, Schedule(), min_requests=_TURNS * len(tape))
-    seconds, tokens = dict.fromkeys(tape.tasks, 0.0), dict.fromkeys(tape.tasks, 0)
-    for record in replay(spec, work, tried.costs, keep=True).records:
-        turn, request = divmod(started(record.request_ids[0]), len(tape))
-        if turn == _TURNS - 1:
-            seconds[tape.tasks[request]] += record.timing.total + deciding
-            tokens[tape.tasks[request]] += int(record.emitted.sum())
-    return {task: tokens[task] / spent for task, spent in seconds.items()}
-
-
-def _over_plain(drafters: Sequence[str], tried: Tried) -> dict[str, float]:
-    plain = _speeds((), tried)
-    return {task: speed / plain[task] for task, speed in _speeds(drafters, tried).items()}
-
-
-def _rows(tried: Tried, tick: Callable[[], None], *, free: bool) -> Iterator[dict[str, Any]]:
-    """What each choice of drafters earns; those of texts alone only if they are asked for (`free`)."""
-    choices = [(DRAFTER,), (DRAFTER, _LOOKUP)] if DRAFTER in tried.tape.views else []
-    choices += [(name,) for name in tried.tape.views if free and name != DRAFTER]
-    for drafters in choices:
-        ratios = _over_plain(drafters, tried)
-        work = {task: stream(tried.tape.of_task(task), Schedule()) for task in ratios}
-        best = {task: references(one, tried.costs, drafters).best for task, one in work.items()}
-        yield _row(tried, drafters, 1, ratios, best)
-        if tried.branching is not None and len(drafters) > 1:  # the drafters of the policy that was tried
-            wider = {task: ratio * tried.branching for task, ratio in ratios.items()}
-            yield _row(tried, drafters, _WIDTH, wider, best)
-        tick()
-
-
-def _row(
-    tried: Tried, drafters: Sequence[str], width: int, ratios: Mapping[str, float], best: Mapping[str, Tier]
-) -> dict[str, Any]:
-    return {
-        "draft": tried.draft if DRAFTER in drafters else None,
-        "drafters": list(drafters),
-        "width": width,
-        "memory": tried.memory if DRAFTER in drafters else 0,
-        "mean": statistics.fmean(ratios.values()),
-        "tasks": {task: {"over_plain": ratios[task], "best_fixed": str(best[task])} for task in ratios},
-    }
-
-
-def _helps(tried: Tried, drafters: Sequence[str], tick: Callable[[], None]) -> dict[str, float]:
-    """What would be earned with another draft than the best choice has, the most helpful first."""
-    one, eight = (tried.costs.verify_seconds(1, tokens, 0.0) / _SMALLER for tokens in (1, 8))
-    size = f"{tried.parameters / _SMALLER / 1e6:.3g} M parameters"
-    small = DraftTimes(Curve((1.0,), (one,)), eight / 8)
-    cases = {f"a draft of {size}, right {_RIGHT:.0%} of the time": _imagined(tried, small, _RIGHT, _RIGHT)}
-    if DRAFTER in drafters:
-        own = tried.costs.drafters[DRAFTER]
-        assert own.step is not None, "it runs a model"
-        step = Curve(own.step.counts, tuple(0.5 * seconds for seconds in own.step.seconds))
-        fast = DraftTimes(step, 0.5 * own.catch_up_per_token, start=0.5 * own.start)
-        cases["this draft in half its time"] = _imagined(tried, fast, 0.0, 1.0)
-        cases["this draft wrong half as often"] = _imagined(tried, own, 0.5, 1.0)
-    found = {}
-    for what, imagined in cases.items():
-        found[what] = statistics.fmean(_over_plain((DRAFTER, _LOOKUP), imagined).values())
-        tick()
-    return dict(sorted(found.items(), key=lambda pair: -pair[1]))
-
-
-def _imagined(tried: Tried, draft: DraftTimes, wrong: float, right: float) -> Tried:
-    """The same texts with a draft of these costs, right so often where the real one is wrong, and where right."""
-    tape, costs, size = tried.tape, tried.costs, int(tried.tape.offsets[-1])
-    view = tape.views.get(DRAFTER) or DraftView.of_agreement(np.zeros(size, dtype=np.bool_))
-    view = replace(view, reach=np.full(size, MAX_REACH), rejection=np.where(view.agreed, right, wrong))
-    drawn = replace(tape, views={DRAFTER: view}).under_rejection()
-    machine = Machine(costs.name, costs.verify, {**costs.drafters, DRAFTER: draft}, overhead=costs.overhead)
-    return replace(tried, tape=replace(tape, views={**tape.views, **drawn.views}), costs=machine)
 
 
 def doctor_report(result: Mapping[str, Any], serve: str) -> list[Table | str]:
     """The result for people; `serve` is the command that serves what was found best."""
-    plain, best, rows = result["plain_tokens_per_second"], result["best"], result["drafters"]
-    title = "times as fast as plain decoding (the best fixed depth of a single drafter in brackets; -: none)"
-    table = Table("drafters", "draft", "draft weights", *plain, "mean", title=title, keys=3)
-    table.add_row("plain, tokens per second", "", "", *(f"{speed:.0f}" for speed in plain.values()), "")
+    rows = result["candidates"]
+    table = Table("configuration", "drafters", "draft weights", "tokens/s", "over plain", title="measured here")
     for row in rows:
-        cells = (_cell(row["tasks"][task], alone=len(row["drafters"]) == 1) for task in plain)
         memory = f"{row['memory'] / 1e6:.0f} MB" if row["memory"] else ""
-        table.add_row(_drafters(row), row["draft"] or "", memory, *cells, f"{row['mean']:.2f}")
-    helps = "; ".join(f"{what}: {mean:.2f} x" for what, mean in result["would_help"].items())
+        ratio = str(Ratio(**row["over_first"])) if row["drafters"] else "1.00"
+        speed = f"{row['tokens_per_second']:.1f}"
+        table.add_row(_named(row["setup"]), _drafters(row), memory, speed, ratio)
     return [
-        _verdict(result),
-        *_configurations(result["configurations"]),
+        *_verdict(result),
         table,
         *(f"left out: {name}: {reason}" for name, reason in result["unusable"].items()),
         _cost_of_checking(result["four_tokens_over_one"]),
         f"Exactness: {result['exactness']}.",
-        *(_lookup(row) for row in rows if row["drafters"] == [_LOOKUP]),
-        f"What would help most, replayed (now {best['mean']:.2f} x): {helps}.",
+        _helps(result["would_help"]),
         f"To serve it: {serve}",
     ]
 
 
-def _configurations(rows: Sequence[Mapping[str, Any]]) -> Iterator[Table | str]:
-    """What each configuration was measured to write, and the best one: plain where drafts earn no more than noise."""
-    policies = list(dict.fromkeys(name for row in rows for name in row["tokens_per_second"]))
-    if not policies:
-        return
-    table = Table("configuration", "draft", *policies, title="tokens per second, prompts included", keys=2)
-    for row in rows:
-        speeds = (row["tokens_per_second"].get(name) for name in policies)
-        cells = ("" if speed is None else f"{speed:.1f}" for speed in speeds)
-        table.add_row(_named(row["setup"]), row["draft"] or "", *cells)
-    yield table
-    best = max(rows, key=lambda row: max(row["tokens_per_second"].values()))
-    speeds = best["tokens_per_second"]
-    policy, speed = max(speeds.items(), key=lambda pair: pair[1])
-    if speed < _WORTH * speeds[PLAIN]:
-        policy, speed = PLAIN, speeds[PLAIN]
-    yield f"Fastest: {_named(best['setup'])} under {policy}, {speed:.1f} tokens per second."
+def _verdict(result: Mapping[str, Any]) -> Iterator[str]:
+    best, setup = result["best"], result["setup"]
+    ratio = Ratio(**best["over_first"])
+    if not result["worth"]:
+        yield f"Do not speculate: nothing that was tried makes {result['model']} faster here outside noise."
+    else:
+        yield (
+            f"Speculate with {_drafters(best)}: {result['model']} runs {ratio} x as fast here as plain decoding, one "
+            f"request at a time."
+        )
+    answered = f"{quantity(result['prompts'], 'prompt')}, answers of at most {result['tokens']} tokens"
+    yield (
+        f"Fastest here: {result['file']} in {_named(setup)}: {best['tokens_per_second']:.1f} tokens per second, "
+        f"{result['plain_tokens_per_second']:.1f} without speculation ({answered})."
+    )
+    if result["prompts"] < _LEAST_PROMPTS:
+        yield "That is too little to tell candidates apart: give more --seconds, or more --prompts."
 
 
-def _named(setup: Mapping[str, Any]) -> str:
-    return f"{setup['dtype']} on {setup['runner']}, {quantity(setup['threads'], 'thread')}"
+def _helps(rows: Sequence[Mapping[str, Any]]) -> str:
+    worth = [row for row in rows if row["over_plain"] >= _WORTH]
+    if not worth:
+        return f"No draft that is right {_RIGHT:.0%} of the time would help: checking its tokens takes too long here."
+    helps = (f"{row['what']}: {row['over_plain']:.2f} x (`{row['command']}`)" for row in worth)
+    return f"What would help, by the cost of passes here: {'; '.join(helps)}."
 
 
 def _cost_of_checking(ratio: float) -> str:
@@ -374,29 +374,42 @@ def _cost_of_checking(ratio: float) -> str:
     )
 
 
+def _choices(built: Built) -> list[tuple[str, ...]]:
+    """Drafters of the policies to try, from light to heavy: each model-free one alone, or a draft model with lookup."""
+    here = default_drafters([one.name for one in built.drafters if not one.learns_from_choices])
+    free = [name for name in here if kind_of(name) is Kind.MODEL_FREE]
+    models = [name for name in here if name not in free]
+    return [(name, *free[:1]) for name in models] or [(name,) for name in free]
+
+
+def _spec(drafters: Sequence[str]) -> Any:
+    return parse_policy_spec(policy_text(drafters), "doctor")
+
+
+def _name(drafters: Sequence[str]) -> str:
+    return " + ".join(drafters) or PLAIN
+
+
 def _drafters(row: Mapping[str, Any]) -> str:
-    return " + ".join(row["drafters"]) + (", branching" if row["width"] > 1 else "")
+    return _name(row["drafters"]) + (f" ({row['draft']})" if row["draft"] else "")
 
 
-def _cell(task: Mapping[str, Any], *, alone: bool) -> str:
-    depth = str(task["best_fixed"]).rpartition(" at ")[2]
-    return f"{task['over_plain']:.2f}" + (f" ({'-' if depth == 'off' else depth})" if alone else "")
+def _named(setup: Mapping[str, Any]) -> str:
+    return f"{setup['dtype']} on {setup['runner']}, {quantity(setup['threads'], 'thread')}"
 
 
-def _lookup(row: Mapping[str, Any]) -> str:
-    earned, task = max((one["over_plain"], task) for task, one in row["tasks"].items())
-    return f"Lookup (n-grams) alone, which needs no draft, earns {earned:.2f} x at best, on {task}."
+def _dtype_or_runner(config: EngineConfig) -> str:
+    """A short label of a configuration among those of `doctor_configs`."""
+    return config.dtype if config.dtype != AUTO else "torch" if config.runner == "torch" else "the model as it is"
 
 
-def _verdict(result: Mapping[str, Any]) -> str:
-    best, model = result["best"], result["model"]
-    if not result["worth"]:
-        said = "No: nothing that was tried makes {} faster here than plain decoding (at best {:.2f} x)."
-        return said.format(model, best["mean"])
-    by_task = sorted((one["over_plain"], task) for task, one in best["tasks"].items())
-    (least, worst), (most, top) = by_task[0], by_task[-1]
-    return (
-        f"Yes: {model} would run {best['mean']:.2f} x as fast here as plain decoding, one request at a time, with "
-        f"{_drafters(best)}{' (' + best['draft'] + ')' if best['draft'] else ''}"
-        f"{f': {least:.2f} x on {worst} to {most:.2f} x on {top}' if worst != top else ''}."
-    )
+def _memory(draft: str | None, runner: Runner) -> int:
+    """Bytes of a draft's weights, estimated from above: embeddings that a quantized draft shares are counted, too."""
+    if draft is not None and draft.startswith(FIRST_LAYERS):
+        return 0
+    if draft is not None and isinstance(runner, LlamaCppRunner):  # it maps the file as it is
+        return sum(part.stat().st_size for part in parts(find_model(model_path(draft, "draft"), gguf=True)))
+    bits = torch.finfo(getattr(torch, runner.info.dtype)).bits
+    if draft is not None and draft.startswith(QUANTIZED):
+        bits = int(draft.removeprefix(f"{QUANTIZED}int"))
+    return runner.info.parameters * bits // 8

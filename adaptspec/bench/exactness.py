@@ -20,14 +20,14 @@ from adaptspec.arrays import IntArray
 from adaptspec.bench.contenders import complete, policy_engine
 from adaptspec.bench.setup import described, title_of
 from adaptspec.bench.workloads import Workloads, encode
+from adaptspec.config import EngineConfig
 from adaptspec.control.controller import Controller
 from adaptspec.control.policy import BatchSignals, Policy
 from adaptspec.decision import Decision, Reason, StopTable, TreeTable, Union
 from adaptspec.drafters import Kind, default_drafters, kind_of
 from adaptspec.drafting.drafter import Drafter, make_drafters
 from adaptspec.engine.build import Built, make_executor
-from adaptspec.engine.core import EngineCore
-from adaptspec.engine.engine_config import EngineConfig
+from adaptspec.engine.core import EngineCore, EngineLimits
 from adaptspec.engine.inputs import InputProcessor
 from adaptspec.engine.policy_settings import PolicySettings
 from adaptspec.models.pass_range import exactness
@@ -96,7 +96,7 @@ class RandomDepths(Policy):
 
 
 @dataclass(frozen=True)
-class Setting:
+class EngineSetup:
     """A way to serve the requests: `engine(rows)` makes an engine that does, for so many rows at once."""
 
     name: str
@@ -104,27 +104,27 @@ class Setting:
     engine: Callable[[int], EngineCore]
 
 
-def exactness_settings(built: Built, config: EngineConfig) -> list[Setting]:
+def exactness_settings(built: Built, config: EngineConfig) -> list[EngineSetup]:
     """Plain decoding, the policies asked for or the default, fixed and random depths with every drafter, and trees."""
     by_name = {spec.name: spec for spec in built.specs}
     asked = [by_name["off"], *built.specs[: len(config.policy_names)]]
     settings = [
-        Setting(name, " + ".join(spec.drafters if spec.drafts else ()), partial(policy_engine, built, config, spec))
+        EngineSetup(name, " + ".join(spec.drafters if spec.drafts else ()), partial(policy_engine, built, config, spec))
         for name, spec in {spec.name: spec for spec in asked}.items()
     ]
     here = [drafter.name for drafter in built.drafters]
     for depth in FIXED_DEPTHS:
         for name in default_drafters(here):
             engine = partial(policy_engine, built, config, static_spec(depth, name))
-            settings.append(Setting(f"static-{depth}", name, engine))
+            settings.append(EngineSetup(f"static-{depth}", name, engine))
     for name in default_drafters(here):
-        settings.append(Setting("random depths", name, partial(_random_engine, built, config, (name,))))
+        settings.append(EngineSetup("random depths", name, partial(_random_engine, built, config, (name,))))
     if built.target.info.takes_trees:
         lookups = [name for name in here if kind_of(name) is Kind.MODEL_FREE]
         pairs = [(name, lookup) for name in here if name not in lookups for lookup in lookups]
         for names in [*((name,) for name in here), *pairs]:
             engine = partial(_random_engine, built, config, names, branching=True)
-            settings.append(Setting("random trees", " + ".join(names), engine))
+            settings.append(EngineSetup("random trees", " + ".join(names), engine))
     return settings
 
 
@@ -144,7 +144,7 @@ def exactness_requests(built: Built, workloads: Workloads, tokens: int) -> list[
 def run_exactness(
     built: Built,
     config: EngineConfig,
-    settings: Sequence[Setting],
+    settings: Sequence[EngineSetup],
     requests: Sequence[Request],
     tick: Callable[[str], None],
 ) -> dict[str, Any]:
@@ -186,9 +186,9 @@ def _random_engine(
     made = {drafter.name: drafter for drafter in make_drafters(built.loaded)}
     drafters: list[Drafter] = [made[name] for name in names]
     policy = RandomDepths(names, branching=branching)
-    limits = replace(config.limits, max_rows=rows, max_depth=policy.max_depth)
+    limits = replace(EngineLimits.from_config(config), max_rows=rows, max_depth=policy.max_depth)
     return EngineCore(
-        make_executor(built.target, drafters, limits, eager=config.eager),
+        make_executor(built.target, drafters, limits, eager=config.enforce_eager),
         Controller({"random": policy}, "random", names, rows),
         InputProcessor(built.target.info, built.tokenizer),
         {"random": PolicySettings(Coupled())},
@@ -205,17 +205,17 @@ def _served(core: EngineCore, requests: Sequence[Request]) -> tuple[dict[str, Co
     waiting = list(requests)[::-1]
     done: dict[str, Completion] = {}
     most = 0
-    doomed: list[str] = []
+    to_abort: list[str] = []
     while waiting or not core.idle:
         if waiting and len(core.scheduler.running) < core.limits.max_rows and chance.random() < 0.5:
             request = waiting.pop()
             core.check(request)
             core.add(request)
             if chance.random() < 0.25:
-                doomed.append(f"doomed-{request.id}")
-                core.add(replace(request, id=doomed[-1], prompt=tuple(request.prompt)[::-1]))
-        if doomed and chance.random() < 0.1:
-            core.abort(doomed.pop(0))
+                to_abort.append(f"to-abort-{request.id}")
+                core.add(replace(request, id=to_abort[-1], prompt=tuple(request.prompt)[::-1]))
+        if to_abort and chance.random() < 0.1:
+            core.abort(to_abort.pop(0))
         for delta in [] if core.idle else core.step():
             if delta.completion is not None:
                 done[delta.request_id] = delta.completion
@@ -288,7 +288,7 @@ def exactness_report(result: Mapping[str, Any]) -> list[Table | str]:
     """The result for people."""
     title = f"{result['requests']} requests ({result['tokens']} tokens): {title_of(result['setup'])}"
     columns = ("most at once", "different", "requests with rejections", "drafted", "accepted")
-    table = Table("setting", "drafters", "batch", *columns, title=title, keys=3)
+    table = Table("setting", "drafters", "batch", *columns, title=title)
     for row in result["settings"]:
         cells = (str(row[column.replace(" ", "_")]) for column in columns)
         table.add_row(row["setting"], row["drafters"], str(row["batch"]), *cells)

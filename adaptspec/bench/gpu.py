@@ -62,7 +62,7 @@ from adaptspec.models.weights import DecoderWeights
 from adaptspec.request import Request, SamplingParams
 from adaptspec.results import FinishReason
 from adaptspec.simulation.simulator import static_spec
-from adaptspec.tables import Table
+from adaptspec.tables import Table, show
 
 Line = dict[str, Any]
 DEPTHS = (1, 3, 7)
@@ -214,7 +214,7 @@ class GpuBench:
             sys.stdout.write(f"{name} {outcome}: {type(error).__name__}: {error}\n")
         result["seconds"] = round(time.monotonic() - begun, 1)
         self._write(name, result)
-        sys.stdout.write(f"{table(name, found).markdown()}\n")
+        show([table(name, found)])
         sys.stdout.flush()
 
     def _has_time(self, name: str, seconds: float = 0.0) -> bool:

@@ -29,7 +29,7 @@ from urllib.error import HTTPError
 
 import aiohttp
 
-from adaptspec.bench.core import Answers, Group, compare, compared_table
+from adaptspec.bench.core import Answers, CompareSettings, Group, compare, comparison_table
 from adaptspec.bench.openai_server import SHOWN, error_text, first_model, opened, server_root
 from adaptspec.bench.setup import processor
 from adaptspec.bench.workloads import Workloads
@@ -108,10 +108,11 @@ def run_peers(
             progress(f"starting {peer.name}")
             url = running.enter_context(_started(peer)) if peer.url is None else peer.url
             contenders.append(ServerContender(peer.name, url, settings.tokens, word))
-        runs = [
-            {"clients": clients, "peers": compare(contenders, peer_groups(workloads, clients), settings.repeats, tick)}
-            for clients in settings.clients
-        ]
+        runs = []
+        for clients in settings.clients:
+            groups = peer_groups(workloads, clients)
+            found = compare(contenders, groups, CompareSettings(settings.repeats), tick)
+            runs.append({"clients": clients, "peers": found.to_json()})
     return {
         "benchmark": "peers",
         "processor": processor(),
@@ -317,7 +318,7 @@ def peers_report(result: dict[str, Any]) -> list[Table | str]:
     chunks = [one["name"] for one in result["peers"] if one["tokens_counted_by"] == "chunks"]
     return [
         *(
-            compared_table(run["peers"], f"{quantity(run['clients'], 'client')}{model} on {result['processor']}")
+            comparison_table(run["peers"], f"{quantity(run['clients'], 'client')}{model} on {result['processor']}")
             for run in result["runs"]
         ),
         *([] if same else [f"Models: {'; '.join(f'{name}: {served}' for name, served in models.items())}."]),

@@ -45,6 +45,8 @@ class RecordSettings:
             raise ConfigError(f"--tokens is {self.tokens}; a tape needs answers of at least 2")
         if not self.temperatures:
             raise ConfigError("give at least one temperature to record at")
+        for temperature in self.temperatures:
+            SamplingParams(temperature=temperature)  # raises RequestError for one that no request can have
 
 
 def record(built: Built, workloads: Workloads, settings: RecordSettings, tick: Callable[[], None]) -> Tape:

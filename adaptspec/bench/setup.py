@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
+from adaptspec.config import EngineConfig
 from adaptspec.engine.build import Built
-from adaptspec.engine.engine_config import EngineConfig
 from adaptspec.models.llama_cpp import LlamaCppRunner
 from adaptspec.models.runner import Runner
 from adaptspec.models.transformers_runner import TransformersRunner

@@ -44,7 +44,7 @@ class Written:
 
 
 class Judge:
-    """Says of written texts what the drafters would have made of them. All rows of the models must be free."""
+    """Computes each drafter's proposals for texts that the target wrote. All model rows must be free."""
 
     def __init__(self, target: Runner, drafters: Sequence[Drafter], *, history: bool = True) -> None:
         """With `history`, drafters that learn from other requests go by those of the same temperature judged before."""
@@ -52,10 +52,10 @@ class Judge:
         if other is not None:
             raise ConfigError(
                 f"{other.runner.info.name} has another tokenizer than the target: what it drafts depends on more than "
-                "the position, which a tape cannot tell; record with --draft none, or with a draft of the same one"
+                "the position, which a tape cannot hold; record with --draft none, or with a draft of the same one"
             )
         self._target = target
-        # What a drafter learns of passes with its own nodes, no text tells.
+        # No text shows what a drafter learns from passes over its own nodes.
         self._drafters = tuple(drafter for drafter in drafters if not drafter.learns_from_choices)
         self._history = history
 
@@ -123,7 +123,7 @@ class Judge:
         return replace(view, rejection=np.where(first < 0, 0.0, np.minimum(chance, 1.0)))
 
     def _after_miss(self, drafter: ModelDrafter, text: Written, wrong: IntArray) -> tuple[AfterMiss, Mapping[int, int]]:
-        """What the drafter itself goes on with where its token is wrong: no pass over the true text tells.
+        """What the drafter itself goes on with where its token is wrong: no pass over the true text shows it.
 
         Also by position how many tokens such a draft has, the wrong one included, where it comes to an end.
         """
@@ -205,7 +205,7 @@ def _readable(runner: Runner, text: Written) -> int:
 
 # The deepest draft that a policy may ask for.
 _DEEPEST = 64
-# Of so many candidates at each position it is noted how sure a drafter is of them.
+# Candidates per position whose confidence is recorded.
 CANDIDATES = 8
 
 
@@ -248,19 +248,19 @@ class _Found:
         count = int(draft.chain[0])
         if not count:
             return
-        proposed, sure = draft.token[:count], draft.confidence
+        proposed, confidence = draft.token[:count], draft.confidence
         true = self._output[at : at + count]
         wrong = np.flatnonzero(proposed[: len(true)] != true)
         self._reach[at], self._run[at] = count, wrong[0] if len(wrong) else len(true)
-        self.first[at], self._confidence[at] = proposed[0], sure[0]
+        self.first[at], self._confidence[at] = proposed[0], confidence[0]
         firsts = np.flatnonzero(draft.parent < 0)
         ranks = draft.rank[firsts]
-        self._top[at, ranks] = sure[firsts]
+        self._top[at, ranks] = confidence[firsts]
         right = ranks[draft.token[firsts] == true[0]]
         if len(right):
             self._rank[at] = right[0]
         if not self._run[at]:
-            after = sure[1 : min(count, 1 + self._after.shape[1])]
+            after = confidence[1 : min(count, 1 + self._after.shape[1])]
             self._after[at, : len(after)] = after
 
     def view(self) -> DraftView:

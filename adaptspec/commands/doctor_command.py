@@ -6,36 +6,38 @@ import argparse
 import shlex
 import time
 from collections.abc import Mapping
-from functools import partial
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from adaptspec.command_line import add_table_forms, given_values
 from adaptspec.commands.arguments import (
-    add_runner,
-    add_threads,
-    device,
+    add_engine,
     engine_config,
     new_file,
+    non_negative,
     positive,
-    progress,
-    seconds,
-    tell,
 )
+from adaptspec.commands.output import add_json, print_result, write_text
 from adaptspec.errors import ConfigError
+from adaptspec.quantity import quantity
+from adaptspec.settings import words_of
+
+if TYPE_CHECKING:
+    from adaptspec.config import EngineConfig
 
 _PER_TASK = 3
+# Of the engine's settings: it tries several drafts, by prompts that name their task and have no template.
+_LEFT_OUT = ("draft", "detect_tasks", "chat_template", "default_chat_template_kwargs", "sanitize_control_tokens")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of `adaptspec doctor`."""
     parser.description = (
-        "Try a model on this machine in its data types and with drafts, and say which is fastest, what each draft "
-        "would earn, by task, whether speculation is worth it at all, and what would help. One request at a time, "
-        "greedy. Nothing else should run meanwhile."
+        "Measure a model on this machine in its data types, with lookups and with drafts, next to plain decoding, and "
+        "say what to serve it with: the answer may be not to speculate. One request at a time, greedy. Nothing else "
+        "should run meanwhile."
     )
     add = parser.add_argument
-    add("--model", default="bundled", help="the target, as of `adaptspec serve` (default: %(default)s)")
     add(
         "--draft",
         dest="drafts",
@@ -45,41 +47,27 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "(of the target itself, and the bundled one for the bundled target); may be repeated (default: the bundled one "
         "for the bundled target, and quantized:int8). Lookup and counts are tried in any case",
     )
-    add("--allow-pickle", action="store_true", help="read plain tensors out of a head's .bin or .pt files")
-    add("--counts", default="auto", metavar="FILE", help="counts of a corpus to draft from (default: the model's own)")
     add("--prompts", type=Path, metavar="FILE", help="JSONL of task, source, prompt (default: one of each task)")
     add("--tokens", type=positive, default=128, help="most tokens per answer (default: %(default)s)")
     add(
         "--seconds",
-        type=seconds,
+        type=non_negative,
         default=90.0,
         help="how long all of it may take: prompts and tokens are chosen to fit (default: %(default)s)",
     )
-    add("--device", type=device, default="auto", help="auto, cpu, cuda or cuda:N (default: %(default)s)")
-    add(
-        "--dtype",
-        default="auto",
-        choices=["auto", "float32", "bfloat16", "float16"],
-        help="(default: all for which this CPU has fast products)",
-    )
-    add_runner(parser)
-    add_threads(parser)
     add("--write", type=new_file, metavar="FILE", help="write the policy that was found best, such as policy.yaml")
-    add_table_forms(parser, json=True)
+    add_engine(parser, leave_out=_LEFT_OUT)
+    add_json(parser)
     parser.set_defaults(run=_run)
 
 
 def _run(arguments: argparse.Namespace) -> int:
     began = time.monotonic()  # libraries take some of the time to load
-    from adaptspec.bench.doctor import (
-        DoctorSettings,
-        doctor_configs,
-        doctor_drafts,
-        doctor_report,
-        doctor_steps,
-        run_doctor,
-    )
+    from rich.console import Console
+
+    from adaptspec.bench.doctor import DoctorSettings, diagnose, doctor_configs, doctor_drafts, doctor_report
     from adaptspec.bench.workloads import read_workloads
+    from adaptspec.start_status import StartStatus
 
     if arguments.tokens < 2:
         raise ConfigError("--tokens is 1; a timing needs at least 2")
@@ -89,24 +77,29 @@ def _run(arguments: argparse.Namespace) -> int:
     config, workloads = engine_config(arguments), read_workloads(arguments.prompts, _PER_TASK)
     drafts, configs = doctor_drafts(config, arguments.drafts), doctor_configs(config)
     settings = DoctorSettings(arguments.tokens, max(0.0, arguments.seconds - (time.monotonic() - began)))
-    with progress("doctor", doctor_steps(len(configs), drafts, workloads)) as tick:
-        result = run_doctor(configs, drafts, workloads, settings, tick, progress=partial(tick, advance=0))
-    serve = shlex.join(_serving(arguments, result, file))
+    console = Console(stderr=True)
+
+    def done(text: str) -> None:
+        console.print(text, highlight=False, soft_wrap=True, markup=False)
+
+    with StartStatus(console, "doctor") as status:
+        status(
+            f"trying {quantity(len(configs), 'configuration')} and {quantity(len(drafts), 'draft')}, about "
+            f"{arguments.seconds:.0f} s"
+        )
+        result = diagnose(configs, drafts, workloads, settings, done, progress=status)
+    serve = shlex.join(_serving(config, result, file))
     hint = "" if arguments.write else "  (--write policy.yaml writes the policy)"
-    status = tell(arguments, {**result, "serve": serve}, doctor_report(result, serve + hint))
+    status_code = print_result(arguments, {**result, "serve": serve}, doctor_report(result, serve + hint))
     if arguments.write is not None:
-        head = f"# Of `adaptspec doctor`: {result['best']['mean']:.2f} x plain decoding is to be expected.\n# {serve}\n"
-        try:
-            file.write_text(head + result["policy"], encoding="utf-8")
-        except OSError as error:
-            raise ConfigError(f"--write {file}: cannot be written ({error.strerror}); choose another file") from error
-    return status
+        mean = result["best"]["over_first"]["mean"]
+        head = f"# Of `adaptspec doctor`: {mean:.2f} x plain decoding is to be expected.\n# {serve}\n"
+        write_text(file, head + result["policy"], "--write")
+    return status_code
 
 
-def _serving(arguments: argparse.Namespace, result: Mapping[str, Any], policy: Path) -> list[str]:
-    """The command that serves what was found best."""
-    draft, given = result["best"]["draft"] if result["worth"] else None, given_values(arguments)
-    same = [part for name in ("counts", "device") if name in given for part in (f"--{name}", given[name])]
-    same += [part for name in ("dtype", "runner") if result[name] != "auto" for part in (f"--{name}", result[name])]
-    same += ["--policy", str(policy), *(["--allow-pickle"] if draft and arguments.allow_pickle else [])]
-    return ["adaptspec", "serve", "--model", arguments.model, "--draft", draft or "none", *same]
+def _serving(config: EngineConfig, result: Mapping[str, Any], policy: Path) -> list[str]:
+    """The command that serves what was found best, as it was measured."""
+    draft = result["best"]["draft"] if result["worth"] else None
+    best = replace(config, draft=draft, dtype=result["dtype"], runner=result["runner"], policy=(str(policy),))
+    return ["adaptspec", "serve", *words_of(best)]

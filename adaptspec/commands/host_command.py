@@ -51,7 +51,7 @@ def _add_vllm(parser: argparse.ArgumentParser) -> None:
 
 def _add_check(parser: argparse.ArgumentParser) -> None:
     parser.description = (
-        "Say what of a policy is left out inside another engine, a line each with its place in the file. "
+        "Say what of a policy is left out inside another engine, a line each with line and column. "
         "The exit status is 1 where it is refused: its text would be another one, or nothing would be left to draft."
     )
     add_policy(parser, "policy")

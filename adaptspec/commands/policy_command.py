@@ -1,16 +1,16 @@
-"""`adaptspec policy ...`: look at policies, check them, compare them, bring them from elsewhere."""
+"""`adaptspec policy ...`: look at policies, check them, simulate them, explain what they did."""
 
 from __future__ import annotations
 
 import argparse
 import json
 import sys
-from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from adaptspec.command_line import add_table_forms, later
-from adaptspec.commands.arguments import POLICY, add_policies, add_policy, new_file
+from adaptspec.command_line import lazy
+from adaptspec.commands.arguments import POLICY, add_policies, add_policy, natural, non_negative
+from adaptspec.commands.output import add_json, print_result
 from adaptspec.control.language.library import find_policy, shipped_policies
 from adaptspec.errors import ConfigError, PolicyError
 
@@ -33,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of `adaptspec policy`."""
     actions = parser.add_subparsers(metavar="ACTION", required=True)
     one = actions.add_parser("list", help="the policies that ship, and when to use them")
-    add_table_forms(one)
+    add_json(one)
     one.set_defaults(run=_list)
     one = actions.add_parser("show", help="print a policy file")
     add_policy(one, "policy")
@@ -43,18 +43,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     one.set_defaults(run=_validate)
     one = actions.add_parser("schema", help="print the JSON Schema of policy files, for editors")
     one.set_defaults(run=_schema)
-    one = actions.add_parser("diff", help="what differs between two policies, defaults filled in")
-    add_policy(one, "left", metavar="A")
-    add_policy(one, "right", metavar="B")
-    one.set_defaults(run=_diff)
     add_simulate_arguments(actions.add_parser("simulate", help="what policies would have earned on recorded requests"))
     _add_explain(actions.add_parser("explain", help="why a policy chose what it did, from a server's journal"))
-    _add_tune(actions.add_parser("tune", help="search a policy's parameters on tapes; held-out prompts decide"))
-    one = actions.add_parser("import", help="make a policy of another engine's configuration")
-    one.add_argument("engine", choices=["sglang", "vllm"], help="whose configuration it is")
-    one.add_argument("file", type=Path, help="its JSON file")
-    one.add_argument("-o", "--output", type=Path, help="file to write; an existing one is kept (default: print it)")
-    one.set_defaults(run=_import)
 
 
 def add_simulate_arguments(parser: argparse.ArgumentParser) -> None:
@@ -66,19 +56,46 @@ def add_simulate_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_policy(parser, "policies", nargs="*", default=[], help=f"policies to compare: {POLICY} (default: goodput)")
     _add_source(parser)
-    # All of the bundled tape at batch sizes 1, 4, 16 and 64 takes minutes; the defaults take under half a minute.
-    cost = "all that ship for the tape's model; with --journal, that of its rounds"
-    _add_recorded(parser, cost=cost, batch="1,16", requests=20)
     add = parser.add_argument
+    add(
+        "--cost",
+        action="append",
+        default=[],
+        metavar="NAME|FILE",
+        help=f"the machine that times the rounds: {', '.join(MACHINES)}, or a JSON file, such as `bench record "
+        "--costs-out` writes; may be given again (default: all that ship for the tape's model; with --journal, that of "
+        "its rounds)",
+    )
+    # All of the bundled tape at batch sizes 1, 4, 16 and 64 takes minutes; the defaults take under half a minute.
+    add(
+        "--batch",
+        default="1,16",
+        help="batch sizes, comma-separated; dashes for stages of one stream, as in 1-16-1 (default: %(default)s)",
+    )
+    add(
+        "--requests",
+        type=natural,
+        default=20,
+        metavar="N",
+        help="at most so many requests of each task, spread over the tape; 0: all (default: %(default)s)",
+    )
     add_policies(parser, "; the same as one without --policy")
+    add(
+        "--set",
+        action="append",
+        default=[],
+        dest="settings",
+        metavar="PATH=A,B,...",
+        help="compare values of a parameter of one policy, such as spec.choose.depth=1,2,4; may be given again "
+        "for all combinations",
+    )
     add("--mixed", action="store_true", help="only streams that mix all tasks, not each task by itself")
     add("--temperature", type=float, help="only requests recorded at this temperature")
-    add("--prefill", type=int, default=0, metavar="TOKENS", help="prompt tokens read per round; 0: free")
-    add("--noise", type=float, default=0.0, help="sigma of log-normal noise on times (default: none)")
-    add("--seed", type=int, default=0, help="of the noise, and of draws under rejection")
-    add_table_forms(parser, json=True)
-    add("--plot", type=new_file, metavar="FILE", help="draw the cells into a .png, .svg or .pdf")
-    parser.set_defaults(run=later("adaptspec.commands.run_simulation:run_simulate"))
+    add("--prefill", type=natural, default=0, metavar="TOKENS", help="prompt tokens read per round; 0: free")
+    add("--noise", type=non_negative, default=0.0, help="sigma of log-normal noise on times (default: none)")
+    add("--seed", type=natural, default=0, help="of the noise, and of draws under rejection")
+    add_json(parser)
+    parser.set_defaults(run=lazy("adaptspec.commands.run_simulation:run_simulate"))
 
 
 def _add_explain(parser: argparse.ArgumentParser) -> None:
@@ -96,64 +113,9 @@ def _add_explain(parser: argparse.ArgumentParser) -> None:
     )
     add("--journal", type=Path, required=True, metavar="FILE", help="the file given to serve --journal")
     add("--request", metavar="ID", help="only this request (the id in its response), round by round")
-    add("--rounds", type=int, metavar="N", help="also print the last N rounds")
-    add_table_forms(parser, json=True)
-    parser.set_defaults(run=later("adaptspec.commands.run_journal_analysis:run_explain"))
-
-
-def _add_tune(parser: argparse.ArgumentParser) -> None:
-    parser.description = (
-        "Search a policy's parameters on tapes, or on what a journal tells. Half of the prompts are searched on, the "
-        "others decide: what they do not confirm is not claimed, and the original is kept. Deterministic for a seed."
-    )
-    add = parser.add_argument
-    add_policy(parser, "policy", help="the policy to start from")
-    _add_source(parser)
-    _add_recorded(
-        parser,
-        cost="the first that ships for the tape's model; with --journal, that of its rounds",
-        batch="1",
-        requests=24,
-    )
-    add(
-        "--set",
-        action="append",
-        default=[],
-        dest="space",
-        metavar="PATH=LOW..HIGH",
-        help="what to search, such as spec.choose.optimism=0..1 or spec.choose.scope=request|task; may be given again "
-        "(default: every number but the guards', within a factor of four of its value and the schema's bounds)",
-    )
-    add("--budget", type=int, default=24, help="candidates to try (default: %(default)s)")
-    add("--seed", type=int, default=0, help="of the search (default: %(default)s)")
-    add("--out", type=new_file, metavar="FILE", help="write the policy here, comments kept")
-    add("--json", action="store_true", help="print one JSON object")
-    parser.set_defaults(run=later("adaptspec.commands.run_simulation:run_tune"))
-
-
-def _add_recorded(parser: argparse.ArgumentParser, *, cost: str, batch: str, requests: int) -> None:
-    """The requests to replay, and the machines to replay them on; `cost` describes the default."""
-    add = parser.add_argument
-    add(
-        "--cost",
-        action="append",
-        default=[],
-        metavar="NAME|FILE",
-        help=f"the machine that times the rounds: {', '.join(MACHINES)}, or a JSON file, such as `bench record "
-        f"--costs-out` writes; may be given again (default: {cost})",
-    )
-    add(
-        "--batch",
-        default=batch,
-        help="batch sizes, comma-separated; dashes for stages of one stream, as in 1-16-1 (default: %(default)s)",
-    )
-    add(
-        "--requests",
-        type=int,
-        default=requests,
-        metavar="N",
-        help="at most so many requests of each task, spread over the tape; 0: all (default: %(default)s)",
-    )
+    add("--rounds", type=natural, metavar="N", help="also print the last N rounds")
+    add_json(parser)
+    parser.set_defaults(run=lazy("adaptspec.commands.run_journal_analysis:run_explain"))
 
 
 def _add_source(parser: argparse.ArgumentParser) -> None:
@@ -170,7 +132,7 @@ def _add_source(parser: argparse.ArgumentParser) -> None:
         "--journal",
         type=Path,
         metavar="FILE",
-        help="the journal of a server (`serve --journal`) in place of a tape, with costs as its rounds tell. A journal "
+        help="the journal of a server (`serve --journal`) in place of a tape, with the costs of its rounds. A journal "
         "knows only what was drafted: where the server drafted less than a policy would, agreement is drawn from like "
         "positions, so results for deeper drafts are guesses; a tape knows them all",
     )
@@ -178,15 +140,15 @@ def _add_source(parser: argparse.ArgumentParser) -> None:
 
 def _list(arguments: argparse.Namespace) -> int:
     from adaptspec.control.language.loader import load_policy_spec
-    from adaptspec.tables import Table, show
+    from adaptspec.tables import table_of
 
-    table = Table("policy", "algorithm", "drafters", "description")
+    rows = []
     for path in shipped_policies():
         spec = load_policy_spec(path)
         drafters = ", ".join(spec.drafters) or ("those of the server" if spec.drafts else "none")
-        table.add_row(spec.name, spec.spec.choose.algorithm, drafters, spec.metadata.description)
-    show([table], arguments.form)
-    return 0
+        row = {"policy": spec.name, "algorithm": spec.spec.choose.algorithm, "drafters": drafters}
+        rows.append({**row, "description": spec.metadata.description})
+    return print_result(arguments, rows, [table_of(rows)])
 
 
 def _show(arguments: argparse.Namespace) -> int:
@@ -233,49 +195,4 @@ def _schema(_: argparse.Namespace) -> int:
     from adaptspec.control.language.spec import schema
 
     print(json.dumps(schema(), indent=2))
-    return 0
-
-
-def _diff(arguments: argparse.Namespace) -> int:
-    from adaptspec.control.language.loader import load_policy_spec
-
-    left, right = (load_policy_spec(find_policy(name)) for name in (arguments.left, arguments.right))
-    print("\n".join(differences(left, right)) or "the two mean the same")
-    return 0
-
-
-def differences(left: PolicySpec, right: PolicySpec) -> list[str]:
-    """Every difference of meaning once defaults are filled in, by path: names and descriptions too, layout not."""
-    one, other = (dict(_leaves(spec.model_dump(by_alias=True), "")) for spec in (left, right))
-    found = {path: (one.get(path), other.get(path)) for path in {**one, **other}}
-    return [_told(path, *both) for path, both in found.items() if both[0] != both[1]]
-
-
-def _told(path: str, left: object, right: object) -> str:
-    if left is None:
-        return f"{path}: + {right}"
-    return f"{path}: - {left}" if right is None else f"{path}: {left} -> {right}"
-
-
-def _leaves(value: Mapping[Any, object], path: str) -> Iterator[tuple[str, object]]:
-    for key, below in value.items():
-        here = f"{path}.{key}" if path else str(key)
-        if isinstance(below, dict):
-            yield from _leaves(below, here)
-        else:
-            yield here, below
-
-
-def _import(arguments: argparse.Namespace) -> int:
-    from adaptspec.commands.policy_import import IMPORTERS
-
-    text = IMPORTERS[arguments.engine](arguments.file)
-    if arguments.output is None:
-        print(text, end="")
-        return 0
-    try:
-        with arguments.output.open("x", encoding="utf-8") as file:
-            file.write(text)
-    except OSError as error:
-        raise ConfigError(f"{arguments.output}: cannot be written ({error.strerror}); choose another file") from error
     return 0

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from contextlib import nullcontext
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
 
 from adaptspec.bench.against import Answer, against_report, check_against, compared, run_against
 from adaptspec.bench.workloads import read_workloads
+from adaptspec.config import EngineConfig
 from adaptspec.engine.build import Built, build
-from adaptspec.engine.core import EngineLimits
-from adaptspec.engine.engine_config import EngineConfig
 from adaptspec.engine.sync_engine import Engine
 from adaptspec.errors import ConfigError
 from adaptspec.request import SamplingParams
@@ -31,7 +32,7 @@ def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def config(target_path: Path) -> EngineConfig:
-    return EngineConfig(str(target_path), None, limits=EngineLimits(max_rows=1))
+    return EngineConfig(model=str(target_path), draft=None, max_num_seqs=1)
 
 
 @pytest.fixture
@@ -69,10 +70,28 @@ def test_a_server_that_is_not_there_is_named(built: Built, config: EngineConfig)
         run_against("http://127.0.0.1:9", built, config, WORK, TOKENS, tick=lambda _: None)
 
 
+def test_a_server_of_another_api_is_named(built: Built, config: EngineConfig) -> None:
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(b"{}")
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.handle_request)
+        thread.start()
+        with pytest.raises(ConfigError, match="/v1/models does not answer as OpenAI's API does"):
+            run_against(f"http://127.0.0.1:{server.server_port}", built, config, WORK, TOKENS, tick=lambda _: None)
+        thread.join()
+
+
 @pytest.mark.parametrize("engine", ["transformers", "http://127.0.0.1:9"])
 def test_a_gguf_file_is_compared_with_servers_only(make_model: MakeModel, tmp_path: Path, engine: str) -> None:
     """Refused before a model is loaded, with what to give."""
-    config = EngineConfig(str(write_gguf(make_model("llama"), tmp_path / "tiny.gguf", "F32")))
+    config = EngineConfig(model=str(write_gguf(make_model("llama"), tmp_path / "tiny.gguf", "F32")))
     refused = pytest.raises(ConfigError, match="give --model DIR with safetensors, or the URL of a server")
     with refused if engine == "transformers" else nullcontext():
         check_against(engine, config)

@@ -14,7 +14,7 @@ from adaptspec.bench.contenders import policy_engine
 from adaptspec.bench.exactness import (
     BATCHES,
     KINDS,
-    Setting,
+    EngineSetup,
     compared,
     exactness_report,
     exactness_requests,
@@ -22,10 +22,9 @@ from adaptspec.bench.exactness import (
     run_exactness,
 )
 from adaptspec.bench.workloads import read_workloads
+from adaptspec.config import EngineConfig
 from adaptspec.control.language.loader import parse_policy_spec
 from adaptspec.engine.build import Built, build
-from adaptspec.engine.core import EngineLimits
-from adaptspec.engine.engine_config import EngineConfig
 from adaptspec.request import Request, SamplingParams
 from adaptspec.results import Completion, FinishReason, SpeculationStats, Timings, TokenLogprob
 from tests.policies.world import HEADER
@@ -44,7 +43,7 @@ def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def config(target_path: Path, draft_path: Path) -> EngineConfig:
-    return EngineConfig(str(target_path), str(draft_path), limits=EngineLimits(max_rows=16))
+    return EngineConfig(model=str(target_path), draft=str(draft_path), max_num_seqs=16)
 
 
 def asked(built: Built) -> list[Request]:
@@ -88,7 +87,9 @@ def test_a_wrong_verification_is_caught(config: EngineConfig) -> None:
     """A policy that accepts every draft changes answers, and each difference is located."""
     built = build(config)
     plain_decoding = exactness_settings(built, config)[0]
-    lossy = Setting("lossy", "draft-model", partial(policy_engine, built, config, parse_policy_spec(LOSSY, "lossy")))
+    lossy = EngineSetup(
+        "lossy", "draft-model", partial(policy_engine, built, config, parse_policy_spec(LOSSY, "lossy"))
+    )
     result = run_exactness(built, config, [plain_decoding, lossy], asked(built), lambda _: None)
     plain, wrong = result["settings"][: len(BATCHES)], result["settings"][len(BATCHES) :]
     assert not any(row["different"] for row in plain)

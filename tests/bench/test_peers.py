@@ -63,7 +63,11 @@ def test_servers_are_compared_and_stopped(target_path: Path, other: str) -> None
         assert (first["same_text"], second["same_text"], third["same_text"]) == (True, True, False)
         assert first["tokens"] == second["tokens"]
         assert all(0.0 < one["first_token_seconds"] < 60.0 for one in run["peers"])
-        assert second["over_first"]["low"] <= second["over_first"]["mean"] <= second["over_first"]["high"]
+        ratio = second["over_first"]
+        if run["clients"] == 1:
+            assert ratio["low"] <= ratio["mean"] <= ratio["high"]
+        else:  # all prompts are one group, which gives no interval
+            assert (ratio["low"], ratio["high"]) == (None, None)
     assert len(peers_report(result)) == 2
     for one in result["peers"][:2]:
         port = re.findall(r"\d+", one["url"])[-1]
@@ -87,7 +91,7 @@ def test_the_command_runs_ours_beside_them(
     assert [one["name"] for one in result["peers"]] == ["other", "adaptspec off", "adaptspec goodput-ngram"]
     (run,) = result["runs"]
     assert run["peers"][1]["tokens"] == run["peers"][2]["tokens"] > 0
-    assert result["adaptspec"]["config"]["engine"]["model"] == str(target_path)
+    assert result["adaptspec"]["config"]["model"] == str(target_path)
 
 
 def test_a_peer_that_ends_at_once_is_reported_with_its_output() -> None:

@@ -15,13 +15,13 @@ from safetensors.torch import load_file, save_file
 from adaptspec.bench.record_tape import RecordSettings, record
 from adaptspec.bench.workloads import Workloads, encode
 from adaptspec.cli import main
+from adaptspec.config import EngineConfig
 from adaptspec.control.controller import Controller
 from adaptspec.control.cost_model import CostModel
 from adaptspec.control.policy import BatchSignals
 from adaptspec.decision import Decision, StopTable, TreeTable
 from adaptspec.engine.build import Built, assemble, build
 from adaptspec.engine.core import EngineLimits
-from adaptspec.engine.engine_config import EngineConfig
 from adaptspec.request import Request, SamplingParams, SpeculationParams
 from adaptspec.rounds import RoundRecord
 from adaptspec.simulation.machine import load_machine
@@ -54,7 +54,7 @@ def folders(make_model: MakeModel, tmp_path_factory: pytest.TempPathFactory) -> 
 @pytest.fixture(scope="module")
 def built(folders: tuple[Path, Path, Path]) -> Built:
     target, draft, cache = folders
-    config = EngineConfig(str(target), str(draft), device="cpu", limits=EngineLimits(max_rows=4), detect_tasks=False)
+    config = EngineConfig(model=str(target), draft=str(draft), device="cpu", max_num_seqs=4, detect_tasks=False)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(cache))
         return build(config)
@@ -65,7 +65,7 @@ def line(folders: tuple[Path, Path, Path], monkeypatch: pytest.MonkeyPatch) -> l
     """The command that records drafts of these models."""
     target, draft, cache = folders
     monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
-    models = f"--model {target} --draft {draft} --device cpu --max-rows 4 --no-task-detection"
+    models = f"--model {target} --draft {draft} --device cpu --max-num-seqs 4 --no-detect-tasks"
     return ["bench", "record", *models.split()]
 
 
@@ -244,9 +244,7 @@ def test_the_command_writes_a_tape_and_its_costs(
     assert json.loads(costs.read_text())["models"] == built.pair
 
 
-@pytest.mark.parametrize(
-    "more", ["--tokens 1", "--tokens 100000", "--temperatures warm", "--temperatures -1", "--prompts 0"]
-)
+@pytest.mark.parametrize("more", ["--tokens 1", "--tokens 100000", "--temperatures warm", "--temperatures -1"])
 def test_settings_that_cannot_be_recorded_are_refused(more: str, line: list[str], tmp_path: Path) -> None:
     """With a message, before anything is written."""
     out = tmp_path / "tape.npz"

@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
+from argparse import ArgumentParser
 from pathlib import Path
 
 import pytest
 
 from adaptspec.cli import main
-from adaptspec.command_line import Parser
-from adaptspec.commands.arguments import add_models, engine_config, new_file
+from adaptspec.commands.arguments import add_engine, engine_config, new_file
 
 
-def _parser() -> Parser:
-    parser = Parser()
-    add_models(parser)
-    return parser
-
-
-def test_names_of_other_engines_are_understood() -> None:
-    """Command lines made for vLLM go on working."""
-    config = engine_config(_parser().parse_args(["--max-model-len", "512", "--max-num-seqs", "3"]))
-    assert (config.context, config.limits.max_rows) == (512, 3)
+def test_a_variable_of_a_flag_that_a_command_does_not_have_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A shell that serves with ADAPTSPEC_POLICY may measure other policies."""
+    monkeypatch.setenv("ADAPTSPEC_POLICY", "off")
+    monkeypatch.setenv("ADAPTSPEC_MAX_MODEL_LEN", "64")
+    parser = ArgumentParser()
+    add_engine(parser)
+    config = engine_config(parser.parse_args(["--model", "m"]))
+    assert (config.model, config.max_model_len, config.policy) == ("m", 64, ())
 
 
 @pytest.mark.parametrize(
@@ -28,11 +26,9 @@ def test_names_of_other_engines_are_understood() -> None:
     [
         "doctor --write",
         "train counts --corpus c --out",
-        "train tasks --corpus c --out",
+        "train tasks c --out",
         "bench record --out",
         "bench record --costs-out",
-        "policy tune p --out",
-        "policy simulate --plot",
     ],
 )
 def test_where_to_write_is_known_before_the_work(line: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -5,16 +5,16 @@ from __future__ import annotations
 import json
 import resource
 import shlex
+from argparse import ArgumentParser
 from pathlib import Path
 
 import pytest
 
 from adaptspec.cli import main
-from adaptspec.command_line import Parser
 from adaptspec.commands import serve_command
 from adaptspec.commands.arguments import engine_config
+from adaptspec.config import EngineConfig
 from adaptspec.engine.build import build
-from adaptspec.engine.engine_config import EngineConfig
 
 
 @pytest.fixture(autouse=True)
@@ -37,25 +37,27 @@ def test_what_it_writes_is_checked_and_served(
     """All drafts in one run; what is not there is left out and reported; the policy is one of the language."""
     policy, missing = tmp_path / "policy.yaml", tmp_path / "nothing"
     line = ["doctor", "--model", str(target_path), "--prompts", str(prompts), "--tokens", "12", "--dtype", "float32"]
+    line += ["--threads", "1", "--max-model-len", "96"]
     drafts = [part for draft in (draft_path, "quantized:int8", missing) for part in ("--draft", str(draft))]
     assert main([*line, *drafts, "--write", str(policy), "--json"]) == 0
     result = json.loads(capsys.readouterr().out)
-    assert set(result["plain_tokens_per_second"]) == {"chat", "code"}
-    assert {row["draft"] for row in result["drafters"]} == {str(draft_path), "quantized:int8", None}
-    memory = {row["draft"]: row["memory"] for row in result["drafters"]}
+    assert result["plain_tokens_per_second"] > 0.0
+    assert {row["draft"] for row in result["candidates"]} == {str(draft_path), "quantized:int8", None}
+    memory = {row["draft"]: row["memory"] for row in result["candidates"]}
     assert memory[None] == 0 < memory["quantized:int8"]
-    assert set(result["unusable"]) == {str(missing)}
+    assert set(result["unusable"]) == {f"draft {missing}"}
+    assert result["file"] == str(target_path)
     assert str(policy) in result["serve"]
     assert main(["policy", "validate", str(policy)]) == 0
     draft = result["best"]["draft"] if result["worth"] else None
-    built = build(EngineConfig(str(target_path), draft, policies=(str(policy),)))
+    built = build(EngineConfig(model=str(target_path), draft=draft, policy=(str(policy),)))
     assert built.core.controller.default == "doctor"
     program, command, *served = shlex.split(result["serve"])
     assert (program, command) == ("adaptspec", "serve")
-    parser = Parser()
+    parser = ArgumentParser()
     serve_command.add_arguments(parser)
     assert engine_config(parser.parse_args(served)) == EngineConfig(
-        str(target_path), draft, (str(policy),), dtype="float32"
+        model=str(target_path), draft=draft, policy=(str(policy),), dtype="float32", threads=1, max_model_len=96
     )
 
 
@@ -76,7 +78,7 @@ def test_people_read_the_verdict_even_if_the_policy_cannot_be_written(
         resource.setrlimit(resource.RLIMIT_FSIZE, usual)
     shown = capsys.readouterr()
     assert status == 2
-    assert shown.out.startswith(("Yes: ", "No: "))
+    assert shown.out.startswith(("Speculate with ", "Do not speculate: "))
     assert "would help" in shown.out
     assert "choose another file" in shown.err
 

@@ -8,7 +8,6 @@ import pytest
 
 from adaptspec.cli import main
 from adaptspec.control.language.library import find_policy
-from adaptspec.control.language.loader import parse_policy_spec
 
 
 def test_policy_show_prints_the_file_with_its_reasons(capsys: pytest.CaptureFixture[str]) -> None:
@@ -73,39 +72,3 @@ def test_policy_schema_is_the_committed_one(capsys: pytest.CaptureFixture[str]) 
     assert main(["policy", "schema"]) == 0
     committed = find_policy("goodput").with_name("policy.schema.json")
     assert capsys.readouterr().out == committed.read_text()
-
-
-def test_policy_diff_tells_what_a_change_means(capsys: pytest.CaptureFixture[str]) -> None:
-    """By path, with defaults."""
-    assert main(["policy", "diff", "goodput", "static-3"]) == 0
-    assert "spec.choose.algorithm: goodput -> static" in capsys.readouterr().out
-    assert main(["policy", "diff", "goodput", "goodput"]) == 0
-    assert capsys.readouterr().out == "the two mean the same\n"
-
-
-def test_policy_import_writes_a_policy_that_is_valid(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """To the terminal or to a file, which is never overwritten. Without a guard, which the other engine has not."""
-    config, policy = tmp_path / "config.json", tmp_path / "mine.yaml"
-    config.write_text('{"num_speculative_tokens": 4, "method": "ngram"}')
-    assert main(["policy", "import", "vllm", str(config)]) == 0
-    printed = capsys.readouterr().out
-    assert main(["policy", "import", "vllm", str(config), "-o", str(policy)]) == 0
-    assert policy.read_text() == printed
-    assert main(["policy", "validate", str(policy)]) == 0
-    for engine, text in (
-        ("vllm", '{"num_speculative_tokens": 4, "disable_by_batch_size": 8}'),
-        ("vllm", '{"num_speculative_tokens_per_batch_size": [[1, 8, 3]]}'),
-        ("sglang", "{}"),
-    ):
-        other = tmp_path / "other.json"
-        other.write_text(text)
-        capsys.readouterr()
-        assert main(["policy", "import", engine, str(other)]) == 0
-        guard = parse_policy_spec(capsys.readouterr().out).spec.guard
-        assert guard.never_slower is None
-        assert guard.max_batch_size == (8 if "disable" in text else None)
-    assert main(["policy", "import", "sglang", str(config)]) == 2
-    assert main(["policy", "import", "vllm", str(config), "-o", str(policy)]) == 2
-    shown = capsys.readouterr().err.splitlines()
-    assert "num_speculative_tokens: unknown key" in shown[0]
-    assert "cannot be written" in shown[-1]

@@ -1,11 +1,9 @@
-"""What policies earn in scenarios, with plain decoding, fixed depths and oracles to compare: JSON, tables, a plot."""
+"""What policies earn in scenarios, with plain decoding, fixed depths and oracles to compare."""
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -120,7 +118,7 @@ class Report:
     def table(self) -> Table:
         """Goodput relative to plain decoding; in brackets over the best fixed setting."""
         columns = ("machine", "work", "batch", "best static", "clairvoyant", *self.policies)
-        table = Table(*columns, title="goodput relative to off (over the best static tier)", keys=3)
+        table = Table(*columns, title="goodput relative to off (over the best static tier)")
         for cell in self.cells:
             known = cell.references
             best = f"{known.best_static / known.off:.2f} {known.best}"
@@ -222,42 +220,3 @@ def _mean(values: Sequence[float | None]) -> float | None:
     """Of those that are known."""
     known = [value for value in values if value is not None]
     return float(np.mean(known)) if known else None
-
-
-def plotting() -> Any:
-    """The figures of matplotlib. Raises ConfigError: matplotlib is not installed."""
-    try:
-        return importlib.import_module("matplotlib.figure")
-    except ImportError as error:
-        raise ConfigError("plots need matplotlib: pip install 'adaptspec[bench]', or leave out --plot") from error
-
-
-def plot_report(report: Report, path: Path) -> None:
-    """Draw one panel per machine into a file; its suffix (.png, .svg, .pdf) says which kind. Raises ConfigError:
-    matplotlib is not installed, or the file cannot be written.
-    """
-    figures = plotting()
-    machines = list(dict.fromkeys(cell.machine.label for cell in report.cells))
-    widest = max(sum(cell.machine.label == machine for cell in report.cells) for machine in machines)
-    figure = figures.Figure(figsize=(max(6.0, 0.45 * widest + 2.0), 4.0 * len(machines)), layout="constrained")
-    for axes, machine in zip(figure.subplots(len(machines), squeeze=False)[:, 0], machines, strict=True):
-        cells = [cell for cell in report.cells if cell.machine.label == machine]
-        places = range(len(cells))
-        known = [cell.references for cell in cells]
-        axes.axhline(1.0, color="grey", linewidth=0.8)
-        for name, mark, values in (
-            ("best static tier", "_", [own.best_static / own.off for own in known]),
-            ("clairvoyant", "^", [(own.clairvoyant or float("nan")) / own.off for own in known]),
-        ):
-            axes.plot(places, values, mark, color="black", label=name)
-        for policy in report.policies:
-            axes.plot(places, [cell.over_off(policy) for cell in cells], "o", markersize=4, label=policy)
-        names = [f"{cell.scenario.work} @ {cell.scenario.batch}" for cell in cells]
-        axes.set_xticks(places, names, rotation=90, fontsize=7)
-        axes.set_ylabel("goodput / off")
-        axes.set_title(machine)
-        axes.legend(fontsize=7)
-    try:
-        figure.savefig(path)
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{path}: the plot cannot be written ({error})") from error

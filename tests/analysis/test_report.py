@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from adaptspec.analysis.simulation_report import Report, simulate
+from adaptspec.analysis.report import Report, simulate
 from adaptspec.control.language.library import find_policy
 from adaptspec.control.language.loader import load_policy_spec
 from adaptspec.errors import ConfigError
