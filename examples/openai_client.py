@@ -1,4 +1,4 @@
-"""Talk to AdaptSpec with the `openai` package: a chat answer, a streamed one, and a request with wishes of its own.
+"""Talk to AdaptSpec with the `openai` package: a chat answer, a streamed one, and settings of one request.
 
 Needs `pip install openai` and a server (`adaptspec serve`). Run:
     python examples/openai_client.py [http://127.0.0.1:8000/v1]
@@ -27,7 +27,7 @@ answer = client.chat.completions.create(
 print(answer.choices[0].message.content)
 print("speculation:", (answer.model_extra or {})["metrics"]["speculative_decoding"])
 
-# The same, as it is written.
+# The next one is streamed.
 print("\nStreamed:")
 stream = client.chat.completions.create(
     model=model,
@@ -43,7 +43,7 @@ for chunk in stream:
     if chunk.usage is not None:
         print(f"\n{chunk.usage.completion_tokens} tokens")
 
-# Wishes for one request go into the `adaptspec` object: policy, task, max_depth.
+# Settings of one request go into the `adaptspec` object: policy, task, max_depth (0: no speculation, the same text).
 bounded = client.completions.create(
     model=model,
     prompt="def fibonacci(n):",

@@ -6,8 +6,7 @@ Run:
 
 from __future__ import annotations
 
-from adaptspec.engine import Engine
-from adaptspec.request import SamplingParams
+from adaptspec import Engine, SamplingParams
 
 PROMPTS = [
     "Once upon a time, in a village by the sea,",
@@ -15,6 +14,7 @@ PROMPTS = [
     '{"name": "Ada", "languages": [',
 ]
 
+# A policy is the name of a shipped one, or a file such as examples/my_policy.yaml.
 engine = Engine.from_pretrained("bundled", draft="bundled", policy="goodput")
 completions = engine.generate(PROMPTS, SamplingParams(max_tokens=64, temperature=0.0))
 

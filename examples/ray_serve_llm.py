@@ -12,7 +12,6 @@ CUDA graphs are captured for all depths if `speculative_config` also has `num_sp
 
 It was read by Ray 2.60 and its engine arguments by vLLM 0.32 (2026-11-23), and not run: no GPU was at hand. vLLM 0.29.0
 was run for itself, in its build for CPUs (adaptspec/hosts/README.md).
-What was run of Ray Serve, with AdaptSpec's own server, is in ray_serve.py.
 """
 
 from ray.serve.llm import LLMConfig, build_openai_app

@@ -1,12 +1,17 @@
-"""Equality of records, value for value."""
+"""Records: equality, value for value, and those of a journal."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import fields, is_dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+from adaptspec.journal import read_entries
+from adaptspec.rounds import RoundRecord
 
 
 def same(a: Any, b: Any) -> bool:
@@ -18,3 +23,8 @@ def same(a: Any, b: Any) -> bool:
     if isinstance(a, tuple):
         return type(a) is type(b) and len(a) == len(b) and all(map(same, a, b))
     return type(a) is type(b) and (bool(a == b) or (isinstance(a, float) and math.isnan(a) and math.isnan(b)))
+
+
+def read_journal(path: str | Path) -> Iterator[RoundRecord]:
+    """The rounds of a journal, oldest first."""
+    return (entry for entry in read_entries(path) if isinstance(entry, RoundRecord))

@@ -11,6 +11,8 @@ from pathlib import Path
 import yaml
 
 from adaptspec.commands.serve_command import add_arguments
+from adaptspec.config import ServeConfig
+from adaptspec.settings import load
 
 ROOT = Path(__file__).parents[1]
 DOCKERFILE = (ROOT / "examples" / "Dockerfile").read_text()
@@ -18,13 +20,13 @@ UNIT = (ROOT / "examples" / "adaptspec.service").read_text()
 GITHUB = ROOT / ".github"
 
 
-def _serve(command: list[str]) -> argparse.Namespace:
-    """What `adaptspec serve` reads in a command; unknown options fail."""
+def _serve(command: list[str]) -> ServeConfig:
+    """The settings of an `adaptspec serve` command; unknown options fail."""
     program, name, *options = command
     assert (Path(program).name, name) == ("adaptspec", "serve")
     parser = argparse.ArgumentParser()
     add_arguments(parser)
-    return parser.parse_args(options)
+    return load(ServeConfig, parser.parse_args(options).settings, environ={})
 
 
 def _instructions(name: str) -> list[str]:
@@ -66,7 +68,7 @@ def test_the_unit_starts_a_server_that_asks_for_keys() -> None:
     assert str(served.api_key_file) == f"%d/{credential.partition(':')[0]}"
     assert str(served.state_dir) == f"%S/{_of_unit('StateDirectory')[0]}"
     assert str(served.journal.parent) == f"%L/{_of_unit('LogsDirectory')[0]}"
-    assert float(_of_unit("TimeoutStopSec")[0]) > served.drain_seconds
+    assert float(_of_unit("TimeoutStopSec")[0]) > served.shutdown_timeout
     assert _of_unit("DynamicUser") == ["yes"]
     assert (_of_unit("Type"), _of_unit("TimeoutStartSec")) == (["notify"], ["infinity"]), "models take minutes to load"
     assert "AF_UNIX" in _of_unit("RestrictAddressFamilies")[0], "by which it notifies"

@@ -8,12 +8,10 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from adaptspec.app import ServeConfig
+from adaptspec.config import ServeConfig
 from adaptspec.control.language.loader import build_policy, parse_policy_spec
 from adaptspec.control.language.spec import schema
 from adaptspec.control.tasks import TaskNames
-from adaptspec.engine.core import EngineLimits
-from adaptspec.engine.engine_config import EngineConfig
 from tests.control.helpers import table
 from tests.policy_reference import REFERENCE, reference
 from tests.running import Running
@@ -46,8 +44,8 @@ def test_recipes_are_policies(recipe: str) -> None:
 async def test_recipes_serve_requests_without_a_draft_model(recipe: str, target_path: Path, tmp_path: Path) -> None:
     file = tmp_path / "mine.yaml"
     file.write_text(HEAD + recipe)
-    engine = EngineConfig(str(target_path), None, (str(file),), limits=EngineLimits(max_rows=2))
-    server = Running(ServeConfig(engine, port=0))
+    config = ServeConfig(model=str(target_path), draft=None, policy=(str(file),), max_num_seqs=2, port=0)
+    server = Running(config)
     body = {"prompt": [5, 6, 7, 5, 6], "max_tokens": 16, "ignore_eos": True, "adaptspec": {"policy": "mine"}}
     try:
         url = f"{await server.url()}/v1/completions"

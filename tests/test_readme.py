@@ -12,9 +12,11 @@ from adaptspec.control.language.loader import load_policy_spec
 
 ROOT = Path(__file__).parents[1]
 PAGES = [
+    ROOT / "README.md",
     *(
-        ROOT / part / "README.md"
-        for part in (".", "adaptspec", "adaptspec/hosts", "dashboards", "examples", "policies", "tests")
+        page
+        for part in ("adaptspec", "dashboards", "examples", "policies", "tests")
+        for page in sorted((ROOT / part).rglob("README.md"))
     ),
     *sorted((ROOT / ".github").glob("*.md")),
 ]

@@ -10,12 +10,10 @@ from typing import Any
 import aiohttp
 import pytest
 
-from adaptspec.app import ServeConfig
 from adaptspec.cli import main
-from adaptspec.engine.core import EngineLimits
-from adaptspec.engine.engine_config import EngineConfig
-from adaptspec.journal import RequestFinished, read_entries, read_journal
-from adaptspec.telemetry.otlp_export import TraceLevel, TraceSettings
+from adaptspec.config import ServeConfig
+from adaptspec.journal import RequestFinished, read_entries
+from tests.records import read_journal
 from tests.running import HEAD, Running, get
 from tests.telemetry.otlp import collecting
 
@@ -42,13 +40,19 @@ async def test_the_policy_that_when_chose_is_reported_everywhere(
     (tmp_path / "promise.yaml").write_text(PROMISE)
     journal = tmp_path / "journal.jsonl"
     with collecting() as collector:
-        engine = EngineConfig(
-            str(target_path), str(draft_path), (str(tmp_path / "outer.yaml"),), limits=EngineLimits(max_rows=4)
+        config = ServeConfig(
+            model=str(target_path),
+            draft=str(draft_path),
+            policy=(str(tmp_path / "outer.yaml"),),
+            max_num_seqs=4,
+            port=0,
+            served_model_name=("tiny",),
+            journal=journal,
+            otlp_traces_endpoint=collector.url,
+            trace_level="round",
+            admin_key="key",
         )
-        traces = TraceSettings(endpoint=collector.url, level=TraceLevel.ROUND, round_share=1.0)
-        server = Running(
-            ServeConfig(engine, port=0, served_model_name=("tiny",), journal=journal, traces=traces, admin_key="key")
-        )
+        server = Running(config)
         try:
             url = await server.url()
             async with aiohttp.ClientSession() as session:

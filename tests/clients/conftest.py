@@ -89,7 +89,7 @@ def _make_project(folder: Path, packages: tuple[str, ...], node: Path) -> None:
 @pytest.fixture(scope="session")
 def server() -> Iterator[Server]:
     """A server on the bundled pair, with a context that no client fills for long."""
-    running = start_server("--context", "256")
+    running = start_server("--max-model-len", "256")
     yield running
     assert running.process.poll() is None, "it must survive its clients"
     assert running.terminate() == 0

@@ -10,7 +10,7 @@ from typing import Any
 import openai
 import pytest
 
-from adaptspec.engine.engine_config import model_path
+from adaptspec.config import model_path
 from adaptspec.models.runner import Packed
 from adaptspec.models.tokenization import load_tokenizer
 from tests.clients.conftest import PROGRAMS, environment, node_project, run

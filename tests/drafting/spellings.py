@@ -15,7 +15,7 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers,
 from transformers import PreTrainedTokenizerFast
 
 import adaptspec
-from adaptspec.engine.engine_config import model_path
+from adaptspec.config import model_path
 from adaptspec.models.tokenization import load_tokenizer
 from tests.conftest import write_tiny_model
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from adaptspec.config import EngineConfig
 from adaptspec.control.language.loader import parse_policy_spec
 from adaptspec.control.language.spec import schema
 from adaptspec.drafters import DRAFTERS, Entry, Kind
@@ -14,8 +15,6 @@ from adaptspec.drafting.draft_model import DraftModelDrafter
 from adaptspec.drafting.drafter import Loaded
 from adaptspec.drafting.lookup import LookupDrafter
 from adaptspec.engine.build import build
-from adaptspec.engine.core import EngineLimits
-from adaptspec.engine.engine_config import EngineConfig
 from adaptspec.errors import PolicyError
 from adaptspec.models.kv_cache import CacheLimits
 from adaptspec.models.loading import load_model
@@ -63,7 +62,7 @@ def test_goodput_chooses_among_three_drafters(target_path: Path, draft_path: Pat
     file.write_text(f"{HEAD}spec: {{choose: {{algorithm: goodput}}, drafters: [draft-model, toy-model, toy-lookup]}}\n")
     notes = Notes()
     config = EngineConfig(
-        str(target_path), str(draft_path), (str(file),), limits=EngineLimits(max_rows=2), detect_tasks=False
+        model=str(target_path), draft=str(draft_path), policy=(str(file),), max_num_seqs=2, detect_tasks=False
     )
     built = build(config, [notes])
     names = [drafter.name for drafter in built.drafters]

@@ -15,6 +15,7 @@ import pytest
 from adaptspec.arrays import FloatArray
 from adaptspec.bench.record_tape import RecordSettings, record
 from adaptspec.bench.workloads import Workloads, encode, read_workloads
+from adaptspec.config import EngineConfig
 from adaptspec.control.cost_model import CostModel
 from adaptspec.control.language.library import shipped_policies
 from adaptspec.control.language.loader import load_policy_spec
@@ -25,7 +26,6 @@ from adaptspec.drafting.drafter import Draft, Drafter, DraftJob
 from adaptspec.drafting.lookup import LookupDrafter
 from adaptspec.engine.build import Built, assemble, build
 from adaptspec.engine.core import EngineLimits
-from adaptspec.engine.engine_config import EngineConfig
 from adaptspec.models.runner import Packed as Pass
 from adaptspec.models.runner import Runner
 from adaptspec.request import Request, SamplingParams, SpeculationParams
@@ -103,9 +103,7 @@ class PricedLookup(LookupDrafter):
 def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
     patch = pytest.MonkeyPatch()
     patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
-    made = build(
-        EngineConfig(device="cpu", limits=EngineLimits(max_rows=4), context=384, detect_tasks=False, counts=None)
-    )
+    made = build(EngineConfig(device="cpu", max_num_seqs=4, max_model_len=384, detect_tasks=False, counts=None))
     patch.undo()
     return made
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 
-from adaptspec.engine.engine_config import model_path
+from adaptspec.config import model_path
 from tests.conftest import TINY_VOCAB, write_tiny_model
 from tests.drafting.spellings import respelled_draft, translated_draft
 from tests.models.heads.golden import HEADS, medusa, write_mtp

@@ -15,8 +15,9 @@ from adaptspec.engine.core import EngineCore, EngineLimits
 from adaptspec.errors import OverloadedError, RequestError
 from adaptspec.request import Grammar, Reasoning, Request, SamplingParams
 from adaptspec.results import FinishReason
-from adaptspec.server.api.chat import ChatBody, gathered
+from adaptspec.server.api.chat import ChatRequest
 from adaptspec.server.api.constraints.grammar_text import ATTRIBUTES, lark_of
+from adaptspec.server.api.message_reader import gathered
 from adaptspec.server.api.tool_forms import FORMS
 from adaptspec.server.api.tools import Tool
 from tests.exactness import dictated
@@ -53,7 +54,7 @@ CALLS = [
     grammar
     for form in FORMS.values()
     for asked in (BODY, TYPED, {**BODY, "tool_choice": "required"})
-    if (chat := ChatBody.model_validate(asked)) and (grammar := chat.grammar(form=chat.call_form(form))) is not None
+    if (chat := ChatRequest.model_validate(asked)) and (grammar := chat.grammar(form=chat.call_form(form))) is not None
 ]
 GRAMMARS = [
     Grammar(json.dumps(SCHEMA)),
@@ -157,7 +158,7 @@ def test_calls_and_typed_answers_are_whole_in_every_form(world: World, form: str
     """What was drafted and verified is read as it was written: calls of known tools, or an answer by the schema."""
     ended = 0
     for seed in range(6):
-        asked = ChatBody.model_validate(TYPED)
+        asked = ChatRequest.model_validate(TYPED)
         written = asked.call_form(FORMS[form])
         params = SamplingParams(max_tokens=120, seed=seed, temperature=1.2, grammar=asked.grammar(form=written))
         done = _run(world, [Request("r", (50, 51, 52 + seed), params)], method, seed).done["r"]

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from transformers import PreTrainedTokenizerFast
 
+from adaptspec.config import EngineConfig
 from adaptspec.control.cost_model import CostModel
 from adaptspec.control.language.spec import PolicySpec
 from adaptspec.drafting.draft_model import DraftModelDrafter
@@ -22,7 +23,6 @@ from adaptspec.drafting.lookup import LookupDrafter
 from adaptspec.drafting.ngram_index import Histories
 from adaptspec.engine.build import assemble, build
 from adaptspec.engine.core import EngineCore, EngineLimits
-from adaptspec.engine.engine_config import EngineConfig
 from adaptspec.engine.load_models import decoder
 from adaptspec.engine.model_executor import ModelExecutor
 from adaptspec.gpu.decoder import GpuDecoder, gpu_decoder
@@ -141,10 +141,10 @@ class Worlds:
             settings["cache_tokens"] = SHORT
         target, draft = (INSTEAD.get(runtime, {}).get(name, name) for name in (kind.target, kind.draft))
         config = EngineConfig(
-            self._models.place(target),
-            self._models.place(draft),
-            context=CONTEXT,
-            limits=EngineLimits(max_rows=rows),
+            model=self._models.place(target),
+            draft=self._models.place(draft),
+            max_model_len=CONTEXT,
+            max_num_seqs=rows,
             threads=1,
             counts=None,
             detect_tasks=False,
@@ -219,7 +219,9 @@ RUNTIMES: Mapping[str, Runtime] = {
     # The code for GPUs with operators of torch: in bfloat16, where the last bit decides many ties.
     "gpu-on-cpu": Runtime({"device": "cpu", "dtype": "bfloat16"}, _in_blocks(reference_decoder), REFERENCE_HEADS),
     "ranks": Runtime({**_CPU, "tensor_parallel_size": 2}),
-    "pretend": Runtime({"device": "cuda", "dtype": "float32", "eager": True}, reference_decoder, REFERENCE_HEADS),
+    "pretend": Runtime(
+        {"device": "cuda", "dtype": "float32", "enforce_eager": True}, reference_decoder, REFERENCE_HEADS
+    ),
     # Unless told, a cache takes most of what is free on a device, and each of these models has one of its own.
     "cuda": Runtime({"device": "cuda", "dtype": "bfloat16", "cache_tokens": 2 * ROWS * CONTEXT}),
 }

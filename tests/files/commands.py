@@ -11,8 +11,7 @@ import contextlib
 import io
 import json
 import os
-import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -21,6 +20,7 @@ import yaml
 
 import adaptspec
 from adaptspec.cli import COMMANDS, main
+from adaptspec.command_line import flag_of, variable
 from adaptspec.errors import ConfigError
 from adaptspec.hosts.settings import PilotSettings
 from tests.files.contracts import Document, flattened, name_set
@@ -36,7 +36,7 @@ async def record(folder: Path) -> Document:
             del os.environ[name]
         commands = {"adaptspec": {"commands": name_set(COMMANDS)}}
         for name in COMMANDS:
-            commands |= {" ".join(words): _flags(words, parser) for words, parser in _parsers([name], _parser(name))}
+            commands |= {" ".join(words): _flags(parser) for words, parser in _parsers([name], _parser(name))}
         config = yaml.safe_load(printed("serve", "--show-config"))
         wrong = {path: _config_error(folder, path) for path in flattened(config)}
         os.environ["ADAPTSPEC_ADMIN_KEY"] = "sesame"
@@ -82,13 +82,13 @@ def _subparsers(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentP
     return {name: inner for group in groups for name, inner in group.choices.items()}
 
 
-def _flags(words: Sequence[str], parser: argparse.ArgumentParser) -> Document:
-    """Arguments by name, flags that exclude each other, and the variables that the help names."""
+def _flags(parser: argparse.ArgumentParser) -> Document:
+    """Arguments by name, flags that exclude each other, and the variables of its settings."""
     left_out = argparse._SubParsersAction | argparse._HelpAction
     actions = [action for action in parser._actions if not isinstance(action, left_out)]
     arguments = {", ".join(action.option_strings) or action.dest: _argument(action) for action in actions}
     rivals = [sorted(action.option_strings[0] for action in group._group_actions) for group in _exclusive(parser)]
-    variables = set(re.findall(r"ADAPTSPEC_[A-Z0-9_]+", printed(*words, "--help")))
+    variables = [variable(flag_of(name)) for name in parser.get_default("settings") or ()]
     return {"arguments": arguments, "exclude each other": sorted(rivals), "variables": name_set(variables)}
 
 
@@ -98,7 +98,9 @@ def _exclusive(parser: argparse.ArgumentParser) -> list[argparse._MutuallyExclus
 
 def _argument(action: argparse.Action) -> Document:
     """What of an argument is frozen. Help texts are not."""
-    found = {"takes": action.nargs if action.nargs is not None else 1, "default": _plain(action.default)}
+    found = {"takes": action.nargs if action.nargs is not None else 1}
+    # Defaults of settings are among those of the configuration.
+    found |= {} if action.default == argparse.SUPPRESS else {"default": _plain(action.default)}
     found |= {"choices": name_set(map(str, action.choices))} if action.choices is not None else {}
     found |= {"required": True} if action.required and action.option_strings else {}
     found |= {"repeats": True} if isinstance(action, argparse._AppendAction) else {}

@@ -12,7 +12,6 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.files.contracts import Document, name_set
@@ -24,10 +23,9 @@ from tests.telemetry.otlp import Collector, collecting
 async def record_names(target: Path, draft: Path, folder: Path) -> Document:
     """Of a server of these models with everything on, after it has answered and stopped."""
     with collecting() as collector:
-        text = await exposition(target, draft, folder, collector.url, compat_vllm=True)
+        text = await exposition(target, draft, folder, collector.url)
     return {
         "metrics": _metrics(text),
-        "pushed metrics": _pushed(collector.metrics),
         "spans": _spans(collector),
         "journal": _fields((folder / "journal.jsonl").read_text(encoding="utf-8").splitlines()),
         "state": _state((folder / "state" / "learned.json").read_text(encoding="utf-8")),
@@ -75,18 +73,6 @@ def _metrics(text: str) -> Document:
         if buckets := {sample.labels["le"] for sample in family.samples if "le" in sample.labels}:
             found[family.name]["buckets"] = name_set(buckets)
     return found
-
-
-def _pushed(pushes: Iterable[ExportMetricsServiceRequest]) -> Document:
-    """Kind and unit of metrics that were pushed by OTLP, by name. A gauge that is not known yet has no data."""
-    metrics = [
-        metric
-        for push in pushes
-        for resource in push.resource_metrics
-        for scope in resource.scope_metrics
-        for metric in scope.metrics
-    ]
-    return {metric.name: {"kind": metric.WhichOneof("data") or "gauge", "unit": metric.unit} for metric in metrics}
 
 
 def _spans(collector: Collector) -> Document:

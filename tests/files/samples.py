@@ -10,13 +10,16 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from adaptspec.control.language.library import find_policy
+from adaptspec.control.language.loader import load_policy_spec
+from adaptspec.control.language.spec import PolicySpec
 from adaptspec.control.learned_state import LearnedState, PolicyState, read_state, to_bytes
 from adaptspec.decision import Expected
 from adaptspec.journal import (
@@ -32,7 +35,6 @@ from adaptspec.simulation.tape import AfterMiss
 from adaptspec.simulation.tape_file import load_tape, save_tape
 from tests.control.helpers import caught_up
 from tests.control.helpers import record as round_of
-from tests.files.commands import printed
 from tests.files.contracts import Document, name_set
 from tests.policies.tapes import made_tape, with_candidates
 from tests.trees import CHAIN, SIBLING, STRAIGHT, branching
@@ -119,10 +121,31 @@ def _rewritten(sample: Path, folder: Path) -> Any:
     if sample.suffix == ".json":
         return json.loads(to_bytes(read_state(sample)))
     if sample.suffix == ".yaml":
-        return name_set(printed("policy", "diff", str(sample), "off").splitlines())
+        return name_set(_differences(load_policy_spec(sample), load_policy_spec(find_policy("off"))))
     save_tape(load_tape(sample), folder / sample.name)
     with np.load(io.BytesIO((folder / sample.name).read_bytes())) as arrays:
         return {name: _array(arrays[name]) for name in arrays.files}
+
+
+def _differences(left: PolicySpec, right: PolicySpec) -> Iterator[str]:
+    """What two policies differ in once defaults are filled in, by path."""
+    one, other = (dict(_leaves(spec.model_dump(by_alias=True), "")) for spec in (left, right))
+    for path in {**one, **other}:
+        if path not in one:
+            yield f"{path}: + {other[path]}"
+        elif path not in other:
+            yield f"{path}: - {one[path]}"
+        elif one[path] != other[path]:
+            yield f"{path}: {one[path]} -> {other[path]}"
+
+
+def _leaves(value: Mapping[Any, object], path: str) -> Iterator[tuple[str, object]]:
+    for key, below in value.items():
+        here = f"{path}.{key}" if path else str(key)
+        if isinstance(below, dict):
+            yield from _leaves(below, here)
+        elif below is not None:
+            yield here, below
 
 
 def _array(array: np.ndarray[Any, Any]) -> Document:

@@ -14,53 +14,39 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from adaptspec.config import EngineConfig
 from adaptspec.control.cost_model import CostModel
 from adaptspec.engine.async_engine import AsyncEngine
 from adaptspec.engine.build import Built, build
-from adaptspec.engine.core import EngineLimits
-from adaptspec.engine.engine_config import EngineConfig
 from adaptspec.engine.policy_manager import PolicyManager
 from adaptspec.errors import EngineError, OverloadedError
 from adaptspec.models.chat.chat_template import ChatTemplate
-from adaptspec.server.application import make_app
-from adaptspec.server.auth import Hosts
-from adaptspec.server.cors import Origins
-from adaptspec.server.limits import ServerLimits
-from adaptspec.server.operations import Operations
-from adaptspec.server.run import serve
+from adaptspec.server.app import make_app
+from adaptspec.server.auth import Access, AllowedHosts
+from adaptspec.server.cors import AllowedOrigins
+from adaptspec.server.listener import serve_app
 from adaptspec.server.served_names import ServedNames
-from adaptspec.telemetry.live_feed import LiveFeed
 from adaptspec.telemetry.metrics import Metrics
-from adaptspec.telemetry.request_store import RequestStore
 from tests.conftest import tiny_tokenizer
 from tests.control.helpers import QUIET
+from tests.server.bounds import bounds
 from tests.server.conftest import FakeEngine
+from tests.telemetry.rounds import empty_feed
 
 SECONDS = 120.0  # for one answer
 KEY, ADMIN_KEY, PAGE = "sesame", "admin", "http://localhost:3000"
-_SMALL = ServerLimits(
-    body_bytes=3000,
-    json_parts=40,
-    json_items=100,
-    json_depth=8,
-    text_bytes_per_token=1,
-    messages=2,
-    prompts=2,
-    tokens=4,
-    choices=2,
-    output_tokens=9,
-    stop_strings=2,
-    stop_characters=3,
-    stop_tokens=2,
-    logit_bias=2,
-    logprobs=3,
-    prompt_logprobs=6,
-    policies=2,
-    schema_literal_bytes=12,
-    schema_multiples=6,
-    schema_min_length=7,
-    grammar_bytes=1,
-)
+_SMALL: Mapping[str, int] = {
+    "body_bytes": 3000,
+    "json_parts": 40,
+    "json_items": 100,
+    "json_depth": 8,
+    "text_bytes_per_token": 1,
+    "prompt_logprobs": 6,
+    "schema_literal_bytes": 12,
+    "schema_multiples": 6,
+    "schema_min_length": 7,
+    "grammar_bytes": 1,
+}
 _TEMPLATES = {
     "no template": None,
     "broken template": "{{ 'x' + 1 }}",
@@ -77,13 +63,6 @@ _TEMPLATES = {
 }
 
 
-class SavesNothing:
-    """What keeps learned state, with a disk that is full."""
-
-    def save(self) -> bool:
-        return False
-
-
 @dataclass(frozen=True)
 class World:
     """The engine that all servers of a recording share."""
@@ -97,7 +76,12 @@ class World:
 async def world(target: Path, draft: Path) -> AsyncIterator[World]:
     """An engine of two tiny models, with costs that are given and not measured."""
     config = EngineConfig(
-        str(target), str(draft), ("goodput", "static-3"), limits=EngineLimits(max_rows=2), detect_tasks=False, threads=1
+        model=str(target),
+        draft=str(draft),
+        policy=("goodput", "static-3"),
+        max_num_seqs=2,
+        detect_tasks=False,
+        threads=1,
     )
     built = await asyncio.to_thread(build, config, costs=CostModel(QUIET.profile()))
     engine = AsyncEngine(built.core, "tiny")
@@ -109,28 +93,23 @@ async def world(target: Path, draft: Path) -> AsyncIterator[World]:
 
 
 def _usual(shared: World) -> Mapping[str, Any]:
-    return {"hosts": Hosts(["fox.lan"]), "policies": shared.policies}
+    return {"access": Access(hosts=AllowedHosts(["fox.lan"])), "policies": shared.policies}
 
 
 def _administered(shared: World) -> Mapping[str, Any]:
-    return {
-        "policies": shared.policies,
-        "admin_key": ADMIN_KEY,
-        "operations": Operations(SavesNothing(), RequestStore(), ["ngram"]),  # type: ignore[arg-type]
-    }
+    return {"access": Access(admin_key=ADMIN_KEY), "policies": shared.policies}
 
 
 def _keyed(shared: World) -> Mapping[str, Any]:
     return {
-        **_administered(shared),
-        "api_keys": [f"{KEY} # gold", "other"],
-        "origins": Origins([PAGE]),
-        "live": LiveFeed(RequestStore()),
+        "access": Access([f"{KEY} # gold", "other"], ADMIN_KEY, origins=AllowedOrigins([PAGE])),
+        "policies": shared.policies,
+        "live": empty_feed(),
     }
 
 
 def _limited(shared: World) -> Mapping[str, Any]:
-    return {"limits": _SMALL, "policies": shared.policies, "admin_key": ADMIN_KEY}
+    return {"bounds": _SMALL, "access": Access(admin_key=ADMIN_KEY), "policies": shared.policies}
 
 
 def _named(shared: World) -> Mapping[str, Any]:
@@ -157,6 +136,7 @@ def _scripted(**state: Any) -> Callable[[World], Mapping[str, Any]]:
 
 
 # Options of `make_app` by the name of the server; `engine` and `tokenizer` are the world's where they are not given.
+# `bounds` are no option of it: they hold while it runs.
 SERVERS: Mapping[str, Callable[[World], Mapping[str, Any]]] = {
     "usual": _usual,
     "admin": _administered,
@@ -180,15 +160,16 @@ async def running(name: str, shared: World) -> AsyncIterator[int]:
     options = dict(SERVERS[name](shared))
     engine = options.pop("engine", shared.engine)
     tokenizer = options.pop("tokenizer", shared.built.tokenizer)
-    app = make_app(engine, tokenizer, Metrics(), **options)
-    address: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-    task = asyncio.create_task(serve(app, port=0, on_listening=address.set_result))
-    await asyncio.wait([address, task], return_when=asyncio.FIRST_COMPLETED)
-    try:
-        yield int(address.result().rpartition(":")[2])
-    finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
+    with bounds(**options.pop("bounds", {})):
+        app = make_app(engine, tokenizer, Metrics(), **options)
+        address: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        task = asyncio.create_task(serve_app(app, port=0, on_listening=address.set_result))
+        await asyncio.wait([address, task], return_when=asyncio.FIRST_COMPLETED)
+        try:
+            yield int(address.result().rpartition(":")[2])
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
 
 
 @dataclass(frozen=True)

@@ -20,11 +20,11 @@ from hypothesis.extra.numpy import arrays
 from adaptspec.arrays import EMPTY_INT
 from adaptspec.decision import Expected
 from adaptspec.errors import JournalError
-from adaptspec.journal import Entry, LinesDropped, read_entries, read_journal, to_line
+from adaptspec.journal import Entry, LinesDropped, read_entries, to_line
 from adaptspec.rounds import DraftWork, RoundRecord, RoundWork, Timing
 from tests.control.helpers import record
 from tests.files.samples import FINISHED, HEADER, SAMPLES, STARTED
-from tests.records import same
+from tests.records import read_journal, same
 from tests.trees import SIBLING, branching, forests
 
 FLOATS = st.floats(allow_nan=True, allow_infinity=False)

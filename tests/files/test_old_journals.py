@@ -11,10 +11,11 @@ import pytest
 from hypothesis import given, settings
 
 from adaptspec.errors import JournalError
-from adaptspec.journal import read_journal, to_line
+from adaptspec.journal import to_line
 from adaptspec.rounds import DraftWork, RoundRecord, RoundWork
 from tests.control.helpers import record
 from tests.files.samples import HEADER, SAMPLES
+from tests.records import read_journal
 from tests.trees import CHAIN, Grown, branching, forests
 
 DRAFTERS = ("draft-model", "ngram")

@@ -120,7 +120,7 @@ def test_a_tape_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
 
 
 def test_the_tape_that_ships_has_every_task() -> None:
-    """`policy simulate` and `bench decisions` replay it by default."""
+    """`policy simulate` replays it by default."""
     tape = load_tape(find_tape(BUNDLED))
     assert set(tape.tasks) == set(TASKS)
     assert set(tape.views) == {"draft-model", "ngram", "counts"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import errno
 import os
 import shutil
@@ -18,8 +19,6 @@ import pytest
 import torch
 
 import adaptspec
-from adaptspec.command_line import Parser
-from adaptspec.commands.policy_import import import_vllm
 from adaptspec.commands.serve_command import add_arguments
 from adaptspec.control.language.library import find_policy
 from adaptspec.control.language.loader import load_policy_spec
@@ -35,12 +34,9 @@ from adaptspec.models.tokenization import load_tokenizer
 from adaptspec.models.weights import read_pickle
 from adaptspec.simulation.machine import load_machine
 from adaptspec.simulation.tape_file import load_tape
-from adaptspec.telemetry.journal_writer import Journal
-from adaptspec.telemetry.request_store import RequestStore
-from adaptspec.telemetry.trace_events import write_trace_file
+from adaptspec.telemetry.journal_writer import RotatingFile
 from adaptspec.training.corpus import read_objects
-from adaptspec.training.loop import resume
-from adaptspec.training.optimizer import Optimizer
+from adaptspec.training.trainer import Optimizer, resume
 from tests.conftest import MakeModel
 from tests.models.heads.golden import HEADS, golden_target
 
@@ -263,7 +259,7 @@ def _state(pipe: Path) -> object:
 
 
 def _file_of_keys(pipe: Path) -> object:
-    parser = Parser()
+    parser = argparse.ArgumentParser()
     add_arguments(parser)
     arguments = parser.parse_args(["--admin-key-file", str(pipe), "--show-config"])
     return arguments.run(arguments)
@@ -298,15 +294,13 @@ MODEL_FILES = (
 
 READERS: dict[str, Callable[[Path], object]] = {
     "policy": lambda pipe: load_policy_spec(find_policy(str(pipe))),
-    "import": import_vllm,
     "state": read_state,
     "state directory": _state,
     "costs": lambda pipe: load_machine(str(pipe)),
     "tape": load_tape,
     "task detector": TaskDetector.load,
     "journal to read": lambda pipe: list(read_entries(pipe)),
-    "journal to write": lambda path: Journal(RequestStore(), path),
-    "trace": lambda pipe: write_trace_file([], pipe),
+    "journal to write": RotatingFile,
     "prompts": lambda pipe: list(read_objects(pipe)),
     "keys": _file_of_keys,
     "checkpoint": lambda pipe: resume(pipe, torch.nn.Linear(1, 1), Optimizer(torch.nn.Linear(1, 1), 0.1)),

@@ -250,7 +250,7 @@ def main() -> None:
         return
     launches = "launches", "of layers", "of the host", "weights GB"
     copies = "uploads", "uploaded KiB", "downloads", "downloaded KiB"
-    table = Table("model", "rows", "tokens", "products", *launches, *copies, "memory GB", "reserved GB", keys=4)
+    table = Table("model", "rows", "tokens", "products", *launches, *copies, "memory GB", "reserved GB")
     for line in found:
         table.add_row(
             line["model"],

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
+from adaptspec.config import EngineConfig
 from adaptspec.control.cost_model import CostModel
 from adaptspec.engine.build import Built, build, make_executor
 from adaptspec.engine.core import EngineCore, EngineLimits
-from adaptspec.engine.engine_config import EngineConfig
 from adaptspec.gpu.tensor_parallel import start_ranks
 from adaptspec.models.loading import MakeDecoder
 from adaptspec.request import Request, SamplingParams, SpeculationParams
@@ -41,7 +41,14 @@ def built(config: EngineConfig, make: MakeDecoder | None = reference_decoder) ->
 
 def on_both(config: EngineConfig) -> tuple[Built, Built]:
     """The models of a configuration on the CPU and on the device that is pretended at the time."""
-    config = replace(config, dtype="float32", context=256, limits=LIMITS, eager=True)
+    config = replace(
+        config,
+        dtype="float32",
+        max_model_len=256,
+        max_num_seqs=LIMITS.max_rows,
+        prefill_tokens=LIMITS.prefill_tokens,
+        enforce_eager=True,
+    )
     cpu, device = built(replace(config, device="cpu"), None), built(replace(config, device="cuda"))
     assert str(device.target.device) == "cuda:0"
     return cpu, device

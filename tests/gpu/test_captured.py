@@ -15,9 +15,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from adaptspec.config import EngineConfig, model_path
 from adaptspec.engine.build import Built
-from adaptspec.engine.core import EngineLimits
-from adaptspec.engine.engine_config import EngineConfig, model_path
 from adaptspec.engine.load_models import load_models
 from adaptspec.gpu.decoder import GpuDecoder, bytes_without_cache, gpu_decoder
 from adaptspec.gpu.graphs import CudaGraphCache
@@ -59,12 +58,12 @@ def cuda() -> Iterator[PretendCuda]:
 @pytest.fixture(scope="module")
 def pair(cuda: PretendCuda) -> tuple[Built, Built]:
     """The bundled models on the CPU and on the device."""
-    return on_both(EngineConfig(policies=("static-3",)))
+    return on_both(EngineConfig(policy=("static-3",)))
 
 
 def test_memory_is_set_apart_beside_the_caches(cuda: PretendCuda) -> None:
     """Caches take what is left by passes of the widest round and of a prompt, which is read in larger parts."""
-    config = EngineConfig(device="cuda", dtype="float32", eager=True, context=256, limits=EngineLimits(max_rows=64))
+    config = EngineConfig(device="cuda", dtype="float32", enforce_eager=True, max_model_len=256, max_num_seqs=64)
     left = []
     for room in (2**28, 2**28 + 2**25):
         runners: Any = load_models(config, 7, free_bytes=lambda _, room=room: room, make=reference_decoder)  # type: ignore[misc]
@@ -237,7 +236,13 @@ def test_a_draft_model_that_fails_costs_drafts_and_no_answer(
 ) -> None:
     """By its scores, or in the middle of a draft."""
     config = EngineConfig(
-        policies=("static-3",), device="cuda", dtype="float32", context=256, limits=LIMITS, eager=True
+        policy=("static-3",),
+        device="cuda",
+        dtype="float32",
+        max_model_len=256,
+        max_num_seqs=LIMITS.max_rows,
+        prefill_tokens=LIMITS.prefill_tokens,
+        enforce_eager=True,
     )
     asked = requests(pair[0], GREEDY, DRAWN, GREEDY)
     core, notes = core_of(built(config, with_draft(kind)))

@@ -19,11 +19,11 @@ import numpy as np
 import pytest
 import torch
 
+from adaptspec.config import EngineConfig
 from adaptspec.control.cost_model import CostModel
 from adaptspec.engine.async_engine import AsyncEngine
 from adaptspec.engine.build import Built, build, make_executor
 from adaptspec.engine.core import EngineCore, EngineLimits
-from adaptspec.engine.engine_config import EngineConfig
 from adaptspec.gpu.decoder import GpuDecoder
 from adaptspec.gpu.passes import TILE, products_of_equal_rows
 from adaptspec.models.attention import Heads
@@ -183,13 +183,14 @@ def served(dtype: str, device: str = DEVICE, make: MakeDecoder | None = MAKE, **
     limits = EngineLimits(max_rows=ROWS, prefill_tokens=128, max_depth=8)
     tokens = 2 * ROWS * CONTEXT
     config = EngineConfig(
-        policies=("static-3",),
+        policy=("static-3",),
         device=device,
         dtype=dtype,
-        context=CONTEXT,
-        limits=limits,
+        max_model_len=CONTEXT,
+        max_num_seqs=ROWS,
+        prefill_tokens=limits.prefill_tokens,
         cache_tokens=tokens,
-        eager=True,
+        enforce_eager=True,
     )
     return Served(build(replace(config, **models), costs=CostModel(COSTS), make=make), limits)
 

@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 import torch
 
+from adaptspec.config import EngineConfig
 from adaptspec.engine.build import Built
-from adaptspec.engine.engine_config import EngineConfig
 from adaptspec.errors import ConfigError, ModelError
 from adaptspec.gpu.decoder import FOLLOWER, GpuDecoder
 from adaptspec.gpu.device_sampling import DeviceSampler
@@ -29,7 +29,14 @@ from tests.exactness.worlds import REFERENCE
 from tests.gpu.engines import DRAWN, GREEDY, LIMITS, TOP_P, built, core_of, requests, same
 from tests.gpu.pretend import PretendCuda
 
-CONFIG = EngineConfig(policies=("static-3",), device="cpu", dtype="float32", context=256, limits=LIMITS)
+CONFIG = EngineConfig(
+    policy=("static-3",),
+    device="cpu",
+    dtype="float32",
+    max_model_len=256,
+    max_num_seqs=LIMITS.max_rows,
+    prefill_tokens=LIMITS.prefill_tokens,
+)
 CPU = torch.device("cpu")
 LETTERS = Grammar("start: /[a-z ]{9,}/", "lark")
 
@@ -44,7 +51,7 @@ def test_in_bfloat16_the_text_is_the_same_at_every_depth(make_model: MakeModel) 
     """Of a model with biases, and more tokens than can be divided: each rank has the whole head."""
     places = [str(make_model("qwen2", seed=seed, vocab_size=TINY_VOCAB + 1)) for seed in range(2)]
     one = built(
-        replace(CONFIG, model=places[0], draft=places[1], dtype="bfloat16", context=128, tensor_parallel_size=2)
+        replace(CONFIG, model=places[0], draft=places[1], dtype="bfloat16", max_model_len=128, tensor_parallel_size=2)
     )
     try:
         params = [GREEDY, DRAWN, replace(DRAWN, seed=7)]

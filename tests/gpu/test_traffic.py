@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 import pytest
 
+from adaptspec.config import EngineConfig
 from adaptspec.engine.build import Built
-from adaptspec.engine.engine_config import EngineConfig
 from adaptspec.request import Grammar, SamplingParams
 from adaptspec.results import FinishReason
 from tests.exactness.harness import Case
@@ -64,7 +64,7 @@ def cuda() -> Iterator[PretendCuda]:
 @pytest.fixture(scope="module")
 def device(cuda: PretendCuda) -> Built:
     """The bundled models on the device."""
-    return on_both(EngineConfig(policies=("static-3",)))[1]
+    return on_both(EngineConfig(policy=("static-3",)))[1]
 
 
 @pytest.mark.parametrize("rows", [1, 3])

@@ -21,6 +21,7 @@ import torch
 
 from adaptspec.arrays import IntArray
 from adaptspec.bench.workloads import encode, read_workloads
+from adaptspec.config import EngineConfig
 from adaptspec.control.cost_model import CostModel
 from adaptspec.control.language.library import shipped_policies
 from adaptspec.control.language.loader import load_policy_spec, parse_policy_spec
@@ -29,7 +30,6 @@ from adaptspec.drafting.draft_model import DraftModelDrafter
 from adaptspec.drafting.drafter import Drafter, ModelDrafter
 from adaptspec.engine.build import Built, assemble, build
 from adaptspec.engine.core import EngineLimits
-from adaptspec.engine.engine_config import EngineConfig
 from adaptspec.engine.inputs import InputProcessor
 from adaptspec.engine.model_executor import ModelExecutor
 from adaptspec.engine.warm_up import warm_up
@@ -237,14 +237,14 @@ def main(arguments: argparse.Namespace) -> int:
     torch.set_num_threads(1)
     draft = EngineConfig().draft if arguments.draft in ("useless", "auto") else arguments.draft
     config = EngineConfig(
-        arguments.model,
-        draft,
+        model=arguments.model,
+        draft=draft,
         device="cpu",
         dtype="float32",
-        policies=("off",),
-        context=1024,
+        policy=("off",),
+        max_model_len=1024,
         threads=1,
-        limits=EngineLimits(max_rows=max(arguments.rows)),
+        max_num_seqs=max(arguments.rows),
         detect_tasks=False,
         runner=arguments.runner,
     )

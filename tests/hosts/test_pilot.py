@@ -27,12 +27,13 @@ from adaptspec.decision import Decision
 from adaptspec.errors import ConfigError
 from adaptspec.hosts.pilot import Pilot
 from adaptspec.hosts.settings import PilotSettings
-from adaptspec.journal import RequestFinished, read_entries, read_journal
+from adaptspec.journal import RequestFinished, read_entries
 from adaptspec.request import SpeculationParams
 from adaptspec.rounds import RoundRecord
 from tests.policies.hosted import USUAL, VLLM, HostEngine, HostRequest, piloted, serve
 from tests.policies.tapes import agreements
 from tests.policies.world import Machine
+from tests.records import read_journal
 
 STATIC = (
     "apiVersion: adaptspec.dev/v1\nkind: SpeculationPolicy\nmetadata: {name: mine}\n"

@@ -31,7 +31,6 @@ def test_as_another_engine_hands_it_on() -> None:
         ({"skip-draft": "perhaps"}, "skip-draft"),
         ({"traces": {"slow-seconds": -1}}, "traces.slow-seconds"),
         ({"traces": {"slow_seconds": float("inf")}}, "traces.slow_seconds"),
-        ({"traces": {"round-share": 7}}, "traces.round-share"),
         ({"traces": {"endpoint": "localhost:4318"}}, "traces.endpoint: string should match pattern '^https?://'"),
     ],
 )

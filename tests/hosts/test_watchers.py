@@ -19,10 +19,11 @@ from adaptspec.decision import Decision
 from adaptspec.errors import ConfigError
 from adaptspec.hosts.pilot import Pilot
 from adaptspec.hosts.settings import NOT_SERVED, UNKNOWN, PilotSettings, read_wishes
-from adaptspec.journal import RequestFinished, RequestStarted, read_entries, read_journal
+from adaptspec.journal import RequestFinished, RequestStarted, read_entries
 from adaptspec.request import SpeculationParams
 from tests.policies.hosted import USUAL, VLLM, HostEngine, HostRequest, serve
 from tests.policies.tapes import agreements
+from tests.records import read_journal
 from tests.telemetry.otlp import collecting
 
 PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"

@@ -8,8 +8,8 @@ import pytest
 import torch
 from gguf import GGUFWriter, RopeScalingType
 
+from adaptspec.config import EngineConfig
 from adaptspec.engine.build import build
-from adaptspec.engine.engine_config import EngineConfig
 from adaptspec.errors import ConfigError, ModelError
 from adaptspec.models.kv_cache import CacheLimits
 from adaptspec.models.loading import load_model
@@ -64,5 +64,5 @@ def test_what_torch_does_not_compute_is_refused(tmp_path: Path, what: str) -> No
 def test_llama_cpp_is_for_gguf_files(make_model: MakeModel) -> None:
     """Torch, which may be named for any model, is not."""
     with pytest.raises(ConfigError, match=r"--runner llama\.cpp is for GGUF files"):
-        build(EngineConfig(str(make_model("llama")), runner="llama.cpp"))
+        build(EngineConfig(model=str(make_model("llama")), runner="llama.cpp"))
     assert load_model(str(make_model("llama")), runner="torch").info.dtype == "float32"

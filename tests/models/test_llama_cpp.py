@@ -13,9 +13,9 @@ import pytest
 import torch
 
 from adaptspec.bench.doctor import doctor_drafts
+from adaptspec.config import EngineConfig
 from adaptspec.control.cost_model import CostModel
 from adaptspec.engine.build import build
-from adaptspec.engine.engine_config import EngineConfig
 from adaptspec.errors import ConfigError, EngineError, ModelError
 from adaptspec.models.gguf import GgufHeader, read_header
 from adaptspec.models.kv_cache import CacheLimits
@@ -145,20 +145,22 @@ def test_a_tokenizer_is_made_of_a_file_once(folder: Path, make_model: MakeModel,
 )
 def test_settings_that_llama_cpp_does_not_have_are_refused(folder: Path, changes: dict[str, str], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        build(EngineConfig(str(folder / "Q8_0.gguf"), context=CONTEXT, **changes))  # type: ignore[arg-type]
+        build(EngineConfig(model=str(folder / "Q8_0.gguf"), max_model_len=CONTEXT, **changes))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("given", [(), ("all",)])
 def test_a_file_drafts_nothing_of_itself(folder: Path, given: tuple[str, ...]) -> None:
-    """A doctor tries lookup alone then, and knows how long that takes."""
-    assert doctor_drafts(EngineConfig(str(folder / "Q8_0.gguf")), given) == [None]
+    """A doctor tries lookup alone then."""
+    assert doctor_drafts(EngineConfig(model=str(folder / "Q8_0.gguf")), given) == []
 
 
 def test_layers_on_a_gpu_are_for_gguf_files(folder: Path, make_model: MakeModel) -> None:
     """A draft of another kind may be beside one."""
     with pytest.raises(ConfigError, match="--gpu-layers is for GGUF files"):
-        build(EngineConfig(str(make_model("llama")), gpu_layers=4))
-    pair = EngineConfig(str(folder / "Q8_0.gguf"), str(make_model("llama", **WIDE)), context=CONTEXT, gpu_layers=4)
+        build(EngineConfig(model=str(make_model("llama")), gpu_layers=4))
+    pair = EngineConfig(
+        model=str(folder / "Q8_0.gguf"), draft=str(make_model("llama", **WIDE)), max_model_len=CONTEXT, gpu_layers=4
+    )
     assert build(pair, costs=CostModel(COSTS)).target.info.dtype == "q8_0"
 
 

@@ -7,13 +7,13 @@ from dataclasses import replace
 import pytest
 import torch
 
+from adaptspec.config import EngineConfig
 from adaptspec.engine.build import build
-from adaptspec.engine.engine_config import EngineConfig
 from adaptspec.errors import ConfigError
 from adaptspec.models.layers import linear as linear_of
 from adaptspec.models.quantized import QuantizedLinear
 
-CONFIG = EngineConfig(policies=("static-3", "off"), device="cpu", context=128)
+CONFIG = EngineConfig(policy=("static-3", "off"), device="cpu", max_model_len=128)
 
 
 @pytest.mark.parametrize(("kind", "most"), [("int8", 0.01), ("int4", 0.15)])

@@ -7,22 +7,21 @@ from dataclasses import replace
 import pytest
 import torch
 
+from adaptspec.config import EngineConfig
 from adaptspec.engine.build import build
-from adaptspec.engine.core import EngineLimits
-from adaptspec.engine.engine_config import EngineConfig
 from adaptspec.engine.load_models import decoder, load_models
 from adaptspec.errors import ConfigError
 from adaptspec.models.loading import MakeDecoder
 from tests.conftest import MakeModel
 from tests.exactness.worlds import reference_decoder
 
-CONFIG = EngineConfig(policies=("static-3",), device="cpu", limits=EngineLimits(max_rows=4))
+CONFIG = EngineConfig(policy=("static-3",), device="cpu", max_num_seqs=4)
 
 
 @pytest.mark.parametrize(("make", "dtype"), [(decoder, "float32"), (reference_decoder, "bfloat16")])
 def test_no_weight_is_held_twice(make: MakeDecoder, dtype: str) -> None:
     """The first layers are the target's own tensors, and so are its norm and head; on a device, too."""
-    config = replace(CONFIG, draft="first-layers:2", context=64, dtype=dtype)
+    config = replace(CONFIG, draft="first-layers:2", max_model_len=64, dtype=dtype)
     target, draft = load_models(config, 3, make=make)
     assert draft is not None
     mine, its = (set(map(id, flat(runner._weights))) for runner in (draft, target))  # type: ignore[attr-defined]

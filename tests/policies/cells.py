@@ -4,7 +4,7 @@
 are the model itself in 8 bits, n-grams and counts. It holds no text. To record it again (SMOLLM2: a folder with the
 model in float32, made from its GGUF by `transformers`; PROMPTS: a folder of JSONL with `task`, `source`, `prompt`):
 
-    adaptspec bench record --model SMOLLM2 --draft quantized:int8 --dtype float32 --context 2048 \\
+    adaptspec bench record --model SMOLLM2 --draft quantized:int8 --dtype float32 --max-model-len 2048 \\
       --workloads PROMPTS --prompts 10 --tokens 128 --temperatures 0,0.8 --out tests/policies/smollm2.npz
 
 On twenty short texts the model in 8 bits agreed with itself at 97.6 % of greedy and 95.1 % of sampled positions, its

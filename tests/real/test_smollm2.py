@@ -21,10 +21,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from adaptspec.config import EngineConfig
 from adaptspec.control.cost_model import CostModel
 from adaptspec.engine.build import build
-from adaptspec.engine.core import EngineLimits
-from adaptspec.engine.engine_config import EngineConfig
 from adaptspec.models.layers import has_products
 from tests.engine.policies import COSTS
 from tests.exactness.harness import Case, Script, hold, requests, serve
@@ -63,8 +62,10 @@ class Prompted(World):
 
 @pytest.fixture(scope="module")
 def world(request: pytest.FixtureRequest) -> World:
-    dtype, limits = request.param, EngineLimits(max_rows=4)
-    config = EngineConfig(MODEL, None, context=256, limits=limits, threads=1, counts=None, detect_tasks=False)
+    dtype = request.param
+    config = EngineConfig(
+        model=MODEL, draft=None, max_model_len=256, max_num_seqs=4, threads=1, counts=None, detect_tasks=False
+    )
     if dtype is not None:  # its first layers guess at times, and are wrong at others
         config = replace(config, draft="first-layers:26", runner="torch", dtype=dtype)
     built = build(config, costs=CostModel(COSTS))

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from adaptspec.control.language.library import shipped_policies
 from adaptspec.errors import ConfigError, PolicyError
 from adaptspec.hosts.sglang.policy_steps import PolicySteps, candidate_steps, is_policy
-from adaptspec.journal import read_journal
+from tests.records import read_journal
 
 MODELS = {"target": "t", "draft": "d"}
 

@@ -18,15 +18,14 @@ from typing import Any
 import pytest
 import torch
 
-from adaptspec.engine.engine_config import BUNDLED, EngineConfig, model_path
+from adaptspec.config import BUNDLED, EngineConfig, model_path
 from adaptspec.engine.sync_engine import Engine
 from adaptspec.models.chat.chat_template import ChatTemplate
 from adaptspec.models.tokenization import load_tokenizer
 from adaptspec.request import SamplingParams
 from adaptspec.training.corpus import BUILT_IN, read_prompts, spread
-from adaptspec.training.distillation import head_loss
-from adaptspec.training.head_files import make_head, save_head
-from adaptspec.training.measure import load_transformers
+from adaptspec.training.students import STUDENTS
+from adaptspec.training.teacher import load_teacher
 from tests.hosts.vllm.conftest import Program, run_program
 
 DEPTH, STEPS, LENGTH = 3, 32, 96
@@ -45,7 +44,7 @@ def ours(prompts: list[list[int]], folder: Path, head: Path, depth: int) -> tupl
     policy = folder / "static.yaml"
     spec = f"spec: {{choose: {{algorithm: static, depth: {depth}}}}}"
     policy.write_text(f"apiVersion: adaptspec.dev/v1\nkind: SpeculationPolicy\nmetadata: {{name: static}}\n{spec}\n")
-    config = EngineConfig(BUNDLED, str(head), (str(policy),), detect_tasks=False, counts=None)
+    config = EngineConfig(model=BUNDLED, draft=str(head), policy=(str(policy),), detect_tasks=False, counts=None)
     done = Engine.from_config(config).generate(prompts, SamplingParams(TOKENS, temperature=0.0, ignore_eos=True))
     rounds = sum(one.stats.draft_rounds for one in done)
     accepted = zip_longest(*(one.stats.accepted_per_position for one in done), fillvalue=0)
@@ -70,14 +69,13 @@ def eagle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     prompts, folder = asked(longest=LENGTH // 2), tmp_path_factory.mktemp("eagle")
     texts, _ = ours(prompts, folder, Path(model_path(BUNDLED, "draft")), DEPTH)
     ids = torch.tensor([[*prompt, *text][:LENGTH] for prompt, text in zip(prompts, texts, strict=True)])
-    teacher = load_transformers(TARGET, torch.float32, torch.device("cpu"))
-    head = make_head("eagle", teacher, DEPTH, 1)
-    optimizer, loss = torch.optim.AdamW(head.parameters(), lr=5e-3), head_loss(head, teacher)
+    head = STUDENTS["eagle"](load_teacher(BUNDLED, torch.device("cpu")), DEPTH, 1)
+    optimizer = torch.optim.AdamW(head.module.parameters(), lr=5e-3)
     for _ in range(STEPS):
         optimizer.zero_grad()
-        loss(ids).backward()
+        head.loss(ids).backward()  # type: ignore[no-untyped-call]
         optimizer.step()
-    save_head(head, teacher, folder / "head", BUNDLED)
+    head.save(folder / "head")
     return folder / "head"
 
 

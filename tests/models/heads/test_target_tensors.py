@@ -9,10 +9,9 @@ import pytest
 import torch
 from transformers import Gemma2Config, GPT2Config, GPTNeoXConfig, OPTConfig, PretrainedConfig
 
+from adaptspec.config import EngineConfig
 from adaptspec.control.cost_model import CostModel
 from adaptspec.engine.build import build
-from adaptspec.engine.core import EngineLimits
-from adaptspec.engine.engine_config import EngineConfig
 from adaptspec.errors import ModelError
 from adaptspec.models import loading
 from adaptspec.models.loading import load_model
@@ -67,7 +66,7 @@ def test_text_is_that_of_plain_decoding(tmp_path: Path, name: str, head: str) ->
     """Of families whose layers and norms have other names."""
     place = saved(tmp_path, TARGETS[name])
     tiny_tokenizer().save_pretrained(place)
-    config = EngineConfig(str(place), str(HEADS / head), device="cpu", limits=EngineLimits(max_rows=4), context=96)
+    config = EngineConfig(model=str(place), draft=str(HEADS / head), device="cpu", max_num_seqs=4, max_model_len=96)
     built = build(config, costs=CostModel(COSTS))
     assert isinstance(built.target, TransformersRunner)
     world, script = World(built.target, built.drafters, built.tokenizer), SCRIPTS["batch"]
