@@ -353,7 +353,7 @@ def _verdict(result: Mapping[str, Any]) -> Iterator[str]:
         f"{result['plain_tokens_per_second']:.1f} without speculation ({answered})."
     )
     if result["prompts"] < _LEAST_PROMPTS:
-        yield "That is too little to tell candidates apart: give more --seconds, or more --prompts."
+        yield "These prompts are too few to compare candidates: give more --seconds, or more --prompts."
 
 
 def _helps(rows: Sequence[Mapping[str, Any]]) -> str:

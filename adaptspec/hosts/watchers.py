@@ -80,10 +80,10 @@ class Watchers:
         self._telemetry.stream.emit(record)
 
     def finished(self, request: Request, tokens: int, finish: str, stats: SpeculationStats, timings: Timings) -> None:
-        """A request has ended; its tokens are counted, nobody here knows them."""
+        """A request has ended, with a number of tokens whose ids are not known here."""
         reason = FinishReason(finish) if finish in _REASONS else FinishReason.ABORT
-        told = Completion(request.id, "", (0,) * tokens, len(request.prompt), reason, stats, timings)
-        self._telemetry.stream.finished(request, told)
+        completion = Completion(request.id, "", (0,) * tokens, len(request.prompt), reason, stats, timings)
+        self._telemetry.stream.finished(request, completion)
         trace = self._traces.pop(request.id, None)
         if trace is not None:
             trace.end(None, finish if reason is FinishReason.ERROR else None)

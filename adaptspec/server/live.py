@@ -84,8 +84,8 @@ class LiveFeedHub:
         """Read for ever. An error in one reading must not end the next."""
         while True:
             await asyncio.sleep(1.0 / self.ticks_per_second)
-            self.feed.following = bool(self._watchers)
-            if not self._watchers:
+            self.feed.following = self.num_watchers > 0
+            if not self.feed.following:
                 continue
             try:
                 await self.flush()
@@ -140,7 +140,7 @@ class LiveFeedHub:
     @contextmanager
     def subscribe(self) -> Iterator[Watcher]:
         """A client of the feed, whose first event is a snapshot. Raises OverloadedError: there are too many clients."""
-        if len(self._watchers) >= MAX_WATCHERS:
+        if self.num_watchers >= MAX_WATCHERS:
             raise OverloadedError(f"{MAX_WATCHERS} clients watch already; close a page, or poll /live/snapshot")
         watcher = Watcher()
         # Nothing is awaited in here: an event in between would be in neither the snapshot nor the updates. The other

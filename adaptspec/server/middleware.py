@@ -15,7 +15,7 @@ from adaptspec.server.sse import EventStream
 from adaptspec.telemetry.tracer import Trace, Tracer
 
 TRACE = web.RequestKey("trace", Trace)
-# What OpenTelemetry calls that which a route does.
+# The operation of each traced route, by the names of OpenTelemetry (`gen_ai.operation.name`).
 TRACED_ROUTES = {"/v1/chat/completions": "chat", "/v1/completions": "text_completion", "/v1/responses": "chat"}
 CLIENT_CLOSED = 499  # as proxies log it: the client left before there was a status
 UNMATCHED = "unmatched"  # one label for all paths and methods without a route: clients must not make new labels
